@@ -1,0 +1,71 @@
+"""`slipway data`: preparing data is a plan too, run here by default and as a job when asked."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from launcher.cli.launch import make_request
+from launcher.cli.logs import follow_to_end
+from launcher.monitor.launches import open_launch
+from launcher.pipeline import launch
+
+_EPILOG = """\
+examples:
+  slipway data tokenize books/ --pattern '*.txt' --vocab-size 32000
+  slipway data tokenize /usr/lib/python3.11 --pattern '*.py' data_dir=/shared/data
+  slipway data tokenize corpus/ cluster=bcm cluster.partition=cpu      as a job of the cluster
+
+Writes DATA_DIR/bpe/vocab.json and merges.txt (a tokenizer that is there already is used, not trained again)
+and DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by default.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("data", help="turn text into what a training reads")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    tokenize = verbs.add_parser(
+        "tokenize",
+        help="text files to a BPE tokenizer and Megatron's .bin/.idx",
+        description="Train a byte-level BPE tokenizer on text files and write them as Megatron's .bin/.idx.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tokenize.add_argument("inputs", nargs="+", metavar="INPUT", help="a file, a directory, or an override")
+    tokenize.add_argument("--pattern", help="which files of a directory (default: *.txt)")
+    tokenize.add_argument("--vocab-size", type=int, help="tokens of a newly trained tokenizer (default: 2048)")
+    tokenize.add_argument("--output-prefix", type=Path, help="where the .bin and .idx go, without extension")
+    tokenize.add_argument("--tokenizer-dir", type=Path, help="where vocab.json and merges.txt are")
+    tokenize.add_argument("--max-files", type=int, help="read no more files than this")
+    tokenize.add_argument("--max-bytes", type=int, help="read no more text than this")
+    tokenize.add_argument("--workers", type=int, help="processes that encode (default: 2)")
+    tokenize.set_defaults(run=run_tokenize)
+
+
+def run_tokenize(args: argparse.Namespace) -> int:
+    """Launch the stage and show its log until it ends; return the exit code."""
+    # `cluster=bcm` is an override unless a file of that name exists.
+    overrides = [text for text in args.inputs if "=" in text and not Path(text).exists()]
+    inputs = [text for text in args.inputs if text not in overrides]
+    chosen = ["stages=[data_preparation]", "cluster=local", f"data_preparation.inputs={_hydra_list(inputs)}"]
+    for name in ("pattern", "vocab_size", "output_prefix", "tokenizer_dir", "max_files", "max_bytes", "workers"):
+        value = getattr(args, name)
+        if value is not None:
+            value = value.absolute() if isinstance(value, Path) else value
+            chosen.append(f"data_preparation.{name}={_hydra_value(value)}")
+    paths, _ = launch(make_request([*chosen, *overrides]))
+    made = open_launch(paths.run_dir, paths.number)
+    return follow_to_end(made, made.log())
+
+
+def _hydra_list(values: list[str]) -> str:
+    return f"[{','.join(_hydra_value(value) for value in values)}]"
+
+
+def _hydra_value(value: object) -> str:
+    """Quote a value for Hydra's override grammar."""
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

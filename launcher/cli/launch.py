@@ -1,0 +1,100 @@
+"""`slipway launch`: plan a launch and submit it, or show what would be submitted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from launcher.pipeline import Draft, Request, draft, launch
+from launcher.runs.manifest import Manifest
+from launcher.runs.paths import LaunchPaths
+
+_EPILOG = """\
+examples:
+  slipway launch training=gpt3/126m cluster=bcm --dry-run
+  slipway launch training=gpt3/126m cluster=bcm training.trainer.num_nodes=2 cluster.partition=gpu
+  slipway launch training=gpt3/tiny cluster=sandbox --follow
+  slipway launch training=gpt3/tiny cluster=local training.run.name=first_try
+
+An override is KEY=VALUE for a key of the tree in conf/, GROUP=CHOICE for a file of a folder there, +KEY=VALUE
+for a key that the tree does not show, ~KEY to drop one.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "launch",
+        help="plan a training and submit it",
+        description="Compose the configuration, check it, render the job script and submit it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
+    parser.add_argument("--dry-run", action="store_true", help="print the script; write and submit nothing")
+    parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
+    parser.add_argument("--template-dir", type=Path, metavar="DIR", help="templates of your own, read first")
+    parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Walk to the door that the arguments name; return the exit code."""
+    request = make_request(args.overrides, args.config_dir, args.template_dir)
+    if args.dry_run or _asks_for_dry_run(args.overrides):
+        _print_script(draft(request))
+        return 0
+    paths, manifest = launch(request)
+    _tell(paths, manifest, as_json=args.json)
+    if not args.follow:
+        return 0
+    from launcher.monitor.follow import follow_and_tell
+
+    return follow_and_tell(paths.run_dir, paths.number)
+
+
+def make_request(
+    overrides: list[str], config_dir: Path | None = None, template_dir: Path | None = None
+) -> Request:
+    """A request that remembers the command line of this process."""
+    program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
+    return Request(overrides, [*program, *sys.argv[1:]], config_dir, template_dir)
+
+
+def _asks_for_dry_run(overrides: list[str]) -> bool:
+    values = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("dry_run=")]
+    return bool(values) and values[-1].lower() in ("true", "yes", "on", "1")
+
+
+def _print_script(made: Draft) -> None:
+    if not sys.stdout.isatty():
+        sys.stdout.write(made.rendered.script)
+        return
+    # Imported late: in a pipe there is nothing to colour.
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(made.rendered.script, "bash", background_color="default", word_wrap=True))
+
+
+def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:
+    log = paths.run_dir / paths.log_name(manifest.job_id or "")
+    if as_json:
+        print(json.dumps({"job_id": manifest.job_id, "run_dir": str(paths.run_dir), "launch": paths.number}))
+        return
+    where = "on this machine" if manifest.scheduler == "local" else "to Slurm"
+    layout = f"{manifest.nodes} × {manifest.tasks_per_node} tasks"
+    print(f"Submitted {where}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
+    print(f"  directory  {_short(paths.run_dir)}")
+    print(f"  log        {_short(log)}")
+    print(f"  follow it  slipway follow {shlex.quote(_short(paths.run_dir))}", flush=True)
+
+
+def _short(path: Path) -> str:
+    """A path as the user would type it here."""
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)

@@ -1,0 +1,77 @@
+"""`slipway plot`: the closing table and the loss curves of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from launcher.cli.status import add_base_results_dir
+from launcher.monitor.curves import Curves
+from launcher.monitor.summary import Summary, summarize
+from launcher.monitor.tables import print_pairs
+from launcher.runs.paths import find_run
+
+_DESCRIPTION = """\
+Sum up a run and draw its losses, in the terminal and as a PNG. All launches of the run make one curve.
+
+The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
+below it has learned more than how often each token occurs.
+
+examples:
+  slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
+  slipway plot gpt3_126m --output loss.png --no-terminal
+  slipway plot gpt3_126m --json                  the table for programs, and no plot"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "plot",
+        help="sum up a run and draw its losses",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_name", metavar="RUN", help="the run's name or directory")
+    add_base_results_dir(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the PNG (default: loss.png in the run's directory)"
+    )
+    parser.add_argument("--no-terminal", action="store_true", help="no plot in the terminal")
+    parser.add_argument("--json", action="store_true", help="print the summary as one object, and no plot")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print and draw."""
+    run_dir = find_run(args.run_name, args.base_results_dir)
+    summary, curves = summarize(run_dir)
+    output: Path | None = args.output
+    if args.json:
+        print(json.dumps(summary.to_json(), indent=2))
+        if output is not None:
+            _save(output, summary, curves)
+        return 0
+    print_pairs(summary.run, summary.rows())
+    if not args.no_terminal:
+        _draw(curves)
+    path = output or run_dir / "loss.png"
+    _save(path, summary, curves)
+    print(f"\nplot: {path}")
+    return 0
+
+
+def _draw(curves: Curves) -> None:
+    from launcher.monitor.terminal_plot import draw
+
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(f"\n{draw(curves, shutil.get_terminal_size().columns, coloured=coloured)}")
+
+
+def _save(path: Path, summary: Summary, curves: Curves) -> None:
+    from launcher.monitor.figure import write_png
+
+    write_png(path, summary, curves)

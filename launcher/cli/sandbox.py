@@ -1,0 +1,265 @@
+"""`slipway sandbox`: a throw-away multi-node Slurm on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
+
+if TYPE_CHECKING:
+    from rich.status import Status as Spinner
+
+    from launcher.sandbox import Sandbox, Status
+
+# A sandbox that was asked for and is not there; 1 and 2 mean other things everywhere.
+DOWN = 3
+_ANEW = "`slipway sandbox up` clears it away and starts anew"
+
+_DESCRIPTION = """\
+A real multi-node Slurm on loopback, from the distribution's packages: its nodes are daemons on this machine,
+its GPUs are device files. It needs root, uses nothing of a Slurm that is installed, and lives in one
+directory until `slipway sandbox down` removes it.
+
+examples:
+  slipway sandbox up                    four nodes with eight fake GPUs each
+  eval "$(slipway sandbox env)"         sinfo, sbatch, srun and squeue now mean the sandbox
+  slipway sandbox status
+  slipway sandbox down"""
+
+_UP = """\
+Boot a sandbox and wait until its nodes are idle. If the same one is up, nothing happens.
+
+Partitions: gpu (default); low, whose jobs are requeued when gpu or high need the nodes; high; and cloud,
+whose nodes do not exist: it is for `sbatch --test-only`, which judges a script for a thousand nodes there.
+
+examples:
+  slipway sandbox up
+  slipway sandbox up --accounting                    with MariaDB and slurmdbd, so that sacct answers
+  slipway sandbox up --dir /tmp/second --nodes 2     a second one beside the first
+  sbatch --test-only --partition=cloud job.sh        would a cluster with 1,024 nodes take this script?
+
+exit code:
+  0  up
+  2  something is missing, a daemon did not start, or a sandbox with other options is up"""
+
+_DOWN = """\
+Cancel the sandbox's jobs, stop its daemons and whatever its jobs left running, and remove its directory.
+
+examples:
+  slipway sandbox down
+  slipway sandbox down --dir /tmp/second
+
+exit code:
+  0  nothing is left, or nothing was there
+  2  it could not be stopped"""
+
+_STATUS = """\
+Tell whether the sandbox is up, and what runs on it.
+
+examples:
+  slipway sandbox status
+  slipway sandbox status --json | jq .nodes
+
+exit code:
+  0  up
+  3  down, or some of its daemons no longer run"""
+
+_ENV = """\
+Print what a shell needs so that Slurm's commands mean the sandbox.
+
+examples:
+  eval "$(slipway sandbox env)"
+  unset SLURM_CONF                      back to the machine's own Slurm
+
+exit code:
+  0  printed
+  3  there is no sandbox to talk to"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb with its own verbs."""
+    parser = subparsers.add_parser(
+        "sandbox",
+        help="a real multi-node Slurm on this machine",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    boot = _add_verb(verbs, "up", "boot it", _UP, _up)
+    boot.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes that run jobs (default: 4)")
+    boot.add_argument("--gpus", type=int, default=8, metavar="N", help="fake GPUs of a node (default: 8)")
+    boot.add_argument("--cpus", type=int, default=64, metavar="N", help="what a node claims (default: 64)")
+    boot.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB, for sacct")
+    boot.add_argument(
+        "--cloud-nodes",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="nodes of the partition for --test-only; 0: no such partition (default: 1024)",
+    )
+    boot.add_argument("--base-port", type=int, metavar="PORT", help="first port (default: free ones)")
+    _add_verb(verbs, "down", "stop and remove it", _DOWN, _down)
+    look = _add_verb(verbs, "status", "whether it is up, and what runs", _STATUS, _status)
+    look.add_argument("--json", action="store_true", help="print one object")
+    _add_verb(verbs, "env", "lines for eval in a shell", _ENV, _env)
+
+
+def _add_verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    description: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        name,
+        help=summary,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help=f"where it lives (default: ${DIRECTORY_VARIABLE} or /var/lib/slipway/sandbox)",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _up(args: argparse.Namespace) -> int:
+    from launcher.sandbox import Options, up
+
+    options = Options(
+        directory=_directory(args),
+        nodes=args.nodes,
+        gpus=args.gpus,
+        cpus=args.cpus,
+        accounting=args.accounting,
+        cloud_nodes=args.cloud_nodes,
+        base_port=args.base_port,
+    )
+    began = time.monotonic()
+    with _Progress() as progress:
+        sandbox = up(options, progress)
+    if sandbox.was_up:
+        print(f"already up in {sandbox.directory}")
+    else:
+        print(f"up in {sandbox.directory} after {time.monotonic() - began:.1f} s")
+    _print_partitions(sandbox)
+    _print_next_steps(args)
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    from launcher.sandbox import down
+
+    directory = _directory(args)
+    with _Progress() as progress:
+        was_there = down(directory, progress)
+    print(f"removed {directory}" if was_there else f"no sandbox in {directory}: nothing to stop")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from launcher.sandbox import status
+
+    seen = status(_directory(args))
+    if args.json:
+        record = asdict(seen) | {"directory": str(seen.directory), "ports": dict(seen.ports)}
+        print(json.dumps(record, indent=2))
+    else:
+        print(_describe(seen))
+    return 0 if seen.is_up else DOWN
+
+
+def _env(args: argparse.Namespace) -> int:
+    from launcher.sandbox import status
+
+    directory = _directory(args)
+    seen = status(directory)
+    # With a node dead there still is a Slurm to talk to; without an answer of the controller there is none.
+    if not seen.nodes:
+        print(f"the sandbox in {directory} is {seen.phase}: slipway sandbox up", file=sys.stderr)
+        return DOWN
+    print(f"export SLURM_CONF={shlex.quote(str(slurm_conf_path(seen.directory)))}")
+    if args.dir is not None:
+        print(f"export {DIRECTORY_VARIABLE}={shlex.quote(str(seen.directory))}")
+    return 0
+
+
+def _directory(args: argparse.Namespace) -> Path:
+    directory: Path | None = args.dir
+    return directory or default_directory()
+
+
+def _print_partitions(sandbox: Sandbox) -> None:
+    from launcher.sandbox.inspection import partition_table
+
+    print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
+
+
+def _print_next_steps(args: argparse.Namespace) -> None:
+    where = f" --dir {shlex.quote(str(args.dir))}" if args.dir else ""
+    print("next:")
+    print(f'  eval "$(slipway sandbox env{where})"')
+    print("  python launcher/main.py training=gpt3/tiny cluster=sandbox")
+    print(f"  slipway sandbox down{where}", flush=True)
+
+
+def _describe(seen: Status) -> str:
+    if seen.phase == "down":
+        return f"down: no sandbox in {seen.directory}"
+    if seen.phase in ("starting", "failed"):
+        return f"{seen.phase} in {seen.directory}; its logs are in {seen.directory}/log\n  {_ANEW}"
+    lines = [f"{seen.phase} in {seen.directory}"]
+    if seen.missing:
+        lines += [f"  no longer running: {', '.join(seen.missing)}", f"  {_ANEW}"]
+    rows = {
+        "nodes": ", ".join(f"{node.name} {node.state}" for node in seen.nodes) or "unknown",
+        "test only": f"{seen.cloud_nodes} cloud nodes" if seen.cloud_nodes else "no",
+        "accounting": "yes" if seen.accounting else "no",
+        "jobs": "unknown" if seen.running is None else f"{seen.running} running, {seen.pending} pending",
+        "ports": ", ".join(f"{name} {port}" for name, port in seen.ports),
+        "SLURM_CONF": str(slurm_conf_path(seen.directory)),
+    }
+    return "\n".join(lines + [f"  {name:10}  {value}" for name, value in rows.items()])
+
+
+class _Progress:
+    """Tells of every step: one changing line on a terminal, a line for each that is done anywhere else."""
+
+    def __init__(self) -> None:
+        self._spinner: Spinner | None = None
+        self._context: AbstractContextManager[object] = nullcontext()
+
+    def __enter__(self) -> _Progress:
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            self._spinner = Console(highlight=False).status("")
+            self._context = self._spinner
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(None, None, None)
+
+    def step(self, what: str) -> None:
+        if self._spinner:
+            self._spinner.update(what)
+
+    def done(self, what: str) -> None:
+        if self._spinner:
+            self._spinner.console.print("[green]✓[/]", what)
+        else:
+            print(what, flush=True)

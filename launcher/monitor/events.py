@@ -1,0 +1,165 @@
+"""The events that a trainer appends to ``metrics.jsonl``, and reading them while it still writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Enough for the newest few thousand events, and for the first ones of a launch.
+_TAIL_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A trainer began, at `step` (0, or where its checkpoint ended)."""
+
+    time: float
+    step: int
+    max_steps: int | None
+    tensor: int | None
+    data: int | None
+    parameters: int | None
+    tokens_per_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What is known of the held-out tokens; the entropy of their unigrams in nats per token."""
+
+    tokens: int | None
+    unigram_entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """A training step; times in seconds."""
+
+    time: float
+    step: int
+    loss: float | None
+    learning_rate: float | None
+    grad_norm: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The loss on held-out tokens after `step` steps."""
+
+    time: float
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The trainer ended by itself."""
+
+    time: float
+    step: int
+    reason: str
+
+
+Event = Start | HeldOut | Train | Validation | End
+
+
+def parse_event(line: str) -> Event | None:
+    """Read one line; ``None`` for a kind that is not known here, and for what is no event at all."""
+    content = _json_object(line)
+    try:
+        return _event(content) if content else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _event(content: Mapping[str, Any]) -> Event | None:
+    kind = content.get("kind")
+    if kind == "data":
+        is_held_out = content.get("split") == "validation" and content.get("unigram_entropy") is not None
+        return HeldOut(_whole(content, "tokens"), float(content["unigram_entropy"])) if is_held_out else None
+    if kind not in ("start", "train", "validation", "end"):
+        return None
+    time, step = float(content["time"]), int(content["step"])
+    if kind == "train":
+        numbers = (_real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second"))
+        return Train(time, step, *numbers)
+    if kind == "validation":
+        return Validation(time, step, float(content["val_loss"]))
+    if kind == "end":
+        return End(time, step, str(content.get("reason")))
+    keys = ("max_steps", "tensor", "data", "parameters", "tokens_per_step")
+    return Start(time, step, *(_whole(content, key) for key in keys))
+
+
+def _json_object(line: str) -> Mapping[str, Any] | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        # A trainer that was killed while writing leaves half a line; the next one appends to it.
+        rest = line.rfind('{"kind"')
+        return _json_object(line[rest:]) if rest > 0 else None
+    return content if isinstance(content, dict) else None
+
+
+def _real(content: Mapping[str, Any], key: str) -> float | None:
+    value = content.get(key)
+    return None if value is None else float(value)
+
+
+def _whole(content: Mapping[str, Any], key: str) -> int | None:
+    value = content.get(key)
+    return None if value is None else int(value)
+
+
+class EventReader:
+    """Reads the events that were appended since it was last asked.
+
+    The file need not exist yet, and its last line may be half written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def poll(self) -> list[Event]:
+        """Return the new events, oldest first."""
+        try:
+            # Opened afresh each time: a network file system shows what others wrote only to a new open.
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                content = stream.read()
+        except FileNotFoundError:
+            return []
+        complete, newline, _ = content.rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        return _events(complete)
+
+
+def read_events(path: Path) -> list[Event]:
+    """Read all events of a file; none where there is no file."""
+    return EventReader(path).poll()
+
+
+def read_ends(path: Path, head: int = _HEAD_BYTES, tail: int = _TAIL_BYTES) -> list[Event]:
+    """Read the first and the newest events, and pass over the middle of a long file."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(0)
+            if size <= head + tail:
+                return _events(stream.read().rpartition(b"\n")[0])
+            first = stream.read(head).rpartition(b"\n")[0]
+            stream.seek(size - tail)
+            newest = stream.read().partition(b"\n")[2].rpartition(b"\n")[0]
+    except FileNotFoundError:
+        return []
+    return _events(first) + _events(newest)
+
+
+def _events(content: bytes) -> list[Event]:
+    lines = content.decode("utf-8", errors="replace").splitlines()
+    return [event for event in map(parse_event, lines) if event]

@@ -1,0 +1,129 @@
+"""The curves of a run as a picture."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.monitor import formatting
+from launcher.monitor.curves import Curves, finite_points, smooth
+from launcher.monitor.summary import Summary
+
+TRAIN = "#2f6db5"
+HELD_OUT = "#e07b1a"
+ENTROPY = "#5c6670"
+_INK = "#22272b"
+_FAINT = "#6f7880"
+
+
+def missing_plot_extra(error: ImportError) -> UserError:
+    """Name what to install for plots."""
+    return UserError(f"plots need {error.name}, which is not installed", hint="pip install 'slipway[plot]'")
+
+
+def write_png(path: Path, summary: Summary, curves: Curves) -> None:
+    """Draw the losses of a run into a PNG file, replacing an older one at once.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is missing or the file cannot be written.
+    """
+    content = _png(summary, curves)
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            os.fchmod(stream.fileno(), 0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write the plot {path}: {error.strerror}") from error
+
+
+def _png(summary: Summary, curves: Curves) -> bytes:
+    try:
+        # Not pyplot: it keeps figures for ever and looks for a display.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise missing_plot_extra(error) from error
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    figure = Figure(figsize=(9, 5.2), dpi=160, facecolor="white", layout=layout)
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    _draw_train(axes, curves)
+    _draw_held_out(axes, curves)
+    _draw_entropy(axes, curves)
+    _draw_resumes(axes, curves.resumed)
+    _dress(axes, summary)
+    content = BytesIO()
+    figure.savefig(content, format="png", metadata={"Title": summary.run})
+    return content.getvalue()
+
+
+def _draw_train(axes: Any, curves: Curves) -> None:
+    points = finite_points((point.step, point.loss) for point in curves.points)
+    steps, losses = [step for step, _ in points], [loss for _, loss in points]
+    axes.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
+    axes.plot(steps, smooth(losses), color=TRAIN, linewidth=2, label="train loss")
+
+
+def _draw_held_out(axes: Any, curves: Curves) -> None:
+    points = finite_points(curves.validations)
+    if not points:
+        return
+    steps, losses = [step for step, _ in points], [loss for _, loss in points]
+    marker = "o" if len(points) <= 60 else None
+    axes.plot(steps, losses, color=HELD_OUT, linewidth=2, marker=marker, markersize=5, label="held-out loss")
+    axes.annotate(
+        f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
+        color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _draw_entropy(axes: Any, curves: Curves) -> None:
+    if curves.entropy is None:
+        return
+    label = f"unigram entropy of the held-out tokens ({curves.entropy:.2f})"
+    axes.axhline(curves.entropy, color=ENTROPY, linewidth=1.5, linestyle=(0, (5, 3)), label=label, zorder=1)
+
+
+def _draw_resumes(axes: Any, steps: Sequence[int]) -> None:
+    for index, step in enumerate(steps):
+        label = "resumed from a checkpoint" if index == 0 else None
+        axes.axvline(step, color=_FAINT, linewidth=1, linestyle=":", label=label, zorder=0)
+
+
+def _dress(axes: Any, summary: Summary) -> None:
+    axes.set_title(summary.run, loc="left", fontsize=15, fontweight="bold", color=_INK, pad=24)
+    axes.text(0, 1.03, subtitle(summary), transform=axes.transAxes, fontsize=9.5, color=_FAINT)
+    axes.set_xlabel("step", color=_INK)
+    axes.set_ylabel("loss [nats per token]", color=_INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_FAINT)
+    axes.tick_params(colors=_INK, labelsize=9.5)
+    axes.grid(axis="y", color="#e6e9ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
+
+
+def subtitle(summary: Summary) -> str:
+    """What was trained, on what, in one line."""
+    parts = [
+        f"{formatting.count(summary.parameters)} parameters" if summary.parameters else "",
+        f"{summary.nodes} nodes × {summary.tasks_per_node} tasks",
+        f"tensor {summary.tensor} × data {summary.data}" if summary.tensor and summary.data else "",
+        f"{formatting.count(summary.tokens)} tokens" if summary.tokens else "",
+        f"{formatting.count(summary.tokens_per_second)} tokens/s" if summary.tokens_per_second else "",
+    ]
+    return "  ·  ".join(part for part in parts if part)

@@ -1,0 +1,92 @@
+"""A launch as plain lines, for a pipe or a file: what changes, and a step every few seconds."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from launcher.monitor import formatting
+from launcher.monitor.events import Event, HeldOut, Start, Train, Validation
+from launcher.monitor.launches import Launch
+from launcher.monitor.progress import Progress
+from launcher.schedulers.base import JobStatus
+
+_EVERY = 5.0
+
+
+class LinesView:
+    """Prints a line for each change of state, for each validation, and for a step every five seconds."""
+
+    interval = 1.0
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._told: tuple[object, ...] = ()
+        self._last_step = float("-inf")
+        self._step: int | None = None
+
+    def __enter__(self) -> Self:
+        manifest = self._launch.manifest
+        print(f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}", flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
+        self._tell_state(status)
+        for event in new:
+            self._tell_event(event, progress)
+        if time.monotonic() - self._last_step >= _EVERY:
+            self._tell_step(progress)
+
+    def end(self, status: JobStatus, progress: Progress) -> None:
+        self._tell_step(progress)
+        self._tell_state(status)
+
+    def _tell_state(self, status: JobStatus) -> None:
+        told = (status.state, status.reason, status.nodes)
+        if told == self._told:
+            return
+        self._told = told
+        nodes = f" on {status.nodes}" if status.nodes and not status.state.is_final else ""
+        reason = f" ({status.reason})" if status.reason else ""
+        after = f" after {status.elapsed}" if status.elapsed and status.state.is_final else ""
+        _print(f"job {self._launch.job} {status.state.value}{reason}{nodes}{after}")
+
+    def _tell_event(self, event: Event, progress: Progress) -> None:
+        match event:
+            case Start(step=step) if step:
+                _print(f"the trainer goes on from step {step}")
+            case Start():
+                _print("the trainer started")
+            case Validation():
+                held_out = f"held-out loss {formatting.loss(event.loss)}"
+                _print(f"step {formatting.steps(event.step, progress.max_steps)}  {held_out}")
+            case HeldOut():
+                entropy = formatting.loss(event.unigram_entropy)
+                _print(f"unigram entropy of the held-out tokens {entropy} nats")
+            case Train() if self._last_step == float("-inf"):
+                # The first step shows that it trains; the next ones wait for their time.
+                self._tell_step(progress)
+
+    def _tell_step(self, progress: Progress) -> None:
+        train = progress.train
+        if train is None or train.step == self._step:
+            return
+        self._step, self._last_step = train.step, time.monotonic()
+        parts = [
+            f"step {formatting.steps(progress.step, progress.max_steps)}",
+            f"loss {formatting.loss(train.loss)}",
+            f"lr {formatting.small(train.learning_rate)}",
+            f"{formatting.count(progress.tokens_per_second)} tokens/s",
+            f"ETA {formatting.duration(progress.eta)}",
+        ]
+        _print("  ".join(parts))
+
+
+def _print(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)

@@ -1,0 +1,142 @@
+"""What a run came to: the closing table, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.monitor import formatting
+from launcher.monitor.curves import Curves
+from launcher.monitor.events import read_events
+from launcher.monitor.launches import Launch, ask, open_launches
+from launcher.monitor.overview import finite
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The closing table. Losses and the entropy are in nats per token.
+
+    `world` is the number of tasks; `below_entropy` tells whether the last held-out loss is below the
+    unigram entropy of the same tokens, that is, whether the model learned more than how often each token
+    occurs.
+    """
+
+    run: str
+    launches: int
+    job_id: str | None
+    state: str
+    reason: str | None
+    nodes: int
+    tasks_per_node: int
+    world: int
+    tensor: int | None
+    data: int | None
+    parameters: int | None
+    step: int | None
+    max_steps: int | None
+    tokens: int | None
+    first_loss: float | None
+    last_loss: float | None
+    first_held_out_loss: float | None
+    last_held_out_loss: float | None
+    unigram_entropy: float | None
+    below_entropy: bool | None
+    tokens_per_second: float | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; a number that is not finite is a string, ``"nan"``."""
+        return {
+            key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: names and values."""
+        state = self.state + (f" ({self.reason})" if self.reason else "")
+        layout = f"tensor {formatting.text(self.tensor)} × data {formatting.text(self.data)}"
+        return [
+            ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
+            ("job", formatting.text(self.job_id)),
+            ("state", state),
+            ("tasks", f"{self.nodes} nodes × {self.tasks_per_node} tasks = {self.world}"),
+            ("parallel", layout),
+            ("parameters", formatting.count(self.parameters)),
+            ("steps", formatting.steps(self.step, self.max_steps)),
+            ("tokens seen", formatting.count(self.tokens)),
+            ("train loss", _arrow(self.first_loss, self.last_loss)),
+            ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
+            ("unigram entropy", f"{formatting.loss(self.unigram_entropy)} nats of the held-out tokens"),
+            ("below entropy", self._verdict()),
+            ("throughput", f"{formatting.count(self.tokens_per_second)} tokens/s, mean"),
+            ("wall time", formatting.duration(self.seconds)),
+        ]
+
+    def _verdict(self) -> str:
+        if self.below_entropy is None or self.last_held_out_loss is None or self.unigram_entropy is None:
+            return formatting.UNKNOWN
+        distance = abs(self.unigram_entropy - self.last_held_out_loss)
+        return f"yes, by {distance:.4f} nats" if self.below_entropy else f"no, above by {distance:.4f} nats"
+
+
+def _arrow(first: float | None, last: float | None) -> str:
+    return formatting.UNKNOWN if last is None else f"{formatting.loss(first)} → {formatting.loss(last)}"
+
+
+def load_curves(launches: Sequence[Launch]) -> Curves:
+    """Join what the launches of a run told."""
+    curves = Curves()
+    for launch in launches:
+        curves.add(read_events(launch.metrics))
+    return curves
+
+
+def summarize(run_dir: Path) -> tuple[Summary, Curves]:
+    """Read a run and sum it up.
+
+    Raises
+    ------
+    UserError
+        If no launch of the run has told of a step yet.
+    """
+    launches = open_launches(run_dir)
+    curves = load_curves(launches)
+    if not curves.train:
+        raise UserError(
+            f"{run_dir.name} has told of no training step yet",
+            hint=f"see how it is: slipway status {run_dir.name}",
+        )
+    return _summary(launches, curves), curves
+
+
+def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
+    manifest = launches[-1].manifest
+    status = ask(launches[-1:])[0]
+    points, validations, start, entropy = curves.points, curves.validations, curves.start, curves.entropy
+    held_out = validations[-1][1] if validations else None
+    return Summary(
+        run=manifest.run,
+        launches=len(launches),
+        job_id=manifest.job_id,
+        state=status.state.value,
+        reason=status.reason,
+        nodes=manifest.nodes,
+        tasks_per_node=manifest.tasks_per_node,
+        world=manifest.nodes * manifest.tasks_per_node,
+        tensor=start.tensor if start else None,
+        data=start.data if start else None,
+        parameters=start.parameters if start else None,
+        step=points[-1].step,
+        max_steps=start.max_steps if start else None,
+        tokens=curves.tokens,
+        first_loss=points[0].loss,
+        last_loss=points[-1].loss,
+        first_held_out_loss=validations[0][1] if validations else None,
+        last_held_out_loss=held_out,
+        unigram_entropy=entropy,
+        below_entropy=None if held_out is None or entropy is None else held_out < entropy,
+        tokens_per_second=curves.tokens_per_second,
+        seconds=curves.seconds,
+    )

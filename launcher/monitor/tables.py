@@ -1,0 +1,107 @@
+"""Tables: with colours on a terminal, aligned text anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.monitor.formatting import UNKNOWN
+from launcher.schedulers.base import State
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+REASON = "REASON"
+# What a narrow terminal does without, the most dispensable first.
+_DROPPED_FIRST = ("NODES×TASKS", "TOKENS/S", "ELAPSED/LIMIT", "VAL LOSS", "LAUNCH")
+
+_GAP = 2  # between two columns of a rich table, and at its edges together
+
+_COLOURS = {
+    State.PENDING: "yellow",
+    State.SUSPENDED: "yellow",
+    State.RUNNING: "bold cyan",
+    State.COMPLETING: "cyan",
+    State.COMPLETED: "green",
+    State.UNKNOWN: "bold magenta",
+}
+
+
+def colour(state: State) -> str:
+    """The rich style of a state; every bad end is red."""
+    return _COLOURS.get(state, "bold red")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
+    """Print rows, the cell under ``STATE`` in the colour of its state."""
+    if sys.stdout.isatty():
+        _print_rich(columns, rows, states)
+    else:
+        print(align([columns, *rows]))
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Set rows in columns of equal width, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    # A column that says nothing of any run is left out, and a reason is a sentence: it stands below.
+    shown = [index for index, name in enumerate(columns) if _says_something(name, index, rows)]
+    for name in ("", *_DROPPED_FIRST):
+        shown = [index for index in shown if columns[index] != name]
+        if sum(_width(columns, rows, index) for index in shown) <= console.width:
+            break
+    console.print(_rich_table(columns, rows, states, shown))
+    for row, state in zip(rows, states, strict=True):
+        if row[-1] != UNKNOWN:
+            console.print(Text.assemble(f"  {row[0]} ", (f"{state.value} ", colour(state)), (row[-1], "dim")))
+
+
+def _says_something(name: str, index: int, rows: Sequence[Sequence[str]]) -> bool:
+    return name != REASON and any(row[index] != UNKNOWN for row in rows)
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
+    return max(len(columns[index]), *(len(row[index]) for row in rows)) + _GAP
+
+
+def _rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State], shown: Sequence[int]
+) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for index in shown:
+        table.add_column(columns[index].lower(), no_wrap=True)
+    for row, state in zip(rows, states, strict=True):
+        cells = [Text(row[index], colour(state) if columns[index] == "STATE" else "") for index in shown]
+        table.add_row(*cells)
+    return table
+
+
+def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Print names and values below each other."""
+    if not sys.stdout.isatty():
+        print(align([(name, value) for name, value in pairs]))
+        return
+    from rich.box import ROUNDED
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=ROUNDED, show_header=False, title=Text(title, "bold"), title_justify="left")
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, Text(value))
+    Console().print(table)

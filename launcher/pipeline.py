@@ -1,0 +1,178 @@
+"""The one way through: overrides to configuration to plan to text, and on to a job.
+
+Every command walks it and only stops at a different door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from launcher import __version__
+from launcher.config.compose import Composition, compose
+from launcher.plan import Plan
+from launcher.rendering.render import Rendered, render
+from launcher.runs import paths as names
+from launcher.runs import provenance
+from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.paths import LaunchPaths, next_launch_number
+from launcher.runs.write import LaunchExists, link_newest, make_directories, write_launch
+from launcher.stages.planning import plan_launch, run_directory
+
+TRAINER = Path(__file__).resolve().parents[1] / "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A launch that is planned and rendered, and nowhere written yet."""
+
+    composition: Composition
+    plan: Plan
+    rendered: Rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for.
+
+    Attributes
+    ----------
+    command
+        The whole command line, for the record.
+    config_dir, template_dir
+        Trees of the user's own, looked at before ours.
+    """
+
+    overrides: Sequence[str]
+    command: Sequence[str]
+    config_dir: Path | None = None
+    template_dir: Path | None = None
+
+
+def draft(request: Request) -> Draft:
+    """Compose, plan and render the next launch of a run; nothing is written.
+
+    Raises
+    ------
+    UserError
+        If the request has a mistake.
+    """
+    composition = compose(request.overrides, request.config_dir)
+    number = next_launch_number(run_directory(composition.config))
+    return _draft(composition, number, provenance.new_tag(), request.template_dir)
+
+
+def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
+    """Draft, let the scheduler judge, write and submit.
+
+    Raises
+    ------
+    UserError
+        If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
+    """
+    from launcher.schedulers.registry import scheduler_for
+
+    made = draft(request)
+    scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
+    scheduler.validate(made.rendered.script)
+    made, manifest = _write(made, request)
+    paths = made.plan.paths
+    make_directories(made.plan.job.directories)
+    try:
+        job_id = scheduler.submit(paths.script)
+    except BaseException as error:
+        write_manifest(paths.directory, manifest.refused(str(error) or type(error).__name__))
+        raise
+    manifest = manifest.submitted_as(job_id)
+    write_manifest(paths.directory, manifest)
+    _tell_job_id(paths, made.plan, job_id)
+    return paths, manifest
+
+
+def _draft(composition: Composition, number: int, tag: str, template_dir: Path | None) -> Draft:
+    plan = plan_launch(composition.config, number=number, tag=tag)
+    return Draft(composition, plan, render(plan, template_dir))
+
+
+def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
+    """Write the launch, taking the next number for as long as other launchers take ours."""
+    commit, dirty = provenance.git_state(TRAINER)
+    while True:
+        manifest = _manifest(made, request, commit, dirty)
+        try:
+            write_launch(made.plan.paths, _files(made, manifest, request), _code(made.plan))
+        except LaunchExists:
+            number = next_launch_number(made.plan.paths.run_dir)
+            made = _draft(made.composition, number, made.plan.tag, request.template_dir)
+            continue
+        break
+    link_newest(made.plan.paths, _familiar_names(made.plan))
+    return made, manifest
+
+
+def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
+    import shlex
+
+    paths, config = made.plan.paths, made.plan.job.config
+    files = {
+        paths.script: made.rendered.script,
+        paths.task_script: made.rendered.task,
+        paths.directory / names.COMMAND_LOG: shlex.join(request.command) + "\n",
+        paths.manifest: manifest.to_json(),
+    }
+    if config is not None:
+        files[paths.config] = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
+    return files
+
+
+def _code(plan: Plan) -> Path | None:
+    return TRAINER if plan.job.engine == "megatron" else None
+
+
+def _familiar_names(plan: Plan) -> dict[str, Path]:
+    paths = plan.paths
+    links = {path.name: path for path in (paths.script, paths.manifest, paths.task_script)}
+    links[names.COMMAND_LOG] = paths.directory / names.COMMAND_LOG
+    links[names.JOB_ID_LOG] = paths.directory / names.JOB_ID_LOG
+    if plan.job.config is not None:
+        links[paths.config.name] = paths.config
+        links[names.RESULTS] = paths.results
+    return links
+
+
+def _tell_job_id(paths: LaunchPaths, plan: Plan, job_id: str) -> None:
+    from launcher.runs.files import write_atomic
+
+    write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
+    extensions = ["out"] if plan.job.merge_stderr else ["out", "err"]
+    logs = {name: paths.directory / name for name in (paths.log_name(job_id, ext) for ext in extensions)}
+    link_newest(paths, logs)
+
+
+def _manifest(made: Draft, request: Request, commit: str | None, dirty: bool | None) -> Manifest:
+    plan, job = made.plan, made.plan.job
+    return Manifest(
+        run=plan.paths.run_name,
+        launch=plan.paths.number,
+        tag=plan.tag,
+        stage=job.stage,
+        engine=job.engine,
+        scheduler=plan.scheduler,
+        job_name=plan.paths.job_name,
+        nodes=job.resources.nodes,
+        tasks_per_node=job.resources.tasks_per_node,
+        time_limit=job.resources.time_limit,
+        command=list(request.command),
+        overrides=list(request.overrides),
+        choices=made.composition.choices,
+        created=provenance.now(),
+        version=__version__,
+        user=provenance.user(),
+        host=provenance.host(),
+        git_commit=commit,
+        git_dirty=dirty,
+        slurm_conf=plan.slurm_conf,
+    )

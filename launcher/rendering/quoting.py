@@ -1,0 +1,68 @@
+"""The one place where values become shell text."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.errors import UserError
+
+# What sbatch's own parser of #SBATCH lines and bash both read as it stands.
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+class RawShell(str):
+    """Text that is meant to be expanded in the job, such as ``${SLURM_JOB_ID}``.
+
+    Only our own constants are wrapped in it. Everything else is quoted: being a subclass, and not an alias,
+    is what protects.
+    """
+
+    __slots__ = ()
+
+
+def quote(value: Any) -> str:
+    """Quote a value for bash, unless it is `RawShell`.
+
+    This is Jinja's `finalize`: every value that a template prints passes through it.
+
+    Raises
+    ------
+    UserError
+        If the value holds a NUL or a line break, which no header line can carry.
+    """
+    if isinstance(value, RawShell):
+        return value
+    return shlex.quote(_checked(str(value)))
+
+
+def one_per_line(arguments: Iterable[Any], indent: int = 4) -> RawShell:
+    """Quote an argument vector and lay it out as continued lines, one argument on each."""
+    separator = " \\\n" + " " * indent
+    return RawShell(separator.join(quote(argument) for argument in arguments))
+
+
+def quote_header(value: Any) -> str:
+    """Quote a value for an ``#SBATCH`` line.
+
+    Slurm reads these lines itself: quotes as in a shell, but a backslash escapes everywhere, inside single
+    quotes too, and an unquoted ``#`` starts a comment (src/sbatch/opt.c, `_get_argument`).
+    """
+    text = _checked(str(value))
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def escape_pattern(path: str) -> str:
+    """Keep Slurm from reading ``%`` in a directory's name as one of its file name patterns."""
+    return path.replace("%", "%%")
+
+
+def _checked(text: str) -> str:
+    if "\0" in text or "\n" in text or "\r" in text:
+        raise UserError(f"{text!r}: a line break or NUL cannot be part of a value in a job script")
+    return text

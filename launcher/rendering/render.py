@@ -1,0 +1,81 @@
+"""A plan to the text of its files. Pure: nothing is read but the templates, nothing written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
+from jinja2 import TemplateError as JinjaError
+
+from launcher.errors import UserError
+from launcher.plan import Plan
+from launcher.rendering.quoting import one_per_line, quote
+from launcher.rendering.sbatch_flags import header_lines
+from launcher.rendering.srun import srun_arguments
+
+TEMPLATE_DIR = Path(__file__).resolve().parents[2] / "templates"
+
+_TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The text of a launch's scripts: `script` is submitted, `task` is what each of its tasks runs."""
+
+    script: str
+    task: str
+
+
+def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
+    """Render the scripts of a plan.
+
+    Parameters
+    ----------
+    template_dir
+        A directory of the user's own, looked at before ours. A template there may start with
+        ``{% extends "slipway/sbatch.sh.j2" %}`` and override single blocks.
+
+    Raises
+    ------
+    UserError
+        If a template of the user's is not valid, or a value cannot be quoted.
+    """
+    environment = _environment(template_dir)
+    values = {
+        "plan": plan,
+        "job": plan.job,
+        "paths": plan.paths,
+        "header_lines": header_lines(plan),
+        "srun_arguments": srun_arguments(plan.job),
+    }
+    try:
+        return Rendered(
+            script=environment.get_template(_TEMPLATES[plan.scheduler]).render(values),
+            task=environment.get_template("task.sh.j2").render(values),
+        )
+    except JinjaError as error:
+        if template_dir is None:
+            raise
+        raise UserError(f"a template in {template_dir} is not valid: {error}") from error
+
+
+def _environment(template_dir: Path | None) -> Environment:
+    ours = FileSystemLoader(TEMPLATE_DIR)
+    loaders: list[BaseLoader] = [ours, PrefixLoader({"slipway": ours})]
+    if template_dir is not None:
+        loaders.insert(0, FileSystemLoader(template_dir))
+    environment = Environment(
+        loader=ChoiceLoader(loaders),
+        undefined=StrictUndefined,
+        finalize=quote,  # no value reaches a script unquoted
+        # Jinja's own {# would swallow bash's ${#array[@]}.
+        comment_start_string="{##",
+        comment_end_string="##}",
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # shell, not HTML
+    )
+    environment.filters["one_per_line"] = one_per_line
+    return environment

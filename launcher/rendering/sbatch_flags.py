@@ -1,0 +1,40 @@
+"""The table of sbatch's flags: which part of a job each one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from launcher.plan import Job, Plan
+from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
+
+# A flag and the value it takes from the job; None or False leaves the flag out, True makes it bare.
+_FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
+    ("partition", lambda job: job.queue.partition),
+    ("account", lambda job: job.queue.account),
+    ("nodes", lambda job: job.resources.nodes),
+    ("ntasks-per-node", lambda job: job.resources.tasks_per_node),
+    ("gpus-per-node", lambda job: job.resources.gpus_per_node),
+    ("gpus-per-task", lambda job: job.resources.gpus_per_task),
+    ("gres", lambda job: job.resources.gres),
+    ("cpus-per-task", lambda job: job.resources.cpus_per_task),
+    ("mem", lambda job: job.resources.memory),
+    ("exclusive", lambda job: job.resources.exclusive),
+    ("time", lambda job: job.resources.time_limit),
+    ("dependency", lambda job: job.queue.dependency),
+)
+
+
+def header_lines(plan: Plan) -> list[RawShell]:
+    """The script's ``#SBATCH`` lines, quoted as sbatch reads them."""
+    values = [("job-name", plan.paths.job_name)]
+    values += [(flag, value(plan.job)) for flag, value in _FLAGS]
+    # Slurm opens the log before the script runs, so it cannot be a variable of the script.
+    log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + "%j"
+    values.append(("output", f"{log}.out"))
+    values.append(("error", None if plan.job.merge_stderr else f"{log}.err"))
+    return [_line(flag, value) for flag, value in values if value is not None and value is not False]
+
+
+def _line(flag: str, value: Any) -> RawShell:
+    return RawShell(f"--{flag}" if value is True else f"--{flag}={quote_header(value)}")

@@ -1,0 +1,141 @@
+"""Every path and file name of a run in one place.
+
+A run directory, with the names that users of the NeMo Megatron launcher know (links to the newest launch)::
+
+    <base_results_dir>/gpt3_126m/
+    ├── gpt3_126m_hydra.yaml, launcher_cmd.log, launcher.log, launcher.json, results/, ...
+    ├── checkpoints/            shared by all launches of the run
+    └── launches/1/, 2/, ...    what each launch was and wrote; never overwritten
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UserError
+
+LAUNCHES = "launches"
+MANIFEST = "launcher.json"
+COMMAND_LOG = "launcher_cmd.log"
+JOB_ID_LOG = "launcher.log"
+TASK_SCRIPT = "task.sh"
+CODE = "code"
+RESULTS = "results"
+CHECKPOINTS = "checkpoints"
+EXIT_MARKER = "exit.json"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPaths:
+    """The files of one launch of a run.
+
+    Attributes
+    ----------
+    run_dir
+        The directory of the run, absolute.
+    run_name
+        The name of the run, such as ``gpt3_126m``.
+    job_name
+        The name of the job in the scheduler, such as ``nemo-megatron-gpt3_126m``.
+    number
+        1 for the run's first launch.
+    """
+
+    run_dir: Path
+    run_name: str
+    job_name: str
+    number: int
+
+    @property
+    def directory(self) -> Path:
+        return self.run_dir / LAUNCHES / str(self.number)
+
+    @property
+    def config_name(self) -> str:
+        return f"{self.run_name}_hydra.yaml"
+
+    @property
+    def script_name(self) -> str:
+        return f"{self.job_name}_submission.sh"
+
+    @property
+    def log_prefix(self) -> str:
+        """Log files are this, the job's id, and ``.out`` or ``.err``."""
+        return f"log-{self.job_name}_"
+
+    def log_name(self, job_id: str, extension: str = "out") -> str:
+        return f"{self.log_prefix}{job_id}.{extension}"
+
+    @property
+    def config(self) -> Path:
+        return self.directory / self.config_name
+
+    @property
+    def script(self) -> Path:
+        return self.directory / self.script_name
+
+    @property
+    def task_script(self) -> Path:
+        return self.directory / TASK_SCRIPT
+
+    @property
+    def code(self) -> Path:
+        return self.directory / CODE
+
+    @property
+    def results(self) -> Path:
+        return self.directory / RESULTS
+
+    @property
+    def manifest(self) -> Path:
+        return self.directory / MANIFEST
+
+    @property
+    def exit_marker(self) -> Path:
+        """Written by the batch script as the last thing it does."""
+        return self.directory / EXIT_MARKER
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run_dir / CHECKPOINTS
+
+
+def launch_numbers(run_dir: Path) -> list[int]:
+    """The numbers of the launches of a run, ascending; empty where there is no such run."""
+    launches = run_dir / LAUNCHES
+    if not launches.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in launches.iterdir() if entry.name.isdigit())
+
+
+def next_launch_number(run_dir: Path) -> int:
+    numbers = launch_numbers(run_dir)
+    return numbers[-1] + 1 if numbers else 1
+
+
+def find_run(name_or_path: str, base_results_dir: Path) -> Path:
+    """Find a run's directory by its path or by its name below `base_results_dir`.
+
+    Raises
+    ------
+    UserError
+        If there is no such run; the message lists those there are.
+    """
+    for candidate in (Path(name_or_path), base_results_dir / name_or_path):
+        if (candidate / LAUNCHES).is_dir():
+            return candidate.absolute()
+    names = ", ".join(run.name for run in find_runs(base_results_dir)) or "none"
+    raise UserError(
+        f"there is no run {name_or_path!r}: neither a directory of that path nor in {base_results_dir}",
+        hint=f"runs in {base_results_dir}: {names}",
+    )
+
+
+def find_runs(base_results_dir: Path) -> list[Path]:
+    """The run directories directly below `base_results_dir`, those launched last coming first."""
+    if not base_results_dir.is_dir():
+        return []
+    runs = [entry for entry in base_results_dir.iterdir() if (entry / LAUNCHES).is_dir()]
+    return sorted(runs, key=lambda run: (run / LAUNCHES).stat().st_mtime, reverse=True)

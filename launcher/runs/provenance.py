@@ -1,0 +1,52 @@
+"""Where a launch comes from: who, which machine, which commit."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_tag() -> str:
+    """A name that no other launch has."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in some containers
+        return str(os.getuid())
+
+
+def host() -> str:
+    return socket.gethostname()
+
+
+def git_state(directory: Path) -> tuple[str | None, bool | None]:
+    """The commit of the checkout that `directory` is in, and whether it was changed since.
+
+    Both are ``None`` outside a checkout.
+    """
+    commit = _git(directory, "rev-parse", "HEAD")
+    status = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
+    return commit, None if status is None else bool(status)
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,87 @@
+"""A rendered launch to its directory: complete or not there at all, and never over an older one."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.runs.files import link_atomic, sync_directory, write_atomic
+from launcher.runs.paths import LAUNCHES, LaunchPaths
+
+
+class LaunchExists(Exception):
+    """Another launcher took the number meanwhile; plan with the next one."""
+
+
+def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | None) -> None:
+    """Write a launch directory under a temporary name and rename it into place.
+
+    Parameters
+    ----------
+    files
+        Text by path, each below ``paths.directory``.
+    code
+        A Python package to copy, so that the job runs it as it is now; ``None`` copies nothing.
+
+    Raises
+    ------
+    LaunchExists
+        If the launch's number is taken.
+    UserError
+        If the directory cannot be written.
+    """
+    try:
+        launches = paths.run_dir / LAUNCHES
+        launches.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=launches))
+    except OSError as error:
+        raise _unwritable(paths.run_dir, error) from error
+    try:
+        temporary.chmod(0o755)  # mkdtemp's 0700 would hide the launch from colleagues
+        for path, text in files.items():
+            mode = 0o755 if path.suffix == ".sh" else 0o644
+            write_atomic(temporary / path.relative_to(paths.directory), text, mode)
+        if code is not None:
+            target = temporary / paths.code.relative_to(paths.directory) / code.name
+            shutil.copytree(code, target, ignore=shutil.ignore_patterns("__pycache__"))
+        sync_directory(temporary)
+        _rename(temporary, paths.directory)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _unwritable(paths.run_dir, error) from error
+        raise
+    sync_directory(launches)
+
+
+def link_newest(paths: LaunchPaths, names: Mapping[str, Path]) -> None:
+    """Let the familiar names at the top of the run directory point into this launch."""
+    for name, target in names.items():
+        link_atomic(paths.run_dir / name, target)
+
+
+def make_directories(directories: tuple[Path, ...]) -> None:
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+
+
+def _rename(temporary: Path, target: Path) -> None:
+    try:
+        temporary.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise LaunchExists from error
+        raise
+
+
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {directory}: {error.strerror}", hint="choose another place: base_results_dir=..."
+    )

@@ -1,0 +1,59 @@
+"""A throw-away multi-node Slurm on loopback: for first steps, for tests and for judging scripts.
+
+Importing this package costs nothing: configurations ask it for a path on every launch. What boots and stops
+daemons is loaded when it is first named.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.sandbox.inspection import Node, Status, status
+    from launcher.sandbox.lifecycle import Sandbox, down, up
+    from launcher.sandbox.options import Options
+
+__all__ = [
+    "DIRECTORY_VARIABLE",
+    "Node",
+    "Options",
+    "Sandbox",
+    "Status",
+    "default_directory",
+    "down",
+    "slurm_conf_path",
+    "status",
+    "up",
+]
+
+DIRECTORY_VARIABLE = "SLIPWAY_SANDBOX_DIR"
+
+_LAZY = {
+    "Node": "inspection",
+    "Options": "options",
+    "Sandbox": "lifecycle",
+    "Status": "inspection",
+    "down": "lifecycle",
+    "status": "inspection",
+    "up": "lifecycle",
+}
+
+
+def default_directory() -> Path:
+    """Where the user's sandbox lives: ``$SLIPWAY_SANDBOX_DIR`` or ``/var/lib/slipway/sandbox``."""
+    return Path(os.environ.get(DIRECTORY_VARIABLE) or "/var/lib/slipway/sandbox")
+
+
+def slurm_conf_path(directory: Path) -> Path:
+    """Return the slurm.conf that a sandbox in `directory` has, whether or not it is up."""
+    return directory / "etc" / "slurm.conf"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

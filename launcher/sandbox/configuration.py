@@ -1,0 +1,194 @@
+"""The text of the sandbox's configuration files: pure functions, nothing is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.sandbox.layout import Layout
+from launcher.sandbox.options import Options
+from launcher.sandbox.ports import Ports
+
+CLUSTER = "sandbox"
+# The name of the namespace that slurmctld runs in; Slurm compares it with SlurmctldHost.
+CONTROLLER = "controller"
+# A claim like the processors: memory is neither counted nor limited (SelectTypeParameters=CR_CPU).
+_REAL_MEMORY_MB = 500_000
+
+# Unknown keys are fatal to every command of Slurm: each of these exists in 22.05.
+_SLURM_CONF = """\
+# Written by `slipway sandbox up`. After a change: scontrol reconfigure.
+ClusterName={cluster}
+SlurmctldHost={controller}(127.0.0.1)
+SlurmctldPort={ports.slurmctld}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={layout.munge_socket}
+# Daemons listen on loopback only. It cannot be set for everyone: a client would listen on the address that
+# the machine's own name resolves to, and job steps answer to 127.0.0.1.
+Include {layout.communication}
+
+StateSaveLocation={layout.controller_state}
+SlurmdSpoolDir={layout.spool}/%n
+SlurmctldPidFile={layout.run}/slurmctld.pid
+SlurmdPidFile={layout.run}/%n.pid
+SlurmctldLogFile={layout.logs}/slurmctld.log
+SlurmdLogFile={layout.logs}/%n.log
+SlurmctldDebug=info
+SlurmdDebug=info
+PlugStackConfig={layout.etc}/plugstack.conf
+MailProg=/bin/true
+JobCompType=jobcomp/filetxt
+JobCompLoc={layout.logs}/jobcomp.txt
+
+# No control groups: they are absent from many containers.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+# Nodes have what this file says, whatever slurmd finds on the machine.
+SlurmdParameters=config_overrides
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,requeue_setup_env_fail
+SlurmctldParameters=preempt_send_user_signal
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+# Short: a killed node is noticed in seconds, and comes back by itself.
+ReturnToService=2
+SlurmctldTimeout=10
+SlurmdTimeout=10
+KillWait=5
+InactiveLimit=0
+# Ended jobs stay in squeue and scontrol for ten minutes, for those who have no sacct.
+MinJobAge=600
+{accounting}
+NodeName={nodes} NodeAddr=127.0.0.1 Port={node_ports} {offer} State=UNKNOWN
+PartitionName=gpu Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+PartitionName=high Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=20 PreemptMode=OFF
+"""
+
+_NO_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+"""
+
+# AccountingStoragePass is the munge socket; without it slurmctld waits for the system's for minutes.
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={ports.slurmdbd}
+AccountingStoragePass={layout.munge_socket}
+AccountingStorageTRES=gres/gpu
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=5
+PriorityType=priority/multifactor
+"""
+
+# CLOUD nodes need no slurmd, and are not pinged, until a job is given to them: --test-only accepts a script
+# for a thousand of them in 20 ms. What makes the partition unusable in earnest is State=DOWN: jobs may queue
+# (reason PartitionDown) but never start, and --test-only does not look at it. With State=UP a job would be
+# "started" and wait in CONFIGURING for nodes that never boot. Cloud nodes are refused without the two
+# programs; SuspendTime=INFINITE keeps Slurm from ever calling the first, also for n1 and its like.
+_CLOUD = """
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=INFINITE
+# Let sinfo show nodes that are powered down.
+PrivateData=cloud
+NodeName={cloud} {offer} State=CLOUD
+PartitionName=cloud Nodes={cloud} MaxTime=INFINITE State=DOWN
+"""
+
+_SLURMDBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={ports.slurmdbd}
+CommunicationParameters=NoInAddrAny
+SlurmUser=root
+PidFile={layout.run}/slurmdbd.pid
+LogFile={layout.logs}/slurmdbd.log
+DebugLevel=info
+StorageType=accounting_storage/mysql
+# "localhost" means the Unix socket, which slurmdbd finds through MYSQL_UNIX_PORT: the database has no port.
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+"""
+
+
+def slurm_conf(options: Options, ports: Ports) -> str:
+    """Return the text of slurm.conf."""
+    layout = Layout(options.directory)
+    offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres=gpu:{options.gpus}"
+    text = _SLURM_CONF.format(
+        cluster=CLUSTER,
+        controller=CONTROLLER,
+        layout=layout,
+        ports=ports,
+        accounting=_ACCOUNTING.format(layout=layout, ports=ports) if options.accounting else _NO_ACCOUNTING,
+        nodes=_names(options),
+        node_ports=_bracket("", ports.slurmd[0], ports.slurmd[-1]),
+        offer=offer,
+    )
+    if options.cloud_nodes:
+        text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer)
+    return text
+
+
+def slurmdbd_conf(layout: Layout, ports: Ports) -> str:
+    """Return the text of slurmdbd.conf."""
+    return _SLURMDBD_CONF.format(layout=layout, ports=ports)
+
+
+def gres_conf(options: Options) -> str:
+    """Return the text of gres.conf: every node has the same fake GPUs."""
+    devices = Layout(options.directory).devices
+    return f"NodeName={_names(options)} Name=gpu File={_bracket(f'{devices}/gpu', 0, options.gpus - 1)}\n"
+
+
+def communication_conf() -> tuple[str, str]:
+    """Return what clients and what daemons include into slurm.conf."""
+    return (
+        "# Empty for clients. The daemons see another file here, mounted over this one.\n",
+        "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n",
+    )
+
+
+def hosts(options: Options, machine: Iterable[str]) -> str:
+    """Return the /etc/hosts of a node: all nodes are this machine, beside the names it knows already.
+
+    Parameters
+    ----------
+    machine
+        Lines of the machine's own /etc/hosts. A name that a node has too is not taken from it.
+    """
+    ours = [*options.node_names, CONTROLLER]
+    lines = ["127.0.0.1 localhost", f"127.0.0.1 {' '.join(ours)}"]
+    for line in machine:
+        words = line.split("#")[0].split()
+        names = [name for name in words[1:] if name not in ours]
+        if names:
+            lines.append(" ".join([words[0], *names]))
+    return "\n".join(lines) + "\n"
+
+
+def cloud_names(count: int) -> str:
+    """Name the cloud nodes the way Slurm does: ``cloud[0001-1024]``."""
+    width = max(4, len(str(count)))
+    return f"cloud[{1:0{width}}-{count:0{width}}]"
+
+
+def _names(options: Options) -> str:
+    return _bracket("n", 1, options.nodes)
+
+
+def _bracket(prefix: str, first: int, last: int) -> str:
+    return f"{prefix}{first}" if first == last else f"{prefix}[{first}-{last}]"

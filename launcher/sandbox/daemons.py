@@ -1,0 +1,147 @@
+"""The daemons of a sandbox, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from launcher.sandbox import configuration
+from launcher.sandbox.clients import ask
+from launcher.sandbox.layout import Layout
+from launcher.sandbox.ports import is_free
+from launcher.sandbox.prerequisites import program
+from launcher.sandbox.state import State
+from launcher.sandbox.supervision import StartError, Supervisor, tail
+
+_NULL_DEVICE = os.makedev(1, 3)
+
+
+def write_files(state: State) -> None:
+    """Write the configuration, the key and the device files."""
+    options, layout = state.options, state.layout
+    nodes = [layout.spool / name for name in options.node_names]
+    for folder in (layout.etc, layout.logs, layout.run, layout.devices, layout.controller_state, *nodes):
+        folder.mkdir(parents=True)
+    # munged insists on a folder that nobody else can write to.
+    layout.munge.mkdir(mode=0o755)
+    _write_secret(layout.munge_key, os.urandom(1024))
+    for index in range(options.gpus):
+        # A character device: with a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
+        os.mknod(layout.devices / f"gpu{index}", 0o20666, _NULL_DEVICE)
+    layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports))
+    (layout.etc / "gres.conf").write_text(configuration.gres_conf(options))
+    # Empty, so that the plug-ins of another Slurm on this machine are not loaded.
+    (layout.etc / "plugstack.conf").write_text("")
+    clients, daemons = configuration.communication_conf()
+    layout.communication.write_text(clients)
+    layout.daemon_communication.write_text(daemons)
+    layout.hosts.write_text(configuration.hosts(options, _machine_hosts()))
+
+
+def start_all(supervisor: Supervisor) -> None:
+    """Start every daemon and wait until all nodes are idle."""
+    state = supervisor.state
+    _start_munged(supervisor)
+    if state.options.accounting:
+        _start_accounting(supervisor)
+    _start_controller(supervisor)
+    _start_nodes(supervisor)
+
+
+def _start_munged(supervisor: Supervisor) -> None:
+    layout = supervisor.layout
+    command = ["munged", "--foreground", "--force", "--num-threads=2"]
+    command += [f"--key-file={layout.munge_key}", f"--socket={layout.munge_socket}"]
+    command += [f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.logs}/munged.log"]
+    command += [f"--seed-file={layout.munge}/seed"]
+    supervisor.start("munged", command)
+    supervisor.wait("munged", layout.munge_socket.exists)
+    supervisor.reporter.done("munged")
+
+
+def _start_accounting(supervisor: Supervisor) -> None:
+    layout, port = supervisor.layout, supervisor.state.ports.slurmdbd
+    _install_database(supervisor)
+    # No port at all, and no care for a power cut: the data goes with the directory.
+    command = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}"]
+    command += [f"--socket={layout.database_socket}", f"--pid-file={layout.run}/mariadbd.pid"]
+    command += ["--skip-networking", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
+    # slurmdbd complains about less.
+    command += ["--innodb-buffer-pool-size=128M", "--innodb-log-file-size=64M"]
+    command += ["--innodb-lock-wait-timeout=900"]
+    supervisor.start("mariadbd", command)
+    supervisor.wait("mariadbd", lambda: _greets(layout.database_socket))
+    supervisor.reporter.done("mariadbd")
+
+    _write_secret(layout.slurmdbd_conf, configuration.slurmdbd_conf(layout, supervisor.state.ports).encode())
+    supervisor.start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(layout.database_socket))
+    supervisor.wait("slurmdbd", lambda: not is_free(port))
+    cluster = configuration.CLUSTER
+    supervisor.wait("slurmdbd", lambda: _knows_cluster(layout, cluster))
+    supervisor.reporter.done(f"slurmdbd on port {port}")
+
+
+def _install_database(supervisor: Supervisor) -> None:
+    layout = supervisor.layout
+    supervisor.reporter.step("creating the database")
+    output = layout.output("mariadb-install-db")
+    command = [program("mariadb-install-db"), "--no-defaults", "--user=root", "--skip-test-db"]
+    command += [f"--datadir={layout.database}", "--auth-root-authentication-method=normal"]
+    layout.database.mkdir(mode=0o700)
+    with output.open("wb") as log:
+        outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
+    if outcome.returncode:
+        raise StartError(f"mariadb-install-db failed; the end of {output}:\n{tail(output)}")
+
+
+def _knows_cluster(layout: Layout, cluster: str) -> bool:
+    return ask(layout.slurm_conf, "sacctmgr", "--immediate", "--quiet", "add", "cluster", cluster) is not None
+
+
+def _start_controller(supervisor: Supervisor) -> None:
+    port = supervisor.state.ports.slurmctld
+    conf = str(supervisor.layout.slurm_conf)
+    supervisor.start_as_host(configuration.CONTROLLER, "slurmctld", ["slurmctld", "-D", "-f", conf])
+    supervisor.wait("slurmctld", lambda: not is_free(port))
+    supervisor.reporter.done(f"slurmctld on port {port}")
+
+
+def _start_nodes(supervisor: Supervisor) -> None:
+    options, conf = supervisor.state.options, supervisor.layout.slurm_conf
+    for name in options.node_names:
+        supervisor.start_as_host(name, name, ["slurmd", "-D", "-f", str(conf)])
+    supervisor.reporter.step("waiting for the nodes")
+    supervisor.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
+    supervisor.reporter.done(f"{options.nodes} nodes with {options.gpus} fake GPUs each")
+
+
+def _idle_nodes(conf: Path) -> int:
+    # "idle*" is a node that has not answered yet.
+    lines = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%t") or []
+    return lines.count("idle")
+
+
+def _greets(path: Path) -> bool:
+    """Whether a database answers on its socket; it does so when it is ready, not before."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+            return bool(probe.recv(1))
+        except OSError:
+            return False
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def _machine_hosts() -> list[str]:
+    try:
+        return Path("/etc/hosts").read_text().splitlines()
+    except OSError:
+        return []

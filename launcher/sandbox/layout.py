@@ -1,0 +1,110 @@
+"""Every path of a sandbox, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.sandbox import slurm_conf_path
+
+# sockaddr_un.sun_path holds 108 bytes, the last of them a zero.
+_SOCKET_PATH_LIMIT = 107
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The files and folders under a sandbox's directory."""
+
+    directory: Path
+
+    @property
+    def state_file(self) -> Path:
+        return self.directory / "sandbox.json"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return slurm_conf_path(self.directory)
+
+    @property
+    def etc(self) -> Path:
+        return self.directory / "etc"
+
+    @property
+    def slurmdbd_conf(self) -> Path:
+        return self.etc / "slurmdbd.conf"
+
+    @property
+    def hosts(self) -> Path:
+        return self.etc / "hosts"
+
+    @property
+    def communication(self) -> Path:
+        """Included by slurm.conf; the daemons see `daemon_communication` in its place."""
+        return self.etc / "communication.conf"
+
+    @property
+    def daemon_communication(self) -> Path:
+        return self.etc / "communication-of-daemons.conf"
+
+    @property
+    def devices(self) -> Path:
+        return self.directory / "dev"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "run"
+
+    @property
+    def controller_state(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def spool(self) -> Path:
+        return self.directory / "spool"
+
+    @property
+    def munge(self) -> Path:
+        return self.directory / "munge"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.munge / "key"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.munge / "socket"
+
+    @property
+    def database(self) -> Path:
+        return self.directory / "mysql"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.run / "mysql.sock"
+
+    def output(self, daemon: str) -> Path:
+        """What a daemon wrote to its standard output and error."""
+        return self.logs / f"{daemon}.out"
+
+    def check_socket_length(self, nodes: int) -> None:
+        """Refuse a directory whose sockets would have names that the kernel cuts off.
+
+        Raises
+        ------
+        UserError
+            When the longest socket, that of a job step on the last node, would not fit.
+        """
+        node = f"n{nodes}"
+        longest = self.spool / node / f"{node}_99999999.4294967295"
+        excess = len(str(longest).encode()) - _SOCKET_PATH_LIMIT
+        if excess > 0:
+            raise UserError(
+                f"the path of the sandbox is too long by {excess} characters: {self.directory}\n"
+                f"  Slurm puts Unix sockets in it, such as {longest}, of at most {_SOCKET_PATH_LIMIT} bytes.",
+                hint="choose a shorter one with --dir",
+            )

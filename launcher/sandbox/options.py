@@ -1,0 +1,84 @@
+"""What a user may choose about a sandbox."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.errors import UserError
+from launcher.sandbox import default_directory
+
+# slurm.conf has no quoting: a blank, a comma or a bracket in a path would be read as something else.
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9._+@/-]*")
+_LIMITS = {"nodes": (1, 256), "gpus": (1, 64), "cpus": (1, 1024), "cloud_nodes": (0, 16384)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The size and the place of a sandbox.
+
+    Parameters
+    ----------
+    directory
+        Everything the sandbox writes lies under it, and goes with it.
+    nodes
+        Nodes with a slurmd that run jobs.
+    gpus, cpus
+        What every node offers. Both are claims: jobs share the processors of this machine.
+    accounting
+        Run a private MariaDB and slurmdbd too, so that ``sacct`` answers.
+    cloud_nodes
+        Nodes of the partition that only ``sbatch --test-only`` can use; 0 for no such partition.
+    base_port
+        First of the ports; `None` chooses free ones.
+    """
+
+    directory: Path = field(default_factory=default_directory)
+    nodes: int = 4
+    gpus: int = 8
+    cpus: int = 64
+    accounting: bool = False
+    cloud_nodes: int = 1024
+    base_port: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", self.directory.resolve())
+        if not _PLAIN_PATH.fullmatch(str(self.directory)):
+            raise UserError(
+                f"a sandbox cannot live in {str(self.directory)!r}: slurm.conf cannot quote a path",
+                hint="choose a directory of letters, digits and . _ + @ - with --dir",
+            )
+        for name, (low, high) in _LIMITS.items():
+            if not low <= getattr(self, name) <= high:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} {getattr(self, name)}: expected {low} to {high}")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(f"n{index}" for index in range(1, self.nodes + 1))
+
+    def differences(self, other: Options) -> list[str]:
+        """Say in what this sandbox, which is up, differs from another that is asked for."""
+        found = []
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if each.name == "base_port" and theirs is None:
+                continue
+            if mine != theirs:
+                found.append(f"{each.name.replace('_', ' ')} {_word(mine)}, asked for {_word(theirs)}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {
+            "directory": str(self.directory)
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        return cls(**record | {"directory": Path(record["directory"])})
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,111 @@
+"""What a real multi-node Slurm needs of the machine, told exactly before anything is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from launcher.errors import UserError
+
+# No program, but a package of its own: slurmdbd cannot speak to a database without it.
+_MYSQL_PLUGIN = "accounting_storage_mysql.so"
+_DEBIAN_PLUGINS = "*/slurm-wlm"
+# Programs and the Debian packages that have them. `slurm-wlm` stands for the controller, the node daemon
+# and the clients together.
+_PROGRAMS = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sinfo": "slurm-wlm",
+    "squeue": "slurm-wlm",
+    "sbatch": "slurm-wlm",
+    "srun": "slurm-wlm",
+    "scancel": "slurm-wlm",
+    "munged": "munge",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "hostname": "hostname",
+}
+_ACCOUNTING_PROGRAMS = {
+    "slurmdbd": "slurmdbd",
+    _MYSQL_PLUGIN: "slurm-wlm-mysql-plugin",
+    "sacctmgr": "slurm-wlm",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+}
+# Where daemons are; `su` without a dash leaves a PATH without it.
+_SYSTEM_FOLDERS = "/usr/sbin:/sbin"
+_LOCAL = "to train without Slurm and without root, use cluster=local"
+
+
+def check(accounting: bool) -> None:
+    """Check everything that must be there before a sandbox is started.
+
+    Raises
+    ------
+    UserError
+        Naming what is missing and how to get it.
+    """
+    check_root()
+    check_programs(accounting)
+    check_namespaces()
+
+
+def check_root() -> None:
+    """Refuse to go on without root."""
+    if os.geteuid() != 0:
+        raise UserError(
+            "a real multi-node Slurm needs root: device files stand for its GPUs, and every node has a "
+            "host name and a mount namespace of its own",
+            hint=f"run it as root, for example with sudo; {_LOCAL}",
+        )
+
+
+def check_programs(accounting: bool) -> None:
+    """Name the programs that are missing and the one command that installs them."""
+    needed = _PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {})
+    missing = [name for name in needed if not _is_installed(name)]
+    if not missing:
+        return
+    packages = dict.fromkeys(needed[name] for name in missing)
+    raise UserError(
+        f"not installed: {', '.join(missing)}",
+        hint=f"on Debian or Ubuntu: apt-get install --no-install-recommends {' '.join(packages)}\n  {_LOCAL}",
+    )
+
+
+def check_namespaces() -> None:
+    """Refuse a container whose root may not make namespaces and mounts."""
+    trial = [program("unshare"), "--uts", "--mount", "--propagation", "slave"]
+    trial += ["sh", "-c", 'hostname n1 && mount --bind "$1" "$1"', "trial", "/etc/hosts"]
+    try:
+        outcome = subprocess.run(trial, capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return
+    if outcome.returncode:
+        raise UserError(
+            f"a node cannot have a host name and mounts of its own here: {outcome.stderr.strip()}",
+            hint=f"in a container this needs the capability SYS_ADMIN (docker run --privileged); {_LOCAL}",
+        )
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of a program, also when the PATH lacks the folders of daemons."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_FOLDERS}")
+
+
+def _is_installed(name: str) -> bool:
+    if name != _MYSQL_PLUGIN:
+        return find_program(name) is not None
+    # Elsewhere than in Debian's folder, which is only looked at where it exists, slurmdbd itself will tell.
+    folders = list(Path("/usr/lib").glob(_DEBIAN_PLUGINS))
+    return not folders or any((folder / name).exists() for folder in folders)
+
+
+def program(name: str) -> str:
+    """Return the path of a program that `check_programs` has found."""
+    path = find_program(name)
+    if path is None:
+        raise UserError(f"not installed: {name}")
+    return path

@@ -1,0 +1,113 @@
+"""Starting daemons one by one, each recorded before it can be lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.sandbox import processes
+from launcher.sandbox.prerequisites import program
+from launcher.sandbox.reporting import Reporter
+from launcher.sandbox.state import State
+
+# Marks the daemons, and through them slurmstepd, as belonging to a sandbox.
+MARKER = "SLIPWAY_SANDBOX_MEMBER"
+_PATIENCE_SECONDS = 30.0
+_TAIL_LINES = 15
+
+# In a namespace of its own: the host name, the hosts file, and the daemons' part of slurm.conf. Mounts made
+# on the machine later still arrive (slave), those made here never leave.
+_ENTER = """
+set -e
+hostname "$1"
+mount --bind "$2" /etc/hosts
+mount --bind "$3" "$4"
+cd /
+shift 4
+exec "$@"
+"""
+
+
+class StartError(UserError):
+    """A daemon of the sandbox ended or never became ready."""
+
+
+class Supervisor:
+    """Starts the daemons of one sandbox."""
+
+    def __init__(self, state: State, reporter: Reporter) -> None:
+        self.state = state
+        self.layout = state.layout
+        self.reporter = reporter
+
+    def start(self, name: str, command: Sequence[str], **environment: str) -> None:
+        """Start a daemon that stays in the foreground, detached from the terminal, and record it."""
+        self.reporter.step(f"starting {name}")
+        output = self.layout.output(name)
+        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # Not subprocess: the child outlives this process, which Popen objects warn about.
+        pid = os.posix_spawn(
+            program("env"),
+            ["env", "--chdir=/", program(command[0]), *command[1:]],
+            self._environment() | environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(output), write, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        process = processes.find(pid)
+        if process is None:
+            raise self._failure(name, "ended at once")
+        self.state.daemons[name] = process
+        self.state.save()
+
+    def start_as_host(self, host: str, name: str, command: Sequence[str]) -> None:
+        """Start a daemon on a machine of its own, as far as it can tell."""
+        layout = self.layout
+        enter = ["unshare", "--uts", "--mount", "--propagation", "slave", "sh", "-c", _ENTER, "enter"]
+        files = [str(layout.hosts), str(layout.daemon_communication), str(layout.communication)]
+        self.start(name, [*enter, host, *files, program(command[0]), *command[1:]])
+
+    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Wait until a daemon is ready.
+
+        Raises
+        ------
+        StartError
+            When it, or one started before, ends instead, or when it takes too long.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not ready():
+            for each, process in self.state.daemons.items():
+                code = processes.reap(process.pid)
+                if code is not None or not process.is_alive:
+                    raise self._failure(each, f"ended with exit code {code}" if code is not None else "ended")
+            if time.monotonic() > deadline:
+                raise self._failure(name, f"was not ready after {_PATIENCE_SECONDS:.0f} s")
+            time.sleep(0.01)
+
+    def _environment(self) -> dict[str, str]:
+        # None of the user's: what a job sees of it comes with the submission.
+        return {
+            "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",
+            "SLURM_CONF": str(self.layout.slurm_conf),
+            MARKER: str(self.layout.directory),
+        }
+
+    def _failure(self, name: str, what: str) -> StartError:
+        output = self.layout.output(name)
+        return StartError(f"{name} {what}; the end of {output}:\n{tail(output)}")
+
+
+def tail(path: Path) -> str:
+    """Return the last lines of a log, indented."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        lines = []
+    return "\n".join(f"    {line}" for line in lines) or "    (empty)"

@@ -1,0 +1,101 @@
+"""What the rest of the launcher knows of a scheduler: one small protocol and the states of a job."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class State(enum.Enum):
+    """The states of a job, in Slurm's words, and those that only we know."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    DEADLINE = "DEADLINE"
+    SUSPENDED = "SUSPENDED"
+    NOT_SUBMITTED = "NOT_SUBMITTED"
+    # Asked, and not told: never to be shown as healthy.
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+    @property
+    def is_good(self) -> bool:
+        return self is State.COMPLETED
+
+
+_FINAL = {
+    State.COMPLETED,
+    State.FAILED,
+    State.CANCELLED,
+    State.TIMEOUT,
+    State.OUT_OF_MEMORY,
+    State.NODE_FAIL,
+    State.PREEMPTED,
+    State.DEADLINE,
+    State.NOT_SUBMITTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as its scheduler sees it.
+
+    `reason` is the scheduler's own word (why a job waits, how it ended); `nodes` its node list; `elapsed`
+    the time it ran, as ``[D-]HH:MM:SS``; `exit_code` is ``None`` until it is known.
+    """
+
+    state: State
+    reason: str | None = None
+    nodes: str | None = None
+    elapsed: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A job to ask about: its id, and the launch directory in which it leaves its own marks."""
+
+    job_id: str
+    launch_dir: Path
+
+
+class Scheduler(Protocol):
+    """Where jobs run."""
+
+    def validate(self, script_text: str) -> None:
+        """Show the script to the scheduler without submitting it.
+
+        Raises
+        ------
+        UserError
+            With the scheduler's own words, if it would refuse the script or cannot be reached.
+        """
+
+    def submit(self, script: Path) -> str:
+        """Submit a script that lies in its launch directory; return the job's id.
+
+        Raises
+        ------
+        UserError
+            With the scheduler's own words, if it refuses.
+        """
+
+    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
+        """The status of each job, by job id, in one question for all of them."""
+
+    def cancel(self, job_id: str) -> None:
+        """End a job."""

@@ -1,0 +1,65 @@
+"""Running a cluster's commands in an environment that cannot change what they mean."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UserError
+
+# Variables with these beginnings override a script's own header (SBATCH_), leak out of an allocation
+# (SLURM_) or change what the commands print (SQUEUE_, SACCT_, ...).
+_LEAKS = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "PMI_", "PMIX_")
+
+# The configuration of the site, where the user's shell names it.
+_KEPT = ("SLURM_CONF",)
+
+_TIMEOUT_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def leaked_variables(environment: Mapping[str, str]) -> list[str]:
+    """The variables of an environment that would silently change a submission."""
+    return sorted(name for name in environment if name.startswith(_LEAKS) and name not in _KEPT)
+
+
+def clean_environment(slurm_conf: str | None) -> dict[str, str]:
+    """The user's environment without what would silently change a submission."""
+    leaked = set(leaked_variables(os.environ))
+    environment = {name: value for name, value in os.environ.items() if name not in leaked}
+    if slurm_conf is not None:
+        environment["SLURM_CONF"] = slurm_conf
+    return environment
+
+
+def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> Answer:
+    """Run a command of the cluster's and wait for what it says.
+
+    Raises
+    ------
+    UserError
+        If the command does not exist or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            command, env=environment, input=stdin, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{command[0]} is not on this machine: there is no Slurm here",
+            hint="a throw-away Slurm: `slipway sandbox up` and cluster=sandbox; without Slurm: cluster=local;"
+            " only to see the script: --dry-run",
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{command[0]} did not answer within {_TIMEOUT_SECONDS} s") from error
+    return Answer(done.returncode, done.stdout, done.stderr)

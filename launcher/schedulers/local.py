@@ -1,0 +1,71 @@
+"""This machine without Slurm: the script is a background process, and its pid the job's id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.schedulers.base import JobStatus, State, Ticket
+from launcher.schedulers.commands import clean_environment
+from launcher.schedulers.states import from_markers
+
+_PENDING_LOG = ".log"
+
+
+class LocalScheduler:
+    """Runs jobs at once, as processes of their own session."""
+
+    def validate(self, script_text: str) -> None:
+        """Nothing can refuse a job here."""
+
+    def submit(self, script: Path) -> str:
+        """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
+        log = script.parent / _PENDING_LOG
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                ["bash", str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=clean_environment(None),
+                start_new_session=True,
+            )
+        # The log is named after the job, whose id is known only now; the process keeps its open file.
+        job_name = script.name.removesuffix("_submission.sh")
+        log.rename(script.parent / f"log-{job_name}_{process.pid}.out")
+        return str(process.pid)
+
+    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
+        return {ticket.job_id: _status(ticket) for ticket in tickets}
+
+    def cancel(self, job_id: str) -> None:
+        try:
+            os.killpg(int(job_id), signal.SIGTERM)
+        except ProcessLookupError as error:
+            raise UserError(f"job {job_id} is not running") from error
+
+
+def _status(ticket: Ticket) -> JobStatus:
+    marked = from_markers(ticket.launch_dir, ticket.job_id)
+    if marked is not None and marked.state.is_final:
+        return marked
+    if _runs_script_of(ticket):
+        return JobStatus(State.RUNNING, nodes="localhost")
+    # The mark may have been written between the two looks.
+    marked = from_markers(ticket.launch_dir, ticket.job_id)
+    if marked is not None and marked.state.is_final:
+        return marked
+    return JobStatus(State.FAILED, "the process is gone and left no mark: it was killed")
+
+
+def _runs_script_of(ticket: Ticket) -> bool:
+    """Whether the process is still the job's: pids are used again."""
+    try:
+        command = Path(f"/proc/{int(ticket.job_id)}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
+    return os.fsencode(str(ticket.launch_dir)) in command

@@ -1,0 +1,18 @@
+"""Which scheduler a launch belongs to."""
+
+from __future__ import annotations
+
+from launcher.runs.manifest import Manifest
+from launcher.schedulers.base import Scheduler
+from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.slurm import SlurmScheduler
+
+
+def scheduler_for(name: str, slurm_conf: str | None) -> Scheduler:
+    """The scheduler that `cluster.scheduler` names."""
+    return LocalScheduler() if name == "local" else SlurmScheduler(slurm_conf)
+
+
+def open_scheduler(manifest: Manifest) -> Scheduler:
+    """The scheduler that a launch was submitted to."""
+    return scheduler_for(manifest.scheduler, manifest.slurm_conf)

@@ -1,0 +1,79 @@
+"""Slurm: submission and cancelling through submitit, states through its own commands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.schedulers import states
+from launcher.schedulers.base import JobStatus, Ticket
+from launcher.schedulers.commands import ask, clean_environment, leaked_variables
+
+
+class SlurmScheduler:
+    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
+
+    def __init__(self, slurm_conf: str | None = None) -> None:
+        self._slurm_conf = slurm_conf
+        self._environment = clean_environment(slurm_conf)
+
+    def validate(self, script_text: str) -> None:
+        """Let sbatch judge the script without submitting it; see `Scheduler.validate`."""
+        self._require_configuration()
+        answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
+        if answer.code != 0:
+            raise UserError(f"Slurm would refuse this job: {_words(answer.stderr)}")
+
+    def submit(self, script: Path) -> str:
+        """Submit a script; see `Scheduler.submit`."""
+        # Imported late: a dry run needs no submitit.
+        from launcher.schedulers.submission import submit_script
+
+        unset = leaked_variables(os.environ)
+        return submit_script(script, unset=unset, slurm_conf=self._slurm_conf)
+
+    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
+        """Ask squeue once and, for jobs that it no longer knows as alive, sacct once."""
+        asked = list(tickets)
+        self._require_configuration()
+        live = self._squeue(asked)
+        ended = [t for t in asked if t.job_id not in live or live[t.job_id].state.is_final]
+        accounted = self._sacct(ended) if ended else {}
+        return {t.job_id: states.resolve(t, live.get(t.job_id), accounted.get(t.job_id)) for t in asked}
+
+    def cancel(self, job_id: str) -> None:
+        answer = ask(["scancel", job_id], self._environment)
+        if answer.code != 0:
+            raise UserError(f"Slurm did not cancel job {job_id}: {_words(answer.stderr)}")
+
+    def _squeue(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
+        jobs = ",".join(ticket.job_id for ticket in tickets)
+        command = ["squeue", "--noheader", "--states=all", f"--Format={states.SQUEUE_FORMAT}", f"--jobs={jobs}"]
+        answer = ask(command, self._environment)
+        # Asked for one job alone that it has forgotten, squeue calls the id invalid; that is no failure.
+        if answer.code != 0 and "Invalid job id" not in answer.stderr:
+            raise UserError(f"squeue failed: {_words(answer.stderr)}")
+        return states.parse_squeue(answer.stdout)
+
+    def _sacct(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
+        jobs = ",".join(ticket.job_id for ticket in tickets)
+        options = ["--noheader", "--parsable2", "--allocations", f"--format={states.SACCT_FORMAT}"]
+        answer = ask(["sacct", *options, f"--jobs={jobs}"], self._environment)
+        # Without accounting sacct exits 1; the job's own marks are what is left to go by.
+        return states.parse_sacct(answer.stdout) if answer.code == 0 else {}
+
+    def _require_configuration(self) -> None:
+        if self._slurm_conf is not None and not Path(self._slurm_conf).exists():
+            raise UserError(
+                f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
+                hint="for cluster=sandbox, boot it first: slipway sandbox up",
+            )
+
+
+def _words(stderr: str) -> str:
+    """Slurm's message without its program's name in front of every line."""
+    lines = [re.sub(r"^\w+: (error: )?", "", line).strip() for line in stderr.splitlines()]
+    return "; ".join(line for line in lines if line) or "no reason given"

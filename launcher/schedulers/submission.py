@@ -1,0 +1,62 @@
+"""submitit, told to submit our own script.
+
+The hooks used here are private to submitit: tests/test_submission.py is the contract with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from submitit import SlurmExecutor
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from launcher.errors import UserError
+
+# submitit keeps its own copy of what was submitted, named after the job.
+_FOLDER = "submitit"
+
+
+class SbatchExecutor(SlurmExecutor):
+    """Submits a script that is already written, in place of one that runs a pickled function."""
+
+    def __init__(self, script: Path, unset: Sequence[str], slurm_conf: str | None) -> None:
+        super().__init__(folder=script.parent / _FOLDER)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._script = script
+        self._unset = unset
+        self._slurm_conf = slurm_conf
+
+    def submit_script(self) -> str:
+        """Submit, and return the job's id."""
+        return str(self._submit_command("").job_id)
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self._script.read_text(encoding="utf-8")
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        # `env` and not os.environ: submitting must not change the launcher's own environment.
+        environment = [argument for name in self._unset for argument in ("-u", name)]
+        if self._slurm_conf is not None:
+            environment.append(f"SLURM_CONF={self._slurm_conf}")
+        return ["env", *environment, "sbatch", str(self._script)]
+
+
+def submit_script(script: Path, unset: Sequence[str], slurm_conf: str | None) -> str:
+    """Submit a written script with submitit; return the job's id.
+
+    Parameters
+    ----------
+    unset
+        Names of variables that sbatch must not see.
+
+    Raises
+    ------
+    UserError
+        With Slurm's own words, if it refuses.
+    """
+    try:
+        return SbatchExecutor(script, unset, slurm_conf).submit_script()
+    except (FailedJobError, FailedSubmissionError) as error:
+        told = [line for line in str(error).splitlines() if "error" in line.lower()]
+        raise UserError(f"Slurm refused the job: {' '.join(told) or error}") from error

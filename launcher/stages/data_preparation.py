@@ -1,0 +1,45 @@
+"""The data preparation stage: text files to a tokenizer and Megatron's .bin/.idx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.config.schema import RunConfig, TextPreparationConfig
+from launcher.plan import Job, Payload
+from launcher.runs.paths import LaunchPaths
+from launcher.stages import common
+
+
+def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: LaunchPaths) -> Job:
+    """Plan the tokenizing of a text corpus: one task on one node, without GPUs."""
+    outputs = sorted({Path(text.output_prefix).parent, Path(text.tokenizer_dir)})
+    cluster = config.cluster.model_copy(
+        update={"gpus_per_node": None, "gpus_per_task": None, "gres": None, "exclusive": False}
+    )
+    return Job(
+        stage="data_preparation",
+        engine="megatron",
+        resources=common.resources(cluster, text.run, nodes=1, tasks=1),
+        queue=common.queue(cluster, text.run),
+        payload=Payload(
+            argv=(common.python(config), "-u", "-m", "trainer.data.tokenize", *_arguments(text)),
+            working_dir=str(paths.code),
+            python_path=(str(paths.code),),
+        ),
+        container=common.container(config, writable=[Path(config.base_results_dir), *outputs]),
+        environment=common.environment(config),
+        srun_args=tuple(cluster.srun_args),
+        merge_stderr=cluster.stderr_to_stdout,
+        directories=tuple(outputs),
+    )
+
+
+def _arguments(text: TextPreparationConfig) -> list[str]:
+    arguments = ["--input", *(str(Path(path).absolute()) for path in text.inputs)]
+    for name in ("pattern", "output_prefix", "tokenizer_dir", "vocab_size", "workers", "seed"):
+        arguments.append(f"--{name.replace('_', '-')}={getattr(text, name)}")
+    for name in ("max_files", "max_bytes"):
+        value = getattr(text, name)
+        if value is not None:
+            arguments.append(f"--{name.replace('_', '-')}={value}")
+    return arguments

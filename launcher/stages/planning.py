@@ -1,0 +1,52 @@
+"""The checked configuration to a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.config.schema import RunConfig, RunConfigNode
+from launcher.errors import UserError
+from launcher.plan import Job, Plan
+from launcher.runs.paths import LaunchPaths
+from launcher.stages import common
+from launcher.stages.data_preparation import data_preparation_job
+from launcher.stages.training import training_job
+
+
+def run_directory(config: RunConfig) -> Path:
+    """The directory of the run that a configuration describes."""
+    return common.launch_paths(_run_node(config), config.cluster, number=1).run_dir
+
+
+def _run_node(config: RunConfig) -> RunConfigNode:
+    """The `run` node of the one stage that a launch has.
+
+    Raises
+    ------
+    UserError
+        If several stages are asked for: chains of stages are not there yet.
+    """
+    if len(config.stages) > 1:
+        raise UserError(f"stages={config.stages}: launch one stage at a time", hint="stages=[training]")
+    node = config.training or config.data_preparation
+    assert node is not None
+    return node.run
+
+
+def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
+    """Plan one launch of a run. A pure function of its arguments."""
+    paths = common.launch_paths(_run_node(config), config.cluster, number)
+    return Plan(
+        paths=paths,
+        tag=tag,
+        scheduler=config.cluster.scheduler,
+        slurm_conf=config.cluster.slurm_conf,
+        job=_job(config, paths),
+    )
+
+
+def _job(config: RunConfig, paths: LaunchPaths) -> Job:
+    if config.training is not None:
+        return training_job(config, config.training, paths)
+    assert config.data_preparation is not None
+    return data_preparation_job(config, config.data_preparation, paths)

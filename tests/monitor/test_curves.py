@@ -1,0 +1,134 @@
+"""Launches joined into one curve, and the closing table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from monitor_samples import FakeScheduler, Runs, append, held_out, start, train, validation, whole_training
+
+from launcher.errors import UserError
+from launcher.monitor.curves import Curves, finite_points, smooth
+from launcher.monitor.events import parse_event
+from launcher.monitor.summary import summarize
+from launcher.monitor.terminal_plot import thin, ticks
+from launcher.schedulers.base import JobStatus, State
+
+
+def joined(*launches: list[dict[str, object]]) -> Curves:
+    curves = Curves()
+    for launch in launches:
+        parsed = [parse_event(json.dumps(event)) for event in launch]
+        curves.add(event for event in parsed if event)
+    return curves
+
+
+def test_a_later_launch_overrides_what_it_repeats() -> None:
+    first = [
+        start(),
+        *(train(step, loss=1.0) for step in range(1, 121)),
+        validation(100, 1.0),
+        validation(120, 1.0),
+    ]
+    second = [
+        start(100, time=2000.0),
+        *(train(step, time=1900.0 + step, loss=2.0) for step in range(101, 111)),
+    ]
+    curves = joined(first, second)
+    assert [point.step for point in curves.points] == list(range(1, 111))
+    assert [point.loss for point in curves.points[98:102]] == [1.0, 1.0, 2.0, 2.0]
+    assert curves.validations == [(100, 1.0)]
+    assert curves.resumed == [100]
+    assert curves.seconds == 60.0 + 10.0  # the time between the launches is nobody's
+
+
+def test_a_launch_that_never_trained_forgets_nothing() -> None:
+    curves = joined(whole_training(0, 50), [start(50, time=9000.0)], [])
+    assert curves.points[-1].step == 50 and curves.resumed == []
+
+
+def test_starting_afresh_begins_the_curve_anew() -> None:
+    curves = joined(
+        whole_training(0, 50), [start(0, time=9000.0), train(1, time=9001.0), train(2, time=9002.0)]
+    )
+    assert [point.step for point in curves.points] == [1, 2]
+    assert curves.validations == [] and curves.resumed == []
+
+
+def test_tokens_count_the_steps_between_points() -> None:
+    every_tenth = [start(), *(train(step) for step in range(10, 101, 10))]
+    bigger_batches = [start(100, tokens_per_step=4096), train(110), train(120)]
+    curves = joined(every_tenth, bigger_batches)
+    assert curves.tokens == 100 * 2048 + 20 * 4096
+    assert curves.tokens_per_second == pytest.approx(4096.0)
+
+
+def test_smoothing() -> None:
+    assert smooth([1.0, 5.0, 3.0], window=1) == [1.0, 5.0, 3.0]
+    assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 11 / 3, 3.0]
+    assert smooth([]) == []
+    assert finite_points([(1, float("nan")), (2, None), (3, float("inf")), (4, 1.0)]) == [(4, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 300, [0, 50, 100, 150, 200, 250, 300]),
+        (4.2, 8.9, [5, 6, 7, 8]),
+        (5, 5, [5]),
+        (0, 7, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_ticks(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high, 8 if low == 0 else 6) == expected
+
+
+def test_thinning_keeps_the_ends() -> None:
+    points = [(step, float(step)) for step in range(1000)]
+    thinned = thin(points, 50)
+    assert len(thinned) == 50 and thinned[0] == points[0] and thinned[-1] == points[-1]
+    assert thin(points[:3], 50) == points[:3]
+
+
+def test_summary(runs: Runs, scheduler: FakeScheduler) -> None:
+    append(runs.launch(), whole_training(0, 180))
+    append(runs.launch(number=2), whole_training(150, 300))
+    scheduler.set("12", JobStatus(State.COMPLETED, None, "n[1-2]", "00:01:15", 0))
+    summary, curves = summarize(runs.base / "gpt3_tiny")
+    assert (summary.world, summary.tensor, summary.data, summary.step, summary.max_steps) == (
+        4,
+        2,
+        2,
+        300,
+        300,
+    )
+    assert summary.tokens == 300 * 2048 and summary.state == "COMPLETED" and summary.job_id == "12"
+    assert summary.below_entropy is True
+    rows = dict(summary.rows())
+    assert rows["below entropy"] == "yes, by 1.7353 nats"
+    assert rows["held-out loss"] == "7.5885 → 4.3647"
+    assert rows["tasks"] == "2 nodes × 2 tasks = 4"
+    assert len(curves.points) == 300
+    assert json.loads(json.dumps(summary.to_json(), allow_nan=False))["launches"] == 2
+
+
+def test_a_model_that_learned_nothing_is_not_below(runs: Runs, scheduler: FakeScheduler) -> None:
+    append(runs.launch(), [start(), held_out(6.1), train(1, loss=float("nan")), validation(1, 9.0)])
+    summary, _ = summarize(runs.base / "gpt3_tiny")
+    assert (
+        summary.below_entropy is False and dict(summary.rows())["below entropy"] == "no, above by 2.9000 nats"
+    )
+    assert summary.to_json()["last_loss"] == "nan" and summary.state == "UNKNOWN"
+
+
+def test_a_run_without_validation(runs: Runs, scheduler: FakeScheduler) -> None:
+    append(runs.launch(), [start(), train(1), train(2)])
+    summary, _ = summarize(runs.base / "gpt3_tiny")
+    rows = dict(summary.rows())
+    assert summary.below_entropy is None and rows["below entropy"] == rows["held-out loss"] == "-"
+
+
+def test_nothing_to_sum_up(runs: Runs, scheduler: FakeScheduler) -> None:
+    runs.launch()
+    with pytest.raises(UserError, match="no training step yet"):
+        summarize(runs.base / "gpt3_tiny")

@@ -1,0 +1,116 @@
+"""Reading what a trainer appends, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from monitor_samples import Runs, append, end, held_out, start, train, validation, whole_training
+
+from launcher.monitor.events import (
+    End,
+    EventReader,
+    HeldOut,
+    Start,
+    Train,
+    parse_event,
+    read_ends,
+    read_events,
+)
+from launcher.monitor.progress import Progress
+
+
+def progress(*events: dict[str, object]) -> Progress:
+    parsed = [parse_event(json.dumps(event)) for event in events]
+    return Progress(event for event in parsed if event)
+
+
+def test_reading_while_it_is_written(runs: Runs) -> None:
+    directory = runs.launch()
+    path = directory / "results" / "metrics.jsonl"
+    reader = EventReader(path)
+    assert reader.poll() == []
+    append(directory, [start(), held_out(), train(1)])
+    assert [type(event) for event in reader.poll()] == [Start, HeldOut, Train]
+    assert reader.poll() == []
+    line = json.dumps(train(2)) + "\n"
+    with path.open("a") as stream:
+        stream.write(line[:30])
+        stream.flush()
+        assert reader.poll() == []
+        stream.write(line[30:])
+    assert [event.step for event in reader.poll() if isinstance(event, Train)] == [2]
+
+
+def test_a_line_torn_by_a_kill_costs_only_itself(runs: Runs) -> None:
+    path = append(runs.launch(), [start(), train(1)])
+    with path.open("a") as stream:
+        stream.write(json.dumps(train(2))[:25] + json.dumps(start(1)) + "\n" + json.dumps(train(2)) + "\n")
+    assert [type(event) for event in read_events(path)] == [Start, Train, Start, Train]
+
+
+def test_what_is_not_known_is_passed_over() -> None:
+    for line in (
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"kind": "gradient"}',
+        '{"kind": "train"}',
+        '{"kind": "train", "x',
+        "\0",
+    ):
+        assert parse_event(line) is None
+    assert parse_event('{"kind": "data", "split": "train", "tokens": 5}') is None
+
+
+def test_a_loss_that_is_not_a_number() -> None:
+    event = parse_event('{"kind": "train", "time": 1, "step": 2, "loss": NaN, "lr": null}')
+    assert isinstance(event, Train) and event.loss is not None and math.isnan(event.loss)
+    assert event.learning_rate is None
+
+
+def test_ends_of_a_long_file(runs: Runs) -> None:
+    path = append(runs.launch(), whole_training())
+    assert read_ends(path) == read_events(path)
+    ends = read_ends(path, head=1000, tail=2000)
+    assert isinstance(ends[0], Start) and isinstance(ends[1], HeldOut) and isinstance(ends[-1], End)
+    assert 10 < len(ends) < 30
+    assert read_ends(path.with_name("missing")) == []
+
+
+def test_progress() -> None:
+    seen = progress(*whole_training(0, 100)[:-1])
+    assert (seen.step, seen.max_steps, seen.tokens_per_second) == (100, 300, 4096.0)
+    assert seen.steps_per_second == 2.0 and seen.eta == 100.0
+    assert seen.held_out and seen.held_out.unigram_entropy == 6.1
+
+
+def test_nothing_is_known_before_there_is_something() -> None:
+    empty = progress()
+    assert (empty.step, empty.eta, empty.loss, empty.tokens_per_second) == (None, None, None, None)
+    begun = progress(start(40))
+    assert (begun.step, begun.eta) == (40, None)
+    assert progress(start(), train(1)).eta is None  # one point has no rate
+
+
+def test_eta_after_a_resume_counts_from_there() -> None:
+    # Requeued in the same file: an hour later, at step 50, twice as fast.
+    events = [start(), train(1), train(100), start(50, time=5000.0)]
+    assert progress(*events).eta is None
+    events += [train(51, time=5001.0), train(55, time=5002.0)]
+    assert progress(*events).eta == (300 - 55) / 4
+
+
+def test_eta_is_never_negative() -> None:
+    assert progress(start(max_steps=100), train(90), train(120)).eta == 0.0
+    assert progress(start(300), end(300, 1001.0)).eta == 0.0
+    backwards = progress(start(), train(1, time=1000.0), train(2, time=900.0))  # a clock set back
+    assert backwards.eta is None
+    repeated = progress(start(), train(5), train(3))
+    assert repeated.eta is None
+
+
+def test_validation_and_end() -> None:
+    seen = progress(start(), train(25), validation(25, 7.5), end(25, 1020.0))
+    assert seen.validation_loss == 7.5 and seen.end and seen.end.reason == "max_steps"

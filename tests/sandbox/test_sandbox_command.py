@@ -1,0 +1,133 @@
+"""`slipway sandbox` without a Slurm: what is said when something is missing or down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import sandbox as verb
+from launcher.errors import UserError
+from launcher.sandbox import Options, down, prerequisites, up
+from launcher.sandbox.state import load, locked
+from launcher.sandbox.stopping import mounts_under
+
+
+def run(*arguments: str) -> int:
+    """Run `slipway sandbox ...` as the command does, errors aside."""
+    parser = argparse.ArgumentParser(prog="slipway")
+    verb.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["sandbox", *arguments])
+    return int(args.run(args))
+
+
+def test_status_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "--dir", str(tmp_path)) == 3
+    assert capsys.readouterr().out == f"down: no sandbox in {tmp_path}\n"
+    assert run("status", "--json", "--dir", str(tmp_path)) == 3
+    assert json.loads(capsys.readouterr().out)["phase"] == "down"
+
+
+def test_env_of_nothing_prints_nothing_for_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("env", "--dir", str(tmp_path)) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"the sandbox in {tmp_path} is down" in printed.err
+
+
+def test_down_of_nothing_leaves_a_directory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").write_text("mine")
+    assert run("down", "--dir", str(tmp_path)) == 0
+    assert "nothing to stop" in capsys.readouterr().out
+    assert (tmp_path / "precious").exists()
+    assert run("down", "--dir", str(tmp_path / "absent")) == 0
+
+
+def test_the_environment_names_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_SANDBOX_DIR", str(tmp_path))
+    assert run("status") == 3
+    assert str(tmp_path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["up", "down", "status", "env"])
+def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(name, "--help")
+    assert ended.value.code == 0
+    help_text = capsys.readouterr().out
+    assert "examples:\n" in help_text
+    assert "exit code:\n" in help_text
+
+
+def test_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="needs root") as error:
+        up(Options(directory=tmp_path / "sandbox"))
+    assert "cluster=local" in str(error.value)
+    assert not (tmp_path / "sandbox").exists()
+
+
+def test_missing_programs_are_named_with_the_line_that_installs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(prerequisites, "_SYSTEM_FOLDERS", "")
+    for name in ("unshare", "mount", "hostname", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(UserError, match="not installed: slurmctld, slurmd, .*munged$") as error:
+        prerequisites.check_programs(accounting=False)
+    assert "srun" not in error.value.message
+    assert "apt-get install --no-install-recommends slurm-wlm munge\n" in str(error.value)
+    with pytest.raises(UserError, match="slurmdbd") as error:
+        prerequisites.check_programs(accounting=True)
+    assert " slurm-wlm munge slurmdbd " in str(error.value)
+    assert " mariadb-server\n" in str(error.value)
+
+
+def test_the_database_plugin_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "find_program", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(prerequisites, "_DEBIAN_PLUGINS", str(tmp_path.relative_to("/")))
+    monkeypatch.setattr(prerequisites, "Path", lambda _: Path("/"))
+    with pytest.raises(UserError, match="accounting_storage_mysql.so") as error:
+        prerequisites.check_programs(accounting=True)
+    assert "recommends slurm-wlm-mysql-plugin\n" in str(error.value)
+    (tmp_path / "accounting_storage_mysql.so").touch()
+    prerequisites.check_programs(accounting=True)
+
+
+def test_a_container_without_rights_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unshare").write_text(
+        "#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2; exit 1\n"
+    )
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UserError, match="Operation not permitted") as error:
+        prerequisites.check_namespaces()
+    assert "--privileged" in str(error.value)
+
+
+def test_a_record_that_is_not_ours_is_not_guessed_at(tmp_path: Path) -> None:
+    (tmp_path / "sandbox.json").write_text('{"version": 99}')
+    with pytest.raises(UserError, match="not the record of a sandbox"):
+        load(tmp_path)
+    with pytest.raises(UserError, match="not the record of a sandbox"):
+        down(tmp_path)
+    assert (tmp_path / "sandbox.json").exists()
+
+
+def test_only_one_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UserError, match="another process"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_mounts_are_found() -> None:
+    assert Path("/proc") in mounts_under(Path("/"))
+    assert mounts_under(Path("/nowhere")) == []

@@ -1,0 +1,177 @@
+"""The text of the configuration files, the choice of ports and the paths: nothing is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.sandbox import Options, configuration, default_directory, slurm_conf_path
+from launcher.sandbox.layout import Layout
+from launcher.sandbox.ports import Ports, choose_ports, is_free
+
+_DIRECTORY = Path("/srv/sandbox")
+
+
+def _conf(**choices: int | bool) -> dict[str, str]:
+    """Split a slurm.conf into its keys; nodes and partitions are keyed with their names."""
+    options = Options(directory=_DIRECTORY, **choices)  # type: ignore[arg-type]
+    text = configuration.slurm_conf(options, Ports(17000, options.nodes))
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            head, _, rest = line.partition(" " if line.startswith(("Node", "Part", "Incl")) else "=")
+            assert head not in found, f"twice in slurm.conf: {head}"
+            found[head] = rest
+    return found
+
+
+def test_everything_in_slurm_conf_lies_under_the_directory() -> None:
+    values = " ".join(_conf(accounting=True).values())
+    paths = set(re.findall(r"(?<![\w.])/[\w./%-]+", values)) - {"/bin/true"}
+    assert len(paths) >= 8
+    assert all(path.startswith("/srv/sandbox/") for path in paths)
+
+
+def test_nodes_have_consecutive_ports_and_what_was_asked_for() -> None:
+    conf = _conf(nodes=3, gpus=2, cpus=16)
+    assert conf["SlurmctldPort"] == "17000"
+    assert conf["NodeName=n[1-3]"].startswith("NodeAddr=127.0.0.1 Port=[17002-17004] CPUs=16")
+    assert "Gres=gpu:2" in conf["NodeName=n[1-3]"]
+    assert {"PartitionName=gpu", "PartitionName=low", "PartitionName=high"} <= conf.keys()
+
+
+def test_one_node_is_not_written_as_a_range() -> None:
+    conf = _conf(nodes=1, gpus=1)
+    assert "Port=17002 " in conf["NodeName=n1"]
+    gres = configuration.gres_conf(Options(directory=_DIRECTORY, nodes=1, gpus=1))
+    assert gres == "NodeName=n1 Name=gpu File=/srv/sandbox/dev/gpu0\n"
+
+
+def test_nobody_can_run_on_cloud_nodes() -> None:
+    conf = _conf()
+    assert conf["NodeName=cloud[0001-1024]"].endswith("State=CLOUD")
+    assert conf["PartitionName=cloud"].endswith("State=DOWN")
+    assert conf["SuspendTime"] == "INFINITE"
+
+
+def test_no_cloud_without_cloud_nodes() -> None:
+    conf = _conf(cloud_nodes=0)
+    assert not any("cloud" in key or key.startswith(("Suspend", "Resume")) for key in conf)
+
+
+def test_accounting_uses_the_private_munge() -> None:
+    assert "AccountingStoragePass" not in _conf()
+    conf = _conf(accounting=True)
+    assert conf["AccountingStoragePass"] == "/srv/sandbox/munge/socket"
+    assert conf["AuthInfo"] == "socket=/srv/sandbox/munge/socket"
+
+
+def test_the_database_has_no_port() -> None:
+    text = configuration.slurmdbd_conf(Layout(_DIRECTORY), Ports(17000, 4))
+    assert "StorageHost=localhost\n" in text
+    assert "StoragePort" not in text
+    assert "DbdPort=17001\n" in text
+
+
+def test_nodes_know_each_other_and_what_the_machine_knows() -> None:
+    machine = ["127.0.1.1 login # the machine", "10.0.0.7 n1 storage", "# nothing", "", "::1 ip6-localhost"]
+    lines = configuration.hosts(Options(directory=_DIRECTORY, nodes=2), machine).splitlines()
+    assert lines == [
+        "127.0.0.1 localhost",
+        "127.0.0.1 n1 n2 controller",
+        "127.0.1.1 login",
+        "10.0.0.7 storage",
+        "::1 ip6-localhost",
+    ]
+
+
+def test_cloud_names_grow() -> None:
+    assert configuration.cloud_names(12) == "cloud[0001-0012]"
+    assert configuration.cloud_names(12000) == "cloud[00001-12000]"
+
+
+def test_ports_stay_where_they_were_and_avoid_taken_ones() -> None:
+    options = Options(directory=_DIRECTORY)
+    first = choose_ports(options)
+    assert choose_ports(options) == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first.slurmd[-1]))
+        taken.listen()
+        assert not is_free(first.slurmd[-1])
+        second = choose_ports(options)
+        assert set(range(second.base, second.slurmd.stop)).isdisjoint(range(first.base, first.slurmd.stop))
+        with pytest.raises(UserError, match=f"port {first.slurmd[-1]} is taken"):
+            choose_ports(Options(directory=_DIRECTORY, base_port=first.base))
+
+
+def test_ports_of_one_sandbox_do_not_meet() -> None:
+    ports = Ports(20000, 4)
+    assert len({ports.slurmctld, ports.slurmdbd, *ports.slurmd}) == 6
+
+
+@pytest.mark.parametrize("base", [80, 65535])
+def test_base_port_must_leave_room(base: int) -> None:
+    with pytest.raises(UserError, match=f"--base-port {base}: expected 1024 to"):
+        choose_ports(Options(directory=_DIRECTORY, base_port=base))
+
+
+def test_a_directory_may_be_as_long_as_its_sockets_allow() -> None:
+    longest = 107 - len("/spool/n4/n4_99999999.4294967295")
+    Layout(Path("/" + "d" * (longest - 1))).check_socket_length(nodes=4)
+    with pytest.raises(UserError, match="too long by 1 characters"):
+        Layout(Path("/" + "d" * longest)).check_socket_length(nodes=4)
+    with pytest.raises(UserError, match="n100_"):
+        Layout(Path("/" + "d" * (longest - 1))).check_socket_length(nodes=100)
+
+
+@pytest.mark.parametrize("directory", ["/srv/my sandbox", "/srv/a,b", "/srv/n[1-4]", "/srv/a#b", "/srv/a\nb"])
+def test_a_directory_that_slurm_conf_cannot_name_is_refused(directory: str) -> None:
+    with pytest.raises(UserError, match="cannot live in"):
+        Options(directory=Path(directory))
+
+
+def test_sizes_are_checked() -> None:
+    with pytest.raises(UserError, match="--nodes 0: expected 1 to 256"):
+        Options(directory=_DIRECTORY, nodes=0)
+    with pytest.raises(UserError, match="--cloud-nodes -1"):
+        Options(directory=_DIRECTORY, cloud_nodes=-1)
+
+
+def test_options_survive_the_record() -> None:
+    options = Options(directory=_DIRECTORY, nodes=2, accounting=True, base_port=20000)
+    assert Options.from_json(options.to_json()) == options
+
+
+def test_differences_are_named() -> None:
+    running = Options(directory=_DIRECTORY, base_port=20000)
+    assert running.differences(Options(directory=_DIRECTORY)) == []
+    asked = Options(directory=_DIRECTORY, nodes=2, accounting=True, base_port=21000)
+    assert running.differences(asked) == [
+        "nodes 4, asked for 2",
+        "accounting off, asked for on",
+        "base port 20000, asked for 21000",
+    ]
+
+
+def test_the_directory_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_SANDBOX_DIR", "/srv/mine")
+    assert slurm_conf_path(default_directory()) == Path("/srv/mine/etc/slurm.conf")
+    monkeypatch.delenv("SLIPWAY_SANDBOX_DIR")
+    assert default_directory() == Path("/var/lib/slipway/sandbox")
+
+
+def test_asking_for_the_directory_loads_nothing_else() -> None:
+    program = (
+        "import sys; from launcher.sandbox import default_directory; default_directory()\n"
+        "print([name for name in sys.modules if name.startswith('launcher.sandbox.') or name in "
+        "('subprocess', 'socket', 'json', 'dataclasses', 'rich')])"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert outcome.stdout.strip() == "[]", outcome.stderr

@@ -1,0 +1,1 @@
+"""The inside-the-job side of Slipway: pretrains megatron-core models from NeMo-style configuration."""

@@ -1,0 +1,1 @@
+"""Checkpoints: sharded by megatron-core, complete or not there at all."""

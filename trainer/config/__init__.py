@@ -1,0 +1,1 @@
+"""NeMo-style configuration: loading, the table of keys, and typed settings. Imports no torch."""

@@ -1,0 +1,57 @@
+"""Hold a configuration against the table of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config.keys import KEYS, Implemented, Irrelevant, Refused, status_of
+from trainer.errors import UserError, suggest
+
+
+def check_keys(flat: Mapping[str, Any]) -> None:
+    """Refuse unknown keys and values that ask for what is not there.
+
+    Raises
+    ------
+    UserError
+        For the first key that is unknown, or has a value that the table refuses.
+    """
+    for key, value in flat.items():
+        status = status_of(key)
+        if status is None:
+            raise UserError(f"{key}={value!r}: unknown key{suggest(key, KEYS)}")
+        if isinstance(status, Refused) and not any(_same(value, allowed) for allowed in status.allowed):
+            valid = " or ".join(_spelled(allowed) for allowed in status.allowed)
+            raise UserError(f"{key}={value!r}: {status.reason}; valid here: {valid}")
+
+
+def unused(flat: Mapping[str, Any], cuda: bool) -> list[str]:
+    """Say which of the given keys change nothing here, one line for each reason.
+
+    Parameters
+    ----------
+    flat
+        Dotted keys and values.
+    cuda
+        Whether there is a CUDA device.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for key in flat:
+        status = status_of(key)
+        if isinstance(status, Irrelevant):
+            by_reason.setdefault(status.reason, []).append(key)
+        elif isinstance(status, Implemented) and status.on_cpu and not cuda:
+            by_reason.setdefault(status.on_cpu, []).append(key)
+    return [f"{reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    # In Python True == 1: a flag where a number belongs must not pass.
+    if isinstance(value, bool) is not isinstance(allowed, bool):
+        return False
+    return bool(value == allowed)
+
+
+def _spelled(value: Any) -> str:
+    return "null" if value is None else str(value)

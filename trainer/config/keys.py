@@ -1,0 +1,250 @@
+"""The table: what this trainer does with each key of a NeMo GPT configuration.
+
+Every key is implemented, irrelevant here (with the reason, which the log states once), or refused unless it
+has a value that asks for nothing. A key that is not in the table is refused too, so that none is silently
+ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Implemented:
+    """The trainer does what the key says; `on_cpu` tells why a CPU has no use for it."""
+
+    on_cpu: str | None = None
+
+
+@dataclass(frozen=True)
+class Irrelevant:
+    """The key cannot change anything here, because of `reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Only the values in `allowed` are accepted; any other asks for something `reason` says is not there."""
+
+    allowed: tuple[Any, ...]
+    reason: str
+
+
+Status = Implemented | Irrelevant | Refused
+
+_IMPLEMENTED = Implemented()
+_LIGHTNING = Irrelevant("an option of Lightning's trainer, which does not run here")
+_LAUNCHER = Irrelevant("the launcher's")
+_WANDB = Irrelevant("no Weights & Biases logger here")
+_FP8_OFF = Irrelevant("FP8 is off")
+_FSDP_OFF = Irrelevant("FSDP is off")
+_FP16_OFF = Irrelevant("loss scaling is for fp16")
+_PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
+_CHECKPOINTS = Irrelevant("one checkpoint, at the end; none is removed")
+_PIPELINE = Irrelevant("there is one pipeline stage")
+_BUCKETS = Irrelevant("megatron-core sizes its gradient buffers itself")
+_NO_OVERLAP = Irrelevant("gradients are reduced after the backward pass")
+_LEGACY = Irrelevant("an option of NeMo's old model classes, not of megatron-core's")
+
+_CALLBACK = "exp_manager.checkpoint_callback_params"
+
+KEYS: dict[str, Status] = {
+    # run: the launcher's own node
+    "run.*": _LAUNCHER,
+    # trainer
+    "trainer.num_nodes": _IMPLEMENTED,
+    "trainer.devices": _IMPLEMENTED,
+    "trainer.accelerator": Irrelevant("CUDA where there is a device, else the CPU"),
+    "trainer.precision": _IMPLEMENTED,
+    "trainer.max_steps": _IMPLEMENTED,
+    "trainer.max_time": _IMPLEMENTED,
+    "trainer.max_epochs": Refused((None, -1), "trainer.max_steps says how long to train"),
+    "trainer.log_every_n_steps": _IMPLEMENTED,
+    "trainer.val_check_interval": _IMPLEMENTED,
+    "trainer.limit_val_batches": _IMPLEMENTED,
+    "trainer.limit_test_batches": Irrelevant("the test split is never evaluated"),
+    "trainer.gradient_clip_val": _IMPLEMENTED,
+    "trainer.accumulate_grad_batches": Refused((1, None), "micro_batch_size already accumulates gradients"),
+    "trainer.logger": _LIGHTNING,
+    "trainer.enable_checkpointing": _LIGHTNING,
+    "trainer.use_distributed_sampler": _LIGHTNING,
+    "trainer.enable_progress_bar": _LIGHTNING,
+    "trainer.enable_model_summary": _LIGHTNING,
+    "trainer.num_sanity_val_steps": _LIGHTNING,
+    "trainer.benchmark": _LIGHTNING,
+    # exp_manager
+    "exp_manager.explicit_log_dir": _IMPLEMENTED,
+    "exp_manager.exp_dir": Irrelevant("explicit_log_dir says where"),
+    "exp_manager.name": Irrelevant("explicit_log_dir says where"),
+    "exp_manager.resume_if_exists": _IMPLEMENTED,
+    "exp_manager.resume_ignore_no_checkpoint": _IMPLEMENTED,
+    "exp_manager.create_checkpoint_callback": _IMPLEMENTED,
+    "exp_manager.create_tensorboard_logger": _IMPLEMENTED,
+    "exp_manager.create_wandb_logger": Refused((False, None), _WANDB.reason),
+    "exp_manager.wandb_logger_kwargs.*": _WANDB,
+    "exp_manager.max_time_per_run": _IMPLEMENTED,
+    "exp_manager.log_step_timing": Irrelevant("step times are always logged"),
+    "exp_manager.step_timing_kwargs.sync_cuda": Irrelevant("step times are always synchronized"),
+    "exp_manager.step_timing_kwargs.buffer_size": Irrelevant("step times are logged one by one"),
+    "exp_manager.seconds_to_sleep": Irrelevant("nothing waits for a log directory to settle"),
+    f"{_CALLBACK}.dirpath": _IMPLEMENTED,
+    f"{_CALLBACK}.filename": _IMPLEMENTED,
+    f"{_CALLBACK}.monitor": _CHECKPOINTS,
+    f"{_CALLBACK}.mode": _CHECKPOINTS,
+    f"{_CALLBACK}.save_top_k": _CHECKPOINTS,
+    f"{_CALLBACK}.always_save_nemo": Refused((False, None), "a .nemo archive needs NeMo"),
+    f"{_CALLBACK}.save_nemo_on_train_end": Refused((False, None), "a .nemo archive needs NeMo"),
+    f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
+    # model: batches and parallelism
+    "model.micro_batch_size": _IMPLEMENTED,
+    "model.global_batch_size": _IMPLEMENTED,
+    "model.rampup_batch_size": Refused((None,), "a growing batch size is not in this version"),
+    "model.tensor_model_parallel_size": _IMPLEMENTED,
+    "model.pipeline_model_parallel_size": Refused((1, None), "pipeline parallelism is not in this version"),
+    "model.virtual_pipeline_model_parallel_size": Refused(
+        (None, 1), "pipeline parallelism is not in this version"
+    ),
+    "model.context_parallel_size": Refused((1, None), "context parallelism is not in this version"),
+    "model.sequence_parallel": Refused((False, None), "torch's layer norm has no sequence parallelism"),
+    # model: architecture
+    "model.mcore_gpt": Refused((True, None), "the model is megatron-core's"),
+    "model.encoder_seq_length": _IMPLEMENTED,
+    "model.max_position_embeddings": _IMPLEMENTED,
+    "model.num_layers": _IMPLEMENTED,
+    "model.hidden_size": _IMPLEMENTED,
+    "model.ffn_hidden_size": _IMPLEMENTED,
+    "model.num_attention_heads": _IMPLEMENTED,
+    "model.num_query_groups": _IMPLEMENTED,
+    "model.kv_channels": _IMPLEMENTED,
+    "model.init_method_std": _IMPLEMENTED,
+    "model.use_scaled_init_method": _IMPLEMENTED,
+    "model.hidden_dropout": _IMPLEMENTED,
+    "model.attention_dropout": _IMPLEMENTED,
+    "model.ffn_dropout": Refused((0, 0.0, None), "megatron-core's MLP has no dropout of its own"),
+    "model.layernorm_epsilon": _IMPLEMENTED,
+    "model.layernorm_zero_centered_gamma": _IMPLEMENTED,
+    "model.normalization": _IMPLEMENTED,
+    "model.activation": _IMPLEMENTED,
+    "model.openai_gelu": Refused((False, None), "megatron-core has no such activation"),
+    "model.bias": _IMPLEMENTED,
+    "model.position_embedding_type": _IMPLEMENTED,
+    "model.rotary_percentage": _IMPLEMENTED,
+    "model.rotary_base": _IMPLEMENTED,
+    "model.share_embeddings_and_output_weights": _IMPLEMENTED,
+    "model.make_vocab_size_divisible_by": _IMPLEMENTED,
+    "model.attention_type": Refused(("multihead", None), "megatron-core's GPT has no other"),
+    "model.transformer_block_type": Refused(("pre_ln", None), "megatron-core's GPT has no other"),
+    "model.normalize_attention_scores": Refused(
+        (True, None), "megatron-core always divides by sqrt(kv_channels)"
+    ),
+    "model.headscale": Refused((False, None), "megatron-core's GPT has no such option"),
+    "model.pre_process": Refused((True, None), _PIPELINE.reason),
+    "model.post_process": Refused((True, None), _PIPELINE.reason),
+    "model.apply_query_key_layer_scaling": Irrelevant("as in NeMo, only fp16 uses it"),
+    "model.fp32_residual_connection": _IMPLEMENTED,
+    "model.fp16_lm_cross_entropy": Refused((False, None), "the loss is computed in 32 bits"),
+    "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
+    "model.seed": _IMPLEMENTED,
+    "model.use_cpu_initialization": Irrelevant("weights are made where they live"),
+    "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
+    # model: precision
+    "model.megatron_amp_O2": _IMPLEMENTED,
+    **dict.fromkeys(
+        ("model.native_amp_init_scale", "model.native_amp_growth_interval", "model.hysteresis"), _FP16_OFF
+    ),
+    "model.fp8": Refused((False, None), "FP8 is not in this version"),
+    **dict.fromkeys(
+        (
+            "model.fp8_e4m3",
+            "model.fp8_hybrid",
+            "model.fp8_margin",
+            "model.fp8_interval",
+            "model.fp8_amax_history_len",
+            "model.fp8_amax_compute_algo",
+            "model.fp8_wgrad",
+        ),
+        _FP8_OFF,
+    ),
+    # model: fusions and communication
+    "model.transformer_engine": Implemented(
+        on_cpu="Transformer Engine needs CUDA: megatron-core's local layers"
+    ),
+    "model.bias_activation_fusion": _IMPLEMENTED,
+    "model.bias_dropout_add_fusion": _IMPLEMENTED,
+    "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
+    "model.gradient_accumulation_fusion": Irrelevant("a kernel of Apex"),
+    "model.ub_tp_comm_overlap": Irrelevant("an option of Transformer Engine"),
+    "model.grad_div_ar_fusion": _BUCKETS,
+    "model.grad_allreduce_chunk_size_mb": _BUCKETS,
+    "model.gradient_as_bucket_view": _BUCKETS,
+    "model.optim.bucket_cap_mb": _BUCKETS,
+    "model.optim.contiguous_grad_buffer": _BUCKETS,
+    "model.optim.contiguous_param_buffer": _BUCKETS,
+    "model.optim.overlap_grad_sync": _NO_OVERLAP,
+    "model.optim.overlap_param_sync": _NO_OVERLAP,
+    **dict.fromkeys(("model.batch_p2p_comm", "model.overlap_p2p_comm", "model.sync_batch_comm"), _PIPELINE),
+    "model.sharp": Refused((False, None), "SHARP is not in this version"),
+    **dict.fromkeys(("model.onnx_safe", "model.apex_transformer_log_level"), _LEGACY),
+    "model.gc_interval": _IMPLEMENTED,
+    # model: recomputing activations
+    "model.activations_checkpoint_granularity": _IMPLEMENTED,
+    "model.activations_checkpoint_method": _IMPLEMENTED,
+    "model.activations_checkpoint_num_layers": _IMPLEMENTED,
+    "model.num_micro_batches_with_partial_activation_checkpoints": Refused((None,), _LEGACY.reason),
+    "model.activations_checkpoint_layers_per_pipeline": Refused((None,), _LEGACY.reason),
+    # model: FSDP and profiling
+    "model.fsdp": Refused((False, None), "FSDP is not in this version"),
+    **dict.fromkeys(
+        ("model.fsdp_sharding_strategy", "model.fsdp_grad_reduce_dtype", "model.fsdp_sharded_checkpoint"),
+        _FSDP_OFF,
+    ),
+    "model.nsys_profile.*": _PROFILER,
+    # model: tokenizer
+    "model.tokenizer.library": _IMPLEMENTED,
+    "model.tokenizer.type": _IMPLEMENTED,
+    "model.tokenizer.vocab_file": _IMPLEMENTED,
+    "model.tokenizer.merge_file": _IMPLEMENTED,
+    "model.tokenizer.model": Refused((None,), "a SentencePiece model is not in this version"),
+    "model.tokenizer.delimiter": Refused((None,), "only tabular data has one"),
+    # model: optimizer
+    "model.optim.name": _IMPLEMENTED,
+    "model.optim.lr": _IMPLEMENTED,
+    "model.optim.weight_decay": _IMPLEMENTED,
+    "model.optim.betas": _IMPLEMENTED,
+    "model.optim.eps": _IMPLEMENTED,
+    "model.optim.sched.name": _IMPLEMENTED,
+    "model.optim.sched.warmup_steps": _IMPLEMENTED,
+    "model.optim.sched.constant_steps": _IMPLEMENTED,
+    "model.optim.sched.min_lr": _IMPLEMENTED,
+    "model.optim.sched.max_steps": _IMPLEMENTED,
+    "model.do_layer_norm_weight_decay": Refused((False, None), "norms are never decayed"),
+    # model: data
+    "model.data.data_impl": _IMPLEMENTED,
+    "model.data.data_prefix": _IMPLEMENTED,
+    "model.data.splits_string": _IMPLEMENTED,
+    "model.data.seq_length": _IMPLEMENTED,
+    "model.data.eod_mask_loss": _IMPLEMENTED,
+    "model.data.reset_position_ids": Refused(
+        (False, None), "documents share a window's positions in this version"
+    ),
+    "model.data.reset_attention_mask": Refused((False, None), "attention crosses documents in this version"),
+    "model.data.dataloader_type": Refused(("single", None), "samples come in one seeded order"),
+    "model.data.num_workers": Irrelevant("samples are read from mapped memory as they are needed"),
+    "model.data.index_mapping_dir": Irrelevant("the sample order is computed: there are no index files"),
+    "model.data.skip_warmup": Irrelevant("the sample order is computed: there are no index files"),
+}
+
+
+def status_of(key: str) -> Status | None:
+    """Return the table's entry for a dotted key, or for the nearest node above it that ends in ``.*``."""
+    if key in KEYS:
+        return KEYS[key]
+    parts = key.split(".")
+    for depth in range(len(parts) - 1, 0, -1):
+        entry = KEYS.get(".".join(parts[:depth]) + ".*")
+        if entry is not None:
+            return entry
+    return None

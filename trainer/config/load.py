@@ -1,0 +1,66 @@
+"""Read the fully interpolated YAML that the launcher writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import UserError, suggest
+
+ROOTS = ("run", "trainer", "exp_manager", "model")
+
+
+def load_config(directory: Path, name: str) -> dict[str, Any]:
+    """Load ``directory/name`` (``.yaml`` may be left out).
+
+    Returns
+    -------
+    dict
+        The nested configuration with the root keys ``run``, ``trainer``, ``exp_manager`` and ``model``.
+
+    Raises
+    ------
+    UserError
+        If the file is missing, is not YAML, or its root keys are not NeMo's.
+    """
+    path = directory / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"configuration {path}: {error.strerror}") from None
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"configuration {path} is not valid YAML: {error}") from None
+    _check_roots(path, config)
+    return dict(config)
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested mappings into dotted keys; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def _check_roots(path: Path, config: object) -> None:
+    if not isinstance(config, dict):
+        raise UserError(f"configuration {path}: expected a mapping with the keys {', '.join(ROOTS)}")
+    for key, value in config.items():
+        if key not in ROOTS:
+            hint = suggest(str(key), ROOTS)
+            raise UserError(
+                f"configuration {path}: unknown root key '{key}'; valid are {', '.join(ROOTS)}{hint}"
+            )
+        if not isinstance(value, dict):
+            raise UserError(f"configuration {path}: '{key}' must be a mapping, not {value!r}")
+    missing = [root for root in ("trainer", "exp_manager", "model") if root not in config]
+    if missing:
+        raise UserError(f"configuration {path}: missing root key '{missing[0]}'")

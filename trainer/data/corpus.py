@@ -1,0 +1,85 @@
+"""Collect text files: which ones, in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file and its size in bytes when it was found."""
+
+    path: Path
+    size: int
+
+
+def collect(
+    inputs: Sequence[Path], pattern: str, seed: int, max_files: int | None, max_bytes: int | None
+) -> list[TextFile]:
+    """Find the files to tokenize, in their final order.
+
+    Parameters
+    ----------
+    inputs
+        Files, taken as they are, and directories, searched recursively for `pattern`.
+    pattern
+        A glob for file names.
+    seed
+        Sorted files are shuffled with it, so that the last documents, which are held out, are as the others.
+    max_files, max_bytes
+        Take no more than these of the shuffled list.
+
+    Raises
+    ------
+    UserError
+        If an input does not exist, or no file matches.
+    """
+    paths = sorted({path for item in inputs for path in _matches(item, pattern)})
+    if not paths:
+        where = ", ".join(str(item) for item in inputs)
+        raise UserError(f"--input {where}: no file matches --pattern {pattern!r}")
+    random.Random(seed).shuffle(paths)
+    return _limited((TextFile(path, path.stat().st_size) for path in paths), max_files, max_bytes)
+
+
+def fingerprint(files: Sequence[TextFile]) -> str:
+    """Return a SHA-256 over the files' order, paths and sizes."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.path}\0{file.size}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def read_text(path: Path) -> str | None:
+    """Return a file's text, or None if it is not UTF-8 or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError):
+        return None
+
+
+def _matches(item: Path, pattern: str) -> Iterable[Path]:
+    if item.is_dir():
+        return (path.resolve() for path in item.rglob(pattern) if path.is_file())
+    if item.is_file():
+        return (item.resolve(),)
+    raise UserError(f"--input {item}: there is no such file or directory")
+
+
+def _limited(files: Iterable[TextFile], max_files: int | None, max_bytes: int | None) -> list[TextFile]:
+    taken: list[TextFile] = []
+    total = 0
+    for file in files:
+        total += file.size
+        if (max_files is not None and len(taken) >= max_files) or (
+            max_bytes is not None and total > max_bytes and taken
+        ):
+            break
+        taken.append(file)
+    return taken

@@ -1,0 +1,117 @@
+"""Process groups: joining, agreeing and leaving."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trainer.config.layout import Layout
+from trainer.errors import UserError
+from trainer.world import World
+
+T = TypeVar("T")
+
+# How long a collective may wait: loading and checkpointing are slow on a busy file system, training is not.
+_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process sits in the layout, and the device it computes on."""
+
+    world: World
+    layout: Layout
+    tensor_rank: int
+    data_rank: int
+    device: Any
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that reports."""
+        return self.world.is_main
+
+
+@contextlib.contextmanager
+def process_group(world: World) -> Iterator[Any]:
+    """Join the process group and yield this process's device; leave the group when all went well.
+
+    After an exception the group is left alone: destroying it would wait for ranks that are stuck in a
+    collective, and the caller ends the process at once.
+    """
+    device = _device(world)
+    torch.set_num_threads(world.threads(os.environ))
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = world.address, str(world.port)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", rank=world.rank, world_size=world.size, timeout=_TIMEOUT
+    )
+    yield device
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def make_place(world: World, layout: Layout, device: Any) -> Place:
+    """Create megatron-core's groups for the layout."""
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor, create_gloo_process_groups=device.type == "cuda"
+    )
+    return Place(
+        world=world,
+        layout=layout,
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        data_rank=parallel_state.get_data_parallel_rank(),
+        device=device,
+    )
+
+
+def together(action: Callable[[], T]) -> T:
+    """Run `action` on every rank; a mistake that any rank finds is raised on all, so that it is told once.
+
+    Raises
+    ------
+    UserError
+        The first rank's, on every rank.
+    """
+    result: T | None = None
+    message: str | None = None
+    try:
+        result = action()
+    except UserError as error:
+        message = str(error)
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, message)
+    for rank, text in enumerate(found):
+        if text is not None:
+            raise UserError(text if rank == 0 or len(found) == 1 else f"{text} (on rank {rank})")
+    return result  # type: ignore[return-value]
+
+
+def from_main(action: Callable[[], T]) -> T:
+    """Run `action` on rank 0 only and return its result on every rank."""
+    box: list[Any] = [together(action if dist.get_rank() == 0 else lambda: None)]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]  # type: ignore[no-any-return]
+
+
+def any_rank(flag: bool, device: Any) -> bool:
+    """Whether `flag` is set on any rank."""
+    tensor = torch.tensor([float(flag)], device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return bool(tensor.item() > 0)
+
+
+def _device(world: World) -> Any:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # With --gpus-per-task a task sees one device only, whatever its local rank.
+    index = world.local_rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

@@ -1,0 +1,29 @@
+"""Errors that end a training, and the exit code of each.
+
+A user's mistake is one message and exit code 2. A diverged loss is exit code 3. Everything else is a bug or
+a broken machine: it keeps its traceback and exits with 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+EXIT_DIVERGED = 3
+
+
+class UserError(Exception):
+    """Something the user can put right; shown without a traceback."""
+
+
+class DivergedError(Exception):
+    """The loss is no longer a finite number; nothing after this step is worth keeping."""
+
+
+def suggest(word: str, valid: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the valid spelling nearest to `word`, or an empty string."""
+    near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""

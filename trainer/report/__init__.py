@@ -1,0 +1,1 @@
+"""What a training tells: lines for people, lines for programs, TensorBoard events."""

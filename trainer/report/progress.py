@@ -1,0 +1,60 @@
+"""The line per step that people read."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_WINDOW = 20
+
+
+class Pace:
+    """Recent seconds per step, and the time to the end."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+
+    def add(self, seconds: float) -> None:
+        """Take a step's duration into account."""
+        self._recent.append(seconds)
+
+    def eta(self, step: int) -> float:
+        """Seconds until the last step at the recent pace, never negative."""
+        if not self._recent:
+            return 0.0
+        return max(0, self._total - step) * sum(self._recent) / len(self._recent)
+
+
+def step_line(
+    step: int,
+    total: int,
+    loss: float,
+    lr: float,
+    grad_norm: float,
+    tokens_per_second: float,
+    seconds: float,
+    eta: float,
+) -> str:
+    """Format one training step."""
+    return (
+        f"step {step:>{len(str(total))}}/{total} | loss {loss:.4f} | lr {lr:.1e} | grad norm {grad_norm:.2f} | "
+        f"{tokens_per_second:,.0f} tokens/s | {seconds:.2f} s/step | eta {duration(eta)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as ``m:ss``, ``h:mm:ss`` or ``d-hh:mm:ss``."""
+    minutes, second = divmod(int(max(0.0, seconds) + 0.5), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def count(number: int) -> str:
+    """Format a large number with its unit: 124.4M."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)

@@ -1,0 +1,79 @@
+"""Which process this is, read from the environment. Imports no torch: a user's mistake is reported first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer.errors import UserError
+
+DEFAULT_ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of this training, under torchrun's names.
+
+    Attributes
+    ----------
+    rank, size
+        Global number of this process, and how many there are.
+    local_rank, local_size
+        The same within this node.
+    address, port
+        Where rank 0 listens for the rendezvous.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that reports."""
+        return self.rank == 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> World:
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+        Raises
+        ------
+        UserError
+            If a value is not a number, or the rank is not below the world size.
+        """
+        size = _number(environment, "WORLD_SIZE", 1, 1)
+        rank = _number(environment, "RANK", 0, 0)
+        if rank >= size:
+            raise UserError(f"RANK={rank} must be smaller than WORLD_SIZE={size}")
+        local_rank = _number(environment, "LOCAL_RANK", 0, 0)
+        # Slurm's own variable stands in where the task script exports torchrun's short list only.
+        local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environment else "SLURM_NTASKS_PER_NODE"
+        return cls(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=max(_number(environment, local_name, 1, 1), local_rank + 1),
+            address=environment.get("MASTER_ADDR", DEFAULT_ADDRESS),
+            port=_number(environment, "MASTER_PORT", DEFAULT_PORT, 1),
+        )
+
+    def threads(self, environment: Mapping[str, str]) -> int:
+        """CPU threads for this process: OMP_NUM_THREADS, else an equal share of the node's cores."""
+        if environment.get("OMP_NUM_THREADS", "").isdigit():
+            return max(1, int(environment["OMP_NUM_THREADS"]))
+        return max(1, len(os.sched_getaffinity(0)) // self.local_size)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int, minimum: int) -> int:
+    text = environment.get(name, str(default))
+    if not text.isdigit() or int(text) < minimum:
+        raise UserError(
+            f"environment variable {name}={text!r}: expected a whole number of at least {minimum}"
+        )
+    return int(text)
