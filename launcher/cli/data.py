@@ -21,6 +21,9 @@ and DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by defa
 """
 
 
+_OPTIONS = ("pattern", "vocab_size", "output_prefix", "tokenizer_dir", "max_files", "max_bytes", "workers")
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     parser = subparsers.add_parser("data", help="turn text into what a training reads")
@@ -34,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     tokenize.add_argument("inputs", nargs="+", metavar="INPUT", help="a file, a directory, or an override")
     tokenize.add_argument("--pattern", help="which files of a directory (default: *.txt)")
-    tokenize.add_argument("--vocab-size", type=int, help="tokens of a newly trained tokenizer (default: 2048)")
+    tokenize.add_argument("--vocab-size", type=int, help="size of a new tokenizer (default: 2048)")
     tokenize.add_argument("--output-prefix", type=Path, help="where the .bin and .idx go, without extension")
     tokenize.add_argument("--tokenizer-dir", type=Path, help="where vocab.json and merges.txt are")
     tokenize.add_argument("--max-files", type=int, help="read no more files than this")
@@ -49,7 +52,15 @@ def run_tokenize(args: argparse.Namespace) -> int:
     overrides = [text for text in args.inputs if "=" in text and not Path(text).exists()]
     inputs = [text for text in args.inputs if text not in overrides]
     chosen = ["stages=[data_preparation]", "cluster=local", f"data_preparation.inputs={_hydra_list(inputs)}"]
-    for name in ("pattern", "vocab_size", "output_prefix", "tokenizer_dir", "max_files", "max_bytes", "workers"):
+    for name in (
+        "pattern",
+        "vocab_size",
+        "output_prefix",
+        "tokenizer_dir",
+        "max_files",
+        "max_bytes",
+        "workers",
+    ):
         value = getattr(args, name)
         if value is not None:
             value = value.absolute() if isinstance(value, Path) else value

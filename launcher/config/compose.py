@@ -16,7 +16,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config.resolvers import register_resolvers
 from launcher.config.schema import RunConfig, parse
@@ -110,14 +110,15 @@ def _requested_stages(overrides: Sequence[str]) -> list[str]:
 
 def _plain(tree: DictConfig) -> dict[str, Any]:
     """Resolve every interpolation, with the paths made absolute beforehand."""
-    config = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
-    OmegaConf.set_struct(config, False)
+    OmegaConf.set_struct(tree, False)
+    del tree["hydra"]
     for key in _PATH_KEYS:
-        config[key] = str(Path(str(config[key])).expanduser().absolute())
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"{missing[0]}: a value is needed", hint=f"give one: {missing[0]}=...")
-    plain = OmegaConf.to_container(config, resolve=True)
+        tree[key] = str(Path(str(tree[key])).expanduser().absolute())
+    try:
+        plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        missing = sorted(OmegaConf.missing_keys(tree))
+        raise UserError(f"{missing[0]}: a value is needed", hint=f"give one: {missing[0]}=...") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

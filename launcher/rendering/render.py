@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jinja2 import TemplateError as JinjaError
 
 from launcher.errors import UserError
 from launcher.plan import Plan
-from launcher.rendering.quoting import one_per_line, quote
+from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines
 from launcher.rendering.srun import srun_arguments
 
@@ -41,13 +42,15 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     UserError
         If a template of the user's is not valid, or a value cannot be quoted.
     """
-    environment = _environment(template_dir)
+    environment, resources = _environment(template_dir), plan.job.resources
     values = {
         "plan": plan,
         "job": plan.job,
         "paths": plan.paths,
         "header_lines": header_lines(plan),
         "srun_arguments": srun_arguments(plan.job),
+        # Without Slurm all tasks are on one machine, whatever the number of nodes.
+        "local_world_size": resources.tasks if plan.scheduler == "local" else resources.tasks_per_node,
     }
     try:
         return Rendered(
@@ -60,12 +63,19 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         raise UserError(f"a template in {template_dir} is not valid: {error}") from error
 
 
+class _ShellEnvironment(Environment):
+    @staticmethod
+    def concat(parts: Iterable[str]) -> RawShell:
+        """Join rendered pieces, as ``super()``, macros and set blocks do: they were quoted before."""
+        return RawShell("".join(parts))
+
+
 def _environment(template_dir: Path | None) -> Environment:
     ours = FileSystemLoader(TEMPLATE_DIR)
     loaders: list[BaseLoader] = [ours, PrefixLoader({"slipway": ours})]
     if template_dir is not None:
         loaders.insert(0, FileSystemLoader(template_dir))
-    environment = Environment(
+    environment = _ShellEnvironment(
         loader=ChoiceLoader(loaders),
         undefined=StrictUndefined,
         finalize=quote,  # no value reaches a script unquoted

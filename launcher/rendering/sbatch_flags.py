@@ -27,7 +27,7 @@ _FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
 
 def header_lines(plan: Plan) -> list[RawShell]:
     """The script's ``#SBATCH`` lines, quoted as sbatch reads them."""
-    values = [("job-name", plan.paths.job_name)]
+    values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
     values += [(flag, value(plan.job)) for flag, value in _FLAGS]
     # Slurm opens the log before the script runs, so it cannot be a variable of the script.
     log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + "%j"

@@ -93,8 +93,9 @@ PriorityType=priority/multifactor
 # CLOUD nodes need no slurmd, and are not pinged, until a job is given to them: --test-only accepts a script
 # for a thousand of them in 20 ms. What makes the partition unusable in earnest is State=DOWN: jobs may queue
 # (reason PartitionDown) but never start, and --test-only does not look at it. With State=UP a job would be
-# "started" and wait in CONFIGURING for nodes that never boot. Cloud nodes are refused without the two
-# programs; SuspendTime=INFINITE keeps Slurm from ever calling the first, also for n1 and its like.
+# "started" and wait in CONFIGURING for nodes that never boot. The two programs do nothing; 22.05 judges
+# scripts without them too, but whoever sets the partition UP needs them. SuspendTime=INFINITE keeps Slurm
+# from ever powering a node down, n1 and its like included.
 _CLOUD = """
 SuspendProgram=/bin/true
 ResumeProgram=/bin/true

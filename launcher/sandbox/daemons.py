@@ -114,7 +114,7 @@ def _start_nodes(supervisor: Supervisor) -> None:
         supervisor.start_as_host(name, name, ["slurmd", "-D", "-f", str(conf)])
     supervisor.reporter.step("waiting for the nodes")
     supervisor.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
-    supervisor.reporter.done(f"{options.nodes} nodes with {options.gpus} fake GPUs each")
+    supervisor.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
 
 
 def _idle_nodes(conf: Path) -> int:

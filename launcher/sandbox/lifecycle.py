@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,13 @@ def up(options: Options, reporter: Reporter | None = None) -> Sandbox:
             stop(found)
             remove_files(found.layout)
             reporter.done("cleared away a sandbox that was not whole")
-        return _boot(options, reporter)
+        try:
+            return _boot(options, reporter)
+        except BaseException:
+            # Succeeds where nothing was left in it.
+            with suppress(OSError):
+                options.directory.rmdir()
+            raise
 
 
 def down(directory: Path, reporter: Reporter | None = None) -> bool:

@@ -11,7 +11,18 @@ from launcher.errors import UserError
 
 # Variables with these beginnings override a script's own header (SBATCH_), leak out of an allocation
 # (SLURM_) or change what the commands print (SQUEUE_, SACCT_, ...).
-_LEAKS = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "PMI_", "PMIX_")
+_LEAKS = (
+    "SBATCH_",
+    "SLURM_",
+    "SRUN_",
+    "SALLOC_",
+    "SQUEUE_",
+    "SACCT_",
+    "SINFO_",
+    "SCONTROL_",
+    "PMI_",
+    "PMIX_",
+)
 
 # The configuration of the site, where the user's shell names it.
 _KEPT = ("SLURM_CONF",)

@@ -51,7 +51,13 @@ class SlurmScheduler:
 
     def _squeue(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
         jobs = ",".join(ticket.job_id for ticket in tickets)
-        command = ["squeue", "--noheader", "--states=all", f"--Format={states.SQUEUE_FORMAT}", f"--jobs={jobs}"]
+        command = [
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--Format={states.SQUEUE_FORMAT}",
+            f"--jobs={jobs}",
+        ]
         answer = ask(command, self._environment)
         # Asked for one job alone that it has forgotten, squeue calls the id invalid; that is no failure.
         if answer.code != 0 and "Invalid job id" not in answer.stderr:

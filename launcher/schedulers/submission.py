@@ -17,7 +17,7 @@ from launcher.errors import UserError
 _FOLDER = "submitit"
 
 
-class SbatchExecutor(SlurmExecutor):
+class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
     """Submits a script that is already written, in place of one that runs a pickled function."""
 
     def __init__(self, script: Path, unset: Sequence[str], slurm_conf: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ def launch_paths(run: RunConfigNode, cluster: ClusterConfig, number: int) -> Lau
                 f"{key}={name!r}: not a safe file name",
                 hint="valid: letters, digits and . _ + = - with a letter or digit first",
             )
-    return LaunchPaths(Path(os.path.abspath(run.results_dir)), run.name, job_name, number)
+    return LaunchPaths(Path(run.results_dir).absolute(), run.name, job_name, number)
 
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:

@@ -35,11 +35,6 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
 
 
 def _arguments(text: TextPreparationConfig) -> list[str]:
-    arguments = ["--input", *(str(Path(path).absolute()) for path in text.inputs)]
-    for name in ("pattern", "output_prefix", "tokenizer_dir", "vocab_size", "workers", "seed"):
-        arguments.append(f"--{name.replace('_', '-')}={getattr(text, name)}")
-    for name in ("max_files", "max_bytes"):
-        value = getattr(text, name)
-        if value is not None:
-            arguments.append(f"--{name.replace('_', '-')}={value}")
-    return arguments
+    given = text.model_dump(exclude={"run", "inputs"}).items()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
+    return ["--input", *(str(Path(path).absolute()) for path in text.inputs), *flags]

@@ -80,7 +80,7 @@ def test_missing_programs_are_named_with_the_line_that_installs_them(
     for name in ("unshare", "mount", "hostname", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
-    with pytest.raises(UserError, match="not installed: slurmctld, slurmd, .*munged$") as error:
+    with pytest.raises(UserError, match=r"not installed: slurmctld, slurmd, .*munged\n") as error:
         prerequisites.check_programs(accounting=False)
     assert "srun" not in error.value.message
     assert "apt-get install --no-install-recommends slurm-wlm munge\n" in str(error.value)
@@ -94,7 +94,7 @@ def test_the_database_plugin_is_missed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(prerequisites, "find_program", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(prerequisites, "_DEBIAN_PLUGINS", str(tmp_path.relative_to("/")))
     monkeypatch.setattr(prerequisites, "Path", lambda _: Path("/"))
-    with pytest.raises(UserError, match="accounting_storage_mysql.so") as error:
+    with pytest.raises(UserError, match="accounting_storage_mysql") as error:
         prerequisites.check_programs(accounting=True)
     assert "recommends slurm-wlm-mysql-plugin\n" in str(error.value)
     (tmp_path / "accounting_storage_mysql.so").touch()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Options, Sandbox, configuration, down, status, up
+from launcher.sandbox import Options, Sandbox, configuration, daemons, down, status, up
 from launcher.sandbox.processes import entries, environment
 from tests.sandbox.fixtures import skip_without_slurm
 
@@ -112,7 +112,8 @@ def test_two_live_side_by_side_and_up_is_idempotent(plain_sandbox: Sandbox, shor
         assert up(options).was_up
         with pytest.raises(UserError, match="nodes 1, asked for 3"):
             up(Options(directory=options.directory, nodes=3, gpus=2, cloud_nodes=0))
-        assert call(second, "sinfo", "--noheader", "--format=%P %D").split() == "gpu* 1 low 1 high 1".split()
+        printed = call(second, "sinfo", "--noheader", "--format=%P %D")
+        assert printed.splitlines() == ["gpu* 1", "low 1", "high 1"]
         assert call(plain_sandbox, "sinfo", "--noheader", "--partition=gpu", "--format=%D").strip() == "4"
     finally:
         assert down(options.directory)
@@ -123,7 +124,7 @@ def test_two_live_side_by_side_and_up_is_idempotent(plain_sandbox: Sandbox, shor
 _STUBBORN = """\
 #!/bin/bash
 trap '' TERM
-setsid env --ignore-environment sleep 3600 &
+(setsid env --ignore-environment sleep 3600 &)
 srun --nodes=2 bash -c 'trap "" TERM; sleep 3600; sleep 3600'
 """
 
@@ -199,6 +200,20 @@ def test_a_daemon_that_does_not_start_is_shown_and_nothing_stays(
     monkeypatch.undo()
     assert not up(options).was_up
     assert down(options.directory)
+
+
+def test_an_interrupted_start_leaves_nothing(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_slurm()
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(daemons, "_start_nodes", interrupt)
+    directory = short_directory / "sandbox"
+    with pytest.raises(KeyboardInterrupt):
+        up(Options(directory=directory))
+    assert traces(directory) == []
+    assert not directory.exists()
 
 
 def test_a_full_directory_is_refused(short_directory: Path) -> None:

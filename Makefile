@@ -1,0 +1,54 @@
+# make demo: from nothing to a trained model, on a Slurm that this starts itself.   make test: all checks.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo setup test lint bench docs golden clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo    set up, boot a throw-away Slurm, train a small GPT-3 on it, plot the loss'
+	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
+	@echo 'make test    set up everything that the tests need and run all checks'
+	@echo 'make lint    ruff, mypy and the import contracts alone'
+	@echo 'make bench   the performance tables of benchmarks/perf'
+	@echo 'make docs    the documentation, into site/'
+	@echo 'make golden  write the golden scripts anew, for review as a diff'
+	@echo 'make clean   remove what the above made; results/ stays'
+
+setup: .venv/setup.done
+
+demo: .venv/setup.done
+	@scripts/system-packages.sh --optional slurmctld:slurm-wlm munged:munge
+	@scripts/demo.sh
+
+test: .venv/test.done
+	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
+	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git
+	$(MAKE) --no-print-directory lint
+	$(BIN)/pytest
+
+lint: .venv/test.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/test.done
+	$(BIN)/python benchmarks/perf/launch_latency.py
+
+docs: .venv/test.done
+	$(BIN)/mkdocs build --strict
+
+golden: .venv/test.done
+	$(BIN)/pytest tests/rendering/test_golden.py --write-golden
+
+clean:
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+.venv/setup.done: setup.cfg constraints.txt
+	@scripts/venv.sh $(PYTHON) train,plot
+	@touch $@
+
+.venv/test.done: setup.cfg constraints.txt
+	@scripts/venv.sh $(PYTHON) train,plot,dev
+	@touch .venv/setup.done $@

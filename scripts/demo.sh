@@ -1,0 +1,47 @@
+#!/bin/bash
+# From nothing to a trained model: each step is a command that you could type.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+run() { # show the command, then run it
+    printf '\033[2m$ %s\033[0m\n' "$*"
+    "$@"
+}
+if [[ ! -t 1 ]]; then say() { printf '\n%s\n' "$*"; }; run() { printf '$ %s\n' "$*"; "$@"; }; fi
+
+export PATH=$PWD/.venv/bin:$PATH
+results=results/demo/$(date +%Y%m%d-%H%M%S) # a place of its own: nothing of an earlier demo is touched
+data=results/demo/data
+
+cluster=sandbox
+if [[ $(id -u) != 0 ]]; then
+    say "Not root: without it there is no Slurm of several nodes on one machine. The same training runs as processes (cluster=local)."
+    cluster=local
+elif ! PATH=$PATH:/usr/sbin command -v slurmctld >/dev/null; then
+    say "Slurm is not installed: the same training runs as processes (cluster=local)."
+    cluster=local
+fi
+
+say "1. Real text that is on every machine: the Python standard library's own source"
+source=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+run slipway data tokenize "$source" --pattern '*.py' --max-files 700 "data_dir=$data" "base_results_dir=$results"
+
+if [[ $cluster == sandbox ]] && ! slipway sandbox status >/dev/null; then
+    say "2. A real Slurm of four nodes, on this machine"
+    trap 'say "The throw-away Slurm goes again"; run slipway sandbox down' EXIT
+    run slipway sandbox up
+fi
+
+say "3. A small GPT-3 on 2 nodes × 2 tasks: tensor parallel 2 × data parallel 2"
+run python launcher/main.py training=gpt3/tiny "cluster=$cluster" "data_dir=$data" "base_results_dir=$results" --follow
+if [[ $cluster == sandbox ]]; then
+    job=$(cut -d' ' -f4 "$results/gpt3_tiny/launcher.log")
+    run env SLURM_CONF="$(slipway sandbox env | sed -n 's/^export SLURM_CONF=//p')" \
+        squeue --states=all --jobs="$job" --Format=JobID,Name:30,State,NumNodes,NumTasks,NodeList
+fi
+
+say "4. What it learned"
+run slipway plot "$results/gpt3_tiny"
+
+say "All of it is in $results/gpt3_tiny. Next: python launcher/main.py training=gpt3/126m cluster=bcm --dry-run"

@@ -1,0 +1,126 @@
+"""Composition, and what is said of mistakes in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose, list_options
+from launcher.errors import UserError
+from launcher.stages.planning import plan_launch
+
+
+def test_values_of_the_reference() -> None:
+    training = compose(["training=gpt3/126m"]).config.training
+    assert training is not None
+    model = training.model
+    assert (model["num_layers"], model["hidden_size"], model["num_attention_heads"]) == (12, 768, 12)
+    assert model["ffn_hidden_size"] == 3072
+    assert model["optim"]["lr"] == 6e-4
+    assert model["optim"]["sched"] == {
+        "name": "CosineAnnealing",
+        "warmup_steps": 636,
+        "constant_steps": 100000,
+        "min_lr": 6e-5,
+    }
+    assert training.trainer["max_steps"] == 600000
+    assert training.exp_manager["checkpoint_callback_params"]["model_parallel_size"] == 1
+
+
+def test_only_the_groups_of_the_requested_stages_are_composed() -> None:
+    composition = compose([])
+    assert composition.config.data_preparation is None
+    assert composition.choices == {"cluster": "bcm", "training": "gpt3/126m"}
+
+
+def test_choices_are_those_of_this_composition() -> None:
+    assert compose(["training=gpt3/5b"]).choices["training"] == "gpt3/5b"
+    assert compose(["training=gpt3/126m"]).choices["training"] == "gpt3/126m"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "engine"), [("bcm", "nemo"), ("sandbox", "megatron"), ("local", "megatron")]
+)
+def test_each_cluster_has_its_engine(cluster: str, engine: str) -> None:
+    config = compose([f"cluster={cluster}"]).config
+    assert config.engine == engine
+    assert (config.container is None) == (engine == "megatron")
+
+
+def test_relative_paths_start_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = compose(["base_results_dir=out"]).config
+    assert config.base_results_dir == str(tmp_path / "out")
+    assert config.data_dir == str(tmp_path / "data")
+
+
+def test_launcher_scripts_path_moves_data_and_results() -> None:
+    config = compose(["launcher_scripts_path=/opt/launcher_scripts"]).config
+    assert config.base_results_dir == "/opt/launcher_scripts/results"
+    assert config.data_dir == "/opt/launcher_scripts/data"
+
+
+def test_wrapper_style_overrides_work_unchanged() -> None:
+    config = compose(
+        [
+            "stages=[training]",
+            "training=gpt3/126m",
+            "training.trainer.num_nodes=2",
+            "training.trainer.limit_val_batches=0.0",
+            "training.exp_manager.create_checkpoint_callback=False",
+            "training.model.data.data_impl=mock",
+            "training.model.data.data_prefix=[]",
+            "training.run.dependency=null",
+            "container_mounts=[null]",
+            "env_vars.MY_OWN=1",
+        ]
+    ).config
+    assert config.container_mounts == []
+    assert config.env_vars["MY_OWN"] == "1"
+    assert config.training is not None
+    assert config.training.run.dependency is None
+
+
+def test_a_tree_of_the_users_is_looked_at_first(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text("defaults: [bcm, _self_]\npartition: p5\n")
+    assert compose(["cluster=ours"], tmp_path).config.cluster.partition == "p5"
+    assert "ours" in list_options("cluster", tmp_path)
+
+
+MISTAKES = [
+    (["training=gpt3/5B"], ["training=gpt3/5B", "did you mean 'gpt3/5b'", "gpt3/126m"]),
+    (["training=gpt/5b"], ["did you mean 'gpt3/5b'"]),
+    (["cluster=bmc"], ["cluster=bmc", "did you mean 'bcm'"]),
+    (["cluster.partion=x"], ["cluster.partion", "did you mean 'partition'"]),
+    (["+cluster.partion=x"], ["cluster.partion", "did you mean 'partition'"]),
+    (["cluster.exclusive=maybe"], ["cluster.exclusive='maybe'", "boolean"]),
+    (
+        ["training.model.micro_batchsize=3"],
+        ["did you mean 'micro_batch_size'", "+training.model.micro_batchsize"],
+    ),
+    (["training.trainer.num_nodes=two"], ["training.trainer.num_nodes='two'", "integer"]),
+    (["training.trainer.num_nodes=0"], ["training.trainer.num_nodes=0", "greater than or equal to 1"]),
+    (["stages=[trainin]"], ["stages=trainin", "did you mean 'training'"]),
+    (["stages=[]"], ["stages=[]", "valid: data_preparation, training"]),
+    (["stages=[data_preparation]"], ["data_preparation.inputs", "a value is needed"]),
+    (["data_dir=${oc.env:SLIPWAY_NO_SUCH}"], ["SLIPWAY_NO_SUCH"]),
+    (["engine=nemoo"], ["engine='nemoo'", "'nemo' or 'megatron'"]),
+    (["cluster.gres=gpu:4"], ["cluster.gres='gpu:4'", "cluster.gpus_per_node=8", "contradict"]),
+    (["training.run.name='$(touch x)'"], ["run.name='$(touch x)'", "not a safe file name"]),
+    (["training.run.name=../up"], ["not a safe file name"]),
+    (["container_mounts=['/a,/b']"], ["'/a,/b' is not a mount", "source:target"]),
+    (["container_mounts=/a"], ["container_mounts", "list"]),
+    (["env_vars.A-B=1"], ["env_vars.A-B", "shell variable"]),
+    (["training.run.name='a b"], ["training.run.name='a b"]),
+    (["stages=[training,data_preparation]", "data_preparation.inputs=[/x]"], ["one stage at a time"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), MISTAKES, ids=lambda value: " ".join(value)[:40])
+def test_mistakes_name_the_key_and_what_is_valid(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as raised:
+        plan_launch(compose(overrides).config, number=1, tag="x")
+    for word in words:
+        assert word in str(raised.value)

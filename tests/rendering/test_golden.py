@@ -1,0 +1,94 @@
+"""Whole scripts, reviewed like code: a diff in one is explained in the commit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.rendering.render import render
+from launcher.stages.planning import plan_launch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+_PLACES = [
+    "base_results_dir=/shared/results",
+    "data_dir=/shared/data",
+    "cluster.python=/shared/venv/bin/python",
+]
+
+CASES = {
+    "gpt3_126m_bcm": ["training=gpt3/126m", "cluster=bcm"],
+    "gpt3_5b_bcm": ["training=gpt3/5b", "cluster=bcm", "cluster.partition=gpu", "cluster.account=llm"],
+    "gpt3_126m_two_nodes": [
+        "training=gpt3/126m",
+        "training.trainer.num_nodes=2",
+        "training.run.dependency=null",
+    ],
+    "gpt3_126m_image_file": [
+        "container=/apps/nemo.sqsh",
+        "container_mounts=[/fsx,/etc/topo.xml:/topo.xml:ro]",
+        "env_vars.NCCL_DEBUG=INFO",
+    ],
+    "gpt3_126m_megatron_engine": ["engine=megatron", "cluster.python=null"],
+    "gpt3_tiny_sandbox": ["training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf=null"],
+    "gpt3_tiny_local": ["training=gpt3/tiny", "cluster=local"],
+    "separate_stderr": ["cluster.stderr_to_stdout=False", "cluster.cpus_per_task=12"],
+    "gres_instead": ["cluster.gpus_per_node=null", "cluster.gres=gpu:h100:8"],
+    "tokenize_local": [
+        "stages=[data_preparation]",
+        "cluster=local",
+        "data_preparation.inputs=[/shared/books]",
+    ],
+}
+
+
+def rendered(overrides: list[str]) -> str:
+    made = render(plan_launch(compose([*_PLACES, *overrides]).config, number=1, tag="golden"))
+    return f"{made.script}\n##### task.sh #####\n{made.task}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_script_is_the_reviewed_one(name: str, request: pytest.FixtureRequest) -> None:
+    path, text = GOLDEN / f"{name}.sh", rendered(CASES[name])
+    if request.config.getoption("--write-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), "if the change is meant: make golden, and review the diff"
+
+
+def test_no_golden_script_without_a_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.sh")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bash_and_shellcheck_accept_it(name: str) -> None:
+    for script in rendered(CASES[name]).split("\n##### task.sh #####\n"):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        shellcheck = Path(sys.executable).with_name("shellcheck")
+        done = subprocess.run([shellcheck, "-"], input=script, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_header_is_what_users_of_the_nemo_launcher_expect() -> None:
+    script = rendered(CASES["gpt3_126m_bcm"])
+    for line in (
+        "--job-name=nemo-megatron-gpt3_126m",
+        "--nodes=8",
+        "--ntasks-per-node=8",
+        "--gpus-per-node=8",
+        "--exclusive",
+        "--mem=0",
+        "--time=1-00:00:00",
+        "--dependency=singleton",
+    ):
+        assert f"\n#SBATCH {line}\n" in script
+    assert "\n    /opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py \\\n" in script
+    assert "--container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro" in script
+
+
+def test_a_replay_with_the_same_number_and_tag_is_byte_identical() -> None:
+    assert rendered(CASES["gpt3_126m_bcm"]) == rendered(CASES["gpt3_126m_bcm"])

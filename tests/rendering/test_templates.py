@@ -1,0 +1,105 @@
+"""The scripts' behaviour, and users' own templates."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.errors import UserError
+from launcher.plan import Payload, Plan
+from launcher.rendering.render import render
+from launcher.stages.planning import plan_launch
+
+
+def local_plan(tmp_path: Path, command: str, tasks: int = 2) -> Plan:
+    overrides = ["training=gpt3/tiny", "cluster=local", f"training.trainer.devices={tasks}"]
+    places = ["training.trainer.num_nodes=1", f"base_results_dir={tmp_path}"]
+    plan = plan_launch(compose([*overrides, *places]).config, number=1, tag="x")
+    payload = Payload(argv=("bash", "-c", command), working_dir=str(tmp_path))
+    return dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
+
+
+def start(plan: Plan) -> subprocess.Popen[str]:
+    rendered = render(plan)
+    plan.paths.directory.mkdir(parents=True)
+    plan.paths.script.write_text(rendered.script)
+    plan.paths.task_script.write_text(rendered.task)
+    return subprocess.Popen(
+        ["bash", plan.paths.script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def exit_mark(plan: Plan) -> dict[str, object]:
+    mark: dict[str, object] = json.loads(plan.paths.exit_marker.read_text())
+    return mark
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(200):
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} did not appear")
+
+
+def test_each_task_knows_its_rank(tmp_path: Path) -> None:
+    plan = local_plan(
+        tmp_path, 'echo "rank $RANK of $WORLD_SIZE, local $LOCAL_RANK of $LOCAL_WORLD_SIZE"', tasks=3
+    )
+    output = start(plan).communicate(timeout=30)[0]
+    for rank in range(3):
+        assert f"rank {rank} of 3, local {rank} of 3" in output
+    assert exit_mark(plan)["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["exit 7", "[[ $RANK == 1 ]] && exit 7; sleep 60", "[[ $RANK == 0 ]] && exit 7; sleep 60"]
+)
+def test_the_first_task_that_fails_ends_the_others_and_gives_the_code(tmp_path: Path, command: str) -> None:
+    plan = local_plan(tmp_path, command)
+    process = start(plan)
+    process.communicate(timeout=20)
+    assert process.returncode == 7
+    assert exit_mark(plan)["exit_code"] == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_reach_the_payload_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    short = number.name.removeprefix("SIG")
+    # The pause lets the other task catch the signal too, before the failure of this one ends it.
+    handler = f'trap "touch caught-$RANK; sleep 0.5; exit 5" {short}; touch ready-$RANK; while :; do sleep 0.1; done'
+    plan = local_plan(tmp_path, handler)
+    process = start(plan)
+    for rank in range(2):
+        wait_for(tmp_path / f"ready-{rank}")
+    os.kill(process.pid, number)
+    process.communicate(timeout=20)
+    assert [(tmp_path / f"caught-{rank}").exists() for rank in range(2)] == [True, True]
+    assert process.returncode == 5
+    assert exit_mark(plan)["exit_code"] == 5
+
+
+def test_a_template_of_the_users_overrides_one_block(tmp_path: Path) -> None:
+    plan = local_plan(tmp_path, "true")
+    plan = dataclasses.replace(plan, scheduler="slurm")
+    (tmp_path / "sbatch.sh.j2").write_text(
+        '{% extends "slipway/sbatch.sh.j2" %}\n{% block environment %}\n{{ super() }}module load cuda\n{% endblock %}\n'
+    )
+    script = render(plan, tmp_path).script
+    assert "\nmodule load cuda\n" in script
+    assert "export TRANSFORMERS_OFFLINE=0\n" in script
+    assert "srun" in script
+
+
+def test_a_template_with_an_unknown_name_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "local.sh.j2").write_text("{{ no_such_thing }}")
+    with pytest.raises(UserError, match="no_such_thing"):
+        render(local_plan(tmp_path, "true"), tmp_path)

@@ -1,0 +1,107 @@
+"""The contract with submitit's private hooks, and the environment that submissions see."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import submitit
+from submitit.core.core import PicklingExecutor
+
+from launcher.errors import UserError
+from launcher.schedulers.commands import clean_environment
+from launcher.schedulers.slurm import SlurmScheduler
+
+SBATCH = """#!/bin/bash
+printf '%s\\n' "$@" >"$RECORD/arguments"
+env >"$RECORD/environment"
+cp "${!#}" "$RECORD/script"
+[[ ${REFUSE:-} ]] && { echo "sbatch: error: invalid partition specified: $REFUSE" >&2; exit 1; }
+echo "Submitted batch job 4242"
+"""
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An sbatch on PATH that records how it was called."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", "#!/bin/bash\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("RECORD", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "launch" / "job_submission.sh"
+    path.parent.mkdir()
+    path.write_text("#!/bin/bash\necho ours\n")
+    return path
+
+
+def test_the_hooks_that_we_override_are_there() -> None:
+    for name in ("_make_submission_file_text", "_make_submission_command"):
+        assert callable(getattr(submitit.SlurmExecutor, name))
+    assert list(inspect.signature(PicklingExecutor._submit_command).parameters) == ["self", "command"]
+
+
+def test_our_own_script_is_submitted_and_kept(record: Path, script: Path) -> None:
+    assert SlurmScheduler(None).submit(script) == "4242"
+    assert (record / "arguments").read_text() == f"{script}\n"
+    assert (record / "script").read_text() == script.read_text()
+    assert (script.parent / "submitit" / "4242_submission.sh").read_text() == script.read_text()
+
+
+def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
+    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    scheduler = SlurmScheduler(None)
+    scheduler.submit(script)
+    seen = (record / "environment").read_text()
+    assert "SBATCH_PARTITION" not in seen
+    assert "SLURM_JOB_ID" not in seen
+    assert os.environ["SBATCH_PARTITION"] == "elsewhere", "the launcher's own environment stays as it is"
+
+
+def test_the_cluster_chosen_is_the_one_submitted_to(record: Path, script: Path) -> None:
+    SlurmScheduler("/site/slurm.conf").submit(script)
+    assert "SLURM_CONF=/site/slurm.conf\n" in (record / "environment").read_text()
+
+
+def test_a_refusal_is_told_in_slurms_words(
+    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFUSE", "nope")
+    with pytest.raises(UserError, match="invalid partition specified: nope"):
+        SlurmScheduler(None).submit(script)
+
+
+def test_without_slurm_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError) as raised:
+        SlurmScheduler(None).validate("#!/bin/bash\n")
+    assert "slipway sandbox up" in str(raised.value)
+    assert "--dry-run" in str(raised.value)
+
+
+def test_a_sandbox_that_is_down_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="slipway sandbox up"):
+        try:
+            SlurmScheduler(str(tmp_path / "slurm.conf")).validate("")
+        except UserError as error:
+            raise UserError(str(error)) from error
+
+
+def test_clean_environment_keeps_the_sites_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/etc/site.conf")
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    assert clean_environment(None)["SLURM_CONF"] == "/etc/site.conf"
+    assert "SQUEUE_FORMAT" not in clean_environment(None)
+    assert clean_environment("/other.conf")["SLURM_CONF"] == "/other.conf"
