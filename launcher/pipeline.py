@@ -5,6 +5,7 @@ Every command walks it and only stops at a different door.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,18 +115,20 @@ def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
 
 
 def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
-    import shlex
-
     paths, config = made.plan.paths, made.plan.job.config
     files = {
         paths.script: made.rendered.script,
         paths.task_script: made.rendered.task,
-        paths.directory / names.COMMAND_LOG: shlex.join(request.command) + "\n",
+        paths.directory / names.COMMAND_LOG: _pasteable(request.command),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
         files[paths.config] = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
     return files
+
+
+def _pasteable(command: Sequence[str]) -> str:
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}\n"
 
 
 def _code(plan: Plan) -> Path | None:

@@ -8,13 +8,14 @@ MASTER_PORT); without them one process trains alone. Exit codes: 0 done, 2 a mis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -31,10 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train; return the exit code."""
     started = time.monotonic()
     options = _parse(arguments)
-    world: World | None = None
-    log_dir: Path | None = None
     try:
         world = World.from_environment(os.environ)
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return errors.EXIT_USER_ERROR
+    return _pretrain(options, world, started)
+
+
+def _pretrain(options: argparse.Namespace, world: World, started: float) -> int:
+    log_dir: Path | None = None
+    try:
         config = load_config(options.config_path, options.config_name)
         flat = flatten(config)
         check_keys(flat)
@@ -45,13 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _open_logs(log_dir, world, config)
         _train(settings, layout, world, flat, started, options.stop_after)
     except errors.UserError as error:
-        if world is None or world.is_main:
+        if world.is_main:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_USER_ERROR
     except errors.DivergedError as error:
         logs.LOGGER.error("%s", error)
-        if world is None or world.is_main:
-            print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_DIVERGED
     except Exception:
         logs.record_failure(log_dir, world)
@@ -110,8 +116,18 @@ def _train(
         train(session, started, stop_after)
 
 
-if __name__ == "__main__":
-    code = main()
+def _end_at_once(code: int) -> NoReturn:
+    """End this process without waiting for anything: the other ranks may be in a collective with it."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     logs.flush()
-    # A failed rank must not wait for the others at interpreter exit: they are in a collective with it.
     os._exit(code)
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    if exit_code != errors.EXIT_OK:
+        _end_at_once(exit_code)

@@ -26,7 +26,11 @@ _OPTIONS = ("pattern", "vocab_size", "output_prefix", "tokenizer_dir", "max_file
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("data", help="turn text into what a training reads")
+    parser = subparsers.add_parser(
+        "data",
+        help="turn text into what a training reads",
+        epilog="example: slipway data tokenize books/ --pattern '*.txt' --vocab-size 32000",
+    )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     tokenize = verbs.add_parser(
         "tokenize",

@@ -78,8 +78,6 @@ def _start_accounting(supervisor: Supervisor) -> None:
     _write_secret(layout.slurmdbd_conf, configuration.slurmdbd_conf(layout, supervisor.state.ports).encode())
     supervisor.start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(layout.database_socket))
     supervisor.wait("slurmdbd", lambda: not is_free(port))
-    cluster = configuration.CLUSTER
-    supervisor.wait("slurmdbd", lambda: _knows_cluster(layout, cluster))
     supervisor.reporter.done(f"slurmdbd on port {port}")
 
 

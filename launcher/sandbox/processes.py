@@ -52,10 +52,12 @@ class Entry:
     parent: int
 
 
-def find(pid: int) -> Process | None:
-    """Return the process that has a number now."""
-    entry = _read(pid)
-    return entry.process if entry else None
+def child(pid: int) -> Process:
+    """Return the process that a number of a child of ours stands for, even when it has ended already."""
+    entry = _read(pid, ended=True)
+    if entry is None:
+        raise ProcessLookupError(f"no child {pid}")
+    return entry.process
 
 
 def boot_id() -> str:
@@ -118,13 +120,13 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _read(pid: int) -> Entry | None:
+def _read(pid: int, ended: bool = False) -> Entry | None:
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
     # The name, in parentheses, may itself hold blanks and parentheses.
     words = text[text.rindex(b")") + 2 :].split()
-    if words[0] in (b"Z", b"X"):
+    if words[0] in (b"Z", b"X") and not ended:
         return None
     return Entry(Process(pid, int(words[19])), int(words[1]))

@@ -15,7 +15,8 @@ from launcher.sandbox.state import State
 
 # Marks the daemons, and through them slurmstepd, as belonging to a sandbox.
 MARKER = "SLIPWAY_SANDBOX_MEMBER"
-_PATIENCE_SECONDS = 30.0
+# Of no matter where it starts in seconds; a daemon that ends is noticed at once.
+_PATIENCE_SECONDS = 60.0
 _TAIL_LINES = 15
 
 # In a namespace of its own: the host name, the hosts file, and the daemons' part of slurm.conf. Mounts made
@@ -60,10 +61,7 @@ class Supervisor:
             ],
             setsid=True,
         )
-        process = processes.find(pid)
-        if process is None:
-            raise self._failure(name, "ended at once")
-        self.state.daemons[name] = process
+        self.state.daemons[name] = processes.child(pid)
         self.state.save()
 
     def start_as_host(self, host: str, name: str, command: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -25,19 +24,23 @@ class LocalScheduler:
     def submit(self, script: Path) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
         log = script.parent / _PENDING_LOG
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
+        with log.open("wb") as stream, Path(os.devnull).open("rb") as nothing:
+            # Not Popen: it minds a child that nobody waits for.
+            pid = os.posix_spawn(
+                "/bin/bash",
                 ["bash", str(script)],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=clean_environment(None),
-                start_new_session=True,
+                clean_environment(None),
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+                    (os.POSIX_SPAWN_DUP2, stream.fileno(), 1),
+                    (os.POSIX_SPAWN_DUP2, stream.fileno(), 2),
+                ],
+                setsid=True,
             )
         # The log is named after the job, whose id is known only now; the process keeps its open file.
         job_name = script.name.removesuffix("_submission.sh")
-        log.rename(script.parent / f"log-{job_name}_{process.pid}.out")
-        return str(process.pid)
+        log.rename(script.parent / f"log-{job_name}_{pid}.out")
+        return str(pid)
 
     def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
         return {ticket.job_id: _status(ticket) for ticket in tickets}

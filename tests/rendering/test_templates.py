@@ -75,7 +75,8 @@ def test_the_first_task_that_fails_ends_the_others_and_gives_the_code(tmp_path: 
 def test_signals_reach_the_payload_at_once(tmp_path: Path, number: signal.Signals) -> None:
     short = number.name.removeprefix("SIG")
     # The pause lets the other task catch the signal too, before the failure of this one ends it.
-    handler = f'trap "touch caught-$RANK; sleep 0.5; exit 5" {short}; touch ready-$RANK; while :; do sleep 0.1; done'
+    handler = f'trap "touch caught-$RANK; sleep 0.5; exit 5" {short}; touch ready-$RANK; '
+    handler += "while :; do sleep 0.1; done"
     plan = local_plan(tmp_path, handler)
     process = start(plan)
     for rank in range(2):
@@ -91,7 +92,8 @@ def test_a_template_of_the_users_overrides_one_block(tmp_path: Path) -> None:
     plan = local_plan(tmp_path, "true")
     plan = dataclasses.replace(plan, scheduler="slurm")
     (tmp_path / "sbatch.sh.j2").write_text(
-        '{% extends "slipway/sbatch.sh.j2" %}\n{% block environment %}\n{{ super() }}module load cuda\n{% endblock %}\n'
+        '{% extends "slipway/sbatch.sh.j2" %}\n'
+        "{% block environment %}\n{{ super() }}module load cuda\n{% endblock %}\n"
     )
     script = render(plan, tmp_path).script
     assert "\nmodule load cuda\n" in script

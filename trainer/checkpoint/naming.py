@@ -25,7 +25,8 @@ def check_template(template: str) -> None:
         name = match["name"]
         if name not in FIELDS:
             raise UserError(
-                f"{_KEY}={template!r}: unknown field '{name}'; valid are {', '.join(FIELDS)}{suggest(name, FIELDS)}"
+                f"{_KEY}={template!r}: unknown field '{name}'; valid are {', '.join(FIELDS)}"
+                f"{suggest(name, FIELDS)}"
             )
     if "/" in template:
         raise UserError(f"{_KEY}={template!r}: expected a name without '/'; dirpath says where")

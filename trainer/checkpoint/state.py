@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
@@ -68,6 +70,9 @@ def save(
         The complete checkpoint. Until it is complete it lies under a hidden name without a marker.
     """
     unfinished = from_main(lambda: store.begin(directory, name))
+    # megatron-core would keep a server process for this queue, which outlives a killed rank and holds its
+    # stdout open. Saving is synchronous here: the queue never leaves this process.
+    filesystem_async._results_queue = queue.Queue()
     # One writer process per rank: each is a fork of this one, and storage is slower than one core.
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
     dist_checkpointing.save(_state(model, optimizer, progress, place, False), str(unfinished), strategy)
@@ -102,16 +107,16 @@ def restore(found: store.Found, model: Any, optimizer: Any, place: Place, shape:
 
 def _check(found: store.Found, place: Place, shape: dict[str, Any]) -> None:
     saved = found.marker
+    way_out = "keep it, or train into another exp_manager.explicit_log_dir"
     if saved.tensor_model_parallel_size != place.layout.tensor:
         raise UserError(
             f"model.tensor_model_parallel_size={place.layout.tensor}, but the checkpoint {found.path} was "
-            f"written with {saved.tensor_model_parallel_size}: keep it, or train into another exp_manager.explicit_log_dir"
+            f"written with {saved.tensor_model_parallel_size}: {way_out}"
         )
     for name, value in saved.architecture.items():
         if shape.get(name, value) != value:
             raise UserError(
-                f"{name}={shape[name]}, but the checkpoint {found.path} has {value}: keep the model, or train "
-                "into another exp_manager.explicit_log_dir"
+                f"the model has {name}={shape[name]}, but the checkpoint {found.path} has {value}: {way_out}"
             )
 
 

@@ -118,7 +118,8 @@ def _max_positions(values: Values, seq_length: int) -> int:
     positions = values.integer("model.max_position_embeddings", seq_length, minimum=1)
     if positions < seq_length:
         raise UserError(
-            f"model.max_position_embeddings={positions}: expected at least model.encoder_seq_length={seq_length}"
+            f"model.max_position_embeddings={positions}: expected at least "
+            f"model.encoder_seq_length={seq_length}"
         )
     return positions
 

@@ -204,7 +204,7 @@ def _splits(values: Values) -> tuple[float, float, float]:
         weights = [float(part) for part in str("900,50,50" if raw is None else raw).split(",")]
     except ValueError:
         values.fail(key, expected)
-    weights = (weights + [0.0, 0.0])[:3] if len(weights) <= 3 else []
+    weights = [*weights, 0.0, 0.0][:3] if len(weights) <= 3 else []
     if not weights or min(weights) < 0 or sum(weights) <= 0:
         values.fail(key, expected)
     return weights[0], weights[1], weights[2]

@@ -90,7 +90,8 @@ class BatchMaker:
         inputs = window[:-1]
         if self._masked_token is None:
             return np.ones(inputs.shape, dtype=np.float32)
-        return (inputs != self._masked_token).astype(np.float32)
+        mask: npt.NDArray[np.float32] = (inputs != self._masked_token).astype(np.float32)
+        return mask
 
     def _batch(self, source: Source, windows: list[int | None]) -> Batch:
         rows = [source.window(window or 0) for window in windows]

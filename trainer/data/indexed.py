@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def split_documents(weights: tuple[float, float, float], documents: int) -> list
     -------
     list of (int, int)
         First document and one past the last, for each split. Rounding is Megatron's
-        (``get_train_valid_test_split_``): each boundary is rounded, then all are shifted to end at `documents`.
+        (``get_train_valid_test_split_``): each part is rounded, then all ends are shifted by what is over.
     """
     total = sum(weights)
     ends = [0]
@@ -35,7 +36,7 @@ def split_documents(weights: tuple[float, float, float], documents: int) -> list
         ends.append(ends[-1] + round(weight / total * documents))
     surplus = ends[-1] - documents
     ends = [0, *(max(0, end - surplus) for end in ends[1:])]
-    return list(zip(ends, ends[1:], strict=False))
+    return list(itertools.pairwise(ends))
 
 
 class IndexedSource:

@@ -37,9 +37,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     summary = "Make Megatron's .bin/.idx, and a GPT-2-style tokenizer if there is none, from text files."
     parser = argparse.ArgumentParser(prog="python -m trainer.data.tokenize", description=summary)
     add = parser.add_argument
-    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="files, or directories to search")
+    add(
+        "--input", type=Path, nargs="+", required=True, metavar="PATH", help="files, or directories to search"
+    )
     add("--pattern", default="*.txt", help="names to take from directories (default: %(default)s)")
-    add("--output-prefix", type=Path, required=True, help="path of the .bin and .idx files without the suffix")
+    add(
+        "--output-prefix", type=Path, required=True, help="path of the .bin and .idx files without the suffix"
+    )
     add("--tokenizer-dir", type=Path, required=True, help="directory of vocab.json and merges.txt")
     add("--vocab-size", type=int, default=2048, help="of a tokenizer trained here (default: %(default)s)")
     add("--workers", type=_positive, default=2, help="processes (default: %(default)s)")

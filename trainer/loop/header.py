@@ -9,7 +9,7 @@ import torch
 from trainer.data.indexed import IndexedSource
 from trainer.loop.session import Session
 from trainer.model.gpt import uses_transformer_engine
-from trainer.optim.build import uses_distributed_optimizer
+from trainer.optim.build import DISTRIBUTED_OPTIMIZERS, uses_distributed_optimizer
 from trainer.report.progress import count
 
 
@@ -37,9 +37,9 @@ def _model(session: Session) -> str:
     shape = session.settings.architecture
     precision = "bf16 weights, fp32 masters" if session.settings.precision == "bf16" else "fp32"
     return (
-        f"GPT: {count(session.parameters)} parameters | {shape.num_layers} layers, hidden {shape.hidden_size}, "
-        f"ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | {precision} | "
-        f"vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
+        f"GPT: {count(session.parameters)} parameters | {shape.num_layers} layers, "
+        f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
+        f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
 
@@ -48,8 +48,8 @@ def _world(session: Session) -> str:
     device = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU (gloo)"
     threads = "" if place.device.type == "cuda" else f", {torch.get_num_threads()} threads each"
     return (
-        f"world: {place.layout.world} processes on {session.settings.nodes} nodes | tensor {place.layout.tensor} "
-        f"x data {place.layout.data} | {device}{threads} | rendezvous "
+        f"world: {place.layout.world} processes on {session.settings.nodes} nodes | "
+        f"tensor {place.layout.tensor} x data {place.layout.data} | {device}{threads} | rendezvous "
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
 
@@ -82,20 +82,16 @@ def _data(session: Session) -> list[str]:
 
 def _notes(session: Session) -> list[str]:
     settings, device = session.settings, session.place.device
+    shape, name, schedule = settings.architecture, settings.optimization.name, session.schedule
     notes = []
-    if settings.architecture.transformer_engine and device.type == "cuda":
-        if not uses_transformer_engine(settings.architecture, device):
-            notes.append("note: Transformer Engine is not importable: megatron-core's local layers")
-    name = settings.optimization.name
-    if "distributed" in name or name == "mcore_distributed_optim":
-        if not uses_distributed_optimizer(settings, device):
-            notes.append(
-                f"note: model.optim.name={name}: every rank keeps whole optimizer states here, AdamW"
-            )
-    if session.schedule.decay <= 0:
+    if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
+        notes.append("note: Transformer Engine is not importable: megatron-core's local layers")
+    if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):
+        notes.append(f"note: model.optim.name={name}: AdamW here, every rank keeps whole optimizer states")
+    if schedule.decay <= 0:
         notes.append(
-            f"note: warm-up ({session.schedule.warmup}) and constant steps ({session.schedule.constant}) fill the "
-            f"{session.schedule.total} steps of the schedule: no cosine in between"
+            f"note: warm-up ({schedule.warmup}) and constant steps ({schedule.constant}) fill the "
+            f"{schedule.total} steps of the schedule: no cosine in between"
         )
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")

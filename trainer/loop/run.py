@@ -49,7 +49,7 @@ def train(session: Session, started: float, stop_after: int | None) -> None:
 
 
 def _steps(session: Session, started: float, stop_after: int | None) -> tuple[str, float, float | None]:
-    """Return why stepping ended, the last training loss, and the validation loss if it is of the last step."""
+    """Return why stepping ended, the last training loss, and the validation loss if it was just computed."""
     settings, progress = session.settings, session.progress
     while True:
         loss = _step(session)
@@ -77,8 +77,8 @@ def _step(session: Session) -> float:
     )
     if not math.isfinite(loss):
         raise DivergedError(
-            f"the training loss of step {progress.step + 1} is {loss}: stopping without a checkpoint; a lower "
-            "model.optim.lr or a longer model.optim.sched.warmup_steps may help"
+            f"the training loss of step {progress.step + 1} is {loss}: stopping without a checkpoint; "
+            "a lower model.optim.lr or a longer model.optim.sched.warmup_steps may help"
         )
     lr = session.schedule(progress.step)
     grad_norm = session.optimizer.step(lr)

@@ -27,7 +27,7 @@ def train_losses(settings: Settings, model: Any, batches: Iterator[Batch], micro
 
 
 def evaluate_losses(settings: Settings, model: Any, batches: Iterator[Batch], micro_batches: int) -> Any:
-    """Return the loss sum and the number of unmasked tokens of a batch over all ranks, ``[2]``, in 64 bits."""
+    """Return the loss sum and the number of unmasked tokens over all ranks, ``[2]``, in 64 bits."""
     model.eval()
     with torch.no_grad():
         sums = _run(settings, model, batches, micro_batches, forward_only=True)
@@ -66,4 +66,4 @@ def _forward(batches: Iterator[Batch], model: Any) -> tuple[Any, Any]:
 
 def _mean_over_data_parallel(loss: Any) -> float:
     dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
-    return float(loss.item()) / parallel_state.get_data_parallel_world_size()
+    return float(loss.item()) / int(parallel_state.get_data_parallel_world_size())

@@ -13,6 +13,8 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from trainer import cpu_shim
 from trainer.config.settings import Settings
 
+DISTRIBUTED_OPTIMIZERS = ("mcore_distributed_optim", "distributed_fused_adam")
+
 
 def uses_distributed_optimizer(settings: Settings, device: Any) -> bool:
     """Whether optimizer states are spread over the data-parallel ranks.
@@ -20,7 +22,7 @@ def uses_distributed_optimizer(settings: Settings, device: Any) -> bool:
     Only on CUDA with the fused Adam of Transformer Engine or Apex: with torch's Adam megatron-core's sharded
     states do not restore each parameter's step count.
     """
-    if settings.optimization.name not in ("mcore_distributed_optim", "distributed_fused_adam"):
+    if settings.optimization.name not in DISTRIBUTED_OPTIMIZERS:
         return False
     return bool(device.type == "cuda" and not mcore_optimizer.USING_PYTORCH_OPTIMIZER)
 

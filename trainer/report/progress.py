@@ -37,8 +37,9 @@ def step_line(
 ) -> str:
     """Format one training step."""
     return (
-        f"step {step:>{len(str(total))}}/{total} | loss {loss:.4f} | lr {lr:.1e} | grad norm {grad_norm:.2f} | "
-        f"{tokens_per_second:,.0f} tokens/s | {seconds:.2f} s/step | eta {duration(eta)}"
+        f"step {step:>{len(str(total))}}/{total} | loss {loss:.4f} | lr {lr:.1e} | "
+        f"grad norm {grad_norm:.2f} | {tokens_per_second:,.0f} tokens/s | {seconds:.2f} s/step | "
+        f"eta {duration(eta)}"
     )
 
 

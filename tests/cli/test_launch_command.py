@@ -1,0 +1,79 @@
+"""The command line of a launch: doors, exit codes and what is imported on the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULES = """
+import sys
+from launcher.cli.app import main
+code = main(sys.argv[1:])
+print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def command(*arguments: str, cwd: Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+    main = Path(__file__).resolve().parents[2] / "launcher" / "main.py"
+    done = subprocess.run([sys.executable, str(main), *arguments], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == check, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("door", ["--dry-run", "dry_run=true"])
+def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, door: str) -> None:
+    done = command("training=gpt3/126m", door, "cluster=bcm", cwd=tmp_path)
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=nemo-megatron-gpt3_126m\n")
+    assert "\x1b" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_in_a_pipe_imports_neither_submitit_nor_rich_nor_torch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES, "launch", "--dry-run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    imported = done.stderr.split()
+    assert "hydra" in imported
+    assert not {"submitit", "rich", "torch", "trainer", "numpy"} & set(imported)
+
+
+@pytest.mark.parametrize("verb", ["status", "sandbox", "data", "logs", "follow", "plot", "launch"])
+def test_no_verb_imports_torch_or_the_trainer(tmp_path: Path, verb: str) -> None:
+    program = MODULES.replace(
+        "code = main(sys.argv[1:])", "code = 0\ntry: main(sys.argv[1:])\nexcept SystemExit: pass"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, verb, "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "usage: slipway" in done.stdout
+    assert "example" in done.stdout
+    assert not {"torch", "trainer", "numpy", "matplotlib"} & set(done.stderr.split())
+
+
+def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    done = command("training=gpt3/126b", cwd=tmp_path, check=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("slipway: training=gpt3/126b: there is no such choice\n")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overrides_may_stand_on_both_sides_of_an_option(tmp_path: Path) -> None:
+    done = command("training=gpt3/5b", "--dry-run", "training.trainer.num_nodes=3", cwd=tmp_path)
+    assert "#SBATCH --nodes=3\n" in done.stdout
+    assert "gpt3_5b" in done.stdout
+
+
+def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
+    assert "--dryrun" in command("--dryrun", cwd=tmp_path, check=2).stderr
+
+
+def test_main_py_hides_no_module_of_others(tmp_path: Path) -> None:
+    """Run from its own folder, where `plan`, `config` and `errors` lie beside it."""
+    main = Path(__file__).resolve().parents[2] / "launcher"
+    done = subprocess.run([sys.executable, "main.py", "--dry-run"], cwd=main, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

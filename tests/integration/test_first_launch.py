@@ -1,0 +1,119 @@
+"""From one command to a training that continues, on a real Slurm and without one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+SMALL = [
+    "training=gpt3/tiny",
+    "training.trainer.max_steps=4",
+    "training.trainer.val_check_interval=2",
+    "training.trainer.limit_val_batches=1",
+    "training.model.encoder_seq_length=32",
+    "training.model.data.splits_string='80,20,0'",
+]
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "results" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slurm
+@pytest.mark.trainer
+def test_a_training_on_slurm_and_its_continuation(
+    repository: Path, workplace: Path, sandbox: Sandbox
+) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    main = [sys.executable, repository / "launcher" / "main.py", "cluster=sandbox", *SMALL]
+    done = run_command(*main, "--follow", cwd=workplace, **conf)
+    assert "held-out loss" in done.stdout
+    assert "COMPLETED" in done.stdout
+
+    run = workplace / "results" / "gpt3_tiny"
+    manifest = json.loads((run / "launcher.json").read_text())
+    job = manifest["job_id"]
+    assert (run / "launcher.log").read_text() == f"Submitted batch job {job}\n"
+    for name in (
+        "gpt3_tiny_hydra.yaml",
+        "launcher_cmd.log",
+        f"log-nemo-megatron-gpt3_tiny_{job}.out",
+        "nemo-megatron-gpt3_tiny_submission.sh",
+        "results/cmd-args.log",
+        "results/hparams.yaml",
+        *(f"results/nemo_log_globalrank-{rank}_localrank-{rank % 2}.txt" for rank in range(4)),
+    ):
+        assert (run / name).is_file(), name
+    assert list((run / "results").glob("events.out.tfevents.*"))
+
+    steps = ["sacct", "--noheader", "--parsable2", f"--jobs={job}", "--format=JobID,NTasks,NNodes,State"]
+    assert f"{job}.0|4|2|COMPLETED" in run_command(*steps, cwd=workplace, **conf).stdout.splitlines()
+
+    start = metrics(run)[0]
+    assert (start["world_size"], start["tensor"], start["data"], start["step"]) == (4, 2, 2, 0)
+
+    again = run_command(*main, "training.trainer.max_steps=6", "--follow", cwd=workplace, **conf)
+    assert "COMPLETED" in again.stdout
+    assert metrics(run)[0]["step"] == 4, "the second launch continues where the first ended"
+    assert metrics(run)[-1]["step"] == 6
+    assert metrics(run / "launches" / "1")[-1]["step"] == 4, "the evidence of the first launch is untouched"
+
+    told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=workplace, **conf).stdout)
+    assert (told[0]["state"], told[0]["step"], told[0]["launch"]) == ("COMPLETED", 6, 2)
+    log = run_command(SLIPWAY, "logs", "gpt3_tiny", "--launch", "1", cwd=workplace, **conf).stdout
+    assert "step 4/4 | loss" in log
+    run_command(SLIPWAY, "plot", "gpt3_tiny", cwd=workplace, **conf)
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.trainer
+def test_the_same_plan_without_slurm(repository: Path, workplace: Path) -> None:
+    main = [sys.executable, repository / "launcher" / "main.py", "cluster=local", *SMALL]
+    name = [
+        "training.run.name=local_run",
+        "training.trainer.max_steps=2",
+        "training.model.data.data_impl=mock",
+    ]
+    done = run_command(*main, *name, "--follow", cwd=workplace)
+    assert "COMPLETED" in done.stdout
+    assert metrics(workplace / "results" / "local_run")[-1]["step"] == 2
+
+
+@pytest.mark.trainer
+def test_a_training_that_fails_is_told_with_its_reason(repository: Path, workplace: Path) -> None:
+    main = [sys.executable, repository / "launcher" / "main.py", "cluster=local", *SMALL]
+    name = ["training.run.name=fails", "training.model.fp8=True"]
+    done = run_command(*main, *name, "--follow", cwd=workplace, check=1)
+    assert "FAILED" in done.stdout
+    assert "model.fp8" in done.stdout + done.stderr
+
+
+@pytest.mark.slurm
+def test_what_slurm_would_refuse_is_not_written(repository: Path, tmp_path: Path, sandbox: Sandbox) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox"]
+    done = run_command(*main, "cluster.partition=nope", cwd=tmp_path, check=2, **conf)
+    assert "invalid partition" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    "overrides", [["training=gpt3/126m"], ["training=gpt3/5b"], ["training.trainer.num_nodes=128"]]
+)
+def test_slurm_accepts_the_scripts_of_large_clusters(
+    repository: Path, tmp_path: Path, sandbox: Sandbox, overrides: list[str]
+) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    main = [sys.executable, repository / "launcher" / "main.py", "cluster=bcm", *overrides, "--dry-run"]
+    script = tmp_path / "script.sh"
+    script.write_text(run_command(*main, cwd=tmp_path, **conf).stdout)
+    told = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
+    assert "to start at" in told.stderr

@@ -1,0 +1,129 @@
+"""Launch directories: complete or absent, numbered, never written over."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.pipeline import Request, launch
+from launcher.runs.files import link_atomic, write_atomic
+from launcher.runs.manifest import read_manifest
+from launcher.runs.paths import LaunchPaths, find_run, launch_numbers
+from launcher.runs.write import LaunchExists, write_launch
+
+
+def local(tmp_path: Path, *overrides: str) -> Request:
+    chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/nonexistent]"]
+    return Request([*chosen, f"launcher_scripts_path={tmp_path}", *overrides], ["slipway", "launch", "a b"])
+
+
+def wait_for_end(paths: LaunchPaths) -> None:
+    for _ in range(300):
+        if paths.exit_marker.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError("the job did not end")
+
+
+def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_path: Path) -> None:
+    first, _ = launch(local(tmp_path))
+    text = first.script.read_text()
+    second, manifest = launch(local(tmp_path))
+    assert (first.number, second.number) == (1, 2)
+    assert launch_numbers(first.run_dir) == [1, 2]
+    assert first.script.read_text() == text
+    assert (first.run_dir / "launcher.json").resolve() == second.manifest
+    assert read_manifest(second.directory) == manifest
+    assert (second.code / "trainer" / "pretrain.py").is_file()
+    for paths in (first, second):
+        wait_for_end(paths)
+
+
+def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
+    paths, _ = launch(local(tmp_path))
+    wait_for_end(paths)
+    line = (paths.directory / "launcher_cmd.log").read_text()
+    assert shlex.split(line) == ["cd", str(Path.cwd()), "&&", "slipway", "launch", "a b"]
+
+
+def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    paths = LaunchPaths(tmp_path, "run", "job", 1)
+    write_launch(paths, {paths.script: "one\n"}, code=None)
+    with pytest.raises(LaunchExists):
+        write_launch(paths, {paths.script: "two\n"}, code=None)
+    assert paths.script.read_text() == "one\n"
+    assert [entry.name for entry in (tmp_path / "launches").iterdir()] == ["1"]
+
+
+def test_concurrent_launchers_get_a_number_each(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from launcher.pipeline import launch, Request;"
+        "from tests.runs.test_launch_directories import local;"
+        "print(launch(local(Path(sys.argv[1])))[0].number)"
+    )
+    repository = Path(__file__).resolve().parents[2]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], cwd=repository, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(5)
+    ]
+    numbers = sorted(int(process.communicate()[0]) for process in processes)
+    assert numbers == [1, 2, 3, 4, 5]
+    for number in numbers:
+        directory = tmp_path / "results" / "tokenize_text" / "launches" / str(number)
+        assert (
+            f"/launches/{number}\n"
+            in (directory / "task.sh").read_text()
+            + (directory / "nemo-megatron-tokenize_text_submission.sh").read_text()
+        )
+        wait_for_end(LaunchPaths(directory.parents[1], "tokenize_text", "x", number))
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(UserError, match="cannot write") as raised:
+        launch(local(tmp_path))
+    assert "base_results_dir" in str(raised.value)
+
+
+def test_atomic_writing_leaves_the_old_content_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_the_users_is_not_replaced_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("t")
+    (tmp_path / "results").write_text("mine")
+    link_atomic(tmp_path / "results", tmp_path / "target")
+    assert (tmp_path / "results").read_text() == "mine"
+
+
+def test_an_unknown_run_lists_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "gpt3_5b" / "launches").mkdir(parents=True)
+    with pytest.raises(UserError, match="no run 'gpt3_5B'") as raised:
+        find_run("gpt3_5B", tmp_path)
+    assert "gpt3_5b" in str(raised.value)
+
+
+def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object, script: Path) -> str:
+        raise UserError("no thanks")
+
+    monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
+    with pytest.raises(UserError, match="no thanks"):
+        launch(local(tmp_path))
+    written = json.loads((tmp_path / "results/tokenize_text/launches/1/launcher.json").read_text())
+    assert written["error"] == "no thanks"
+    assert written["job_id"] is None
