@@ -16,7 +16,19 @@ EXIT_DIVERGED = 3
 
 
 class UserError(Exception):
-    """Something the user can put right; shown without a traceback."""
+    """Something the user can put right; shown without a traceback.
+
+    Parameters
+    ----------
+    message
+        What is wrong, and what would be right.
+    everywhere
+        Whether every rank finds the same, so that it is enough that rank 0 tells it.
+    """
+
+    def __init__(self, message: str, everywhere: bool = True) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 class DivergedError(Exception):

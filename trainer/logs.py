@@ -9,6 +9,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+from trainer.errors import UserError
 from trainer.world import World
 
 LOGGER = logging.getLogger("trainer")
@@ -60,6 +61,18 @@ def record_failure(log_dir: Path | None, world: World) -> None:
     """Write the current exception's traceback, with this rank's name, to stderr and to both log files."""
     text = f"rank {world.rank} (local rank {world.local_rank}) failed:\n{traceback.format_exc()}"
     print(text, file=sys.stderr, flush=True)
+    _append(log_dir, world, text)
+
+
+def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None:
+    """Tell the user's mistake once on stderr and in the error log, or on each node that alone knows of it."""
+    if world.is_main or (not error.everywhere and world.local_rank == 0):
+        text = f"error: {error}"
+        print(text, file=sys.stderr, flush=True)
+        _append(log_dir, world, f"{text}\n")
+
+
+def _append(log_dir: Path | None, world: World, text: str) -> None:
     if log_dir is None or not log_dir.is_dir():
         return
     for name in (ERROR_LOG, rank_log_name(world)):

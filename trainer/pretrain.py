@@ -53,8 +53,7 @@ def _pretrain(options: argparse.Namespace, world: World, started: float) -> int:
         _open_logs(log_dir, world, config)
         _train(settings, layout, world, flat, started, options.stop_after)
     except errors.UserError as error:
-        if world.is_main:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+        logs.record_mistake(log_dir, world, error)
         return errors.EXIT_USER_ERROR
     except errors.DivergedError as error:
         logs.LOGGER.error("%s", error)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from launcher.cli.launch import make_request
 from launcher.cli.logs import follow_to_end
+from launcher.launching import launch
 from launcher.monitor.launches import open_launch
-from launcher.pipeline import launch
 
 _EPILOG = """\
 examples:

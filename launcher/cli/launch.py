@@ -7,10 +7,13 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.pipeline import Draft, Request, draft, launch
-from launcher.runs.manifest import Manifest
-from launcher.runs.paths import LaunchPaths
+from launcher.drafting import Draft, Request, draft
+
+if TYPE_CHECKING:
+    from launcher.runs.manifest import Manifest
+    from launcher.runs.paths import LaunchPaths
 
 _EPILOG = """\
 examples:
@@ -48,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run or _asks_for_dry_run(args.overrides):
         _print_script(draft(request))
         return 0
+    # Imported late: a dry run neither writes nor submits.
+    from launcher.launching import launch
+
     paths, manifest = launch(request)
     _tell(paths, manifest, as_json=args.json)
     if not args.follow:

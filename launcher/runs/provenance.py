@@ -1,27 +1,28 @@
-"""Where a launch comes from: who, which machine, which commit."""
+"""Where a launch comes from: who, which machine, which commit.
+
+A dry run needs the tag alone, so what the others need is imported by them.
+"""
 
 from __future__ import annotations
 
-import getpass
 import os
-import secrets
-import socket
-import subprocess
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 
 
 def now() -> str:
     """The time in UTC, to the second, as ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def new_tag() -> str:
     """A name that no other launch has."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
 def user() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in some containers
@@ -29,6 +30,8 @@ def user() -> str:
 
 
 def host() -> str:
+    import socket
+
     return socket.gethostname()
 
 
@@ -43,6 +46,8 @@ def git_state(directory: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
+    import subprocess
+
     try:
         done = subprocess.run(
             ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=30

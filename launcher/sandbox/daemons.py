@@ -9,7 +9,6 @@ from pathlib import Path
 
 from launcher.sandbox import configuration
 from launcher.sandbox.clients import ask
-from launcher.sandbox.layout import Layout
 from launcher.sandbox.ports import is_free
 from launcher.sandbox.prerequisites import program
 from launcher.sandbox.state import State
@@ -68,7 +67,7 @@ def _start_accounting(supervisor: Supervisor) -> None:
     command = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}"]
     command += [f"--socket={layout.database_socket}", f"--pid-file={layout.run}/mariadbd.pid"]
     command += ["--skip-networking", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
-    # slurmdbd complains about less.
+    # What slurmdbd asks for, where it does not cost memory; it grumbles about the small pool in its log.
     command += ["--innodb-buffer-pool-size=128M", "--innodb-log-file-size=64M"]
     command += ["--innodb-lock-wait-timeout=900"]
     supervisor.start("mariadbd", command)
@@ -92,10 +91,6 @@ def _install_database(supervisor: Supervisor) -> None:
         outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
     if outcome.returncode:
         raise StartError(f"mariadb-install-db failed; the end of {output}:\n{tail(output)}")
-
-
-def _knows_cluster(layout: Layout, cluster: str) -> bool:
-    return ask(layout.slurm_conf, "sacctmgr", "--immediate", "--quiet", "add", "cluster", cluster) is not None
 
 
 def _start_controller(supervisor: Supervisor) -> None:

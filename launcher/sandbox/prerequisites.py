@@ -30,7 +30,7 @@ _PROGRAMS = {
 _ACCOUNTING_PROGRAMS = {
     "slurmdbd": "slurmdbd",
     _MYSQL_PLUGIN: "slurm-wlm-mysql-plugin",
-    "sacctmgr": "slurm-wlm",
+    "sacct": "slurm-wlm",
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }

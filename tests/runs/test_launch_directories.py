@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.drafting import Request
 from launcher.errors import UserError
-from launcher.pipeline import Request, launch
+from launcher.launching import launch
 from launcher.runs.files import link_atomic, write_atomic
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LaunchPaths, find_run, launch_numbers
@@ -64,7 +65,7 @@ def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> 
 
 def test_concurrent_launchers_get_a_number_each(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from launcher.pipeline import launch, Request;"
+        "import sys; from pathlib import Path; from launcher.launching import launch;"
         "from tests.runs.test_launch_directories import local;"
         "print(launch(local(Path(sys.argv[1])))[0].number)"
     )

@@ -52,14 +52,14 @@ def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
 
 def test_steps_run_on_hosts_with_names_and_gpus_of_their_own(plain_sandbox: Sandbox) -> None:
     script = 'echo "$(hostname) $(getent hosts n1 | cut -d" " -f1) $CUDA_VISIBLE_DEVICES"'
-    printed = call(plain_sandbox, "srun", "--nodes=2", "--gpus-per-node=2", "sh", "-c", script)
+    printed = call(plain_sandbox, "srun", "--nodelist=n1,n2", "--gpus-per-node=2", "sh", "-c", script)
     assert sorted(printed.splitlines()) == ["n1 127.0.0.1 0,1", "n2 127.0.0.1 0,1"]
 
 
 def test_every_task_gets_a_gpu(plain_sandbox: Sandbox) -> None:
     printed = call(
         plain_sandbox,
-        *("srun", "--nodes=2", "--ntasks-per-node=8", "--gpus-per-task=1", "--exclusive", "--mem=0"),
+        *("srun", "--nodelist=n1,n2", "--ntasks-per-node=8", "--gpus-per-task=1", "--exclusive", "--mem=0"),
         *("sh", "-c", 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"'),
     )
     assert sorted(printed.splitlines()) == [f"n{node} {gpu}" for node in (1, 2) for gpu in range(8)]

@@ -1,9 +1,4 @@
-"""Which samples make up a batch, and their tensors.
-
-The order of samples is a pure function of the seed and of the number of samples consumed before: it does not
-depend on how many processes train, nor on the micro batch size. A rank's share of a global batch is one
-contiguous part of it.
-"""
+"""The tensors of a micro batch."""
 
 from __future__ import annotations
 
@@ -12,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from trainer.data.permutation import Permutation
-from trainer.data.source import Source, Tokens
+from trainer.data.source import Source, Tokens, loss_mask
 from trainer.errors import UserError
 
 
@@ -30,35 +23,6 @@ class Batch:
     positions: Any
 
 
-class Order:
-    """From the number of a sample in the run to a window of the source, shuffled anew in each epoch."""
-
-    def __init__(self, windows: int | None, seed: int) -> None:
-        self._windows = windows
-        self._seed = seed
-        self._epoch = -1
-        self._permutation = Permutation(1, seed, 0)
-
-    def epoch(self, sample: int) -> int:
-        """Return the epoch in which a sample lies, from 0."""
-        return 0 if self._windows is None else sample // self._windows
-
-    def window(self, sample: int) -> int:
-        """Return the window that is sample number `sample` of the run."""
-        if self._windows is None:
-            return sample
-        epoch, index = divmod(sample, self._windows)
-        if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, Permutation(self._windows, self._seed, epoch)
-        return self._permutation[index]
-
-
-def rank_share(first: int, count: int, rank: int, ranks: int) -> range:
-    """Return the sample numbers of one data-parallel rank in the batch ``[first, first + count)``."""
-    share = count // ranks
-    return range(first + rank * share, first + (rank + 1) * share)
-
-
 class BatchMaker:
     """Turns windows into the tensors of micro batches.
 
@@ -67,7 +31,7 @@ class BatchMaker:
     vocabulary
         Number of tokens; a larger id in the data is an error.
     masked_token
-        Id of the token whose loss does not count as input position (NeMo's ``eod_mask_loss``), or None.
+        Id of the input token whose loss does not count, or None; see `loss_mask`.
     micro_batch
         Sequences in a micro batch.
     device
@@ -85,18 +49,11 @@ class BatchMaker:
         for start in range(0, len(windows), self._micro_batch):
             yield self._batch(source, windows[start : start + self._micro_batch])
 
-    def loss_mask(self, window: Tokens) -> npt.NDArray[np.float32]:
-        """Return, for each position of a window's inputs, whether its loss counts, ``[seq_length]``."""
-        inputs = window[:-1]
-        if self._masked_token is None:
-            return np.ones(inputs.shape, dtype=np.float32)
-        mask: npt.NDArray[np.float32] = (inputs != self._masked_token).astype(np.float32)
-        return mask
-
     def _batch(self, source: Source, windows: list[int | None]) -> Batch:
         rows = [source.window(window or 0) for window in windows]
         masks = [
-            self.loss_mask(row) * (window is not None) for row, window in zip(rows, windows, strict=True)
+            loss_mask(row, self._masked_token) * (window is not None)
+            for row, window in zip(rows, windows, strict=True)
         ]
         stacked = np.stack(rows)
         self._check(stacked)
@@ -112,5 +69,6 @@ class BatchMaker:
         if highest >= self._vocabulary:
             raise UserError(
                 f"the data hold token {highest}, but the vocabulary of model.tokenizer.vocab_file ends at "
-                f"{self._vocabulary - 1}: were they made with another tokenizer?"
+                f"{self._vocabulary - 1}: were they made with another tokenizer?",
+                everywhere=False,
             )

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.data.batches import BatchMaker
 from trainer.data.permutation import Permutation
-from trainer.data.source import Source
+from trainer.data.source import Source, loss_mask
 
 # Training epochs take the permutations 0, 1, 2, ... of the seed.
 _STREAM = 1 << 63
@@ -50,7 +49,7 @@ def heldout_windows(
 
 
 def unigram_entropy(
-    source: Source, batches: list[list[int | None]], maker: BatchMaker, vocabulary: int
+    source: Source, batches: list[list[int | None]], masked_token: int | None, vocabulary: int
 ) -> tuple[int, float]:
     """Return the number of evaluated target tokens, and the entropy of their own distribution.
 
@@ -60,7 +59,7 @@ def unigram_entropy(
     counts = np.zeros(vocabulary, dtype=np.int64)
     for window in (window for batch in batches for window in batch if window is not None):
         tokens = source.window(window)
-        targets = tokens[1:][maker.loss_mask(tokens) > 0]
+        targets = tokens[1:][loss_mask(tokens, masked_token) > 0]
         counts += np.bincount(targets, minlength=vocabulary)[:vocabulary]
     return entropy(counts)
 

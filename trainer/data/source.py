@@ -15,6 +15,17 @@ _MOCK_STEPS = 4
 _VALIDATION_STREAM = 1 << 32
 
 
+def loss_mask(window: Tokens, masked_token: int | None) -> npt.NDArray[np.float32]:
+    """Return 1.0 where the loss counts, for each input position of a window, ``[seq_length]``.
+
+    With a `masked_token` (NeMo's ``eod_mask_loss``) it does not count where that token is the input.
+    """
+    if masked_token is None:
+        return np.ones(len(window) - 1, dtype=np.float32)
+    mask: npt.NDArray[np.float32] = (window[:-1] != masked_token).astype(np.float32)
+    return mask
+
+
 class Source(Protocol):
     """Windows of ``seq_length + 1`` tokens: a window's inputs, and the same shifted by one as its targets."""
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 
 from trainer.checkpoint import naming, state
-from trainer.data.batches import Batch, rank_share
+from trainer.data.batches import Batch
+from trainer.data.order import rank_share
 from trainer.distributed import any_rank
 from trainer.errors import DivergedError
 from trainer.loop.session import Session, report_heldout

@@ -10,9 +10,10 @@ from trainer.checkpoint import state, store
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import padded_vocabulary
 from trainer.config.settings import Settings
-from trainer.data.batches import BatchMaker, Order
+from trainer.data.batches import BatchMaker
 from trainer.data.heldout import heldout_windows, unigram_entropy
 from trainer.data.indexed import IndexedSource, open_indexed
+from trainer.data.order import Order
 from trainer.data.source import MockSource, Source
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.distributed import Place, from_main, together
@@ -36,6 +37,7 @@ class Session:
     heldout_batches: list[list[int | None]]
     order: Order
     maker: BatchMaker
+    masked_token: int | None
     model: Any
     optimizer: Optimizer
     schedule: CosineAnnealing
@@ -69,6 +71,7 @@ def open_session(settings: Settings, place: Place) -> Session:
         heldout_batches=_heldout_batches(settings, place, heldout),
         order=Order(training.windows, settings.seed),
         maker=BatchMaker(vocabulary.size, masked, settings.micro_batch, place.device),
+        masked_token=masked,
         model=model,
         optimizer=Optimizer(settings, model, place.device),
         schedule=CosineAnnealing.from_settings(settings.optimization),
@@ -85,7 +88,7 @@ def report_heldout(session: Session) -> None:
     if session.heldout is None or session.settings.data.kind == "mock" or not session.place.is_main:
         return
     tokens, entropy = unigram_entropy(
-        session.heldout, session.heldout_batches, session.maker, session.vocabulary.size
+        session.heldout, session.heldout_batches, session.masked_token, session.vocabulary.size
     )
     session.reporter.heldout(tokens, entropy)
 

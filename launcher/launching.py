@@ -1,69 +1,25 @@
-"""The one way through: overrides to configuration to plan to text, and on to a job.
-
-Every command walks it and only stops at a different door.
-"""
+"""The rest of the way: a draft is judged by the scheduler, written to its own directory, and submitted."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from launcher import __version__
-from launcher.config.compose import Composition, compose
+from launcher.drafting import Draft, Request, draft, render_launch
 from launcher.plan import Plan
-from launcher.rendering.render import Rendered, render
 from launcher.runs import paths as names
 from launcher.runs import provenance
+from launcher.runs.files import write_atomic
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, next_launch_number
 from launcher.runs.write import LaunchExists, link_newest, make_directories, write_launch
-from launcher.stages.planning import plan_launch, run_directory
+from launcher.schedulers.registry import scheduler_for
 
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A launch that is planned and rendered, and nowhere written yet."""
-
-    composition: Composition
-    plan: Plan
-    rendered: Rendered
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for.
-
-    Attributes
-    ----------
-    command
-        The whole command line, for the record.
-    config_dir, template_dir
-        Trees of the user's own, looked at before ours.
-    """
-
-    overrides: Sequence[str]
-    command: Sequence[str]
-    config_dir: Path | None = None
-    template_dir: Path | None = None
-
-
-def draft(request: Request) -> Draft:
-    """Compose, plan and render the next launch of a run; nothing is written.
-
-    Raises
-    ------
-    UserError
-        If the request has a mistake.
-    """
-    composition = compose(request.overrides, request.config_dir)
-    number = next_launch_number(run_directory(composition.config))
-    return _draft(composition, number, provenance.new_tag(), request.template_dir)
 
 
 def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
@@ -74,8 +30,6 @@ def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
     UserError
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
     """
-    from launcher.schedulers.registry import scheduler_for
-
     made = draft(request)
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
     scheduler.validate(made.rendered.script)
@@ -93,11 +47,6 @@ def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
     return paths, manifest
 
 
-def _draft(composition: Composition, number: int, tag: str, template_dir: Path | None) -> Draft:
-    plan = plan_launch(composition.config, number=number, tag=tag)
-    return Draft(composition, plan, render(plan, template_dir))
-
-
 def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
     """Write the launch, taking the next number for as long as other launchers take ours."""
     commit, dirty = provenance.git_state(TRAINER)
@@ -107,7 +56,7 @@ def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
             write_launch(made.plan.paths, _files(made, manifest, request), _code(made.plan))
         except LaunchExists:
             number = next_launch_number(made.plan.paths.run_dir)
-            made = _draft(made.composition, number, made.plan.tag, request.template_dir)
+            made = render_launch(made.composition, number, made.plan.tag, request.template_dir)
             continue
         break
     link_newest(made.plan.paths, _familiar_names(made.plan))
@@ -147,8 +96,6 @@ def _familiar_names(plan: Plan) -> dict[str, Path]:
 
 
 def _tell_job_id(paths: LaunchPaths, plan: Plan, job_id: str) -> None:
-    from launcher.runs.files import write_atomic
-
     write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
     extensions = ["out"] if plan.job.merge_stderr else ["out", "err"]
     logs = {name: paths.directory / name for name in (paths.log_name(job_id, ext) for ext in extensions)}

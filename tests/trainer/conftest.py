@@ -1,0 +1,228 @@
+"""A small corpus, and trainings of a very small GPT in processes of their own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SEQ_LENGTH = 32
+VOCABULARY = 300
+TIMEOUT = 120
+
+CONFIG: dict[str, Any] = {
+    "run": {"name": "very_small"},
+    "trainer": {
+        "devices": 1,
+        "num_nodes": 1,
+        "precision": 32,
+        "max_steps": 6,
+        "val_check_interval": 4,
+        "limit_val_batches": 2,
+        "gradient_clip_val": 1.0,
+        "log_every_n_steps": 1,
+    },
+    "exp_manager": {
+        "explicit_log_dir": None,
+        "resume_if_exists": True,
+        "resume_ignore_no_checkpoint": True,
+        "create_checkpoint_callback": True,
+        "checkpoint_callback_params": {
+            "filename": "megatron_gpt--{val_loss:.2f}-{step}-{consumed_samples}",
+        },
+    },
+    "model": {
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "tensor_model_parallel_size": 1,
+        "encoder_seq_length": SEQ_LENGTH,
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "make_vocab_size_divisible_by": 8,
+        "seed": 1234,
+        "tokenizer": {"library": "megatron", "type": "GPT2BPETokenizer"},
+        "optim": {
+            "name": "adamw",
+            "lr": "1e-2",
+            "weight_decay": 0.1,
+            "betas": [0.9, 0.95],
+            "sched": {"name": "CosineAnnealing", "warmup_steps": 2, "min_lr": 1e-3},
+        },
+        "data": {"data_impl": "mmap", "splits_string": "80,20,0"},
+    },
+}
+
+
+def edited(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with dotted keys changed."""
+    config = copy.deepcopy(CONFIG)
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        node = config
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return config
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training's processes left: exit codes and outputs by rank, and the lines of metrics.jsonl."""
+
+    codes: list[int]
+    stdout: list[str]
+    stderr: list[str]
+    log_dir: Path
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl of a kind."""
+        text = (self.log_dir / "metrics.jsonl").read_text()
+        return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+
+    def curve(self, *names: str) -> list[tuple[Any, ...]]:
+        """Return chosen fields of the training lines, the step first."""
+        return [(line["step"], *(line[name] for name in names)) for line in self.lines("train")]
+
+
+class Trainings:
+    """Starts trainings; each `name` is a run with a log directory of its own."""
+
+    def __init__(self, root: Path, prefix: Path | None, tokenizer: Path | None) -> None:
+        self._root = root
+        self._prefix = prefix
+        self._tokenizer = tokenizer
+
+    def start(
+        self, name: str, changes: dict[str, Any], world: int, arguments: list[str]
+    ) -> tuple[list[subprocess.Popen[str]], Path]:
+        """Start the processes of a training and return them and its log directory."""
+        log_dir = self._root / name
+        files = {"trainer.devices": world, "exp_manager.explicit_log_dir": str(log_dir)}
+        if self._prefix and self._tokenizer:
+            files["model.data.data_prefix"] = [str(self._prefix)]
+            files["model.tokenizer.vocab_file"] = str(self._tokenizer / "vocab.json")
+            files["model.tokenizer.merge_file"] = str(self._tokenizer / "merges.txt")
+        path = self._root / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(edited({**files, **changes})))
+        command = [sys.executable, "-m", "trainer.pretrain", "--config-path", str(path.parent)]
+        command += ["--config-name", name, *arguments]
+        port = free_port()
+        started = [
+            subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, **environment(rank, world, port)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        return started, log_dir
+
+    def __call__(
+        self,
+        name: str,
+        changes: dict[str, Any] | None = None,
+        world: int = 1,
+        arguments: list[str] | None = None,
+    ) -> Outcome:
+        """Run a training to its end."""
+        processes, log_dir = self.start(name, changes or {}, world, arguments or [])
+        return self.finish(processes, log_dir)
+
+    @staticmethod
+    def finish(processes: list[subprocess.Popen[str]], log_dir: Path) -> Outcome:
+        """Wait for a training's processes."""
+        try:
+            outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        codes = [process.returncode for process in processes]
+        return Outcome(codes, [out for out, _ in outputs], [error for _, error in outputs], log_dir)
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
+    """Return torchrun's variables of a rank."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def configuration() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The very small configuration, with dotted keys changed."""
+    return edited
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of text files; one is not UTF-8, one is empty."""
+    directory = tmp_path_factory.mktemp("corpus")
+    words = ["alpha", "beta", "gamma", "delta", "größe", "日本", "\n", "the", "of", "train"]
+    for number in range(40):
+        text = " ".join(words[(number * 7 + k * k) % len(words)] for k in range(120))
+        folder = directory / f"part{number % 3}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:02}.txt").write_text(f"{number} {text}", encoding="utf-8")
+    (directory / "latin1.txt").write_bytes(b"gr\xf6\xdfe")
+    (directory / "empty.txt").touch()
+    (directory / "other.md").write_text("not matched")
+    return directory
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """The files that the tokenizer wrote, and what it said."""
+
+    prefix: Path
+    tokenizer: Path
+    command: list[str]
+    stdout: str
+
+
+@pytest.fixture(scope="session")
+def tokenized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenized:
+    """The corpus as .bin/.idx, made by the command line with two workers."""
+    directory = tmp_path_factory.mktemp("tokenized")
+    prefix, tokenizer = directory / "text_document", directory / "bpe"
+    command = [sys.executable, "-m", "trainer.data.tokenize", "--input", str(corpus), "--workers", "2"]
+    command += ["--output-prefix", str(prefix), "--tokenizer-dir", str(tokenizer)]
+    command += ["--vocab-size", str(VOCABULARY)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    return Tokenized(prefix, tokenizer, command, done.stdout)
+
+
+@pytest.fixture(scope="session")
+def trainings(tokenized: Tokenized, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    """Trainings on the tokenized corpus."""
+    return Trainings(tmp_path_factory.mktemp("trainings"), tokenized.prefix, tokenized.tokenizer)

@@ -1,0 +1,149 @@
+"""The table of keys, and the errors for configuration values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.check import check_keys, unused
+from trainer.config.keys import KEYS, status_of
+from trainer.config.layout import make_layout, padded_vocabulary
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.trainer
+
+GPT3_KEYS = [
+    line
+    for line in (Path(__file__).parent / "data" / "gpt3_keys.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.fixture
+def flat(configuration: Any, tmp_path: Path) -> dict[str, Any]:
+    prefix = str(tmp_path / "text_document")
+    return flatten(
+        configuration({"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_prefix": [prefix]})
+    )
+
+
+@pytest.mark.parametrize("key", GPT3_KEYS)
+def test_every_key_of_every_gpt3_size_is_in_the_table(key: str) -> None:
+    assert status_of(key) is not None
+
+
+def test_a_misspelt_key_is_refused_with_the_right_spelling(flat: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"model\.num_layer=4: unknown key; did you mean 'model\.num_layers'"):
+        check_keys({**flat, "model.num_layer": 4})
+
+
+def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> None:
+    lines = unused({**flat, "model.fp8_margin": 0, "model.transformer_engine": True}, cuda=False)
+    assert any("FP8 is off" in line and "model.fp8_margin" in line for line in lines)
+    assert any("Transformer Engine" in line and "model.transformer_engine" in line for line in lines)
+    assert not any("model.num_layers" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("model.pipeline_model_parallel_size", 2, "valid here: 1 or null"),
+        ("model.context_parallel_size", 4, "valid here: 1"),
+        ("model.sequence_parallel", True, "valid here: False"),
+        ("model.rampup_batch_size", [16, 16, 100], "valid here: null"),
+        ("model.fp8", True, "FP8"),
+        ("model.data.reset_position_ids", True, "valid here: False"),
+        # In Python 1 == True.
+        ("model.mcore_gpt", 1, "valid here: True"),
+    ],
+)
+def test_what_is_not_there_is_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_keys({**flat, key: value})
+    assert str(error.value).startswith(f"{key}={value!r}")
+    assert told in str(error.value)
+
+
+def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
+    check_keys(flat)
+    settings = read_settings(flat)
+    assert settings.optimization.lr == 0.01  # YAML 1.1 reads '1e-2' as text
+    assert settings.tokens_per_step == 8 * 32
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("model.num_layers", "four", "expected a number"),
+        ("model.num_layers", 2.5, "expected a whole number"),
+        ("model.hidden_size", 33, "divisor of model.hidden_size=33"),
+        ("model.num_query_groups", 3, "divisor of model.num_attention_heads=4"),
+        ("model.hidden_dropout", 1.0, "below 1"),
+        ("model.activation", "swigl", "did you mean 'swiglu'"),
+        ("model.normalization", "batchnorm", "layernorm1p"),
+        ("model.data.seq_length", 64, "the same as model.encoder_seq_length=32"),
+        ("model.max_position_embeddings", 16, "at least"),
+        ("model.data.splits_string", "90,10,0,0", "three weights"),
+        ("model.data.data_prefix", [0.5, "/a", 0.5, "/b"], "blending comes later"),
+        ("model.optim.sched.name", "WarmupAnnealing", "CosineAnnealing"),
+        ("model.optim.sched.min_lr", 1.0, "at most"),
+        ("model.optim.betas", [0.9], "two numbers"),
+        ("trainer.precision", 16, "one of bf16"),
+        ("trainer.precision", "bf16", "megatron_amp_O2"),
+        ("trainer.max_time", 1800, "days:hours:minutes:seconds"),
+        ("trainer.val_check_interval", 0.25, "whole number of steps"),
+        ("trainer.limit_val_batches", 1.0, "whole number of global batches"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_valid(
+    flat: dict[str, Any], key: str, value: object, told: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        read_settings({**flat, key: value})
+    assert told in str(error.value)
+    assert key.rsplit(".", 1)[-1] in str(error.value) or "hidden_size" in str(error.value)
+
+
+def test_a_missing_value_is_named(flat: dict[str, Any]) -> None:
+    del flat["model.num_layers"]
+    with pytest.raises(UserError, match=r"model\.num_layers is missing"):
+        read_settings(flat)
+
+
+def test_the_time_limit_is_the_shorter_of_the_two(flat: dict[str, Any]) -> None:
+    limits = {"trainer.max_time": "01:02:03:04", "exp_manager.max_time_per_run": "00:00:30:00"}
+    assert read_settings({**flat, **limits}).max_seconds == 1800
+    assert read_settings({**flat, "trainer.max_time": "01:02:03:04"}).max_seconds == 93784
+    assert read_settings(flat).max_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "told"),
+    [
+        ({"trainer.devices": 4}, 2, "but 2 were started"),
+        ({"trainer.devices": 3, "model.tensor_model_parallel_size": 2}, 3, "divisor of the 3 processes"),
+        ({"trainer.devices": 8, "model.tensor_model_parallel_size": 8}, 8, "num_attention_heads=4"),
+        ({"trainer.devices": 2, "model.global_batch_size": 6}, 2, "= 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_each_other(
+    flat: dict[str, Any], changes: dict[str, Any], world: int, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        make_layout(read_settings({**flat, **changes}), world)
+
+
+def test_micro_batches_and_vocabulary_padding(flat: dict[str, Any]) -> None:
+    layout = make_layout(read_settings({**flat, "trainer.devices": 2}), 2)
+    assert (layout.tensor, layout.data, layout.micro_batches) == (1, 2, 2)
+    # GPT-2's vocabulary with NeMo's default divisor: 50,304, and 50,432 with tensor parallel 8.
+    assert padded_vocabulary(50257, 128, 1) == 50304
+    assert padded_vocabulary(50257, 128, 8) == 51200
+
+
+def test_the_table_spells_every_node_of_nemo_once() -> None:
+    assert all(key.split(".")[0] in ("run", "trainer", "exp_manager", "model") for key in KEYS)

@@ -1,0 +1,104 @@
+"""The world, the pace, log records, and the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.load import flatten, load_config
+from trainer.config.settings import Data
+from trainer.data.vocabulary import read_vocabulary
+from trainer.errors import UserError
+from trainer.report.progress import Pace, count, duration, step_line
+from trainer.world import World
+
+pytestmark = pytest.mark.trainer
+
+
+def test_the_world_comes_from_torchruns_variables() -> None:
+    names = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "4242"}
+    world = World.from_environment(names)
+    assert (world.rank, world.size, world.local_rank, world.address, world.port) == (5, 8, 1, "n1", 4242)
+    alone = World.from_environment({})
+    assert (alone.rank, alone.size, alone.is_main) == (0, 1, True)
+    assert World.from_environment({"OMP_NUM_THREADS": "3"}).threads({"OMP_NUM_THREADS": "3"}) == 3
+
+
+@pytest.mark.parametrize("names", [{"RANK": "one"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "0"}])
+def test_a_broken_environment_is_told(names: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=next(iter(names))):
+        World.from_environment(names)
+
+
+def test_the_time_to_the_end_is_never_negative() -> None:
+    pace = Pace(10)
+    assert pace.eta(0) == 0.0
+    pace.add(2.0)
+    pace.add(4.0)
+    assert pace.eta(8) == 6.0
+    assert pace.eta(12) == 0.0
+
+
+def test_lines_for_people() -> None:
+    line = step_line(12, 200, 5.43214, 1.2e-3, 0.874, 3412.4, 0.301, 56.2)
+    assert line == (
+        "step  12/200 | loss 5.4321 | lr 1.2e-03 | grad norm 0.87 | 3,412 tokens/s | 0.30 s/step | eta 0:56"
+    )
+    assert [duration(s) for s in (59.6, 3600, 90061)] == ["1:00", "1:00:00", "1-01:01:01"]
+    assert [count(n) for n in (999, 1_500, 125_300_000, 2 * 10**9)] == ["999", "1.5k", "125.3M", "2.0B"]
+
+
+def data(kind: str, vocab: Path | None, merges: Path | None) -> Data:
+    return Data(
+        kind="mock" if kind == "mock" else "mmap",
+        prefix=None,
+        splits=(1.0, 0.0, 0.0),
+        eod_mask_loss=False,
+        tokenizer_library="megatron",
+        tokenizer_type="GPT2BPETokenizer",
+        vocab_file=vocab,
+        merge_file=merges,
+    )
+
+
+def test_mock_data_need_no_tokenizer_and_real_data_do(tmp_path: Path) -> None:
+    missing = tmp_path / "vocab.json"
+    assert read_vocabulary(data("mock", missing, None)).size == 50257
+    with pytest.raises(UserError, match=rf"model\.tokenizer\.vocab_file={missing}"):
+        read_vocabulary(data("mmap", missing, None))
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{", '{"a": 0}', '{"a": 0, "<|endoftext|>": 7}'])
+def test_a_file_that_is_no_vocabulary(tmp_path: Path, text: str) -> None:
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocab.write_text(text)
+    merges.touch()
+    with pytest.raises(UserError, match=str(vocab)):
+        read_vocabulary(data("mmap", vocab, merges))
+    vocab.write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
+    assert read_vocabulary(data("mmap", vocab, merges)).end_of_text == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: {a: [}", "not valid YAML"),
+        ("- 1", "expected a mapping"),
+        ("modle: {}", "did you mean 'model'"),
+        ("model: {}\ntrainer: {}", "missing root key 'exp_manager'"),
+        ("model: 3", "'model' must be a mapping"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"a\.yaml") as error:
+        load_config(tmp_path, "a")
+    assert told in str(error.value)
+
+
+def test_flattening_keeps_lists() -> None:
+    nested: dict[str, Any] = {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None}
+    assert flatten(nested) == {"a.b.c": 1, "a.d": [1, 2], "e": None}
