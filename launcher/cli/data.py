@@ -39,7 +39,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tokenize.add_argument("inputs", nargs="+", metavar="INPUT", help="a file, a directory, or an override")
+    tokenize.add_argument(
+        # One list for both, as the app knows it: words may stand on both sides of an option.
+        "overrides",
+        nargs="+",
+        metavar="INPUT",
+        help="a file, a directory, or an override such as cluster=bcm",
+    )
     tokenize.add_argument("--pattern", help="which files of a directory (default: *.txt)")
     tokenize.add_argument("--vocab-size", type=int, help="size of a new tokenizer (default: 2048)")
     tokenize.add_argument("--output-prefix", type=Path, help="where the .bin and .idx go, without extension")
@@ -53,8 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run_tokenize(args: argparse.Namespace) -> int:
     """Launch the stage and show its log until it ends; return the exit code."""
     # `cluster=bcm` is an override unless a file of that name exists.
-    overrides = [text for text in args.inputs if "=" in text and not Path(text).exists()]
-    inputs = [text for text in args.inputs if text not in overrides]
+    overrides = [text for text in args.overrides if "=" in text and not Path(text).exists()]
+    inputs = [text for text in args.overrides if text not in overrides]
     chosen = ["stages=[data_preparation]", "cluster=local", f"data_preparation.inputs={_hydra_list(inputs)}"]
     for name in (
         "pattern",

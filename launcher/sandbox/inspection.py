@@ -53,6 +53,8 @@ def status(directory: Path) -> Status:
     nodes = jobs = None
     if "slurmctld" not in found.missing:
         nodes = ask(conf, "sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N %T")
+    # A controller that did not answer is not waited for twice.
+    if nodes is not None:
         jobs = ask(conf, "squeue", "--noheader", "--array", "--format=%T")
     return Status(
         directory,

@@ -15,6 +15,7 @@ import pytest
 from launcher.errors import UserError
 from launcher.sandbox import Options, Sandbox, configuration, daemons, down, status, up
 from launcher.sandbox.processes import entries, environment
+from launcher.sandbox.state import load
 from tests.sandbox.fixtures import skip_without_slurm
 
 pytestmark = pytest.mark.slurm
@@ -52,14 +53,24 @@ def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
 
 def test_steps_run_on_hosts_with_names_and_gpus_of_their_own(plain_sandbox: Sandbox) -> None:
     script = 'echo "$(hostname) $(getent hosts n1 | cut -d" " -f1) $CUDA_VISIBLE_DEVICES"'
-    printed = call(plain_sandbox, "srun", "--nodelist=n1,n2", "--gpus-per-node=2", "sh", "-c", script)
+    printed = call(
+        plain_sandbox, "srun", "--quiet", "--nodelist=n1,n2", "--gpus-per-node=2", "sh", "-c", script
+    )
     assert sorted(printed.splitlines()) == ["n1 127.0.0.1 0,1", "n2 127.0.0.1 0,1"]
 
 
 def test_every_task_gets_a_gpu(plain_sandbox: Sandbox) -> None:
     printed = call(
         plain_sandbox,
-        *("srun", "--nodelist=n1,n2", "--ntasks-per-node=8", "--gpus-per-task=1", "--exclusive", "--mem=0"),
+        *(
+            "srun",
+            "--quiet",
+            "--nodelist=n1,n2",
+            "--ntasks-per-node=8",
+            "--gpus-per-task=1",
+            "--exclusive",
+            "--mem=0",
+        ),
         *("sh", "-c", 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"'),
     )
     assert sorted(printed.splitlines()) == [f"n{node} {gpu}" for node in (1, 2) for gpu in range(8)]
@@ -160,8 +171,9 @@ def test_what_a_crash_left_is_cleared_away(short_directory: Path) -> None:
     before = set(traces(sandbox.directory))
     record = json.loads((options.directory / "sandbox.json").read_text())
     os.kill(record["daemons"]["slurmctld"]["pid"], signal.SIGKILL)
-    wait_for(lambda: status(options.directory).missing == ("slurmctld",))
-    assert status(options.directory).phase == "broken"
+    wait_for(lambda: (found := load(options.directory)) and found.missing)
+    broken = status(options.directory)
+    assert (broken.phase, broken.missing) == ("broken", ("slurmctld",))
     try:
         assert not up(options).was_up
         assert status(options.directory).is_up

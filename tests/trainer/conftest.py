@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
         "precision": 32,
         "max_steps": 6,
         "val_check_interval": 4,
-        "limit_val_batches": 2,
+        "limit_val_batches": 50,
         "gradient_clip_val": 1.0,
         "log_every_n_steps": 1,
     },

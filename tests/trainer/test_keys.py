@@ -140,7 +140,7 @@ def test_sizes_that_do_not_fit_each_other(
 def test_micro_batches_and_vocabulary_padding(flat: dict[str, Any]) -> None:
     layout = make_layout(read_settings({**flat, "trainer.devices": 2}), 2)
     assert (layout.tensor, layout.data, layout.micro_batches) == (1, 2, 2)
-    # GPT-2's vocabulary with NeMo's default divisor: 50,304, and 50,432 with tensor parallel 8.
+    # GPT-2's vocabulary with NeMo's default divisor: 50,304, and 51,200 with tensor parallel 8.
     assert padded_vocabulary(50257, 128, 1) == 50304
     assert padded_vocabulary(50257, 128, 8) == 51200
 

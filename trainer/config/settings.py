@@ -55,7 +55,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a training writes, and whether it saves and continues; `max_seconds` None means no limit."""
+    """Where a training writes, and whether it saves, continues, and starts if there is nothing to continue."""
 
     log_dir: Path
     checkpoint_dir: Path
@@ -220,7 +220,7 @@ def _output(values: Values) -> Output:
         checkpoint_name=values.text(f"{callback}.filename", DEFAULT_FILENAME),
         save=values.flag(f"{node}.create_checkpoint_callback", True),
         resume=values.flag(f"{node}.resume_if_exists", False),
-        resume_or_start=values.flag(f"{node}.resume_ignore_no_checkpoint", False),
+        resume_or_start=values.flag(f"{node}.resume_ignore_no_checkpoint", True),
         tensorboard=values.flag(f"{node}.create_tensorboard_logger", True),
         log_every=values.integer("trainer.log_every_n_steps", 10, minimum=1),
     )

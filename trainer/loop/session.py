@@ -17,6 +17,7 @@ from trainer.data.order import Order
 from trainer.data.source import MockSource, Source
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.distributed import Place, from_main, together
+from trainer.errors import UserError
 from trainer.logs import LOGGER
 from trainer.model.gpt import build_model, parameter_count
 from trainer.optim.build import Optimizer
@@ -122,7 +123,12 @@ def _resume(session: Session) -> None:
         return
     found = from_main(lambda: _find(output.checkpoint_dir))
     if found is None:
-        return
+        if output.resume_or_start:
+            return
+        raise UserError(
+            f"exp_manager.resume_ignore_no_checkpoint=False, but there is no complete checkpoint in "
+            f"{output.checkpoint_dir}: True starts from step 0"
+        )
     session.progress = state.restore(
         found, session.model, session.optimizer.inner, session.place, session.shape
     )

@@ -1,0 +1,67 @@
+"""The README's commands, run in a copy of the checkout as a newcomer would."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+# The suite itself: what CI runs, so not from within.
+SUITE = "make test"
+
+
+def blocks(repository: Path) -> list[str]:
+    text = (repository / "README.md").read_text()
+    return [block.strip() for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
+
+
+@pytest.fixture
+def copy(repository: Path, tmp_path: Path) -> Path:
+    """The files of the checkout, without its results, and its virtual environment as a link."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=repository, capture_output=True, text=True, check=True).stdout
+    for name in names.splitlines():
+        if (repository / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repository / name, tmp_path / name)
+    (tmp_path / ".venv").symlink_to(repository / ".venv")
+    return tmp_path
+
+
+@pytest.mark.slurm
+@pytest.mark.trainer
+@pytest.mark.timeout(900)
+def test_every_command_of_the_readme(repository: Path, copy: Path, short_directory: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the README's sandbox needs root")
+    commands = "\n".join(block for block in blocks(repository) if block != SUITE)
+    # A sandbox of its own, so that one that is up stays as it is.
+    sandbox = short_directory / "sandbox"
+    environment = {**os.environ, "SLIPWAY_SANDBOX_DIR": str(sandbox)}
+    environment.pop("SLURM_CONF", None)
+    with (copy / "output").open("w+") as output:
+        done = subprocess.run(
+            ["bash", "-eux", "-c", commands],
+            cwd=copy,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        output.seek(0)
+        told = output.read()
+    assert done.returncode == 0, told[-8000:]
+    assert re.search(r"below entropy +yes", told), "the demo's model is better than the unigram entropy"
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m" in told
+    assert list(copy.glob("results/demo/*/gpt3_tiny/loss.png"))
+    assert not sandbox.exists(), "nothing is left behind"
+
+
+def test_ci_runs_the_readmes_test_command_and_nothing_else(repository: Path) -> None:
+    assert SUITE in blocks(repository)
+    lines = (repository / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == [f"exec {SUITE}"]

@@ -1,0 +1,124 @@
+"""Run by test_models.py in a process of its own: builds models without a training around them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import Settings, read_settings
+from trainer.logs import quiet
+from trainer.world import World
+
+quiet()
+
+import torch  # noqa: E402
+
+from trainer import cpu_shim  # noqa: E402
+
+
+def shim_with_cuda() -> dict[str, bool]:
+    """Pretend that there is a CUDA device: the shim must change nothing."""
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
+    watched = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "manual_seed")}
+    installed = cpu_shim.install()
+    torch.cuda.is_available = available
+    return {
+        "installed": installed,
+        "changed": any(getattr(torch.cuda, name) is not value for name, value in watched.items()),
+        "imported": "megatron.core" in sys.modules,
+    }
+
+
+def main() -> None:
+    result: dict[str, Any] = {"cuda": shim_with_cuda()}
+    result["cpu"] = cpu_shim.install()
+
+    from trainer.distributed import make_place, process_group
+
+    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    settings = read_settings(base)
+    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+    with process_group(world) as device:
+        place = make_place(world, make_layout(settings, 1), device)
+        result["variants"] = {
+            name: one_step(read_settings({**base, **changes}), place)
+            for name, changes in json.loads(sys.argv[3]).items()
+        }
+        result["decay"] = weight_decay(settings, place)
+        result["norm"] = norm_difference()
+        result["foreign"] = foreign_token(device)
+    print(json.dumps(result))
+
+
+def one_step(settings: Settings, place: Any) -> dict[str, Any]:
+    """Build a model, take its loss and gradients on one fixed batch; return numbers that tell it apart."""
+    from trainer.data.batches import BatchMaker
+    from trainer.data.source import MockSource
+    from trainer.loop.step import train_losses
+    from trainer.model.gpt import build_model, parameter_count
+    from trainer.optim.build import Optimizer
+
+    model = build_model(settings, place, 304)
+    optimizer = Optimizer(settings, model, place.device)
+    source = MockSource(settings.architecture.seq_length, 300, 1, False)
+    maker = BatchMaker(300, None, settings.micro_batch, place.device)
+    windows: list[int | None] = list(range(settings.global_batch))
+    loss = train_losses(settings, model, maker.batches(source, windows), 4)
+    return {
+        "loss": loss,
+        "grad_norm": optimizer.step(1e-3),
+        "parameters": parameter_count(model, 1),
+        "names": [name for name, _ in model.named_parameters()],
+        "after": train_losses(settings, model, maker.batches(source, windows), 4),
+    }
+
+
+def weight_decay(settings: Settings, place: Any) -> dict[str, list[float]]:
+    """Return, for weights and for biases and norms, by how much a step without gradient shrinks them."""
+    from trainer.model.gpt import build_model
+    from trainer.optim.build import Optimizer
+
+    heavy = replace(settings, optimization=replace(settings.optimization, weight_decay=0.5))
+    model = build_model(heavy, place, 304)
+    optimizer = Optimizer(heavy, model, place.device)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+    model.zero_grad_buffer()
+    optimizer.step(0.1)
+    found: dict[str, set[float]] = {"matrices": set(), "vectors": set()}
+    for parameter in model.parameters():
+        found["vectors" if parameter.dim() == 1 else "matrices"].update(parameter.unique().tolist())
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def foreign_token(device: Any) -> str:
+    """Return what is said of tokens that the vocabulary does not have."""
+    from trainer.data.batches import BatchMaker
+    from trainer.data.source import MockSource
+    from trainer.errors import UserError
+
+    try:
+        next(BatchMaker(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def norm_difference() -> float:
+    """Compare a fresh layernorm1p with torch's layer norm."""
+    from trainer.model.norms import ZeroCenteredLayerNorm
+
+    x = torch.randn(3, 16)
+    difference = ZeroCenteredLayerNorm(None, 16)(x) - torch.nn.functional.layer_norm(x, (16,))
+    return float(difference.abs().max())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the architecture keys build, the optimizer's groups, and the CPU shim's guard."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.trainer
+
+FULL = "model.activations_checkpoint_granularity"
+LLAMA = {
+    "model.activation": "fast-swiglu",
+    "model.normalization": "rmsnorm",
+    "model.position_embedding_type": "rope",
+    "model.rotary_percentage": 0.5,
+    "model.num_query_groups": 2,
+    "model.bias": False,
+    "model.share_embeddings_and_output_weights": False,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "llama": LLAMA,
+    "improved": {"model.normalization": "layernorm1p", "model.use_scaled_init_method": False},
+    "full": {FULL: "full", "model.activations_checkpoint_method": "uniform"},
+    "selective": {FULL: "selective"},
+    "kv_channels": {"model.kv_channels": 16, "model.activation": "squared-relu"},
+    "unclipped": {"trainer.gradient_clip_val": 0.0},
+    "bf16": {"trainer.precision": "bf16", "model.megatron_amp_O2": True},
+}
+
+
+@pytest.fixture(scope="module")
+def probe(configuration: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("probe")
+    changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
+    path = directory / "probe.yaml"
+    path.write_text(yaml.safe_dump(configuration(changes)))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    script = Path(__file__).parent / "probe_models.py"
+    command = [sys.executable, str(script), str(path), str(port), json.dumps(VARIANTS)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).resolve().parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_the_shim_changes_nothing_with_cuda(probe: dict[str, Any]) -> None:
+    assert probe["cuda"] == {"installed": False, "changed": False, "imported": False}
+    assert probe["cpu"] is True
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_starts_at_chance_and_learns(probe: dict[str, Any], name: str) -> None:
+    found = probe["variants"][name]
+    assert abs(found["loss"] - math.log(304)) < 0.3
+    assert found["after"] < found["loss"]
+    assert found["grad_norm"] > 0
+
+
+def test_recomputing_activations_changes_no_number(probe: dict[str, Any]) -> None:
+    plain = probe["variants"]["plain"]
+    for name in ("full", "selective"):
+        found = probe["variants"][name]
+        assert (found["loss"], found["grad_norm"]) == pytest.approx((plain["loss"], plain["grad_norm"]))
+
+
+def test_the_norm_is_told_without_clipping_too(probe: dict[str, Any]) -> None:
+    plain, unclipped = probe["variants"]["plain"], probe["variants"]["unclipped"]
+    assert unclipped["grad_norm"] == pytest.approx(plain["grad_norm"])
+
+
+def test_the_llama_shape(probe: dict[str, Any]) -> None:
+    found = probe["variants"]["llama"]
+    assert not any(name.endswith("bias") for name in found["names"])
+    assert not any("position_embeddings" in name for name in found["names"])
+    assert any("output_layer" in name for name in found["names"])
+    hidden, ffn, layers = 32, 128, 2
+    # Two of four heads' keys and values; a gated unit has two input matrices.
+    layer = hidden * hidden * 2 + hidden * 2 * 16 + 3 * hidden * ffn + 2 * hidden
+    assert found["parameters"] == 2 * 304 * hidden + layers * layer + hidden
+
+
+def test_biases_and_norms_are_not_decayed(probe: dict[str, Any]) -> None:
+    # AdamW multiplies by 1 - lr * weight decay = 0.95.
+    assert probe["decay"]["matrices"] == pytest.approx([0.95])
+    assert probe["decay"]["vectors"] == [1.0]
+
+
+def test_a_fresh_layernorm1p_is_a_layer_norm(probe: dict[str, Any]) -> None:
+    assert probe["norm"] < 1e-6
+
+
+def test_tokens_of_another_tokenizer_are_refused(probe: dict[str, Any]) -> None:
+    assert "ends at 9: were they made with another tokenizer?" in probe["foreign"]

@@ -1,0 +1,233 @@
+"""Real trainings of a very small GPT on CPUs, each in processes of its own."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trainer
+
+DROPOUT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+TENSOR_2 = {"model.tensor_model_parallel_size": 2}
+BITWISE = ("loss", "grad_norm", "lr", "consumed_samples")
+
+
+def ended_well(outcome: Any) -> bool:
+    assert outcome.codes == [0] * len(outcome.codes), "\n".join(outcome.stderr)
+    assert not any(outcome.stderr), outcome.stderr
+    return True
+
+
+@pytest.fixture(scope="module")
+def plain(trainings: Any) -> Any:
+    """One process, no dropout."""
+    outcome = trainings("plain")
+    assert ended_well(outcome)
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(trainings: Any) -> Any:
+    """Two tensor-parallel processes, no dropout."""
+    outcome = trainings("tensor_parallel", TENSOR_2, world=2)
+    assert ended_well(outcome)
+    return outcome
+
+
+def test_the_loss_falls_and_everything_is_told(plain: Any) -> None:
+    (start,) = plain.lines("start")
+    assert {key: start[key] for key in ("step", "max_steps", "world_size", "tensor", "data")} == {
+        "step": 0,
+        "max_steps": 6,
+        "world_size": 1,
+        "tensor": 1,
+        "data": 1,
+    }
+    assert start["tokens_per_step"] == 256
+    assert start["resumed_from"] is None
+    # 304 x 32 embeddings, 32 x 32 positions, 2 layers of 12 h^2 + 13 h, the last norm's 2 h.
+    assert start["parameters"] == 304 * 32 + 32 * 32 + 2 * (12 * 32**2 + 13 * 32) + 2 * 32
+    steps = plain.lines("train")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert [line["consumed_samples"] for line in steps] == [8, 16, 24, 32, 40, 48]
+    assert abs(steps[0]["loss"] - math.log(304)) < 0.2
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
+    assert [line["lr"] for line in steps[:3]] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])
+    assert [line["step"] for line in plain.lines("validation")] == [4, 6]
+    (data,) = plain.lines("data")
+    # Whole windows, but not whole batches: the last one is padded, and differently in each world.
+    assert data["tokens"] % 32 == 0
+    assert data["tokens"] % (8 * 32) != 0
+    assert 1 < data["unigram_entropy"] < math.log(300)
+    assert [line["reason"] for line in plain.lines("end")] == ["max_steps"]
+
+
+def test_the_files_of_a_log_directory(plain: Any) -> None:
+    names = {path.name for path in plain.log_dir.iterdir()}
+    expected = {"nemo_log_globalrank-0_localrank-0.txt", "cmd-args.log", "hparams.yaml", "metrics.jsonl"}
+    assert expected <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    loss = plain.lines("validation")[-1]["val_loss"]
+    (checkpoint,) = plain.lines("checkpoint")
+    assert checkpoint["path"].endswith(f"megatron_gpt--val_loss={loss:.2f}-step=6-consumed_samples=48-last")
+    lines = plain.stdout[0].splitlines()
+    assert sum(line.startswith("step ") and "| loss" in line and "eta" in line for line in lines) == 6
+    log = (plain.log_dir / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    assert "WARNING" not in log
+
+
+def test_tensorboard_has_nemos_names(plain: Any) -> None:
+    import struct
+
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    (path,) = plain.log_dir.glob("events.out.tfevents.*")
+    content, at, found = path.read_bytes(), 0, {}
+    while at < len(content):
+        (length,) = struct.unpack_from("<Q", content, at)
+        event = Event.FromString(content[at + 12 : at + 12 + length])
+        at += 12 + length + 4
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    assert set(found) == {
+        "reduced_train_loss",
+        "val_loss",
+        "lr",
+        "global_step",
+        "consumed_samples",
+        "epoch",
+        "train_step_timing in s",
+        "validation_step_timing in s",
+        "grad_norm",
+    }
+    assert found["global_step"] == [(step, step) for step in range(1, 7)]
+    assert [step for step, _ in found["val_loss"]] == [4, 6]
+
+
+def test_tensor_parallelism_changes_no_loss(plain: Any, tensor_parallel: Any) -> None:
+    ours, theirs = tensor_parallel.curve("loss", "grad_norm"), plain.curve("loss", "grad_norm")
+    assert [value for step in ours for value in step] == pytest.approx(
+        [value for step in theirs for value in step], rel=1e-4
+    )
+    assert tensor_parallel.lines("start")[0]["parameters"] == plain.lines("start")[0]["parameters"]
+    assert tensor_parallel.stdout[1] == ""
+
+
+def test_data_parallelism_changes_no_loss(plain: Any, trainings: Any) -> None:
+    outcome = trainings("data_parallel", world=2)
+    assert ended_well(outcome)
+    assert [value for step in outcome.curve("loss", "grad_norm") for value in step] == pytest.approx(
+        [value for step in plain.curve("loss", "grad_norm") for value in step], rel=1e-4
+    )
+    assert outcome.lines("validation")[-1]["val_loss"] == pytest.approx(
+        plain.lines("validation")[-1]["val_loss"], rel=1e-4
+    )
+    assert outcome.lines("data")[0]["tokens"] == plain.lines("data")[0]["tokens"]
+
+
+def test_a_resumed_training_is_bitwise_the_same_with_dropout(trainings: Any) -> None:
+    whole = trainings("whole", DROPOUT)
+    half = trainings("halves", DROPOUT, arguments=["--stop-after", "3"])
+    assert ended_well(whole)
+    assert ended_well(half)
+    assert [line["reason"] for line in half.lines("end")] == ["stop_after"]
+    checkpoints = half.log_dir / "checkpoints"
+    (checkpoints / "megatron_gpt--step=5-last").mkdir()
+    (checkpoints / ".unfinished-megatron_gpt--step=4-last").mkdir()
+    resumed = trainings("halves", DROPOUT)
+    assert ended_well(resumed)
+    assert resumed.curve(*BITWISE) == whole.curve(*BITWISE)
+    assert resumed.lines("validation")[-1]["val_loss"] == whole.lines("validation")[-1]["val_loss"]
+    assert "step=3" in resumed.lines("start")[1]["resumed_from"]
+    for torn in ("megatron_gpt--step=5-last", ".unfinished-megatron_gpt--step=4-last"):
+        assert f"{torn}: it is not a complete checkpoint" in resumed.stdout[0]
+
+
+def test_a_resumed_tensor_parallel_training_is_bitwise_the_same(tensor_parallel: Any, trainings: Any) -> None:
+    half = trainings("tensor_halves", TENSOR_2, world=2, arguments=["--stop-after", "3"])
+    resumed = trainings("tensor_halves", TENSOR_2, world=2)
+    assert ended_well(half)
+    assert ended_well(resumed)
+    assert resumed.curve(*BITWISE) == tensor_parallel.curve(*BITWISE)
+
+
+def test_a_complete_training_is_left_alone_and_another_size_is_refused(
+    tensor_parallel: Any, trainings: Any
+) -> None:
+    other = trainings("tensor_parallel")
+    assert other.codes == [2]
+    assert "model.tensor_model_parallel_size=1, but the checkpoint" in other.stderr[0]
+    assert "Traceback" not in other.stderr[0]
+    again = trainings("tensor_parallel", TENSOR_2, world=2)
+    assert ended_well(again)
+    assert [line["reason"] for line in again.lines("end")] == ["max_steps", "already_complete"]
+    assert len(again.lines("checkpoint")) == 1
+
+
+def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> None:
+    stock = {
+        "trainer.precision": "bf16",
+        "trainer.max_time": "00:23:30:00",
+        "model.megatron_amp_O2": True,
+        "model.transformer_engine": True,
+        "model.optim.name": "mcore_distributed_optim",
+        "model.apply_query_key_layer_scaling": True,
+        "model.data.data_impl": "mock",
+        "model.tokenizer.vocab_file": "/absent/vocab.json",
+        "exp_manager.create_checkpoint_callback": False,
+        "model.make_vocab_size_divisible_by": 128,
+        **DROPOUT,
+    }
+    outcome = trainings("stock", stock)
+    assert ended_well(outcome)
+    losses = [loss for _, loss in outcome.curve("loss")]
+    assert losses[-1] < losses[0] - 0.3
+    assert outcome.lines("checkpoint") == outcome.lines("data") == []
+    assert not (outcome.log_dir / "checkpoints").exists()
+    said = outcome.stdout[0]
+    assert "bf16 weights, fp32 masters" in said
+    assert "50,257 padded to 50,304" in said
+    assert "Transformer Engine needs CUDA" in said
+    assert "every rank keeps whole optimizer states" in said
+
+
+def test_a_diverging_loss_exits_with_3_and_saves_nothing(trainings: Any) -> None:
+    outcome = trainings("diverging", {"model.optim.lr": 1e30, "model.optim.sched.min_lr": 1e29})
+    assert outcome.codes == [3]
+    assert "stopping without a checkpoint" in outcome.stdout[0]
+    assert "Traceback" not in outcome.stderr[0]
+    assert not (outcome.log_dir / "checkpoints").exists()
+    assert outcome.lines("end") == []
+
+
+def test_one_dead_rank_ends_the_job_and_the_other_tells(trainings: Any) -> None:
+    changes = {**TENSOR_2, "trainer.max_steps": 100000}
+    processes, log_dir = trainings.start("dying", changes, 2, [])
+    for line in processes[0].stdout:
+        if line.startswith("step"):
+            break
+    processes[1].send_signal(signal.SIGKILL)
+    outcome = trainings.finish(processes, log_dir)
+    assert outcome.codes == [1, -signal.SIGKILL]
+    assert "rank 0 (local rank 0) failed" in outcome.stderr[0]
+    for name in ("nemo_error_log.txt", "nemo_log_globalrank-0_localrank-0.txt"):
+        assert "Traceback" in (log_dir / name).read_text()
+
+
+def test_mistakes_exit_with_2_and_one_line(trainings: Any) -> None:
+    misspelt = trainings("misspelt", {"model.hiden_size": 3}, world=2)
+    assert misspelt.codes == [2, 2]
+    assert misspelt.stderr == [
+        "error: model.hiden_size=3: unknown key; did you mean 'model.hidden_size'?\n",
+        "",
+    ]
+    short = trainings("short", {"model.data.splits_string": "1,99,0", "model.encoder_seq_length": 512})
+    assert short.codes == [2]
+    assert "the training split of" in short.stderr[0]
+    assert "Traceback" not in short.stderr[0]
+    nothing = trainings("nothing", {"exp_manager.resume_ignore_no_checkpoint": False})
+    assert nothing.codes == [2]
+    assert "there is no complete checkpoint" in nothing.stderr[0]
