@@ -20,6 +20,8 @@ _SLURM_CONF = """\
 ClusterName={cluster}
 SlurmctldHost={controller}(127.0.0.1)
 SlurmctldPort={ports.slurmctld}
+# Another number at each boot: a run of an earlier sandbox must not be taken for a job of this one.
+FirstJobId={first_job_id}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -125,7 +127,7 @@ StorageLoc=slurm_acct_db
 """
 
 
-def slurm_conf(options: Options, ports: Ports) -> str:
+def slurm_conf(options: Options, ports: Ports, first_job_id: int = 1) -> str:
     """Return the text of slurm.conf."""
     layout = Layout(options.directory)
     offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres=gpu:{options.gpus}"
@@ -134,6 +136,7 @@ def slurm_conf(options: Options, ports: Ports) -> str:
         controller=CONTROLLER,
         layout=layout,
         ports=ports,
+        first_job_id=first_job_id,
         accounting=_ACCOUNTING.format(layout=layout, ports=ports) if options.accounting else _NO_ACCOUNTING,
         nodes=_names(options),
         node_ports=_bracket("", ports.slurmd[0], ports.slurmd[-1]),
@@ -142,6 +145,11 @@ def slurm_conf(options: Options, ports: Ports) -> str:
     if options.cloud_nodes:
         text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer)
     return text
+
+
+def first_job_id(now: float) -> int:
+    """A job number for a boot at `now` (seconds since the epoch), larger with every ten seconds."""
+    return int(now / 10) % 10_000_000 + 1
 
 
 def slurmdbd_conf(layout: Layout, ports: Ports) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 from launcher.sandbox import configuration
@@ -29,7 +30,8 @@ def write_files(state: State) -> None:
     for index in range(options.gpus):
         # A character device: with a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
         os.mknod(layout.devices / f"gpu{index}", 0o20666, _NULL_DEVICE)
-    layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports))
+    first_job_id = configuration.first_job_id(time.time())
+    layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports, first_job_id))
     (layout.etc / "gres.conf").write_text(configuration.gres_conf(options))
     # Empty, so that the plug-ins of another Slurm on this machine are not loaded.
     (layout.etc / "plugstack.conf").write_text("")

@@ -175,3 +175,8 @@ def test_asking_for_the_directory_loads_nothing_else() -> None:
     )
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert outcome.stdout.strip() == "[]", outcome.stderr
+
+
+def test_each_boot_begins_at_another_job_number() -> None:
+    earlier, later = (configuration.first_job_id(now) for now in (1_795_000_000.0, 1_795_000_060.0))
+    assert 0 < earlier < later < 67_043_328, "Slurm's MaxJobId"

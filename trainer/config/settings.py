@@ -55,7 +55,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a training writes, and whether it saves, continues, and starts if there is nothing to continue."""
+    """Where a training writes, and whether it saves, continues, and starts with nothing to continue."""
 
     log_dir: Path
     checkpoint_dir: Path
