@@ -5,10 +5,10 @@ cd "$(dirname "$(readlink -f "$0")")/.."
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 run() { # show the command, then run it
-    printf '\033[2m$ %s\033[0m\n' "$*"
+    printf '\033[2m$ %s\033[0m\n' "$(printf '%q ' "$@")"
     "$@"
 }
-if [[ ! -t 1 ]]; then say() { printf '\n%s\n' "$*"; }; run() { printf '$ %s\n' "$*"; "$@"; }; fi
+if [[ ! -t 1 ]]; then say() { printf '\n%s\n' "$*"; }; run() { printf '$ %s\n' "$(printf '%q ' "$@")"; "$@"; }; fi
 
 export PATH=$PWD/.venv/bin:$PATH
 results=results/demo/$(date +%Y%m%d-%H%M%S) # a place of its own: nothing of an earlier demo is touched
