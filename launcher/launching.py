@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -22,7 +23,16 @@ from launcher.schedulers.registry import scheduler_for
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 
 
-def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch that became a job; `warning` is what may keep it waiting."""
+
+    paths: LaunchPaths
+    manifest: Manifest
+    warning: str | None
+
+
+def launch(request: Request) -> Launched:
     """Draft, let the scheduler judge, write and submit.
 
     Raises
@@ -32,7 +42,7 @@ def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
     """
     made = draft(request)
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
-    scheduler.validate(made.rendered.script)
+    warning = scheduler.validate(made.rendered.script)
     made, manifest = _write(made, request)
     paths = made.plan.paths
     make_directories(made.plan.job.directories)
@@ -44,7 +54,7 @@ def launch(request: Request) -> tuple[LaunchPaths, Manifest]:
     manifest = manifest.submitted_as(job_id)
     write_manifest(paths.directory, manifest)
     _tell_job_id(paths, made.plan, job_id)
-    return paths, manifest
+    return Launched(paths, manifest, warning)
 
 
 def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:

@@ -75,7 +75,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
         if value is not None:
             value = value.absolute() if isinstance(value, Path) else value
             chosen.append(f"data_preparation.{name}={_hydra_value(value)}")
-    paths, _ = launch(make_request([*chosen, *overrides]))
+    paths = launch(make_request([*chosen, *overrides])).paths
     made = open_launch(paths.run_dir, paths.number)
     return follow_to_end(made, made.log())
 

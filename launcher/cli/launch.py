@@ -54,8 +54,11 @@ def run(args: argparse.Namespace) -> int:
     # Imported late: a dry run neither writes nor submits.
     from launcher.launching import launch
 
-    paths, manifest = launch(request)
-    _tell(paths, manifest, as_json=args.json)
+    launched = launch(request)
+    paths = launched.paths
+    if launched.warning:
+        print(f"slipway: {launched.warning}", file=sys.stderr)
+    _tell(paths, launched.manifest, as_json=args.json)
     if not args.follow:
         return 0
     from launcher.monitor.follow import follow_and_tell

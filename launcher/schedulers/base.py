@@ -76,8 +76,13 @@ class Ticket:
 class Scheduler(Protocol):
     """Where jobs run."""
 
-    def validate(self, script_text: str) -> None:
+    def validate(self, script_text: str) -> str | None:
         """Show the script to the scheduler without submitting it.
+
+        Returns
+        -------
+        str or None
+            What would keep the job waiting, as the cluster is now.
 
         Raises
         ------

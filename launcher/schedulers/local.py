@@ -18,8 +18,9 @@ _PENDING_LOG = ".log"
 class LocalScheduler:
     """Runs jobs at once, as processes of their own session."""
 
-    def validate(self, script_text: str) -> None:
-        """Nothing can refuse a job here."""
+    def validate(self, script_text: str) -> str | None:
+        """Nothing can refuse a job here, nor keep it waiting."""
+        return None
 
     def submit(self, script: Path) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""

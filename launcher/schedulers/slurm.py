@@ -12,6 +12,15 @@ from launcher.schedulers import states
 from launcher.schedulers.base import JobStatus, Ticket
 from launcher.schedulers.commands import ask, clean_environment, leaked_variables
 
+# What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
+_WOULD_WAIT = (
+    "Requested node configuration is not available",
+    "Requested nodes are busy",
+    "Required node not available",
+    "Requested partition configuration not available now",
+    "Requested reservation is in use",
+)
+
 
 class SlurmScheduler:
     """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
@@ -20,12 +29,16 @@ class SlurmScheduler:
         self._slurm_conf = slurm_conf
         self._environment = clean_environment(slurm_conf)
 
-    def validate(self, script_text: str) -> None:
+    def validate(self, script_text: str) -> str | None:
         """Let sbatch judge the script without submitting it; see `Scheduler.validate`."""
         self._require_configuration()
         answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
-        if answer.code != 0:
-            raise UserError(f"Slurm would refuse this job: {_words(answer.stderr)}")
+        if answer.code == 0:
+            return None
+        words = _words(answer.stderr)
+        if any(told in answer.stderr for told in _WOULD_WAIT):
+            return f"as the cluster is now, the job would wait: {words}"
+        raise UserError(f"Slurm would refuse this job: {words}")
 
     def submit(self, script: Path) -> str:
         """Submit a script; see `Scheduler.submit`."""

@@ -117,3 +117,18 @@ def test_slurm_accepts_the_scripts_of_large_clusters(
     script.write_text(run_command(*main, cwd=tmp_path, **conf).stdout)
     told = run_command("sbatch", "--test-only", "--partition=cloud", script, cwd=tmp_path, **conf)
     assert "to start at" in told.stderr
+
+
+@pytest.mark.slurm
+def test_a_job_that_must_wait_is_submitted_with_a_warning(
+    repository: Path, tmp_path: Path, sandbox: Sandbox
+) -> None:
+    """`sbatch --test-only` rejects what the cluster cannot start now; sbatch queues it, and so do we."""
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox", "--json"]
+    done = run_command(*main, "training.trainer.num_nodes=40", cwd=tmp_path, **conf)
+    assert "the job would wait" in done.stderr
+    job = json.loads(done.stdout)["job_id"]
+    told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)
+    run_command("scancel", job, cwd=tmp_path, **conf)
+    assert told[0]["state"] == "PENDING"

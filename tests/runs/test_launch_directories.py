@@ -34,9 +34,10 @@ def wait_for_end(paths: LaunchPaths) -> None:
 
 
 def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_path: Path) -> None:
-    first, _ = launch(local(tmp_path))
+    first = launch(local(tmp_path)).paths
     text = first.script.read_text()
-    second, manifest = launch(local(tmp_path))
+    launched = launch(local(tmp_path))
+    second, manifest = launched.paths, launched.manifest
     assert (first.number, second.number) == (1, 2)
     assert launch_numbers(first.run_dir) == [1, 2]
     assert first.script.read_text() == text
@@ -48,7 +49,7 @@ def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_pat
 
 
 def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
-    paths, _ = launch(local(tmp_path))
+    paths = launch(local(tmp_path)).paths
     wait_for_end(paths)
     line = (paths.directory / "launcher_cmd.log").read_text()
     assert shlex.split(line) == ["cd", str(Path.cwd()), "&&", "slipway", "launch", "a b"]
@@ -67,7 +68,7 @@ def test_concurrent_launchers_get_a_number_each(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from launcher.launching import launch;"
         "from tests.runs.test_launch_directories import local;"
-        "print(launch(local(Path(sys.argv[1])))[0].number)"
+        "print(launch(local(Path(sys.argv[1]))).paths.number)"
     )
     repository = Path(__file__).resolve().parents[2]
     processes = [
