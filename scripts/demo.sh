@@ -23,17 +23,19 @@ elif ! PATH=$PATH:/usr/sbin command -v slurmctld >/dev/null; then
     cluster=local
 fi
 
-say "1. Real text that is on every machine: the Python standard library's own source"
+say "Text that is on every machine: the Python standard library's own source"
 source=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 run slipway data tokenize "$source" --pattern '*.py' --max-files 700 "data_dir=$data" "base_results_dir=$results"
 
 if [[ $cluster == sandbox ]] && ! slipway sandbox status >/dev/null; then
-    say "2. A real Slurm of four nodes, on this machine"
+    say "A real Slurm of four nodes, on this machine"
     trap 'say "The throw-away Slurm goes again"; run slipway sandbox down' EXIT
     run slipway sandbox up
 fi
 
-say "3. A small GPT-3 on 2 nodes × 2 tasks: tensor parallel 2 × data parallel 2"
+where="2 nodes × 2 tasks"
+[[ $cluster == sandbox ]] || where="4 processes"
+say "A small GPT-3 on $where: tensor parallel 2 × data parallel 2"
 run python launcher/main.py training=gpt3/tiny "cluster=$cluster" "data_dir=$data" "base_results_dir=$results" --follow
 if [[ $cluster == sandbox ]]; then
     job=$(cut -d' ' -f4 "$results/gpt3_tiny/launcher.log")
@@ -41,7 +43,7 @@ if [[ $cluster == sandbox ]]; then
         squeue --states=all --jobs="$job" --Format=JobID:8,Name:28,State:12,NumNodes:8,NumTasks:8,NodeList:12
 fi
 
-say "4. What it learned"
+say "What it learned"
 run slipway plot "$results/gpt3_tiny"
 
 say "All of it is in $results/gpt3_tiny. Next: python launcher/main.py training=gpt3/126m cluster=bcm --dry-run"

@@ -14,4 +14,6 @@ command -v "$python" >/dev/null || scripts/system-packages.sh "$python:python3"
 
 [[ -x .venv/bin/python ]] || "$python" -m venv .venv
 echo "Installing slipway[$extras] into .venv; the first time this takes minutes, torch being large"
-.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+quiet=--quiet
+[[ ! -t 1 ]] || quiet= # pip's own progress, for people
+.venv/bin/pip install ${quiet:+"$quiet"} --use-pep517 --disable-pip-version-check -c constraints.txt -e ".[$extras]"
