@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -22,17 +23,18 @@ class UserError(Exception):
     ----------
     message
         What is wrong, and what would be right.
-    everywhere
-        Whether every rank finds the same, so that it is enough that rank 0 tells it.
+    found_by
+        Which processes find the same, so that it is enough that one of them tells it: all of the job's, all
+        of a node's, or one rank alone.
     """
 
-    def __init__(self, message: str, everywhere: bool = True) -> None:
+    def __init__(self, message: str, found_by: Literal["job", "node", "rank"] = "job") -> None:
         super().__init__(message)
-        self.everywhere = everywhere
+        self.found_by = found_by
 
 
 class DivergedError(Exception):
-    """The loss is no longer a finite number; nothing after this step is worth keeping."""
+    """The loss or its gradient is no longer a finite number; nothing after this step is worth keeping."""
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:

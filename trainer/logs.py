@@ -15,7 +15,7 @@ from trainer.world import World
 LOGGER = logging.getLogger("trainer")
 ERROR_LOG = "nemo_error_log.txt"
 
-# True of every run without Transformer Engine and Apex, which the log says in one line of its own.
+# True of every run of this kind, and nothing its user could change.
 _NOISE = re.compile(
     r"Transformer Engine and Apex are not installed"
     r"|Apex is not installed"
@@ -24,7 +24,6 @@ _NOISE = re.compile(
     r"|will be deprecated"
     r"|Setting up optimizer with config"
     r"|Redirects are currently not supported"
-    r"|`isinstance\(treespec, LeafSpec\)` is deprecated"
 )
 
 
@@ -65,8 +64,9 @@ def record_failure(log_dir: Path | None, world: World) -> None:
 
 
 def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None:
-    """Tell the user's mistake once on stderr and in the error log, or on each node that alone knows of it."""
-    if world.is_main or (not error.everywhere and world.local_rank == 0):
+    """Tell the user's mistake once on stderr and in the error log, or where it alone is known."""
+    is_teller = {"job": world.is_main, "node": world.local_rank == 0, "rank": True}
+    if is_teller[error.found_by]:
         text = f"error: {error}"
         print(text, file=sys.stderr, flush=True)
         _append(log_dir, world, f"{text}\n")

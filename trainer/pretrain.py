@@ -82,7 +82,7 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
     try:
         logs.start_logging(log_dir, world)
     except OSError as error:
-        raise errors.UserError(f"exp_manager.explicit_log_dir={log_dir}: {error.strerror}") from None
+        raise errors.UserError(f"exp_manager.explicit_log_dir={log_dir}: {error.strerror}", "node") from None
     if not world.is_main:
         return
     (log_dir / "cmd-args.log").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
@@ -97,6 +97,9 @@ def _train(
     started: float,
     stop_after: int | None,
 ) -> None:
+    if settings.accelerator == "cpu":
+        # CUDA, and all that asks for it, is then not there: torch reads this when it first looks for devices.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     from trainer import cpu_shim
     from trainer.distributed import make_place, process_group

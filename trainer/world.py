@@ -52,13 +52,11 @@ class World:
         if rank >= size:
             raise UserError(f"RANK={rank} must be smaller than WORLD_SIZE={size}")
         local_rank = _number(environment, "LOCAL_RANK", 0, 0)
-        # Slurm's own variable stands in where the task script exports torchrun's short list only.
-        local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environment else "SLURM_NTASKS_PER_NODE"
         return cls(
             rank=rank,
             size=size,
             local_rank=local_rank,
-            local_size=max(_number(environment, local_name, 1, 1), local_rank + 1),
+            local_size=max(_number(environment, "LOCAL_WORLD_SIZE", 1, 1), local_rank + 1),
             address=environment.get("MASTER_ADDR", DEFAULT_ADDRESS),
             port=_number(environment, "MASTER_PORT", DEFAULT_PORT, 1),
         )

@@ -54,6 +54,7 @@ def main() -> None:
         result["decay"] = weight_decay(settings, place)
         result["norm"] = norm_difference()
         result["foreign"] = foreign_token(device)
+        result["overflow"] = overflowing_gradient(settings, place)
     print(json.dumps(result))
 
 
@@ -107,6 +108,22 @@ def foreign_token(device: Any) -> str:
     try:
         next(BatchMaker(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))
     except UserError as error:
+        return str(error)
+    return ""
+
+
+def overflowing_gradient(settings: Settings, place: Any) -> str:
+    """Return what is said of a step whose loss is finite and whose gradient is not."""
+    from trainer.errors import DivergedError
+    from trainer.loop.run import _step
+    from trainer.loop.session import open_session
+
+    session = open_session(settings, place)
+    weight = session.model.module.decoder.final_layernorm.weight
+    weight.register_hook(lambda gradient: gradient * float("inf"))
+    try:
+        _step(session)
+    except DivergedError as error:
         return str(error)
     return ""
 

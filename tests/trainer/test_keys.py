@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config.check import check_keys, unused
-from trainer.config.keys import KEYS, status_of
+from trainer.config.keys import KEYS, Implemented, status_of
 from trainer.config.layout import make_layout, padded_vocabulary
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
@@ -93,6 +93,7 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("model.optim.sched.min_lr", 1.0, "at most"),
         ("model.optim.betas", [0.9], "two numbers"),
         ("trainer.precision", 16, "one of bf16"),
+        ("trainer.accelerator", "tpu", "one of gpu, cuda, cpu, auto"),
         ("trainer.precision", "bf16", "megatron_amp_O2"),
         ("trainer.max_time", 1800, "days:hours:minutes:seconds"),
         ("trainer.val_check_interval", 0.25, "whole number of steps"),
@@ -145,5 +146,28 @@ def test_micro_batches_and_vocabulary_padding(flat: dict[str, Any]) -> None:
     assert padded_vocabulary(50257, 128, 8) == 51200
 
 
-def test_the_table_spells_every_node_of_nemo_once() -> None:
-    assert all(key.split(".")[0] in ("run", "trainer", "exp_manager", "model") for key in KEYS)
+class Watched(dict[str, Any]):
+    """A flat configuration that remembers which keys were looked up."""
+
+    def __init__(self, flat: dict[str, Any]) -> None:
+        super().__init__(flat)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+def test_the_settings_read_the_keys_that_the_table_calls_implemented_and_no_others(
+    flat: dict[str, Any],
+) -> None:
+    node = "model.activations_checkpoint"
+    more = {f"{node}_granularity": "full", f"{node}_method": "uniform", "trainer.precision": "bf16"}
+    watched = Watched({**flat, **more, "model.megatron_amp_O2": True})
+    read_settings(watched)
+    assert watched.read == {key for key, status in KEYS.items() if isinstance(status, Implemented)}
+
+
+def test_a_node_that_is_null_is_as_its_keys_are() -> None:
+    assert status_of("model.nsys_profile") == status_of("model.nsys_profile.enabled") is not None
+    assert status_of("model.nsys") is None

@@ -98,6 +98,12 @@ def test_biases_and_norms_are_not_decayed(probe: dict[str, Any]) -> None:
     assert probe["decay"]["vectors"] == [1.0]
 
 
+def test_a_gradient_that_is_not_finite_ends_the_training(probe: dict[str, Any]) -> None:
+    assert probe["overflow"].startswith(
+        ("the gradient norm of step 1 is inf", "the gradient norm of step 1 is nan")
+    )
+
+
 def test_a_fresh_layernorm1p_is_a_layer_norm(probe: dict[str, Any]) -> None:
     assert probe["norm"] < 1e-6
 

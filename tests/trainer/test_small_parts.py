@@ -12,6 +12,7 @@ from trainer.config.load import flatten, load_config
 from trainer.config.settings import Data
 from trainer.data.vocabulary import read_vocabulary
 from trainer.errors import UserError
+from trainer.logs import record_mistake
 from trainer.report.progress import Pace, count, duration, step_line
 from trainer.world import World
 
@@ -31,6 +32,18 @@ def test_the_world_comes_from_torchruns_variables() -> None:
 def test_a_broken_environment_is_told(names: dict[str, str]) -> None:
     with pytest.raises(UserError, match=next(iter(names))):
         World.from_environment(names)
+
+
+@pytest.mark.parametrize(("found_by", "tellers"), [("job", [0]), ("node", [0, 2]), ("rank", [0, 1, 2, 3])])
+def test_a_mistake_is_told_by_one_of_those_who_find_it(
+    found_by: Any, tellers: list[int], capsys: Any
+) -> None:
+    def tells(rank: int) -> bool:
+        two_nodes = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2)}
+        record_mistake(None, World.from_environment(two_nodes), UserError("wrong", found_by))
+        return bool(capsys.readouterr().err == "error: wrong\n")
+
+    assert [rank for rank in range(4) if tells(rank)] == tellers
 
 
 def test_the_time_to_the_end_is_never_negative() -> None:
@@ -57,8 +70,6 @@ def data(kind: str, vocab: Path | None, merges: Path | None) -> Data:
         prefix=None,
         splits=(1.0, 0.0, 0.0),
         eod_mask_loss=False,
-        tokenizer_library="megatron",
-        tokenizer_type="GPT2BPETokenizer",
         vocab_file=vocab,
         merge_file=merges,
     )

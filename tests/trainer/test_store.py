@@ -38,6 +38,8 @@ def test_a_name_in_nemos_style() -> None:
         ("a/{step}", "without '/'"),
         ("gpt", "{step}"),
         ("m-{step:z}", "m-{step:z}"),
+        # A loss is no whole number: without this the name would fail after the last step.
+        ("m-{val_loss:d}-{step}", "Unknown format code 'd'"),
     ],
 )
 def test_templates_that_cannot_be_filled_in(template: str, told: str) -> None:

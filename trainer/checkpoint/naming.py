@@ -31,7 +31,7 @@ def check_template(template: str) -> None:
     if "/" in template:
         raise UserError(f"{_KEY}={template!r}: expected a name without '/'; dirpath says where")
     try:
-        name = render(template, dict.fromkeys(FIELDS, 1))
+        name = render(template, {field: 1.0 if field.endswith("loss") else 1 for field in FIELDS})
     except ValueError as error:
         raise UserError(f"{_KEY}={template!r}: {error}") from None
     if "step=" not in name:

@@ -57,7 +57,7 @@ KEYS: dict[str, Status] = {
     # trainer
     "trainer.num_nodes": _IMPLEMENTED,
     "trainer.devices": _IMPLEMENTED,
-    "trainer.accelerator": Irrelevant("CUDA where there is a device, else the CPU"),
+    "trainer.accelerator": _IMPLEMENTED,
     "trainer.precision": _IMPLEMENTED,
     "trainer.max_steps": _IMPLEMENTED,
     "trainer.max_time": _IMPLEMENTED,
@@ -239,11 +239,11 @@ KEYS: dict[str, Status] = {
 
 
 def status_of(key: str) -> Status | None:
-    """Return the table's entry for a dotted key, or for the nearest node above it that ends in ``.*``."""
+    """Return the table's entry for a dotted key, or for the nearest node (itself too) that ends in ``.*``."""
     if key in KEYS:
         return KEYS[key]
     parts = key.split(".")
-    for depth in range(len(parts) - 1, 0, -1):
+    for depth in range(len(parts), 0, -1):
         entry = KEYS.get(".".join(parts[:depth]) + ".*")
         if entry is not None:
             return entry

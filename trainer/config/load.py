@@ -29,7 +29,7 @@ def load_config(directory: Path, name: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"configuration {path}: {error.strerror}", everywhere=False) from None
+        raise UserError(f"configuration {path}: {error.strerror}", found_by="node") from None
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:

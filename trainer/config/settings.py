@@ -19,6 +19,8 @@ OPTIMIZERS = (
     "fused_adam",
     "adamw",
 )
+# Without a CUDA device each but "cpu" falls back to the CPU, which the log says.
+ACCELERATORS = ("gpu", "cuda", "cpu", "auto")
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "32": "fp32", "32-true": "fp32"}
 DEFAULT_FILENAME = "megatron_gpt--{val_loss:.2f}-{step}-{consumed_samples}"
 
@@ -47,8 +49,6 @@ class Data:
     prefix: Path | None
     splits: tuple[float, float, float]
     eod_mask_loss: bool
-    tokenizer_library: str
-    tokenizer_type: str
     vocab_file: Path | None
     merge_file: Path | None
 
@@ -85,6 +85,7 @@ class Settings:
     val_interval: int
     val_batches: int
     gc_interval: int
+    accelerator: str
     nodes: int
     devices: int | None
 
@@ -119,6 +120,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         val_interval=_val_interval(values),
         val_batches=_val_batches(values),
         gc_interval=values.integer("model.gc_interval", 0, minimum=0),
+        accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
         nodes=values.integer("trainer.num_nodes", 1, minimum=1),
         devices=_devices(values),
     )
@@ -161,13 +163,13 @@ def _betas(values: Values) -> tuple[float, float]:
 
 def _data(values: Values) -> Data:
     kind = values.choice("model.data.data_impl", ("mock", "mmap"), "mmap")
+    values.choice("model.tokenizer.library", ("megatron",), "megatron")
+    values.choice("model.tokenizer.type", ("GPT2BPETokenizer",), "GPT2BPETokenizer")
     return Data(
         kind="mock" if kind == "mock" else "mmap",
         prefix=_prefix(values) if kind == "mmap" else None,
         splits=_splits(values),
         eod_mask_loss=values.flag("model.data.eod_mask_loss", False),
-        tokenizer_library=values.choice("model.tokenizer.library", ("megatron",), "megatron"),
-        tokenizer_type=values.choice("model.tokenizer.type", ("GPT2BPETokenizer",), "GPT2BPETokenizer"),
         vocab_file=_path(values, "model.tokenizer.vocab_file"),
         merge_file=_path(values, "model.tokenizer.merge_file"),
     )

@@ -70,5 +70,5 @@ class BatchMaker:
             raise UserError(
                 f"the data hold token {highest}, but the vocabulary of model.tokenizer.vocab_file ends at "
                 f"{self._vocabulary - 1}: were they made with another tokenizer?",
-                everywhere=False,
+                found_by="rank",
             )

@@ -67,7 +67,9 @@ def _publish(prefix: Path, bin_path: Path, idx_path: Path) -> None:
     for path in (bin_path, idx_path):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    # A reader that finds an index must find its data: an old index goes first, the new one comes last.
-    Path(f"{prefix}.idx").unlink(missing_ok=True)
+    # A reader that finds an index must find its data: an old index goes first, the new one comes last. An old
+    # summary goes too: it would vouch for data that it does not describe.
+    for suffix in (".json", ".idx"):
+        Path(f"{prefix}{suffix}").unlink(missing_ok=True)
     bin_path.replace(f"{prefix}.bin")
     idx_path.replace(f"{prefix}.idx")

@@ -84,6 +84,8 @@ def _notes(session: Session) -> list[str]:
     settings, device = session.settings, session.place.device
     shape, name, schedule = settings.architecture, settings.optimization.name, session.schedule
     notes = []
+    if settings.accelerator in ("gpu", "cuda") and device.type == "cpu":
+        notes.append(f"note: trainer.accelerator={settings.accelerator}: there is no CUDA device, so the CPU")
     if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
         notes.append("note: Transformer Engine is not importable: megatron-core's local layers")
     if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):

@@ -31,7 +31,7 @@ def train(session: Session, started: float, stop_after: int | None) -> None:
     Raises
     ------
     DivergedError
-        If a loss is not finite.
+        If a loss or a gradient is not finite.
     """
     progress, reporter = session.progress, session.reporter
     reporter.start(progress, session.parameters, session.resumed_from)
@@ -76,18 +76,24 @@ def _step(session: Session) -> float:
     loss = train_losses(
         settings, session.model, _training_batches(session), session.place.layout.micro_batches
     )
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"the training loss of step {progress.step + 1} is {loss}: stopping without a checkpoint; "
-            "a lower model.optim.lr or a longer model.optim.sched.warmup_steps may help"
-        )
+    _check_finite("training loss", loss, progress.step)
     lr = session.schedule(progress.step)
     grad_norm = session.optimizer.step(lr)
+    # A finite loss can have such a gradient, and the weights are spoiled by now.
+    _check_finite("gradient norm", grad_norm, progress.step)
     session.optimizer.zero_grad()
     progress.step += 1
     progress.consumed_samples += settings.global_batch
     session.reporter.step(progress, loss, lr, grad_norm, time.perf_counter() - began, epoch)
     return loss
+
+
+def _check_finite(name: str, value: float, step: int) -> None:
+    if not math.isfinite(value):
+        raise DivergedError(
+            f"the {name} of step {step + 1} is {value}: stopping without a checkpoint; "
+            "a lower model.optim.lr or a longer model.optim.sched.warmup_steps may help"
+        )
 
 
 def _training_batches(session: Session) -> Iterator[Batch]:

@@ -34,7 +34,7 @@ class Optimizer:
     """
 
     def __init__(self, settings: Settings, model: Any, device: Any) -> None:
-        self._weight_decay = settings.optimization.weight_decay
+        self._chosen = settings.optimization
         self._on_cpu = device.type == "cpu"
         with self._type_names():
             self.inner = get_megatron_optimizer(
@@ -44,8 +44,10 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Apply the gradients with learning rate `lr`; return their global L2 norm before clipping."""
         for group in self.inner.param_groups:
+            # All of them, each time: a checkpoint brings the values of the launch that wrote it.
             group["lr"] = lr
-            group["weight_decay"] = self._weight_decay * group.get("wd_mult", 1.0)
+            group["weight_decay"] = self._chosen.weight_decay * group["wd_mult"]
+            group["betas"], group["eps"] = self._chosen.betas, self._chosen.eps
         with self._type_names():
             _, norm, _ = self.inner.step()
         return float(norm)

@@ -11,8 +11,6 @@ from trainer.logs import LOGGER
 from trainer.report.metrics import MetricsFile
 from trainer.report.progress import Pace, step_line
 
-_FIRST_STEPS = 1
-
 
 class Reporter:
     """Writes ``metrics.jsonl``, TensorBoard events and the progress lines.
@@ -117,7 +115,7 @@ class Reporter:
             self._events.close()
 
     def _is_logged(self, step: int) -> bool:
-        return step % self._settings.output.log_every == 0 or step in (_FIRST_STEPS, self._settings.max_steps)
+        return step % self._settings.output.log_every == 0 or step in (1, self._settings.max_steps)
 
     def _write(self, kind: str, **fields: object) -> None:
         if self._metrics:
