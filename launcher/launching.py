@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 import yaml
 
 from launcher import __version__
-from launcher.drafting import Draft, Request, draft, render_launch
+from launcher.drafting import Draft, Request, render_launch
+from launcher.errors import UserError
 from launcher.plan import Plan
 from launcher.runs import paths as names
 from launcher.runs import provenance
@@ -32,15 +34,14 @@ class Launched:
     warning: str | None
 
 
-def launch(request: Request) -> Launched:
-    """Draft, let the scheduler judge, write and submit.
+def launch(made: Draft, request: Request) -> Launched:
+    """Let the scheduler judge a draft, write it and submit it.
 
     Raises
     ------
     UserError
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
     """
-    made = draft(request)
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
     warning = scheduler.validate(made.rendered.script)
     made, manifest = _write(made, request)
@@ -48,8 +49,9 @@ def launch(request: Request) -> Launched:
     make_directories(made.plan.job.directories)
     try:
         job_id = scheduler.submit(paths.script)
-    except BaseException as error:
-        write_manifest(paths.directory, manifest.refused(str(error) or type(error).__name__))
+    except UserError as error:
+        # Of anything else (Ctrl-C, a lost connection) it is not known whether there is a job.
+        write_manifest(paths.directory, manifest.refused(str(error)))
         raise
     manifest = manifest.submitted_as(job_id)
     write_manifest(paths.directory, manifest)
@@ -69,7 +71,6 @@ def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
             made = render_launch(made.composition, number, made.plan.tag, request.template_dir)
             continue
         break
-    link_newest(made.plan.paths, _familiar_names(made.plan))
     return made, manifest
 
 
@@ -109,7 +110,7 @@ def _tell_job_id(paths: LaunchPaths, plan: Plan, job_id: str) -> None:
     write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
     extensions = ["out"] if plan.job.merge_stderr else ["out", "err"]
     logs = {name: paths.directory / name for name in (paths.log_name(job_id, ext) for ext in extensions)}
-    link_newest(paths, logs)
+    link_newest(paths, {**_familiar_names(plan), **logs})
 
 
 def _manifest(made: Draft, request: Request, commit: str | None, dirty: bool | None) -> Manifest:
@@ -134,5 +135,6 @@ def _manifest(made: Draft, request: Request, commit: str | None, dirty: bool | N
         host=provenance.host(),
         git_commit=commit,
         git_dirty=dirty,
-        slurm_conf=plan.slurm_conf,
+        # As it is now: another shell may point at another Slurm.
+        slurm_conf=plan.slurm_conf or os.environ.get("SLURM_CONF"),
     )

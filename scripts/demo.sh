@@ -29,8 +29,12 @@ run slipway data tokenize "$source" --pattern '*.py' --max-files 700 "data_dir=$
 
 if [[ $cluster == sandbox ]] && ! slipway sandbox status >/dev/null; then
     say "A real Slurm of four nodes, on this machine"
-    trap 'say "The throw-away Slurm goes again"; run slipway sandbox down' EXIT
-    run slipway sandbox up
+    if run slipway sandbox up; then
+        trap 'say "The throw-away Slurm goes again"; run slipway sandbox down' EXIT
+    else
+        say "No Slurm here, as said above: the same training runs as processes (cluster=local)."
+        cluster=local
+    fi
 fi
 
 where="2 nodes × 2 tasks"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from launcher.cli.launch import make_request
 from launcher.cli.logs import follow_to_end
+from launcher.drafting import draft
+from launcher.errors import UserError
 from launcher.launching import launch
 from launcher.monitor.launches import open_launch
 
@@ -61,6 +63,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
     # `cluster=bcm` is an override unless a file of that name exists.
     overrides = [text for text in args.overrides if "=" in text and not Path(text).exists()]
     inputs = [text for text in args.overrides if text not in overrides]
+    _check_inputs(inputs)
     chosen = ["stages=[data_preparation]", "cluster=local", f"data_preparation.inputs={_hydra_list(inputs)}"]
     for name in (
         "pattern",
@@ -75,9 +78,18 @@ def run_tokenize(args: argparse.Namespace) -> int:
         if value is not None:
             value = value.absolute() if isinstance(value, Path) else value
             chosen.append(f"data_preparation.{name}={_hydra_value(value)}")
-    paths = launch(make_request([*chosen, *overrides])).paths
+    request = make_request([*chosen, *overrides])
+    paths = launch(draft(request), request).paths
     made = open_launch(paths.run_dir, paths.number)
     return follow_to_end(made, made.log())
+
+
+def _check_inputs(inputs: list[str]) -> None:
+    if not inputs:
+        raise UserError("no input: which files or directories are to be tokenized?")
+    for text in inputs:
+        if not Path(text).exists():
+            raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
 
 
 def _hydra_list(values: list[str]) -> str:

@@ -48,13 +48,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Walk to the door that the arguments name; return the exit code."""
     request = make_request(args.overrides, args.config_dir, args.template_dir)
-    if args.dry_run or _asks_for_dry_run(args.overrides):
-        _print_script(draft(request))
+    made = draft(request)
+    if args.dry_run or made.composition.config.dry_run:
+        _print_script(made)
         return 0
     # Imported late: a dry run neither writes nor submits.
     from launcher.launching import launch
 
-    launched = launch(request)
+    launched = launch(made, request)
     paths = launched.paths
     if launched.warning:
         print(f"slipway: {launched.warning}", file=sys.stderr)
@@ -74,11 +75,6 @@ def make_request(
     return Request(overrides, [*program, *sys.argv[1:]], config_dir, template_dir)
 
 
-def _asks_for_dry_run(overrides: list[str]) -> bool:
-    values = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("dry_run=")]
-    return bool(values) and values[-1].lower() in ("true", "yes", "on", "1")
-
-
 def _print_script(made: Draft) -> None:
     if not sys.stdout.isatty():
         sys.stdout.write(made.rendered.script)
@@ -87,7 +83,9 @@ def _print_script(made: Draft) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
-    Console().print(Syntax(made.rendered.script, "bash", background_color="default", word_wrap=True))
+    # No wrapping: what is copied from the terminal is to be the script.
+    highlighted = Syntax(made.rendered.script, "bash", theme="ansi_dark", background_color="default")
+    Console().print(highlighted.highlight(made.rendered.script), soft_wrap=True, end="")
 
 
 def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config.resolvers import register_resolvers
 from launcher.config.schema import RunConfig, parse
+from launcher.config.search_path import register_tree
 from launcher.errors import UserError, did_you_mean
 
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
@@ -34,7 +35,7 @@ _PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir")
 _PASS_THROUGH = ("training.trainer", "training.exp_manager", "training.model")
 
 # Mappings whose keys are the user's own: a new key needs no `+`.
-_OPEN_NODES = ("env_vars.",)
+_OPEN_NODES = ("env_vars.", "env_vars=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,11 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
         If an override is not understood, or a value is missing or not valid.
     """
     register_resolvers()
+    if config_dir is not None and not config_dir.is_dir():
+        raise UserError(f"--config-dir {config_dir}: no such directory")
+    register_tree(config_dir)
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"), _hydra_errors(overrides, config_dir):
-        tree = _compose_tree(overrides, config_dir)
+        tree = _compose_tree(overrides)
         choices = dict(tree.hydra.runtime.choices)
         node = _plain(tree)
     return Composition(
@@ -83,11 +87,10 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
     )
 
 
-def _compose_tree(overrides: Sequence[str], config_dir: Path | None) -> DictConfig:
-    search_path = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
+def _compose_tree(overrides: Sequence[str]) -> DictConfig:
     user = [_open(override) for override in overrides]
     skipped = [f"~{stage}" for stage in STAGES if stage not in _requested_stages(overrides)]
-    return hydra_compose("config", overrides=[*search_path, *user, *skipped], return_hydra_config=True)
+    return hydra_compose("config", overrides=[*user, *skipped], return_hydra_config=True)
 
 
 def _open(override: str) -> str:
@@ -98,8 +101,9 @@ def _requested_stages(overrides: Sequence[str]) -> list[str]:
     """Read the stages from the overrides: which groups to compose depends on them."""
     requested = ["training"]
     for override in overrides:
-        if override.startswith("stages="):
-            requested = re.findall(r"[\w-]+", override.removeprefix("stages="))
+        key, _, value = override.partition("=")
+        if key.lstrip("+") == "stages":
+            requested = re.findall(r"[\w-]+", value)
     if not requested:
         raise UserError("stages=[]: no stage is asked for", hint=f"valid: {', '.join(STAGES)}")
     for stage in requested:
@@ -113,6 +117,8 @@ def _plain(tree: DictConfig) -> dict[str, Any]:
     OmegaConf.set_struct(tree, False)
     del tree["hydra"]
     for key in _PATH_KEYS:
+        if tree[key] is None:
+            raise UserError(f"{key}=null: a directory is needed")
         tree[key] = str(Path(str(tree[key])).expanduser().absolute())
     try:
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
@@ -131,7 +137,11 @@ def _hydra_errors(overrides: Sequence[str], config_dir: Path | None) -> Iterator
     except MissingConfigException as error:
         raise _missing_option(error, config_dir) from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise _unknown_key(error, overrides, config_dir) or _as_told(error) from error
+        raise _unknown_key(error, overrides) or _as_told(error) from error
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        raise UserError(f"{' '.join(overrides)}: a group needs a choice, such as cluster=bcm") from error
 
 
 def _as_told(error: Exception) -> UserError:
@@ -139,15 +149,19 @@ def _as_told(error: Exception) -> UserError:
     return UserError(lines[0], hint=" ".join(lines[1:3]) or None)
 
 
-def _unknown_key(error: Exception, overrides: Sequence[str], config_dir: Path | None) -> UserError | None:
+def _unknown_key(error: Exception, overrides: Sequence[str]) -> UserError | None:
     """Name the nearest keys, found by composing once more without the override that failed."""
     found = re.match(r"Could not override '([^']+)'", str(error))
     if not found:
         return None
     key = found.group(1)
-    others = [override for override in overrides if override.partition("=")[0].lstrip("+~") != key]
     parent, _, name = key.rpartition(".")
-    tree = _compose_tree(others, config_dir)
+    # Group choices alone: another override may be a mistake too.
+    choices = [override for override in overrides if re.match(r"[a-z_]+=[\w/.-]+$", override)]
+    try:
+        tree = _compose_tree([text for text in choices if text.partition("=")[0] != key])
+    except HydraException:
+        return None
     node = OmegaConf.select(tree, parent) if parent else tree
     if not isinstance(node, DictConfig):
         return UserError(f"{key}: there is no such key: {parent} holds no keys")

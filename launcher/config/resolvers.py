@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from launcher.sandbox import default_directory, slurm_conf_path
+from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
 
 
 def register_resolvers() -> None:
@@ -28,5 +29,11 @@ def _multiply(*factors: float) -> float:
 
 
 def _sandbox_slurm_conf() -> str:
-    """Prefer the Slurm that the user's shell points at, as `eval "$(slipway sandbox env)"` leaves it."""
-    return os.environ.get("SLURM_CONF") or str(slurm_conf_path(default_directory()))
+    """The sandbox that the shell points at, as `eval "$(slipway sandbox env)"` leaves it, or the default one.
+
+    Never another Slurm: a site's profile may export SLURM_CONF.
+    """
+    named = os.environ.get("SLURM_CONF")
+    if named and is_sandbox(Path(named).parent.parent):
+        return named
+    return str(slurm_conf_path(default_directory()))

@@ -43,12 +43,12 @@ class ClusterConfig(_Strict):
     container: str | None
     python: str | None
     slurm_conf: str | None
-    partition: str | None
-    account: str | None
+    partition: Text | None
+    account: Text | None
     exclusive: bool
     gpus_per_task: int | None = Field(ge=0)
     gpus_per_node: int | None = Field(ge=0)
-    gres: str | None
+    gres: Text | None
     cpus_per_task: int | None = Field(ge=1)
     mem: Text | None
     job_name_prefix: str
@@ -59,10 +59,10 @@ class ClusterConfig(_Strict):
 class RunConfigNode(_Strict):
     """The `run` node of a stage."""
 
-    name: str
+    name: Text
     results_dir: str
     time_limit: Text | None
-    dependency: str | None
+    dependency: Text | None
 
 
 class TrainerNode(BaseModel):

@@ -23,7 +23,8 @@ _FAINT = "#6f7880"
 
 def missing_plot_extra(error: ImportError) -> UserError:
     """Name what to install for plots."""
-    return UserError(f"plots need {error.name}, which is not installed", hint="pip install 'slipway[plot]'")
+    told = f"plots need {error.name}, which is not installed"
+    return UserError(told, hint="pip install matplotlib plotext")
 
 
 def write_png(path: Path, summary: Summary, curves: Curves) -> None:

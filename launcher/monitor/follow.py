@@ -108,6 +108,8 @@ def _interrupted(launch: Launch) -> str:
         conf = launch.manifest.slurm_conf
         environment = f"SLURM_CONF={shlex.quote(conf)} " if conf else ""
         lines.append(f"  cancel it:        {environment}scancel {launch.job}")
+    else:
+        lines.append(f"  cancel it:        kill {launch.job}")
     return "\n".join(lines)
 
 

@@ -51,7 +51,7 @@ class Launch:
 
 
 def open_launch(run_dir: Path, number: int | None = None) -> Launch:
-    """Read a launch of a run, by default the newest.
+    """Read a launch of a run, by default the newest that the scheduler did not refuse.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def open_launch(run_dir: Path, number: int | None = None) -> Launch:
         If the run has no such launch; the message lists those there are.
     """
     numbers = launch_numbers(run_dir)
-    chosen = number if number is not None else numbers[-1] if numbers else None
+    chosen = number if number is not None else _newest(run_dir, numbers)
     if chosen not in numbers or chosen is None:
         raise UserError(
             f"the run in {run_dir} has no launch {'yet' if number is None else number}",
@@ -67,6 +67,13 @@ def open_launch(run_dir: Path, number: int | None = None) -> Launch:
         )
     manifest = read_manifest(run_dir / LAUNCHES / str(chosen))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, chosen), manifest)
+
+
+def _newest(run_dir: Path, numbers: Sequence[int]) -> int | None:
+    for number in reversed(numbers):
+        if read_manifest(run_dir / LAUNCHES / str(number)).error is None:
+            return number
+    return numbers[-1] if numbers else None
 
 
 def open_launches(run_dir: Path) -> list[Launch]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
-from jinja2 import TemplateError as JinjaError
 
 from launcher.errors import UserError
 from launcher.plan import Plan
@@ -42,6 +41,8 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     UserError
         If a template of the user's is not valid, or a value cannot be quoted.
     """
+    if template_dir is not None and not template_dir.is_dir():
+        raise UserError(f"--template-dir {template_dir}: no such directory")
     environment, resources = _environment(template_dir), plan.job.resources
     values = {
         "plan": plan,
@@ -57,7 +58,9 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             script=environment.get_template(_TEMPLATES[plan.scheduler]).render(values),
             task=environment.get_template("task.sh.j2").render(values),
         )
-    except JinjaError as error:
+    except UserError:
+        raise
+    except Exception as error:
         if template_dir is None:
             raise
         raise UserError(f"a template in {template_dir} is not valid: {error}") from error

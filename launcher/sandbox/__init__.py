@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DIRECTORY_VARIABLE",
+    "STATE_FILE",
     "Node",
     "Options",
     "Sandbox",
     "Status",
     "default_directory",
     "down",
+    "is_sandbox",
     "slurm_conf_path",
     "status",
     "up",
 ]
 
 DIRECTORY_VARIABLE = "SLIPWAY_SANDBOX_DIR"
+STATE_FILE = "sandbox.json"
 
 _LAZY = {
     "Node": "inspection",
@@ -44,6 +47,11 @@ _LAZY = {
 def default_directory() -> Path:
     """Where the user's sandbox lives: ``$SLIPWAY_SANDBOX_DIR`` or ``/var/lib/slipway/sandbox``."""
     return Path(os.environ.get(DIRECTORY_VARIABLE) or "/var/lib/slipway/sandbox")
+
+
+def is_sandbox(directory: Path) -> bool:
+    """Whether a directory is one that `up` made; it may be down by now."""
+    return (directory / STATE_FILE).is_file()
 
 
 def slurm_conf_path(directory: Path) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.sandbox import slurm_conf_path
+from launcher.sandbox import STATE_FILE, slurm_conf_path
 
 # sockaddr_un.sun_path holds 108 bytes, the last of them a zero.
 _SOCKET_PATH_LIMIT = 107
@@ -20,7 +20,7 @@ class Layout:
 
     @property
     def state_file(self) -> Path:
-        return self.directory / "sandbox.json"
+        return self.directory / STATE_FILE
 
     @property
     def slurm_conf(self) -> Path:

@@ -53,7 +53,11 @@ def up(options: Options, reporter: Reporter | None = None) -> Sandbox:
     reporter = reporter or Silent()
     prerequisites.check(options.accounting)
     Layout(options.directory).check_socket_length(options.nodes)
-    options.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        told = f"cannot make {options.directory}: {error.strerror}"
+        raise UserError(told, hint="choose another: --dir") from error
     with state.locked(options.directory):
         found = state.load(options.directory)
         if found is not None and found.is_up:

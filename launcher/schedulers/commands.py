@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _LEAKS = (
     "SACCT_",
     "SINFO_",
     "SCONTROL_",
+    "SCANCEL_",
     "PMI_",
     "PMIX_",
 )
@@ -74,3 +76,9 @@ def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]} did not answer within {_TIMEOUT_SECONDS} s") from error
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def words(stderr: str) -> str:
+    """Slurm's message without its program's name in front of every line."""
+    lines = [re.sub(r"^\w+: (error: )?", "", line).strip() for line in stderr.splitlines()]
+    return "; ".join(line for line in lines if line) or "no reason given"

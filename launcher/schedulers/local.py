@@ -29,7 +29,7 @@ class LocalScheduler:
             # Not Popen: it minds a child that nobody waits for.
             pid = os.posix_spawn(
                 "/bin/bash",
-                ["bash", str(script)],
+                ["bash", str(script.resolve())],
                 clean_environment(None),
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
@@ -72,4 +72,5 @@ def _runs_script_of(ticket: Ticket) -> bool:
         command = Path(f"/proc/{int(ticket.job_id)}/cmdline").read_bytes()
     except (OSError, ValueError):
         return False
-    return os.fsencode(str(ticket.launch_dir)) in command
+    # Resolved: the run may be asked for through a link.
+    return os.fsencode(str(ticket.launch_dir.resolve())) in command

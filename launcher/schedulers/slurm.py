@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.schedulers import states
 from launcher.schedulers.base import JobStatus, Ticket
-from launcher.schedulers.commands import ask, clean_environment, leaked_variables
+from launcher.schedulers.commands import ask, clean_environment, leaked_variables, words
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -35,10 +34,10 @@ class SlurmScheduler:
         answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
         if answer.code == 0:
             return None
-        words = _words(answer.stderr)
-        if any(told in answer.stderr for told in _WOULD_WAIT):
-            return f"as the cluster is now, the job would wait: {words}"
-        raise UserError(f"Slurm would refuse this job: {words}")
+        told = words(answer.stderr)
+        if any(reason in answer.stderr for reason in _WOULD_WAIT):
+            return f"as the cluster is now, the job would wait: {told}"
+        raise UserError(f"Slurm would refuse this job: {told}")
 
     def submit(self, script: Path) -> str:
         """Submit a script; see `Scheduler.submit`."""
@@ -60,7 +59,7 @@ class SlurmScheduler:
     def cancel(self, job_id: str) -> None:
         answer = ask(["scancel", job_id], self._environment)
         if answer.code != 0:
-            raise UserError(f"Slurm did not cancel job {job_id}: {_words(answer.stderr)}")
+            raise UserError(f"Slurm did not cancel job {job_id}: {words(answer.stderr)}")
 
     def _squeue(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
         jobs = ",".join(ticket.job_id for ticket in tickets)
@@ -74,13 +73,16 @@ class SlurmScheduler:
         answer = ask(command, self._environment)
         # Asked for one job alone that it has forgotten, squeue calls the id invalid; that is no failure.
         if answer.code != 0 and "Invalid job id" not in answer.stderr:
-            raise UserError(f"squeue failed: {_words(answer.stderr)}")
+            raise UserError(f"squeue failed: {words(answer.stderr)}")
         return states.parse_squeue(answer.stdout)
 
     def _sacct(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
         jobs = ",".join(ticket.job_id for ticket in tickets)
         options = ["--noheader", "--parsable2", "--allocations", f"--format={states.SACCT_FORMAT}"]
-        answer = ask(["sacct", *options, f"--jobs={jobs}"], self._environment)
+        try:
+            answer = ask(["sacct", *options, f"--jobs={jobs}"], self._environment)
+        except UserError:
+            return {}  # what squeue told of the other jobs is still good
         # Without accounting sacct exits 1; the job's own marks are what is left to go by.
         return states.parse_sacct(answer.stdout) if answer.code == 0 else {}
 
@@ -90,9 +92,3 @@ class SlurmScheduler:
                 f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
                 hint="for cluster=sandbox, boot it first: slipway sandbox up",
             )
-
-
-def _words(stderr: str) -> str:
-    """Slurm's message without its program's name in front of every line."""
-    lines = [re.sub(r"^\w+: (error: )?", "", line).strip() for line in stderr.splitlines()]
-    return "; ".join(line for line in lines if line) or "no reason given"

@@ -5,13 +5,11 @@ without the user's own ``SQUEUE_*`` and ``SACCT_*``::
 
     squeue --noheader --states=all --Format=<SQUEUE_FORMAT> --jobs=…
     sacct --noheader --parsable2 --allocations --format=<SACCT_FORMAT> --jobs=…
-    scontrol show job --oneliner
 """
 
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -56,13 +54,6 @@ SLURM_STATES: Mapping[str, State] = {
 }
 
 _NOTHING = {"", "None", "(null)", "N/A", "None assigned", "Unknown", "INVALID"}
-_SCONTROL_JOB = re.compile(
-    r"^JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?"
-    # A job's name may hold anything, also "JobState=COMPLETED": the state is what the reason and the
-    # dependency follow.
-    r".*? JobState=(?P<state>\S+) Reason=(?P<reason>\S+(?: \S+)*?) Dependency="
-    r".*? ExitCode=(?P<exit>\S+) RunTime=(?P<elapsed>\S+) .*? NodeList=(?P<nodes>\S*) "
-)
 
 
 def parse_squeue(text: str) -> dict[str, JobStatus]:
@@ -86,19 +77,6 @@ def parse_sacct(text: str) -> dict[str, JobStatus]:
             # sacct's reason is why the job once waited; it says nothing about how the job ended.
             waits = state.startswith(("PENDING", "REQUEUED"))
             found[job_id] = _status(state, reason if waits else "", nodes, elapsed, _exit_and_signal(code))
-    return found
-
-
-def parse_scontrol(text: str) -> dict[str, JobStatus]:
-    """Read ``scontrol show job --oneliner``."""
-    found = {}
-    for line in text.splitlines():
-        match = _SCONTROL_JOB.match(line)
-        if match:
-            job_id = f"{match['array']}_{match['task']}" if match["array"] else match["id"]
-            code = _exit_and_signal(match["exit"])
-            reason = match["reason"].replace("_", " ") if ",_" in match["reason"] else match["reason"]
-            found[job_id] = _status(match["state"], reason, match["nodes"], match["elapsed"], code)
     return found
 
 
@@ -133,7 +111,7 @@ def resolve(ticket: Ticket, live: JobStatus | None, accounted: JobStatus | None)
     Parameters
     ----------
     live
-        What squeue or scontrol said of the job; ``None`` if it was not asked or does not know the job.
+        What squeue said of the job; ``None`` if it was not asked or does not know the job.
     accounted
         The same of sacct.
     """

@@ -12,6 +12,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from launcher.errors import UserError
+from launcher.schedulers.commands import words
 
 # submitit keeps its own copy of what was submitted, named after the job.
 _FOLDER = "submitit"
@@ -58,5 +59,5 @@ def submit_script(script: Path, unset: Sequence[str], slurm_conf: str | None) ->
     try:
         return SbatchExecutor(script, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
-        told = [line for line in str(error).splitlines() if "error" in line.lower()]
-        raise UserError(f"Slurm refused the job: {' '.join(told) or error}") from error
+        told = "\n".join(line for line in str(error).splitlines() if line.startswith("sbatch: "))
+        raise UserError(f"Slurm refused the job: {words(told or str(error))}") from error

@@ -60,8 +60,10 @@ def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     return Queue(partition=cluster.partition, account=cluster.account, dependency=run.dependency)
 
 
-def container(config: RunConfig, writable: Sequence[Path]) -> Container | None:
-    """The container with `writable` directories, the data read-only, and the user's own mounts.
+def container(config: RunConfig, writable: Sequence[Path], readable: Sequence[Path]) -> Container | None:
+    """The container with `writable` and read-only directories and the user's own mounts.
+
+    A read-only directory below or equal to a writable one is not mounted again: it would cover that.
 
     Raises
     ------
@@ -70,10 +72,18 @@ def container(config: RunConfig, writable: Sequence[Path]) -> Container | None:
     """
     if config.container is None:
         return None
-    mounts = [Mount(str(path), str(path)) for path in writable]
-    mounts.append(Mount(config.data_dir, config.data_dir, "ro"))
+    mounts = [Mount(str(path), str(path)) for path in _outermost(writable)]
+    mounts += [Mount(str(path), str(path), "ro") for path in readable if not _within(path, writable)]
     mounts.extend(_parse_mount(text) for text in config.container_mounts)
     return Container(config.container, tuple(mounts))
+
+
+def _within(path: Path, others: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(other) for other in others)
+
+
+def _outermost(paths: Sequence[Path]) -> list[Path]:
+    return [path for path in dict.fromkeys(paths) if not _within(path, [p for p in paths if p != path])]
 
 
 def _parse_mount(text: str) -> Mount:

@@ -29,7 +29,8 @@ def _run_node(config: RunConfig) -> RunConfigNode:
     if len(config.stages) > 1:
         raise UserError(f"stages={config.stages}: launch one stage at a time", hint="stages=[training]")
     node = config.training or config.data_preparation
-    assert node is not None
+    if node is None:
+        raise UserError(f"stages={config.stages}: the group of that name is not in the configuration")
     return node.run
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import RunConfig, TrainerNode, TrainingConfig, parse
+from launcher.errors import UserError
 from launcher.plan import Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
@@ -27,7 +28,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         ),
         queue=common.queue(config.cluster, training.run),
         payload=_nemo_payload(paths) if nemo else _megatron_payload(config, paths),
-        container=common.container(config, writable=_writable(config, paths)),
+        container=common.container(config, _writable(config, paths), readable=[Path(config.data_dir)]),
         config=_launch_config(training, paths, index_mapping=nemo),
         environment=common.environment(config),
         srun_args=tuple(config.cluster.srun_args),
@@ -68,12 +69,12 @@ def _launch_config(training: TrainingConfig, paths: LaunchPaths, *, index_mappin
     Only what the user left at its default is filled in.
     """
     exp_manager, model = copy.deepcopy(training.exp_manager), copy.deepcopy(training.model)
+    data = _node(model, "data", "training.model")
     if exp_manager.get("explicit_log_dir") == f"{training.run.results_dir}/results":
         exp_manager["explicit_log_dir"] = str(paths.results)
-    checkpoint = exp_manager.setdefault("checkpoint_callback_params", {})
+    checkpoint = _node(exp_manager, "checkpoint_callback_params", "training.exp_manager")
     if checkpoint.get("dirpath") is None:
         checkpoint["dirpath"] = str(paths.checkpoints)
-    data = model.get("data", {})
     if index_mapping and data.get("data_impl") == "mmap" and data.get("index_mapping_dir") is None:
         # NeMo would write its index files beside the data, which the container sees read-only.
         data["index_mapping_dir"] = str(paths.run_dir / "index_mapping")
@@ -83,3 +84,10 @@ def _launch_config(training: TrainingConfig, paths: LaunchPaths, *, index_mappin
         "exp_manager": exp_manager,
         "model": model,
     }
+
+
+def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
+    node = parent.setdefault(name, {})
+    if not isinstance(node, dict):
+        raise UserError(f"{path}.{name}={node!r}: keys are needed here, not a value")
+    return node

@@ -24,7 +24,7 @@ def command(*arguments: str, cwd: Path, check: int = 0) -> subprocess.CompletedP
     return done
 
 
-@pytest.mark.parametrize("door", ["--dry-run", "dry_run=true"])
+@pytest.mark.parametrize("door", ["--dry-run", "dry_run=true", "dry_run=t"])
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, door: str) -> None:
     done = command("training=gpt3/126m", door, "cluster=bcm", cwd=tmp_path)
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=nemo-megatron-gpt3_126m\n")
@@ -36,6 +36,7 @@ def test_a_dry_run_in_a_pipe_imports_neither_submitit_nor_rich_nor_torch(tmp_pat
     done = subprocess.run(
         [sys.executable, "-c", MODULES, "launch", "--dry-run"], cwd=tmp_path, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
     imported = done.stderr.split()
     assert "hydra" in imported
     assert not {"submitit", "rich", "torch", "trainer", "numpy"} & set(imported)

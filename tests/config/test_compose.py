@@ -78,6 +78,8 @@ def test_wrapper_style_overrides_work_unchanged() -> None:
     ).config
     assert config.container_mounts == []
     assert config.env_vars["MY_OWN"] == "1"
+    assert compose(["env_vars={A: 1}"]).config.env_vars["A"] == "1"
+    assert compose(["cluster.account=12345"]).config.cluster.account == "12345"
     assert config.training is not None
     assert config.training.run.dependency is None
 
@@ -87,6 +89,24 @@ def test_a_tree_of_the_users_is_looked_at_first(tmp_path: Path) -> None:
     (tmp_path / "cluster" / "ours.yaml").write_text("defaults: [bcm, _self_]\npartition: p5\n")
     assert compose(["cluster=ours"], tmp_path).config.cluster.partition == "p5"
     assert "ours" in list_options("cluster", tmp_path)
+    (tmp_path / "cluster" / "bcm.yaml").write_text("defaults: [_base, _self_]\npartition: shadowed\n")
+    assert compose(["cluster=bcm"], tmp_path).config.cluster.partition == "shadowed"
+    assert compose(["cluster=bcm"]).config.cluster.partition is None, "only for as long as it is asked for"
+
+
+def test_a_tree_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such directory"):
+        compose([], tmp_path / "nope")
+
+
+def test_the_sandbox_never_means_another_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPWAY_SANDBOX_DIR", str(tmp_path / "default"))
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm-prod/slurm.conf")
+    assert compose(["cluster=sandbox"]).config.cluster.slurm_conf == str(tmp_path / "default/etc/slurm.conf")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sandbox.json").write_text("{}")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "other/etc/slurm.conf"))
+    assert compose(["cluster=sandbox"]).config.cluster.slurm_conf == str(tmp_path / "other/etc/slurm.conf")
 
 
 MISTAKES = [
@@ -114,6 +134,12 @@ MISTAKES = [
     (["container_mounts=/a"], ["container_mounts", "list"]),
     (["env_vars.A-B=1"], ["env_vars.A-B", "shell variable"]),
     (["training.run.name='a b"], ["training.run.name='a b"]),
+    (["a=1", "b=2"], ["Could not override 'a'"]),
+    (["cluster.bogus=1", "training.run.bogus=2"], ["cluster.bogus", "there is no such key"]),
+    (["cluster=null"], ["cluster"]),
+    (["~training"], ["stages=['training']", "not in the configuration"]),
+    (["training.model.data=null"], ["training.model.data=None", "keys are needed"]),
+    (["base_results_dir=null"], ["base_results_dir=null", "a directory is needed"]),
     (["stages=[training,data_preparation]", "data_preparation.inputs=[/x]"], ["one stage at a time"]),
 ]
 

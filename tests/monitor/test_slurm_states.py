@@ -12,7 +12,6 @@ from launcher.schedulers.states import (
     SLURM_STATES,
     from_markers,
     parse_sacct,
-    parse_scontrol,
     parse_squeue,
     resolve,
 )
@@ -63,17 +62,6 @@ def test_sacct(job: str, expected: JobStatus) -> None:
     assert parse_sacct(recorded("sacct"))[job] == expected
 
 
-def test_scontrol_agrees_with_squeue() -> None:
-    shown, queued = parse_scontrol(recorded("scontrol")), parse_squeue(recorded("squeue"))
-    assert len(shown) == 12
-    assert shown == {job: queued[job] for job in shown}
-
-
-def test_a_job_name_cannot_forge_a_state() -> None:
-    assert "JobName=odd JobState=COMPLETED name" in recorded("scontrol")
-    assert parse_scontrol(recorded("scontrol"))["23"].state is State.RUNNING
-
-
 def test_every_line_is_understood() -> None:
     assert len(parse_squeue(recorded("squeue"))) == len(recorded("squeue").splitlines())
     assert len(parse_sacct(recorded("sacct"))) == len(recorded("sacct").splitlines())
@@ -83,7 +71,6 @@ def test_steps_and_garbage_are_passed_over() -> None:
     text = "12.batch|COMPLETED|0:0|None|n1|00:00:01\nsacct: error: x\n\n12|FAILED|1:0|None|n1|1-02:03:04"
     assert parse_sacct(text) == {"12": JobStatus(State.FAILED, "exit code 1", "n1", "1-02:03:04", 1)}
     assert parse_squeue("slurm_load_jobs error: Invalid job id specified\n") == {}
-    assert parse_scontrol("No jobs in the system\n") == {}
 
 
 @pytest.mark.parametrize(

@@ -367,5 +367,5 @@ def test_plot_without_its_extra(
 ) -> None:
     append(runs.launch(), whole_training(0, 20))
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=r"pip install 'slipway\[plot\]'"):
+    with pytest.raises(UserError, match="pip install matplotlib plotext"):
         slipway(runs, "plot", "gpt3_tiny")

@@ -38,6 +38,7 @@ CASES = {
     "gpt3_tiny_local": ["training=gpt3/tiny", "cluster=local"],
     "separate_stderr": ["cluster.stderr_to_stdout=False", "cluster.cpus_per_task=12"],
     "gres_instead": ["cluster.gpus_per_node=null", "cluster.gres=gpu:h100:8"],
+    "tokenize_bcm": ["stages=[data_preparation]", "data_preparation.inputs=[/shared/books]"],
     "tokenize_local": [
         "stages=[data_preparation]",
         "cluster=local",

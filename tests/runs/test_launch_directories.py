@@ -11,18 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from launcher.drafting import Request
+from launcher.drafting import Request, draft
 from launcher.errors import UserError
-from launcher.launching import launch
+from launcher.launching import Launched, launch
+from launcher.monitor.launches import open_launch
 from launcher.runs.files import link_atomic, write_atomic
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LaunchPaths, find_run, launch_numbers
 from launcher.runs.write import LaunchExists, write_launch
+from launcher.schedulers.base import State, Ticket
+from launcher.schedulers.local import LocalScheduler
 
 
 def local(tmp_path: Path, *overrides: str) -> Request:
     chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/nonexistent]"]
     return Request([*chosen, f"launcher_scripts_path={tmp_path}", *overrides], ["slipway", "launch", "a b"])
+
+
+def launched(tmp_path: Path, *overrides: str) -> Launched:
+    request = local(tmp_path, *overrides)
+    return launch(draft(request), request)
 
 
 def wait_for_end(paths: LaunchPaths) -> None:
@@ -34,10 +42,10 @@ def wait_for_end(paths: LaunchPaths) -> None:
 
 
 def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_path: Path) -> None:
-    first = launch(local(tmp_path)).paths
+    first = launched(tmp_path).paths
     text = first.script.read_text()
-    launched = launch(local(tmp_path))
-    second, manifest = launched.paths, launched.manifest
+    again = launched(tmp_path)
+    second, manifest = again.paths, again.manifest
     assert (first.number, second.number) == (1, 2)
     assert launch_numbers(first.run_dir) == [1, 2]
     assert first.script.read_text() == text
@@ -49,7 +57,7 @@ def test_each_launch_has_its_own_directory_and_the_links_show_the_newest(tmp_pat
 
 
 def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
-    paths = launch(local(tmp_path)).paths
+    paths = launched(tmp_path).paths
     wait_for_end(paths)
     line = (paths.directory / "launcher_cmd.log").read_text()
     assert shlex.split(line) == ["cd", str(Path.cwd()), "&&", "slipway", "launch", "a b"]
@@ -66,9 +74,8 @@ def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> 
 
 def test_concurrent_launchers_get_a_number_each(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from launcher.launching import launch;"
-        "from tests.runs.test_launch_directories import local;"
-        "print(launch(local(Path(sys.argv[1]))).paths.number)"
+        "import sys; from pathlib import Path; from tests.runs.test_launch_directories import launched;"
+        "print(launched(Path(sys.argv[1])).paths.number)"
     )
     repository = Path(__file__).resolve().parents[2]
     processes = [
@@ -92,7 +99,7 @@ def test_concurrent_launchers_get_a_number_each(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file")
     with pytest.raises(UserError, match="cannot write") as raised:
-        launch(local(tmp_path))
+        launched(tmp_path)
     assert "base_results_dir" in str(raised.value)
 
 
@@ -125,7 +132,51 @@ def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
     with pytest.raises(UserError, match="no thanks"):
-        launch(local(tmp_path))
+        launched(tmp_path)
     written = json.loads((tmp_path / "results/tokenize_text/launches/1/launcher.json").read_text())
     assert written["error"] == "no thanks"
     assert written["job_id"] is None
+
+
+def test_a_refused_launch_does_not_hide_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = launched(tmp_path).paths
+    wait_for_end(first)
+
+    def refuse(_: object, script: Path) -> str:
+        raise UserError("no thanks")
+
+    monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
+    with pytest.raises(UserError, match="no thanks"):
+        launched(tmp_path)
+    assert launch_numbers(first.run_dir) == [1, 2]
+    assert (first.run_dir / "launcher.json").resolve() == first.manifest
+    assert open_launch(first.run_dir).paths.number == 1
+
+
+def test_an_interrupted_submission_is_not_told_as_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object, script: Path) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launched(tmp_path)
+    assert read_manifest(tmp_path / "results/tokenize_text/launches/1").error is None
+
+
+def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
+    """And ended by the line that `follow` shows: a kill of its number ends its tasks too."""
+    script = tmp_path / "real" / "1" / "job_submission.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text("trap 'exit 0' TERM; sleep 60 & wait")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    scheduler = LocalScheduler()
+    job = scheduler.submit(script)
+    ticket = Ticket(job, tmp_path / "link" / "1")
+    try:
+        assert scheduler.statuses([ticket])[job].state is State.RUNNING
+    finally:
+        scheduler.cancel(job)
