@@ -4,8 +4,6 @@
 schema would rot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
