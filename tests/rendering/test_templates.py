@@ -19,10 +19,10 @@ from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 
 
-def local_plan(tmp_path: Path, command: str, tasks: int = 2) -> Plan:
+def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) -> Plan:
     overrides = ["training=gpt3/tiny", "cluster=local", f"training.trainer.devices={tasks}"]
     places = ["training.trainer.num_nodes=1", f"base_results_dir={tmp_path}"]
-    plan = plan_launch(compose([*overrides, *places]).config, number=1, tag="x")
+    plan = plan_launch(compose([*overrides, *places]).config, number=number, tag="x")
     payload = Payload(argv=("bash", "-c", command), working_dir=str(tmp_path))
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
 
@@ -86,6 +86,13 @@ def test_signals_reach_the_payload_at_once(tmp_path: Path, number: signal.Signal
     assert [(tmp_path / f"caught-{rank}").exists() for rank in range(2)] == [True, True]
     assert process.returncode == 5
     assert exit_mark(plan)["exit_code"] == 5
+
+
+def test_a_second_job_of_a_run_waits_for_the_first(tmp_path: Path) -> None:
+    first = start(local_plan(tmp_path, "touch began; sleep 1; touch ended", tasks=1))
+    wait_for(tmp_path / "began")
+    second = start(local_plan(tmp_path, "[[ -e ended ]]", tasks=1, number=2))
+    assert [process.communicate(timeout=30) and process.returncode for process in (first, second)] == [0, 0]
 
 
 def test_a_template_of_the_users_overrides_one_block(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def open_indexed(prefix: Path) -> IndexedDataset:
         if not path.is_file():
             raise UserError(
                 f"model.data.data_prefix={prefix}: there is no file {path}; "
-                "`python -m trainer.data.tokenize` makes one from text files"
+                "`slipway data tokenize` makes one from text files"
             )
     try:
         return IndexedDataset(str(prefix), mmap=True)

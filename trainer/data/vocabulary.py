@@ -39,7 +39,7 @@ def read_vocabulary(data: Data) -> Vocabulary:
             return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, "GPT-2's size: mock data without tokenizer files")
         problem = "it is not set" if path is None else "there is no such file"
         raise UserError(
-            f"model.tokenizer.{name}={path}: {problem}; `python -m trainer.data.tokenize` "
+            f"model.tokenizer.{name}={path}: {problem}; `slipway data tokenize` "
             "writes vocab.json and merges.txt"
         )
     assert data.vocab_file is not None

@@ -19,6 +19,9 @@ trap 'mark exit.json "{\"job_id\": \"$job_id\", \"exit_code\": $?, \"ended\": $(
 export TRANSFORMERS_OFFLINE=0
 
 # --- rendezvous: the first host, and a port below the ephemeral ones that differs between jobs ---
+# One job of this run at a time, as with Slurm's singleton: wait for the one before.
+exec 9>/shared/results/gpt3_tiny/.singleton
+flock 9
 hosts=localhost
 export MASTER_ADDR=127.0.0.1
 export MASTER_PORT=$((20000 + $$ % 12000))
