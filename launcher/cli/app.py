@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Starting up makes a hundred thousand objects that all stay; looking for garbage among them takes longer
     # than rendering a script.
     gc.set_threshold(100_000)
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         args = _parse(given)
         return int(args.run(args))
