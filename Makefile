@@ -9,7 +9,7 @@ help:
 	@echo 'make demo    set up, boot a throw-away Slurm, train a small GPT-3 on it, plot the loss'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
-	@echo 'make lint    ruff, mypy and the import contracts alone'
+	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
 	@echo 'make docs    the documentation, into site/'
 	@echo 'make golden  write the golden scripts anew, for review as a diff'
@@ -32,12 +32,13 @@ lint: .venv/test.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
 
 bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/launch_latency.py
 
 docs: .venv/test.done
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 golden: .venv/test.done
 	$(BIN)/pytest tests/rendering/test_golden.py --write-golden
