@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -63,6 +64,10 @@ def record_failure(log_dir: Path | None, world: World) -> None:
     _append(log_dir, world, text)
 
 
+# Longer than ranks differ in reaching the same mistake; the teller's exit ends the wait.
+TELLING_SECONDS = 10.0
+
+
 def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None:
     """Tell the user's mistake once on stderr and in the error log, or where it alone is known."""
     is_teller = {"job": world.is_main, "node": world.local_rank == 0, "rank": True}
@@ -70,6 +75,9 @@ def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None
         text = f"error: {error}"
         print(text, file=sys.stderr, flush=True)
         _append(log_dir, world, f"{text}\n")
+        return
+    # The first rank to leave ends the others: leaving before the one that tells would silence it.
+    time.sleep(TELLING_SECONDS)
 
 
 def _append(log_dir: Path | None, world: World, text: str) -> None:

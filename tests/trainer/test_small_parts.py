@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ def test_a_broken_environment_is_told(names: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("found_by", "tellers"), [("job", [0]), ("node", [0, 2]), ("rank", [0, 1, 2, 3])])
 def test_a_mistake_is_told_by_one_of_those_who_find_it(
-    found_by: Any, tellers: list[int], capsys: Any
+    found_by: Any, tellers: list[int], capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the others wait: the first to leave ends the job, the one that tells included."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+
     def tells(rank: int) -> bool:
         two_nodes = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2)}
         record_mistake(None, World.from_environment(two_nodes), UserError("wrong", found_by))
         return bool(capsys.readouterr().err == "error: wrong\n")
 
     assert [rank for rank in range(4) if tells(rank)] == tellers
+    assert len(waits) == 4 - len(tellers)
 
 
 def test_the_time_to_the_end_is_never_negative() -> None:
