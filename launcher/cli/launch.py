@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.drafting import Draft, Request, draft
+from launcher.runs.paths import short
 
 if TYPE_CHECKING:
     from launcher.runs.manifest import Manifest
@@ -96,12 +97,6 @@ def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:
     where = "on this machine" if manifest.scheduler == "local" else "to Slurm"
     layout = f"{manifest.nodes} × {manifest.tasks_per_node} tasks"
     print(f"Submitted {where}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
-    print(f"  directory  {_short(paths.run_dir)}")
-    print(f"  log        {_short(log)}")
-    print(f"  follow it  slipway follow {shlex.quote(_short(paths.run_dir))}", flush=True)
-
-
-def _short(path: Path) -> str:
-    """A path as the user would type it here."""
-    cwd = Path.cwd()
-    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    print(f"  directory  {short(paths.run_dir)}")
+    print(f"  log        {short(log)}")
+    print(f"  follow it  slipway follow {shlex.quote(short(paths.run_dir))}", flush=True)

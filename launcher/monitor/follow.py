@@ -14,6 +14,7 @@ from launcher.monitor.launches import Launch, open_launch
 from launcher.monitor.logs import last_lines
 from launcher.monitor.progress import Progress
 from launcher.monitor.watch import StatusWatch
+from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus, State
 
 INTERRUPTED = 130
@@ -102,7 +103,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
 
 
 def _interrupted(launch: Launch) -> str:
-    again = shlex.join(["slipway", "follow", _short(launch.paths.run_dir)])
+    again = shlex.join(["slipway", "follow", short(launch.paths.run_dir)])
     lines = [f"\nThe job {launch.job} goes on without being watched.", f"  follow it again:  {again}"]
     if launch.manifest.scheduler == "slurm":
         conf = launch.manifest.slurm_conf
@@ -121,15 +122,7 @@ def _failed(launch: Launch, status: JobStatus) -> str:
     # Slurm's own messages are in .out; where stderr is kept apart, the traceback is in .err.
     logs = [log for log in (launch.log("err"), launch.log("out")) if log.exists() and log.stat().st_size]
     if not logs:
-        return f"{lines[0]}\nIt left no log: {_short(launch.log())} is missing or empty"
-    lines.append(f"The end of {_short(logs[0])}:")
+        return f"{lines[0]}\nIt left no log: {short(launch.log())} is missing or empty"
+    lines.append(f"The end of {short(logs[0])}:")
     lines += [f"  {line}" for line in last_lines(logs[0], _FAILURE_LINES).splitlines()]
-    return "\n".join([*lines, f"The whole log: {_short(logs[0])}"])
-
-
-def _short(path: Path) -> str:
-    """A path from where the user is, if that is below."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return "\n".join([*lines, f"The whole log: {short(logs[0])}"])

@@ -25,6 +25,7 @@ RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 EXIT_MARKER = "exit.json"
 METRICS = "metrics.jsonl"
+_SCRIPT_SUFFIX = "_submission.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,12 @@ class LaunchPaths:
 
     @property
     def script_name(self) -> str:
-        return f"{self.job_name}_submission.sh"
+        return f"{self.job_name}{_SCRIPT_SUFFIX}"
 
     @property
     def log_prefix(self) -> str:
         """Log files are this, the job's id, and ``.out`` or ``.err``."""
-        return f"log-{self.job_name}_"
+        return _log_prefix(self.job_name)
 
     def log_name(self, job_id: str, extension: str = "out") -> str:
         return f"{self.log_prefix}{job_id}.{extension}"
@@ -100,6 +101,21 @@ class LaunchPaths:
     @property
     def checkpoints(self) -> Path:
         return self.run_dir / CHECKPOINTS
+
+
+def log_beside(script: Path, job_id: str) -> Path:
+    """The log of a job, for a scheduler that knows the job by its script alone."""
+    return script.with_name(f"{_log_prefix(script.name.removesuffix(_SCRIPT_SUFFIX))}{job_id}.out")
+
+
+def _log_prefix(job_name: str) -> str:
+    return f"log-{job_name}_"
+
+
+def short(path: Path) -> str:
+    """A path as the user would type it where they stand."""
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
 def launch_numbers(run_dir: Path) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import UserError
+from launcher.runs.paths import log_beside
 from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.states import from_markers
@@ -39,8 +40,7 @@ class LocalScheduler:
                 setsid=True,
             )
         # The log is named after the job, whose id is known only now; the process keeps its open file.
-        job_name = script.name.removesuffix("_submission.sh")
-        log.rename(script.parent / f"log-{job_name}_{pid}.out")
+        log.rename(log_beside(script, str(pid)))
         return str(pid)
 
     def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
