@@ -36,12 +36,16 @@ class Request:
         The whole command line, for the record.
     config_dir, template_dir
         Trees of the user's own, looked at before ours.
+    number, tag
+        Those of an earlier launch, to render its script again; ``None`` for the next launch.
     """
 
     overrides: Sequence[str]
     command: Sequence[str]
     config_dir: Path | None = None
     template_dir: Path | None = None
+    number: int | None = None
+    tag: str | None = None
 
 
 def draft(request: Request) -> Draft:
@@ -53,8 +57,8 @@ def draft(request: Request) -> Draft:
         If the request has a mistake.
     """
     composition = compose(request.overrides, request.config_dir)
-    number = next_launch_number(run_directory(composition.config))
-    return render_launch(composition, number, provenance.new_tag(), request.template_dir)
+    number = request.number or next_launch_number(run_directory(composition.config))
+    return render_launch(composition, number, request.tag or provenance.new_tag(), request.template_dir)
 
 
 def render_launch(composition: Composition, number: int, tag: str, template_dir: Path | None) -> Draft:

@@ -27,11 +27,11 @@ TRAINER = Path(__file__).resolve().parents[1] / "trainer"
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch that became a job; `warning` is what may keep it waiting."""
+    """A launch that became a job; `warnings` tell what was left out, and what may keep it waiting."""
 
     paths: LaunchPaths
     manifest: Manifest
-    warning: str | None
+    warnings: list[str]
 
 
 def launch(made: Draft, request: Request) -> Launched:
@@ -43,12 +43,15 @@ def launch(made: Draft, request: Request) -> Launched:
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
     """
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
-    warning = scheduler.validate(made.rendered.script)
+    warnings = scheduler.ignored_environment()
+    told = scheduler.validate(made.rendered.script)
+    # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
+    # its tag (`Scheduler.find`) or by the job's own marks.
     made, manifest = _write(made, request)
     paths = made.plan.paths
     make_directories(made.plan.job.directories)
     try:
-        job_id = scheduler.submit(paths.script)
+        job_id = scheduler.submit(paths.script, made.plan.tag)
     except UserError as error:
         # Of anything else (Ctrl-C, a lost connection) it is not known whether there is a job.
         write_manifest(paths.directory, manifest.refused(str(error)))
@@ -56,7 +59,7 @@ def launch(made: Draft, request: Request) -> Launched:
     manifest = manifest.submitted_as(job_id)
     write_manifest(paths.directory, manifest)
     _tell_job_id(paths, made.plan, job_id)
-    return Launched(paths, manifest, warning)
+    return Launched(paths, manifest, [*warnings, told] if told else warnings)
 
 
 def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
@@ -79,7 +82,7 @@ def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]
     files = {
         paths.script: made.rendered.script,
         paths.task_script: made.rendered.task,
-        paths.directory / names.COMMAND_LOG: _pasteable(request.command),
+        paths.directory / names.COMMAND_LOG: _pasteable(request.command, made.plan),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
@@ -87,30 +90,28 @@ def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]
     return files
 
 
-def _pasteable(command: Sequence[str]) -> str:
-    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(command)}\n"
+def _pasteable(command: Sequence[str], plan: Plan) -> str:
+    here = f"cd {shlex.quote(str(Path.cwd()))} && "
+    held = ["--dry-run", f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
+    again = f"# the script of this launch again, byte for byte:\n# {here}{shlex.join([*command, *held])}\n"
+    return f"{here}{shlex.join(command)}\n{again}"
 
 
 def _code(plan: Plan) -> Path | None:
     return TRAINER if plan.job.engine == "megatron" else None
 
 
-def _familiar_names(plan: Plan) -> dict[str, Path]:
+def _familiar_names(plan: Plan) -> list[str]:
     paths = plan.paths
-    links = {path.name: path for path in (paths.script, paths.manifest, paths.task_script)}
-    links[names.COMMAND_LOG] = paths.directory / names.COMMAND_LOG
-    links[names.JOB_ID_LOG] = paths.directory / names.JOB_ID_LOG
-    if plan.job.config is not None:
-        links[paths.config.name] = paths.config
-        links[names.RESULTS] = paths.results
-    return links
+    shown = [paths.script_name, names.TASK_SCRIPT, names.MANIFEST, names.COMMAND_LOG, names.JOB_ID_LOG]
+    return shown if plan.job.config is None else [*shown, paths.config_name, names.RESULTS]
 
 
 def _tell_job_id(paths: LaunchPaths, plan: Plan, job_id: str) -> None:
     write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
     extensions = ["out"] if plan.job.merge_stderr else ["out", "err"]
-    logs = {name: paths.directory / name for name in (paths.log_name(job_id, ext) for ext in extensions)}
-    link_newest(paths, {**_familiar_names(plan), **logs})
+    logs = [paths.directory / paths.log_name(job_id, extension) for extension in extensions]
+    link_newest(paths, _familiar_names(plan), logs)
 
 
 def _manifest(made: Draft, request: Request, commit: str | None, dirty: bool | None) -> Manifest:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.cli.launch import make_request
+from launcher.cli.launch import add_launch_options, draft_and_launch
 from launcher.cli.logs import follow_to_end
-from launcher.drafting import draft
 from launcher.errors import UserError
-from launcher.launching import launch
 from launcher.monitor.launches import open_launch
 
 _EPILOG = """\
@@ -55,6 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     tokenize.add_argument("--max-files", type=int, help="read no more files than this")
     tokenize.add_argument("--max-bytes", type=int, help="read no more text than this")
     tokenize.add_argument("--workers", type=int, help="processes that encode (default: 2)")
+    add_launch_options(tokenize)
     tokenize.set_defaults(run=run_tokenize)
 
 
@@ -65,22 +64,15 @@ def run_tokenize(args: argparse.Namespace) -> int:
     inputs = [text for text in args.overrides if text not in overrides]
     _check_inputs(inputs)
     chosen = ["stages=[data_preparation]", "cluster=local", f"data_preparation.inputs={_hydra_list(inputs)}"]
-    for name in (
-        "pattern",
-        "vocab_size",
-        "output_prefix",
-        "tokenizer_dir",
-        "max_files",
-        "max_bytes",
-        "workers",
-    ):
+    for name in _OPTIONS:
         value = getattr(args, name)
         if value is not None:
             value = value.absolute() if isinstance(value, Path) else value
             chosen.append(f"data_preparation.{name}={_hydra_value(value)}")
-    request = make_request([*chosen, *overrides])
-    paths = launch(draft(request), request).paths
-    made = open_launch(paths.run_dir, paths.number)
+    launched = draft_and_launch(args, [*chosen, *overrides])
+    if launched is None:
+        return 0
+    made = open_launch(launched.paths.run_dir, launched.paths.number)
     return follow_to_end(made, made.log())
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.drafting import Draft, Request, draft
+from launcher.errors import UserError
 from launcher.runs.paths import short
 
 if TYPE_CHECKING:
+    from launcher.launching import Launched
     from launcher.runs.manifest import Manifest
     from launcher.runs.paths import LaunchPaths
 
@@ -38,28 +40,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
-    parser.add_argument("--dry-run", action="store_true", help="print the script; write and submit nothing")
     parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
+    parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
+    add_launch_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_launch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all verbs that launch share."""
+    parser.add_argument("--dry-run", action="store_true", help="print the script; write and submit nothing")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
     parser.add_argument("--template-dir", type=Path, metavar="DIR", help="templates of your own, read first")
-    parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
-    parser.set_defaults(run=run)
+    replay = parser.add_argument_group("with --dry-run: the script of an earlier launch again, byte for byte")
+    replay.add_argument("--launch-number", type=int, metavar="N", help="the number that it has")
+    replay.add_argument("--tag", help="its tag; launcher_cmd.log holds the whole command")
 
 
 def run(args: argparse.Namespace) -> int:
     """Walk to the door that the arguments name; return the exit code."""
-    request = make_request(args.overrides, args.config_dir, args.template_dir)
-    made = draft(request)
-    if args.dry_run or made.composition.config.dry_run:
-        _print_script(made)
+    launched = draft_and_launch(args, args.overrides)
+    if launched is None:
         return 0
-    # Imported late: a dry run neither writes nor submits.
-    from launcher.launching import launch
-
-    launched = launch(made, request)
     paths = launched.paths
-    if launched.warning:
-        print(f"slipway: {launched.warning}", file=sys.stderr)
     _tell(paths, launched.manifest, as_json=args.json)
     if not args.follow:
         return 0
@@ -68,12 +70,48 @@ def run(args: argparse.Namespace) -> int:
     return follow_and_tell(paths.run_dir, paths.number)
 
 
-def make_request(
-    overrides: list[str], config_dir: Path | None = None, template_dir: Path | None = None
-) -> Request:
-    """A request that remembers the command line of this process."""
+def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched | None:
+    """Walk to the door that `add_launch_options` chose; ``None`` after a dry run, which prints the script.
+
+    Raises
+    ------
+    UserError
+        If the request has a mistake, or the scheduler refuses.
+    """
+    request = _request(args, overrides)
+    made = draft(request)
+    if args.dry_run or made.composition.config.dry_run:
+        _print_script(made)
+        return None
+    if request.number is not None or request.tag is not None:
+        raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
+    # Imported late: a dry run neither writes nor submits.
+    from launcher.launching import launch
+
+    try:
+        launched = launch(made, request)
+    except KeyboardInterrupt:
+        run_dir = shlex.quote(short(made.plan.paths.run_dir))
+        print(f"slipway: interrupted; whether there is a job: slipway status {run_dir}", file=sys.stderr)
+        raise
+    for warning in launched.warnings:
+        print(f"slipway: {warning}", file=sys.stderr)
+    return launched
+
+
+def _request(args: argparse.Namespace, overrides: list[str]) -> Request:
+    """What was asked for, with the command line of this process."""
     program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    return Request(overrides, [*program, *sys.argv[1:]], config_dir, template_dir)
+    if args.launch_number is not None and args.launch_number < 1:
+        raise UserError(f"--launch-number {args.launch_number}: launches are numbered from 1")
+    return Request(
+        overrides=overrides,
+        command=[*program, *sys.argv[1:]],
+        config_dir=args.config_dir,
+        template_dir=args.template_dir,
+        number=args.launch_number,
+        tag=args.tag,
+    )
 
 
 def _print_script(made: Draft) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
-from launcher.schedulers.base import JobStatus, State, Ticket
-from launcher.schedulers.states import from_markers
+from launcher.schedulers.base import Intent, JobStatus, State, Ticket
+from launcher.schedulers.states import from_markers, started_job
+
+# Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
+_SUBMITTING_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,13 @@ class Launch:
 
     paths: LaunchPaths
     manifest: Manifest
+
+    @property
+    def is_without_job(self) -> bool:
+        """Whether this launch never became a job, and will not: refused, or its launcher died before."""
+        if self.manifest.job_id is not None:
+            return False
+        return self.manifest.error is not None or _age(self.manifest) > _SUBMITTING_SECONDS
 
     @property
     def metrics(self) -> Path:
@@ -65,15 +76,35 @@ def open_launch(run_dir: Path, number: int | None = None) -> Launch:
             f"the run in {run_dir} has no launch {'yet' if number is None else number}",
             hint=f"launches: {', '.join(map(str, numbers)) or 'none'}",
         )
-    manifest = read_manifest(run_dir / LAUNCHES / str(chosen))
-    return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, chosen), manifest)
+    return _read(run_dir, chosen)
 
 
 def _newest(run_dir: Path, numbers: Sequence[int]) -> int | None:
     for number in reversed(numbers):
-        if read_manifest(run_dir / LAUNCHES / str(number)).error is None:
+        if not _read(run_dir, number).is_without_job:
             return number
     return numbers[-1] if numbers else None
+
+
+def _read(run_dir: Path, number: int) -> Launch:
+    manifest = read_manifest(run_dir / LAUNCHES / str(number))
+    launch = Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
+    if manifest.job_id or manifest.error:
+        return launch
+    # Its launcher died, or is at it: the job may be there all the same.
+    job_id = started_job(launch.paths.directory) or _find(launch)
+    return replace(launch, manifest=manifest.submitted_as(job_id)) if job_id else launch
+
+
+def _find(launch: Launch) -> str | None:
+    from launcher.schedulers.registry import open_scheduler
+
+    manifest = launch.manifest
+    intent = Intent(manifest.tag, launch.paths.script, manifest.user, manifest.created)
+    try:
+        return open_scheduler(manifest).find(intent)
+    except UserError:
+        return None
 
 
 def open_launches(run_dir: Path) -> list[Launch]:
@@ -117,5 +148,11 @@ def _marked(ticket: Ticket, blind: JobStatus) -> JobStatus:
 def _without_job(launch: Launch) -> JobStatus:
     if launch.manifest.error:
         return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().splitlines()[0])
-    # Between the intent and the scheduler's answer; a launcher that died there may have left a job.
-    return JobStatus(State.UNKNOWN, "the scheduler's answer to the submission was never recorded")
+    if launch.is_without_job:
+        return JobStatus(State.NOT_SUBMITTED, "its launcher ended before it submitted")
+    return JobStatus(State.UNKNOWN, "being submitted, or its launcher died: no job of it is known yet")
+
+
+def _age(manifest: Manifest) -> float:
+    created = datetime.fromisoformat(manifest.created)
+    return (datetime.now(UTC) - created).total_seconds()

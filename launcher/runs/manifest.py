@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from launcher.errors import UserError
 from launcher.runs.files import write_atomic
-from launcher.runs.paths import MANIFEST
+from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
 
 SCHEMA_VERSION = 1
 
@@ -77,3 +78,12 @@ def read_manifest(launch_dir: Path) -> Manifest:
         raise UserError(f"{path} does not exist: that launch was never written completely") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not a launch's manifest: {error}") from error
+
+
+def newest_submitted(run_dir: Path) -> int | None:
+    """The number of a run's newest launch that is known to be a job."""
+    for number in reversed(launch_numbers(run_dir)):
+        with contextlib.suppress(UserError):  # a broken launch hides no other
+            if read_manifest(run_dir / LAUNCHES / str(number)).job_id is not None:
+                return number
+    return None

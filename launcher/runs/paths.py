@@ -4,6 +4,7 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
 
     <base_results_dir>/gpt3_126m/
     ├── gpt3_126m_hydra.yaml, launcher_cmd.log, launcher.log, launcher.json, results/, ...
+    ├── newest                  the launch that these names show
     ├── checkpoints/            shared by all launches of the run
     └── launches/1/, 2/, ...    what each launch was and wrote; never overwritten
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from launcher.errors import UserError
 
 LAUNCHES = "launches"
+NEWEST = "newest"
 MANIFEST = "launcher.json"
 COMMAND_LOG = "launcher_cmd.log"
 JOB_ID_LOG = "launcher.log"
@@ -103,9 +105,9 @@ class LaunchPaths:
         return self.run_dir / CHECKPOINTS
 
 
-def log_beside(script: Path, job_id: str) -> Path:
-    """The log of a job, for a scheduler that knows the job by its script alone."""
-    return script.with_name(f"{_log_prefix(script.name.removesuffix(_SCRIPT_SUFFIX))}{job_id}.out")
+def log_prefix_beside(script: Path) -> Path:
+    """A log's path up to the job's id, for a scheduler that knows the job by its script alone."""
+    return script.with_name(_log_prefix(script.name.removesuffix(_SCRIPT_SUFFIX)))
 
 
 def _log_prefix(job_name: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.files import link_atomic, sync_directory, write_atomic
-from launcher.runs.paths import LAUNCHES, LaunchPaths
+from launcher.runs.manifest import newest_submitted
+from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
 
 
 class LaunchExists(Exception):
@@ -58,10 +59,27 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
     sync_directory(launches)
 
 
-def link_newest(paths: LaunchPaths, names: Mapping[str, Path]) -> None:
-    """Let the familiar names at the top of the run directory point into this launch."""
-    for name, target in names.items():
-        link_atomic(paths.run_dir / name, target)
+def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) -> None:
+    """Let the familiar names at the top of the run directory show the newest launch that became a job.
+
+    They go through one link, ``newest``, so that they never show files of different launches. The logs of
+    this launch, whose names no other has, stay for good.
+    """
+    for log in logs:
+        link_atomic(paths.run_dir / log.name, log)
+    for name in names:
+        link_atomic(paths.run_dir / name, paths.run_dir / NEWEST / name)
+    _point_newest(paths.run_dir)
+
+
+def _point_newest(run_dir: Path) -> None:
+    # Without a lock: whoever sets the link looks again afterwards, so the last one to set it is right.
+    number = newest_submitted(run_dir)
+    while True:
+        link_atomic(run_dir / NEWEST, run_dir / LAUNCHES / str(number))
+        if (again := newest_submitted(run_dir)) == number:
+            return
+        number = again
 
 
 def make_directories(directories: tuple[Path, ...]) -> None:

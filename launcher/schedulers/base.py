@@ -73,8 +73,25 @@ class Ticket:
     launch_dir: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A submission that may have become a job: its launcher died before it wrote down the answer.
+
+    `tag` was given to the script as its argument, so that the job can be told by it; `user` submitted it, at
+    `since` (UTC, ISO 8601) or later.
+    """
+
+    tag: str
+    script: Path
+    user: str
+    since: str
+
+
 class Scheduler(Protocol):
     """Where jobs run."""
+
+    def ignored_environment(self) -> list[str]:
+        """Say which variables of the user's shell would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
         """Show the script to the scheduler without submitting it.
@@ -90,13 +107,27 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it would refuse the script or cannot be reached.
         """
 
-    def submit(self, script: Path) -> str:
+    def submit(self, script: Path, tag: str) -> str:
         """Submit a script that lies in its launch directory; return the job's id.
+
+        Parameters
+        ----------
+        tag
+            Given to the script as its argument: by it the job is found when this answer is lost.
 
         Raises
         ------
         UserError
             With the scheduler's own words, if it refuses.
+        """
+
+    def find(self, intent: Intent) -> str | None:
+        """The id of the job that a submission became; ``None`` if the scheduler knows no such job.
+
+        Raises
+        ------
+        UserError
+            If the scheduler cannot be asked.
         """
 
     def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:

@@ -46,6 +46,37 @@ def leaked_variables(environment: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environment if name.startswith(_LEAKS) and name not in _KEPT)
 
 
+# What a user sets in the shell, and the key that says the same.
+_KEYS = {
+    "SBATCH_PARTITION": "cluster.partition",
+    "SBATCH_ACCOUNT": "cluster.account",
+    "SBATCH_TIMELIMIT": "training.run.time_limit",
+    "SBATCH_GRES": "cluster.gres",
+    "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node",
+    "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
+    "SBATCH_MEM_PER_NODE": "cluster.mem",
+    "SBATCH_JOB_NAME": "training.run.name",
+}
+
+
+def describe_leaks(environment: Mapping[str, str]) -> list[str]:
+    """Say of the variables that would have changed a submission that they do not."""
+    leaked = leaked_variables(environment)
+    told = []
+    for name in leaked:
+        if name.startswith("SBATCH_"):
+            key = _KEYS.get(name)
+            instead = f"; instead: {key}={environment[name]}" if key else ""
+            told.append(f"{name}={environment[name]} of your shell is not passed on to sbatch{instead}")
+    allocation = [name for name in leaked if name.startswith("SLURM_")]
+    if allocation:
+        job = environment.get("SLURM_JOB_ID")
+        of = f"of job {job}, in which you are, " if job else ""
+        names = ", ".join(allocation[:3]) + (", ..." if len(allocation) > 3 else "")
+        told.append(f"SLURM_* variables {of}are not passed on to sbatch: {names}")
+    return told
+
+
 def clean_environment(slurm_conf: str | None) -> dict[str, str]:
     """The user's environment without what would silently change a submission."""
     leaked = set(leaked_variables(os.environ))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.runs.paths import log_beside
-from launcher.schedulers.base import JobStatus, State, Ticket
+from launcher.runs.paths import log_prefix_beside
+from launcher.schedulers.base import Intent, JobStatus, State, Ticket
 from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.states import from_markers
 
-_PENDING_LOG = ".log"
+# The log is named after the job, whose id the shell knows first: `exec` keeps it.
+_START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
 
 
 class LocalScheduler:
@@ -23,25 +25,31 @@ class LocalScheduler:
         """Nothing can refuse a job here, nor keep it waiting."""
         return None
 
-    def submit(self, script: Path) -> str:
+    def ignored_environment(self) -> list[str]:
+        """Nothing here is read from the shell's environment."""
+        return []
+
+    def submit(self, script: Path, tag: str) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
-        log = script.parent / _PENDING_LOG
-        with log.open("wb") as stream, Path(os.devnull).open("rb") as nothing:
+        script = script.resolve()
+        with Path(os.devnull).open("r+b") as nothing:
             # Not Popen: it minds a child that nobody waits for.
             pid = os.posix_spawn(
                 "/bin/bash",
-                ["bash", str(script.resolve())],
+                ["bash", "-c", _START, "bash", str(log_prefix_beside(script)), str(script), tag],
                 clean_environment(None),
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
-                    (os.POSIX_SPAWN_DUP2, stream.fileno(), 1),
-                    (os.POSIX_SPAWN_DUP2, stream.fileno(), 2),
-                ],
+                file_actions=[(os.POSIX_SPAWN_DUP2, nothing.fileno(), number) for number in range(3)],
                 setsid=True,
             )
-        # The log is named after the job, whose id is known only now; the process keeps its open file.
-        log.rename(log_beside(script, str(pid)))
         return str(pid)
+
+    def find(self, intent: Intent) -> str | None:
+        """Look for a process that runs the script with the tag."""
+        wanted = [os.fsencode(intent.script.resolve()), os.fsencode(intent.tag)]
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and _command(entry.name)[-2:] == wanted:
+                return entry.name
+        return None
 
     def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
         return {ticket.job_id: _status(ticket) for ticket in tickets}
@@ -68,9 +76,28 @@ def _status(ticket: Ticket) -> JobStatus:
 
 def _runs_script_of(ticket: Ticket) -> bool:
     """Whether the process is still the job's: pids are used again."""
+    # Resolved: the run may be asked for through a link.
+    directory = os.fsencode(ticket.launch_dir.resolve())
+    for _ in range(100):
+        command = _command(ticket.job_id)
+        if command or not _is_alive(ticket.job_id):
+            break
+        time.sleep(0.005)  # in the middle of an exec a process has no arguments
+    return any(directory in argument for argument in command)
+
+
+def _command(pid: str) -> list[bytes]:
+    """The argument vector of a process; empty where there is none."""
     try:
-        command = Path(f"/proc/{int(ticket.job_id)}/cmdline").read_bytes()
+        return Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")[:-1]
+    except (OSError, ValueError):
+        return []
+
+
+def _is_alive(pid: str) -> bool:
+    """Whether there is such a process, and not only what is left of one until its parent looks."""
+    try:
+        stat = Path(f"/proc/{int(pid)}/stat").read_text()
     except (OSError, ValueError):
         return False
-    # Resolved: the run may be asked for through a link.
-    return os.fsencode(str(ticket.launch_dir.resolve())) in command
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.schedulers import states
-from launcher.schedulers.base import JobStatus, Ticket
-from launcher.schedulers.commands import ask, clean_environment, leaked_variables, words
+from launcher.schedulers.base import Intent, JobStatus, Ticket
+from launcher.schedulers.commands import ask, clean_environment, describe_leaks, leaked_variables, words
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -39,13 +40,35 @@ class SlurmScheduler:
             return f"as the cluster is now, the job would wait: {told}"
         raise UserError(f"Slurm would refuse this job: {told}")
 
-    def submit(self, script: Path) -> str:
+    def ignored_environment(self) -> list[str]:
+        """Say which variables sbatch would have read; see `Scheduler.ignored_environment`."""
+        return describe_leaks(os.environ)
+
+    def submit(self, script: Path, tag: str) -> str:
         """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
         unset = leaked_variables(os.environ)
-        return submit_script(script, unset=unset, slurm_conf=self._slurm_conf)
+        return submit_script(script, tag, unset=unset, slurm_conf=self._slurm_conf)
+
+    def find(self, intent: Intent) -> str | None:
+        """Look for a job whose script was given the tag, in the queue and then in the accounting."""
+        self._require_configuration()
+        queue = ["squeue", "--noheader", "--states=all", f"--user={intent.user}"]
+        answer = ask([*queue, f"--Format={states.COMMAND_FORMAT}"], self._environment)
+        if answer.code != 0:
+            raise UserError(f"squeue failed: {words(answer.stderr)}")
+        found = states.job_with_argument(answer.stdout, intent.tag)
+        return found or self._find_accounted(intent)
+
+    def _find_accounted(self, intent: Intent) -> str | None:
+        options = ["--noheader", "--parsable2", "--allocations", f"--user={intent.user}"]
+        # sacct reads a time in this machine's zone: the day before is early enough in every zone.
+        since = datetime.fromisoformat(intent.since) - timedelta(days=1)
+        options += [f"--starttime={since:%Y-%m-%d}", f"--format={states.SUBMIT_LINE_FORMAT}"]
+        answer = ask(["sacct", *options], self._environment)
+        return states.job_with_argument(answer.stdout, intent.tag) if answer.code == 0 else None
 
     def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
         """Ask squeue once and, for jobs that it no longer knows as alive, sacct once."""

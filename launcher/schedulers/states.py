@@ -24,6 +24,10 @@ from launcher.schedulers.base import JobStatus, State, Ticket
 SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|"
 SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,Elapsed"
 
+# A job's id and the command line that it was submitted with: squeue's own, and that of sbatch.
+COMMAND_FORMAT = "JobArrayID:|,Command:|"
+SUBMIT_LINE_FORMAT = "JobID,SubmitLine"
+
 STARTED_MARKER = "started.json"
 
 SLURM_STATES: Mapping[str, State] = {
@@ -80,6 +84,18 @@ def parse_sacct(text: str) -> dict[str, JobStatus]:
     return found
 
 
+def job_with_argument(text: str, argument: str) -> str | None:
+    """The id of the job whose command line ends with an argument.
+
+    `text` is squeue's answer in `COMMAND_FORMAT` or sacct's in `SUBMIT_LINE_FORMAT`.
+    """
+    for line in text.splitlines():
+        job_id, _, command = line.strip().partition("|")
+        if command.removesuffix("|").endswith(f" {argument}"):
+            return job_id.strip()
+    return None
+
+
 def from_markers(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
     """What the job itself left in its launch directory; ``None`` where it left nothing.
 
@@ -100,6 +116,12 @@ def from_markers(launch_dir: Path, job_id: str | None = None) -> JobStatus | Non
     if started:
         return JobStatus(State.UNKNOWN, "it started, and recorded no end", nodes)
     return None
+
+
+def started_job(launch_dir: Path) -> str | None:
+    """The id of the job that began in a launch directory, as its own mark tells it."""
+    job_id = _marker(launch_dir / STARTED_MARKER, None).get("job_id")
+    return str(job_id) if job_id else None
 
 
 def resolve(ticket: Ticket, live: JobStatus | None, accounted: JobStatus | None) -> JobStatus:

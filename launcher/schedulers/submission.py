@@ -21,10 +21,11 @@ _FOLDER = "submitit"
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
     """Submits a script that is already written, in place of one that runs a pickled function."""
 
-    def __init__(self, script: Path, unset: Sequence[str], slurm_conf: str | None) -> None:
+    def __init__(self, script: Path, tag: str, unset: Sequence[str], slurm_conf: str | None) -> None:
         super().__init__(folder=script.parent / _FOLDER)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._script = script
+        self._tag = tag
         self._unset = unset
         self._slurm_conf = slurm_conf
 
@@ -40,14 +41,16 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         environment = [argument for name in self._unset for argument in ("-u", name)]
         if self._slurm_conf is not None:
             environment.append(f"SLURM_CONF={self._slurm_conf}")
-        return ["env", *environment, "sbatch", str(self._script)]
+        return ["env", *environment, "sbatch", str(self._script), self._tag]
 
 
-def submit_script(script: Path, unset: Sequence[str], slurm_conf: str | None) -> str:
+def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str | None) -> str:
     """Submit a written script with submitit; return the job's id.
 
     Parameters
     ----------
+    tag
+        The script's argument.
     unset
         Names of variables that sbatch must not see.
 
@@ -57,7 +60,7 @@ def submit_script(script: Path, unset: Sequence[str], slurm_conf: str | None) ->
         With Slurm's own words, if it refuses.
     """
     try:
-        return SbatchExecutor(script, unset, slurm_conf).submit_script()
+        return SbatchExecutor(script, tag, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
         told = "\n".join(line for line in str(error).splitlines() if line.startswith("sbatch: "))
         raise UserError(f"Slurm refused the job: {words(told or str(error))}") from error

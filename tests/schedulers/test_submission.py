@@ -17,7 +17,7 @@ from launcher.schedulers.slurm import SlurmScheduler
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" >"$RECORD/arguments"
 env >"$RECORD/environment"
-cp "${!#}" "$RECORD/script"
+cp "$1" "$RECORD/script"
 [[ ${REFUSE:-} ]] && { echo "sbatch: error: invalid partition specified: $REFUSE" >&2; exit 1; }
 echo "Submitted batch job 4242"
 """
@@ -51,8 +51,8 @@ def test_the_hooks_that_we_override_are_there() -> None:
 
 
 def test_our_own_script_is_submitted_and_kept(record: Path, script: Path) -> None:
-    assert SlurmScheduler(None).submit(script) == "4242"
-    assert (record / "arguments").read_text() == f"{script}\n"
+    assert SlurmScheduler(None).submit(script, "a-tag") == "4242"
+    assert (record / "arguments").read_text() == f"{script}\na-tag\n"
     assert (record / "script").read_text() == script.read_text()
     assert (script.parent / "submitit" / "4242_submission.sh").read_text() == script.read_text()
 
@@ -60,18 +60,24 @@ def test_our_own_script_is_submitted_and_kept(record: Path, script: Path) -> Non
 def test_variables_that_would_change_the_submission_do_not_reach_sbatch(
     record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in os.environ if name.startswith(("SBATCH_", "SLURM_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     scheduler = SlurmScheduler(None)
-    scheduler.submit(script)
+    scheduler.submit(script, "a-tag")
     seen = (record / "environment").read_text()
     assert "SBATCH_PARTITION" not in seen
     assert "SLURM_JOB_ID" not in seen
     assert os.environ["SBATCH_PARTITION"] == "elsewhere", "the launcher's own environment stays as it is"
+    told = scheduler.ignored_environment()
+    assert told[0].startswith("SBATCH_PARTITION=elsewhere of your shell is not passed on to sbatch")
+    assert told[0].endswith("instead: cluster.partition=elsewhere")
+    assert "job 7, in which you are" in told[1]
 
 
 def test_the_cluster_chosen_is_the_one_submitted_to(record: Path, script: Path) -> None:
-    SlurmScheduler("/site/slurm.conf").submit(script)
+    SlurmScheduler("/site/slurm.conf").submit(script, "a-tag")
     assert "SLURM_CONF=/site/slurm.conf\n" in (record / "environment").read_text()
 
 
@@ -80,7 +86,7 @@ def test_a_refusal_is_told_in_slurms_words(
 ) -> None:
     monkeypatch.setenv("REFUSE", "nope")
     with pytest.raises(UserError, match="invalid partition specified: nope"):
-        SlurmScheduler(None).submit(script)
+        SlurmScheduler(None).submit(script, "a-tag")
 
 
 def test_without_slurm_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

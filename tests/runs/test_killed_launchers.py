@@ -1,0 +1,148 @@
+"""A launcher killed at any moment leaves no job, or one that `slipway status` finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.manifest import read_manifest
+from launcher.sandbox import Sandbox
+
+SLIPWAY = Path(sys.executable).with_name("slipway")
+# The job itself does nothing: what is tested ends with the submission.
+STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster.python=/bin/true"]
+MOST_STEPS = 200
+
+# An sbatch during which the launcher is killed, before or after Slurm has the job.
+SHIM = """#!/bin/bash
+case " $* " in *" --test-only "*) exec {real} "$@" ;; esac
+[[ {when} == before ]] && kill -KILL $PPID
+{real} "$@"
+code=$?
+[[ {when} == after ]] && kill -KILL $PPID
+exit $code
+"""
+
+
+def run(*command: object, cwd: Path, env: dict[str, str], check: bool = True) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0 or not check, done.stdout + done.stderr
+    return done.stdout
+
+
+def killed_launchers(cwd: Path, env: dict[str, str], *overrides: str) -> list[int]:
+    repository = str(Path(__file__).resolve().parents[2])
+    program = [sys.executable, "-m", "tests.runs.dying_launcher", "1", MOST_STEPS]
+    told = run(*program, *STAGE, *overrides, cwd=cwd, env={**env, "PYTHONPATH": repository})
+    return [int(line) for line in told.split()]
+
+
+def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
+    # Exits with 1 while some launch may still be at it.
+    told = json.loads(run(SLIPWAY, "status", "--json", cwd=cwd, env=env, check=False))
+    return {row["run"]: row for row in told}
+
+
+def age_manifests(results: Path) -> None:
+    """Let all launches be old enough that nobody can be submitting them any more."""
+    for path in results.glob("*/launches/*/launcher.json"):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "created": "2020-01-01T00:00:00Z"}))
+
+
+def slurm_jobs(cwd: Path, env: dict[str, str], prefix: str) -> dict[str, str]:
+    """Ids by run name, from Slurm itself."""
+    told = run("squeue", "--noheader", "--states=all", "--Format=JobID:|,Name:|", cwd=cwd, env=env)
+    rows = [line.strip().split("|") for line in told.splitlines()]
+    return {name.removeprefix(prefix): job.strip() for job, name, *_ in rows if name.startswith(prefix)}
+
+
+@pytest.mark.slurm
+def test_killed_before_every_step_with_slurm(tmp_path: Path, plain_sandbox: Sandbox) -> None:
+    """Without accounting; the partition is down, so that no job leaves a mark of its own."""
+    env = {**os.environ, "SLURM_CONF": plain_sandbox.environment()["SLURM_CONF"]}
+    names = ["cluster=sandbox", "cluster.partition=cloud", "cluster.job_name_prefix=dying-"]
+    killed = killed_launchers(tmp_path, env, *names)
+    jobs = slurm_jobs(tmp_path, env, "dying-")
+    try:
+        seen = status(tmp_path, env)
+        with_job = {name: row["job_id"] for name, row in seen.items() if row["job_id"]}
+        assert with_job == jobs
+        assert {seen[name]["state"] for name in jobs} == {"PENDING"}
+        # It was killed on both sides of the submission, and only the last one got through.
+        assert f"k{len(killed) + 1}" in jobs
+        assert 1 < len(jobs) < len(killed) - 10
+        unrecorded = [name for name in jobs if not _recorded_job(tmp_path / "results" / name)]
+        assert unrecorded, "some job is known by its tag alone"
+        without = {name: row for name, row in seen.items() if not row["job_id"]}
+        assert {row["state"] for row in without.values()} == {"UNKNOWN"}
+        age_manifests(tmp_path / "results")
+        seen = status(tmp_path, env)
+        assert {name: row["job_id"] for name, row in seen.items() if row["job_id"]} == jobs
+        assert {seen[name]["state"] for name in without} == {"NOT_SUBMITTED"}
+    finally:
+        run("scancel", *jobs.values(), cwd=tmp_path, env=env)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("partition", ["gpu", "cloud"])
+def test_killed_while_slurm_answers(tmp_path: Path, sandbox: Sandbox, when: str, partition: str) -> None:
+    env = {**os.environ, "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    real = run("bash", "-c", "command -v sbatch", cwd=tmp_path, env=env).strip()
+    (programs / "sbatch").write_text(SHIM.format(real=real, when=when))
+    (programs / "sbatch").chmod(0o755)
+    prefix = f"{when}-{partition}-"
+    names = ["cluster=sandbox", f"cluster.partition={partition}", f"cluster.job_name_prefix={prefix}"]
+    shimmed = {**env, "PATH": f"{programs}:{env['PATH']}"}
+    done = subprocess.run(
+        [SLIPWAY, "launch", *STAGE, *names], cwd=tmp_path, env=shimmed, capture_output=True, timeout=60
+    )
+    assert done.returncode == -9
+    run_dir = tmp_path / "results" / "tokenize_text"
+    assert not _recorded_job(run_dir)
+    expected = "PENDING" if partition == "cloud" else "COMPLETED"
+    for _ in range(100):  # the orphaned sbatch may still be on its way, the job running
+        row = status(tmp_path, env)["tokenize_text"]
+        if row["state"] == expected:
+            break
+        time.sleep(0.2)
+    jobs = slurm_jobs(tmp_path, env, prefix)
+    try:
+        assert (row["state"], row["job_id"]) == (expected, jobs["tokenize_text"])
+    finally:
+        run("scancel", row["job_id"] or "0", cwd=tmp_path, env=env, check=False)
+
+
+def test_killed_before_every_step_without_slurm(tmp_path: Path) -> None:
+    env = dict(os.environ)
+    killed = killed_launchers(tmp_path, env, "cluster=local")
+    results = tmp_path / "results"
+    age_manifests(results)
+    for _ in range(100):
+        seen = status(tmp_path, env)
+        if not {row["state"] for row in seen.values()} & {"RUNNING", "UNKNOWN"}:
+            break
+        time.sleep(0.1)
+    # Each job of this machine that ran has left a log in its launch directory, and only those have.
+    ran = {path.parts[-4]: path.stem.rpartition("_")[2] for path in results.glob("*/launches/1/log-*.out")}
+    assert {name: row["job_id"] for name, row in seen.items() if row["job_id"]} == ran
+    assert {seen[name]["state"] for name in ran} == {"COMPLETED"}
+    assert {row["state"] for name, row in seen.items() if name not in ran} == {"NOT_SUBMITTED"}
+    assert [name for name in ran if not _recorded_job(results / name)]
+    assert 1 < len(ran) < len(killed) - 10
+
+
+def _recorded_job(run_dir: Path) -> str | None:
+    return read_manifest(run_dir / "launches" / "1").job_id
