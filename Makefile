@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo setup test lint bench docs golden clean
+.PHONY: help demo setup test lint bench docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
 	@echo 'make docs    the documentation, into site/'
+	@echo 'make wheel   the wheel, into dist/'
 	@echo 'make golden  write the golden scripts anew, for review as a diff'
 	@echo 'make clean   remove what the above made; results/ stays'
 
@@ -39,6 +40,9 @@ bench: .venv/test.done
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: .venv/test.done
+	$(BIN)/python -m build --no-isolation
 
 golden: .venv/test.done
 	$(BIN)/pytest tests/rendering/test_golden.py --write-golden

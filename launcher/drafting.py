@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.compose import Composition, compose
+from launcher.errors import explain_os_error
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
 from launcher.runs import provenance
@@ -57,11 +58,17 @@ def draft(request: Request) -> Draft:
         If the request has a mistake.
     """
     composition = compose(request.overrides, request.config_dir)
-    number = request.number or next_launch_number(run_directory(composition.config))
+    with composition.naming_sources():
+        run_dir = run_directory(composition.config)
+        try:
+            number = request.number or next_launch_number(run_dir)
+        except OSError as error:
+            raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
     return render_launch(composition, number, request.tag or provenance.new_tag(), request.template_dir)
 
 
 def render_launch(composition: Composition, number: int, tag: str, template_dir: Path | None) -> Draft:
     """Plan and render one launch; the same arguments give the same bytes."""
-    plan = plan_launch(composition.config, number=number, tag=tag)
-    return Draft(composition, plan, render(plan, template_dir))
+    with composition.naming_sources():
+        plan = plan_launch(composition.config, number=number, tag=tag)
+        return Draft(composition, plan, render(plan, template_dir))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+_LONGEST = 160
 
 
 class UserError(Exception):
@@ -12,24 +17,140 @@ class UserError(Exception):
     Parameters
     ----------
     message
-        What is wrong: the key, the value and what would be valid.
+        What is wrong, as ``KEY=VALUE: what is wrong with it``.
+    key
+        The key of the configuration that it is about, such as ``cluster.gres``; where it was set is found
+        on the way out.
+    also
+        Further keys that have a part in it.
+    source
+        Where the value is from: a file and its line, or an override.
     hint
         What to do next: the nearest spelling, a command to run.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        also: Sequence[str] = (),
+        source: str | None = None,
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
+        self.key = key
+        self.also = tuple(also)
+        self.source = source
         self.hint = hint
 
+    @property
+    def mistakes(self) -> tuple[UserError, ...]:
+        """The single mistakes that this is made of."""
+        return (self,)
+
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+        lines = [self.message, *(part for part in (self.source, self.hint) if part)]
+        return "\n".join(lines).replace("\n", "\n  ")
+
+
+class Mistakes(UserError):
+    """Several mistakes that were found at once, each with its own key and source."""
+
+    def __init__(self, mistakes: Sequence[UserError]) -> None:
+        super().__init__("\n".join(mistake.message for mistake in mistakes))
+        self._mistakes = tuple(mistakes)
+
+    @property
+    def mistakes(self) -> tuple[UserError, ...]:
+        return self._mistakes
+
+    def __str__(self) -> str:
+        return "\n".join(str(mistake) for mistake in self._mistakes)
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str | None:
     """Name the nearest valid spelling, or list what is valid when nothing is near."""
     options = sorted(valid)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    found = nearest(name, options)
+    if found:
+        return f"did you mean {found[0]!r}?"
     return f"valid: {', '.join(options)}" if options else None
+
+
+def nearest(name: str, valid: Iterable[str], count: int = 1) -> list[str]:
+    """The nearest spellings, whatever their case; empty when nothing is near."""
+    by_lower = {option.lower(): option for option in valid}
+    return [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)]
+
+
+def shown(value: Any) -> str:
+    """A value as the user would write it, in one line."""
+    return shortened(_shown(value))
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_shown(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
+    return repr(value)
+
+
+def one_line(text: str) -> str:
+    """Text with what would break the line, or cannot be printed, escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+# What can be done about it, by the reason for which the system refuses to write.
+_REMEDIES = {
+    errno.EACCES: "you may not: choose another place, {key}=..., or have its owner let you in",
+    errno.EPERM: "you may not: choose another place, {key}=..., or have its owner let you in",
+    errno.EROFS: "it is mounted read-only here: choose another place, {key}=...",
+    errno.ENOSPC: "make room (`df -h {there}`, `df -i {there}`), or choose another place, {key}=...",
+    errno.EDQUOT: "your quota is used up: remove what you no longer need, or choose another place, {key}=...",
+    errno.ENOTDIR: "a part of this path is a file, not a directory: choose another place, {key}=...",
+    errno.EEXIST: "a file of that name is in the way: move it, or choose another place, {key}=...",
+    errno.ENAMETOOLONG: "a name in it is too long for this file system: choose a shorter one, {key}=...",
+    errno.ELOOP: "its links go in circles: choose another place, {key}=...",
+}
+
+
+def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write") -> UserError:
+    """Why the system does not let us use a path, and what can be done.
+
+    Parameters
+    ----------
+    path
+        What was to be written; the first part of it that exists is what the user can look at.
+    key
+        The key of the configuration that the path comes from.
+    verb
+        What we wanted to do with it.
+    """
+    remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
+    told = (error.strerror or str(error)).lower()
+    return UserError(
+        f"cannot {verb} {shortened(one_line(str(path)))}: {told}",
+        key=key,
+        hint=remedy.format(key=key, there=_existing(path)),
+    )
+
+
+def _existing(path: Path) -> Path:
+    for candidate in (path, *path.parents):
+        try:
+            if candidate.is_dir():
+                return candidate
+        except OSError:
+            continue
+    return path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from launcher import __version__
+from launcher import __version__, readiness
 from launcher.drafting import Draft, Request, render_launch
 from launcher.errors import UserError
 from launcher.plan import Plan
@@ -43,13 +43,14 @@ def launch(made: Draft, request: Request) -> Launched:
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
     """
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
-    warnings = scheduler.ignored_environment()
+    warnings = [*readiness.check(made), *scheduler.ignored_environment()]
     told = scheduler.validate(made.rendered.script)
     # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
     # its tag (`Scheduler.find`) or by the job's own marks.
-    made, manifest = _write(made, request)
+    with made.composition.naming_sources():
+        made, manifest = _write(made, request)
+        make_directories(made.plan.job.directories)
     paths = made.plan.paths
-    make_directories(made.plan.job.directories)
     try:
         job_id = scheduler.submit(paths.script, made.plan.tag)
     except UserError as error:

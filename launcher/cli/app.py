@@ -6,11 +6,13 @@ import argparse
 import gc
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from launcher import __version__
-from launcher.errors import UserError
+from launcher.errors import UserError, did_you_mean, one_line
 
 # Verb: its module. Only the module of the verb in use is imported, so that each stays quick to start.
 _VERBS = {
@@ -21,6 +23,7 @@ _VERBS = {
     "plot": "launcher.cli.plot",
     "data": "launcher.cli.data",
     "sandbox": "launcher.cli.sandbox",
+    "init": "launcher.cli.init",
 }
 
 _EPILOG = """\
@@ -29,6 +32,7 @@ examples:
   slipway launch training=gpt3/126m cluster=bcm              submit it
   slipway status                                             the runs in ./results
   slipway sandbox up                                         a throw-away Slurm on this machine
+  slipway init                                               a small tree of your own to edit
 
 `slipway VERB --help` tells more. Exit codes: 0 done, 1 it went wrong, 2 a mistake in what was asked for.
 """
@@ -44,8 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = _parse(given)
         return int(args.run(args))
     except UserError as error:
-        print(f"slipway: {error}", file=sys.stderr)
-        return 2
+        return _tell(error)
+    except FileNotFoundError:
+        if _stands_somewhere():
+            raise
+        return _tell(UserError("the current directory was deleted", hint="cd to one that exists"))
     except BrokenPipeError:
         # The reader (`head`, a closed pager) has had enough. Without this, the flush at exit would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,7 +61,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _tell(error: UserError) -> int:
+    for mistake in error.mistakes:
+        print(f"slipway: {mistake}", file=sys.stderr)
+    return 2
+
+
+def _stands_somewhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _parse(given: list[str]) -> argparse.Namespace:
+    if not given[0].startswith("-") and given[0] not in _VERBS:
+        told = f"{one_line(given[0])}: there is no such verb"
+        if "=" in given[0]:
+            raise UserError(told, hint=f"to launch: slipway launch {shlex.join(given)}")
+        raise UserError(told, hint=did_you_mean(given[0], _VERBS))
     parser = argparse.ArgumentParser(
         prog="slipway",
         description="Launches large-language-model pretraining on Slurm.",
@@ -70,9 +96,14 @@ def _parse(given: list[str]) -> argparse.Namespace:
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{_without_dashes(rest)}")
         args.overrides.extend(rest)
     return args
+
+
+def _without_dashes(words: Sequence[str]) -> str:
+    overrides = [word.lstrip("-") for word in words if word.startswith("-") and "=" in word]
+    return f"; an override has no dashes in front: {' '.join(overrides)}" if overrides else ""
 
 
 if __name__ == "__main__":

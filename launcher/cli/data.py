@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.cli.launch import add_launch_options, draft_and_launch
 from launcher.cli.logs import follow_to_end
+from launcher.config.overrides import hydra_value
 from launcher.errors import UserError
 from launcher.monitor.launches import open_launch
 
@@ -67,8 +68,8 @@ def run_tokenize(args: argparse.Namespace) -> int:
     for name in _OPTIONS:
         value = getattr(args, name)
         if value is not None:
-            value = value.absolute() if isinstance(value, Path) else value
-            chosen.append(f"data_preparation.{name}={_hydra_value(value)}")
+            text = str(value.absolute() if isinstance(value, Path) else value)
+            chosen.append(f"data_preparation.{name}={text if isinstance(value, int) else hydra_value(text)}")
     launched = draft_and_launch(args, [*chosen, *overrides])
     if launched is None:
         return 0
@@ -85,12 +86,4 @@ def _check_inputs(inputs: list[str]) -> None:
 
 
 def _hydra_list(values: list[str]) -> str:
-    return f"[{','.join(_hydra_value(value) for value in values)}]"
-
-
-def _hydra_value(value: object) -> str:
-    """Quote a value for Hydra's override grammar."""
-    if isinstance(value, int):
-        return str(value)
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return f"[{','.join(hydra_value(value) for value in values)}]"

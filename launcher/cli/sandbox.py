@@ -212,7 +212,7 @@ def _print_next_steps(args: argparse.Namespace) -> None:
     where = f" --dir {shlex.quote(str(args.dir))}" if args.dir else ""
     print("next:")
     print(f'  eval "$(slipway sandbox env{where})"')
-    print("  python launcher/main.py training=gpt3/tiny cluster=sandbox training.model.data.data_impl=mock")
+    print("  slipway launch training=gpt3/tiny cluster=sandbox training.model.data.data_impl=mock")
     print(f"  slipway sandbox down{where}", flush=True)
 
 

@@ -4,12 +4,13 @@
 schema would rot.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from launcher.errors import UserError, did_you_mean
+from launcher.errors import Mistakes
 
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron"]
@@ -20,7 +21,9 @@ class _Strict(BaseModel):
 
 
 def _drop_nulls(value: Any) -> Any:
-    # The NeMo launcher's default is the list [null].
+    # The NeMo launcher's default is the list [null]; null is none at all.
+    if value is None:
+        return []
     return [item for item in value if item is not None] if isinstance(value, list) else value
 
 
@@ -29,8 +32,22 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-Text = Annotated[str, BeforeValidator(_as_text)]
-TextList = Annotated[list[str], BeforeValidator(_drop_nulls)]
+def _scalar_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _one_line(value: str) -> str:
+    if re.search(r"[\0\n\r]", value):
+        what = "a NUL character" if "\0" in value else "a line break"
+        raise ValueError(f"{what} cannot be part of a value in a job script")
+    return value
+
+
+# Every text of ours reaches a script, where it is part of a line.
+Line = Annotated[str, AfterValidator(_one_line)]
+Text = Annotated[Line, BeforeValidator(_as_text)]
+Variable = Annotated[Line, BeforeValidator(_scalar_as_text)]
+LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 
 
 class ClusterConfig(_Strict):
@@ -38,9 +55,9 @@ class ClusterConfig(_Strict):
 
     scheduler: Literal["slurm", "local"]
     engine: Engine
-    container: str | None
-    python: str | None
-    slurm_conf: str | None
+    container: Line | None
+    python: Line | None
+    slurm_conf: Line | None
     partition: Text | None
     account: Text | None
     exclusive: bool
@@ -49,8 +66,8 @@ class ClusterConfig(_Strict):
     gres: Text | None
     cpus_per_task: int | None = Field(ge=1)
     mem: Text | None
-    job_name_prefix: str
-    srun_args: TextList
+    job_name_prefix: Line
+    srun_args: LineList
     stderr_to_stdout: bool
 
 
@@ -58,7 +75,7 @@ class RunConfigNode(_Strict):
     """The `run` node of a stage."""
 
     name: Text
-    results_dir: str
+    results_dir: Line
     time_limit: Text | None
     dependency: Text | None
 
@@ -85,10 +102,10 @@ class TextPreparationConfig(_Strict):
     """The `data_preparation` node: text files to a tokenizer and Megatron's .bin/.idx."""
 
     run: RunConfigNode
-    inputs: list[str] = Field(min_length=1)
-    pattern: str
-    output_prefix: str
-    tokenizer_dir: str
+    inputs: list[Line] = Field(min_length=1)
+    pattern: Line
+    output_prefix: Line
+    tokenizer_dir: Line
     vocab_size: int = Field(ge=257)
     max_files: int | None = Field(ge=1)
     max_bytes: int | None = Field(ge=1)
@@ -103,13 +120,13 @@ class RunConfig(_Strict):
     """
 
     stages: list[str] = Field(min_length=1)
-    launcher_scripts_path: str
-    data_dir: str
-    base_results_dir: str
+    launcher_scripts_path: Line
+    data_dir: Line
+    base_results_dir: Line
     engine: Engine
-    container: str | None
-    container_mounts: TextList
-    env_vars: dict[str, Text | float | bool | None]
+    container: Line | None
+    container_mounts: LineList
+    env_vars: dict[Line, Variable | None]
     dry_run: bool
     cluster: ClusterConfig
     training: TrainingConfig | None = None
@@ -127,29 +144,9 @@ def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:
     try:
         return model.model_validate(node)
     except ValidationError as error:
-        lines = [_explain(detail, model, path) for detail in error.errors(include_url=False)]
-        raise UserError("\n".join(lines)) from error
+        # Imported late: most configurations have no mistake.
+        from launcher.config.wording import explain
 
-
-def _explain(detail: Any, model: type[BaseModel], path: str) -> str:
-    location = [part for part in detail["loc"] if part not in ("function-before", "str", "float", "bool")]
-    key = ".".join(str(part) for part in ([path] if path else []) + location)
-    if detail["type"] == "extra_forbidden":
-        near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
-        return f"{key}: there is no such key; {near}"
-    if detail["type"] == "missing":
-        return f"{key}: missing"
-    return f"{key}={detail['input']!r}: {_lower_first(detail['msg'])}"
-
-
-def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:
-    """The keys that are valid in the node at `location` below `model`."""
-    for part in location:
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    yield from model.model_fields
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+        raise Mistakes(
+            [explain(detail, model, path) for detail in error.errors(include_url=False)]
+        ) from error

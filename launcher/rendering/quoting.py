@@ -58,7 +58,19 @@ def quote_header(value: Any) -> str:
 
 
 def escape_pattern(path: str) -> str:
-    """Keep Slurm from reading ``%`` in a directory's name as one of its file name patterns."""
+    """Keep Slurm from reading ``%`` in a directory's name as one of its file name patterns.
+
+    Raises
+    ------
+    UserError
+        If the path holds a backslash: Slurm drops it, and then no longer reads patterns
+        (src/slurmd/common/fname.c).
+    """
+    if "\\" in path:
+        raise UserError(
+            f"{path!r} cannot hold a job's log: Slurm takes a backslash in its path for an escape",
+            key="base_results_dir",
+        )
     return path.replace("%", "%%")
 
 

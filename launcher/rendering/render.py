@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    PrefixLoader,
+    StrictUndefined,
+    TemplateSyntaxError,
+)
 
 from launcher.errors import UserError
 from launcher.plan import Plan
@@ -14,7 +23,8 @@ from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines
 from launcher.rendering.srun import srun_arguments
 
-TEMPLATE_DIR = Path(__file__).resolve().parents[2] / "templates"
+# In the wheel a directory, in a checkout a link.
+TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2"}
 
@@ -48,7 +58,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "plan": plan,
         "job": plan.job,
         "paths": plan.paths,
-        "header_lines": header_lines(plan),
+        "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "srun_arguments": srun_arguments(plan.job),
         # Without Slurm all tasks are on one machine, whatever the number of nodes.
         "local_world_size": resources.tasks if plan.scheduler == "local" else resources.tasks_per_node,
@@ -63,7 +73,17 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     except Exception as error:
         if template_dir is None:
             raise
-        raise UserError(f"a template in {template_dir} is not valid: {error}") from error
+        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
+
+
+def _line_of(error: Exception, template_dir: Path) -> str:
+    """The innermost line of the user's own templates that an error came through."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template_dir}:{error.lineno}"
+    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    return next(
+        (place for place in reversed(places) if place.startswith(str(template_dir))), str(template_dir)
+    )
 
 
 class _ShellEnvironment(Environment):

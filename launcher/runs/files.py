@@ -35,6 +35,21 @@ def link_atomic(link: Path, target: Path) -> None:
     temporary.replace(link)
 
 
+def copy_package(source: Path, target: Path) -> None:
+    """Copy the files of a Python package, bytecode left out, and make the copy durable."""
+    target.mkdir(parents=True)
+    for entry in sorted(source.iterdir()):
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                copy_package(entry, target / entry.name)
+            continue
+        with (target / entry.name).open("wb") as stream:
+            stream.write(entry.read_bytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+    sync_directory(target)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)

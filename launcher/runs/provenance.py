@@ -38,8 +38,10 @@ def host() -> str:
 def git_state(directory: Path) -> tuple[str | None, bool | None]:
     """The commit of the checkout that `directory` is in, and whether it was changed since.
 
-    Both are ``None`` outside a checkout.
+    Both are ``None`` outside a checkout, also where an installed package lies below somebody else's.
     """
+    if _git(directory, "ls-files", "--error-unmatch", ".") is None:
+        return None, None
     commit = _git(directory, "rev-parse", "HEAD")
     status = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
     return commit, None if status is None else bool(status)

@@ -8,10 +8,13 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from launcher.errors import UserError
-from launcher.runs.files import link_atomic, sync_directory, write_atomic
+from launcher.errors import explain_os_error
+from launcher.runs.files import copy_package, link_atomic, sync_directory, write_atomic
 from launcher.runs.manifest import newest_submitted
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
+
+# Says where runs go.
+KEY = "base_results_dir"
 
 
 class LaunchExists(Exception):
@@ -40,21 +43,20 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
         launches.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=launches))
     except OSError as error:
-        raise _unwritable(paths.run_dir, error) from error
+        raise explain_os_error(error, paths.run_dir, KEY) from error
     try:
         temporary.chmod(0o755)  # mkdtemp's 0700 would hide the launch from colleagues
         for path, text in files.items():
             mode = 0o755 if path.suffix == ".sh" else 0o644
             write_atomic(temporary / path.relative_to(paths.directory), text, mode)
         if code is not None:
-            target = temporary / paths.code.relative_to(paths.directory) / code.name
-            shutil.copytree(code, target, ignore=shutil.ignore_patterns("__pycache__"))
+            copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
         sync_directory(temporary)
         _rename(temporary, paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
-            raise _unwritable(paths.run_dir, error) from error
+            raise explain_os_error(error, paths.run_dir, KEY) from error
         raise
     sync_directory(launches)
 
@@ -87,7 +89,7 @@ def make_directories(directories: tuple[Path, ...]) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _unwritable(directory, error) from error
+            raise explain_os_error(error, directory, KEY) from error
 
 
 def _rename(temporary: Path, target: Path) -> None:
@@ -97,9 +99,3 @@ def _rename(temporary: Path, target: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise LaunchExists from error
         raise
-
-
-def _unwritable(directory: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {directory}: {error.strerror}", hint="choose another place: base_results_dir=..."
-    )

@@ -31,6 +31,12 @@ _KEPT = ("SLURM_CONF",)
 
 _TIMEOUT_SECONDS = 60
 
+# What to do where there is none.
+WITHOUT_SLURM = (
+    "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox; without Slurm: cluster=local;"
+    " only to see the script: --dry-run"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -101,8 +107,7 @@ def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
     except FileNotFoundError as error:
         raise UserError(
             f"{command[0]} is not on this machine: there is no Slurm here",
-            hint="a throw-away Slurm: `slipway sandbox up` and cluster=sandbox; without Slurm: cluster=local;"
-            " only to see the script: --dry-run",
+            hint=WITHOUT_SLURM,
         ) from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]} did not answer within {_TIMEOUT_SECONDS} s") from error

@@ -10,7 +10,14 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.schedulers import states
 from launcher.schedulers.base import Intent, JobStatus, Ticket
-from launcher.schedulers.commands import ask, clean_environment, describe_leaks, leaked_variables, words
+from launcher.schedulers.commands import (
+    WITHOUT_SLURM,
+    ask,
+    clean_environment,
+    describe_leaks,
+    leaked_variables,
+    words,
+)
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -20,6 +27,10 @@ _WOULD_WAIT = (
     "Requested partition configuration not available now",
     "Requested reservation is in use",
 )
+
+
+# Slurm's commands are there, and no slurm.conf is.
+_NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
 
 
 class SlurmScheduler:
@@ -38,6 +49,11 @@ class SlurmScheduler:
         told = words(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
             return f"as the cluster is now, the job would wait: {told}"
+        if any(sign in answer.stderr for sign in _NO_CONFIGURATION):
+            raise UserError(
+                f"there is no Slurm that this machine belongs to: {told}",
+                hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
+            )
         raise UserError(f"Slurm would refuse this job: {told}")
 
     def ignored_environment(self) -> list[str]:

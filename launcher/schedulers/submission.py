@@ -5,6 +5,7 @@ The hooks used here are private to submitit: tests/test_submission.py is the con
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,16 +15,17 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from launcher.errors import UserError
 from launcher.schedulers.commands import words
 
-# submitit keeps its own copy of what was submitted, named after the job.
-_FOLDER = "submitit"
-
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
-    """Submits a script that is already written, in place of one that runs a pickled function."""
+    """Submits a script that is already written, in place of one that runs a pickled function.
 
-    def __init__(self, script: Path, tag: str, unset: Sequence[str], slurm_conf: str | None) -> None:
-        super().__init__(folder=script.parent / _FOLDER)
-        self.folder.mkdir(parents=True, exist_ok=True)
+    `folder` is for submitit's own copy of the script.
+    """
+
+    def __init__(
+        self, folder: str, script: Path, tag: str, unset: Sequence[str], slurm_conf: str | None
+    ) -> None:
+        super().__init__(folder=folder)
         self._script = script
         self._tag = tag
         self._unset = unset
@@ -60,7 +62,9 @@ def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str 
         With Slurm's own words, if it refuses.
     """
     try:
-        return SbatchExecutor(script, tag, unset, slurm_conf).submit_script()
+        # Not beside the script: submitit would read a % in the name of a run's directory.
+        with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+            return SbatchExecutor(folder, script, tag, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
         told = "\n".join(line for line in str(error).splitlines() if line.startswith("sbatch: "))
         raise UserError(f"Slurm refused the job: {words(told or str(error))}") from error

@@ -12,8 +12,14 @@ from launcher.stages import common
 
 def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: LaunchPaths) -> Job:
     """Plan the tokenizing of a text corpus: one task on one node, without GPUs."""
+    writable = {
+        Path(config.base_results_dir): "base_results_dir",
+        paths.run_dir: "data_preparation.run.results_dir",
+        Path(text.output_prefix).parent: "data_preparation.output_prefix",
+        Path(text.tokenizer_dir): "data_preparation.tokenizer_dir",
+    }
     outputs = sorted({Path(text.output_prefix).parent, Path(text.tokenizer_dir)})
-    inputs = [Path(path).absolute() for path in text.inputs]
+    inputs = {Path(path).absolute(): "data_preparation.inputs" for path in text.inputs}
     cluster = config.cluster.model_copy(
         update={"gpus_per_node": None, "gpus_per_task": None, "gres": None, "exclusive": False}
     )
@@ -27,7 +33,7 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
             working_dir=str(paths.code),
             python_path=(str(paths.code),),
         ),
-        container=common.container(config, [Path(config.base_results_dir), *outputs], readable=inputs),
+        container=common.container(config, writable, readable=inputs),
         environment=common.environment(config),
         srun_args=tuple(cluster.srun_args),
         merge_stderr=cluster.stderr_to_stdout,

@@ -15,11 +15,16 @@ from launcher.stages.training import training_job
 
 def run_directory(config: RunConfig) -> Path:
     """The directory of the run that a configuration describes."""
-    return common.launch_paths(_run_node(config), config.cluster, number=1).run_dir
+    return _launch_paths(config, number=1).run_dir
 
 
-def _run_node(config: RunConfig) -> RunConfigNode:
-    """The `run` node of the one stage that a launch has.
+def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
+    stage, node = _run_node(config)
+    return common.launch_paths(stage, node, config.cluster, number)
+
+
+def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
+    """The one stage that a launch has, with its `run` node.
 
     Raises
     ------
@@ -27,16 +32,19 @@ def _run_node(config: RunConfig) -> RunConfigNode:
         If several stages are asked for: chains of stages are not there yet.
     """
     if len(config.stages) > 1:
-        raise UserError(f"stages={config.stages}: launch one stage at a time", hint="stages=[training]")
+        told = f"stages=[{','.join(config.stages)}]: launch one stage at a time"
+        raise UserError(told, key="stages", hint="stages=[training]")
+    (stage,) = config.stages
     node = config.training or config.data_preparation
     if node is None:
-        raise UserError(f"stages={config.stages}: the group of that name is not in the configuration")
-    return node.run
+        told = f"stages=[{stage}]: the group {stage} is not in the configuration"
+        raise UserError(told, key="stages", also=(stage,), hint=f"choose: {stage}=...")
+    return stage, node.run
 
 
 def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
     """Plan one launch of a run. A pure function of its arguments."""
-    paths = common.launch_paths(_run_node(config), config.cluster, number)
+    paths = _launch_paths(config, number)
     return Plan(
         paths=paths,
         tag=tag,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import RunConfig, TrainerNode, TrainingConfig, parse
-from launcher.errors import UserError
+from launcher.errors import UserError, shown
 from launcher.plan import Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
@@ -28,7 +28,9 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         ),
         queue=common.queue(config.cluster, training.run),
         payload=_nemo_payload(paths) if nemo else _megatron_payload(config, paths),
-        container=common.container(config, _writable(config, paths), readable=[Path(config.data_dir)]),
+        container=common.container(
+            config, _writable(config, paths), readable={Path(config.data_dir): "data_dir"}
+        ),
         config=_launch_config(training, paths, index_mapping=nemo),
         environment=common.environment(config),
         srun_args=tuple(config.cluster.srun_args),
@@ -37,9 +39,8 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
     )
 
 
-def _writable(config: RunConfig, paths: LaunchPaths) -> list[Path]:
-    base = Path(config.base_results_dir)
-    return [base] if paths.run_dir.is_relative_to(base) else [base, paths.run_dir]
+def _writable(config: RunConfig, paths: LaunchPaths) -> dict[Path, str]:
+    return {Path(config.base_results_dir): "base_results_dir", paths.run_dir: "training.run.results_dir"}
 
 
 def _nemo_payload(paths: LaunchPaths) -> Payload:
@@ -89,5 +90,6 @@ def _launch_config(training: TrainingConfig, paths: LaunchPaths, *, index_mappin
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     node = parent.setdefault(name, {})
     if not isinstance(node, dict):
-        raise UserError(f"{path}.{name}={node!r}: keys are needed here, not a value")
+        told = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
+        raise UserError(told, key=f"{path}.{name}")
     return node

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.packaging.checkout import copy as copy_checkout
 
 # The suite itself: what CI runs, so not from within.
 SUITE = "make test"
@@ -22,13 +23,11 @@ def blocks(repository: Path) -> list[str]:
 @pytest.fixture
 def copy(repository: Path, tmp_path: Path) -> Path:
     """The files of the checkout, without its results, and its virtual environment as a link."""
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=repository, capture_output=True, text=True, check=True).stdout
-    for name in names.splitlines():
-        if (repository / name).is_file():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repository / name, tmp_path / name)
+    copy_checkout(repository, tmp_path)
     (tmp_path / ".venv").symlink_to(repository / ".venv")
+    # Older than the environment: make must not install the copy into the checkout's own.
+    for name in ("setup.cfg", "constraints.txt"):
+        os.utime(tmp_path / name, (0, 0))
     return tmp_path
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from launcher.config.compose import compose
+from launcher.config.overrides import hydra_value
 from launcher.errors import UserError
-from launcher.plan import Payload, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote, quote_header
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
@@ -49,31 +50,54 @@ def test_only_raw_shell_is_expanded() -> None:
     assert bash(f"X=1; printf %s {quote(RawShell('$X'))}") == b"1"
 
 
-def test_hostile_values_of_a_whole_script_do_not_run(tmp_path: Path) -> None:
-    """The local script, run for real, with values that would each create a file if they were executed."""
-    canary = tmp_path / "canary"
-    hostile = f"$(touch {canary}) `touch {canary}`; touch {canary} # ' \" \\ %j ${{HOME}} é"
-    plan = _local_plan(tmp_path, hostile)
+# What shells, Hydra, OmegaConf and Slurm each read something into.
+nasty = st.text("ab \t'\"\\$`;#%&|<>(){}[]*?!~=,:@^é日🚀\x01\x7f", min_size=1, max_size=20)
+executed = st.sampled_from(["$(touch canary)", "`touch canary`", "; touch canary #", "${x:=$(touch canary)}"])
+hostile = st.builds(lambda a, b, c: a + b + c, nasty, executed | st.just("") | values, nasty)
+names = hostile.map(lambda text: text.replace("/", "")).filter(lambda text: len(text.encode()) <= 200)
+
+RECORDER = """#!/bin/sh
+printf '%s\\0' "$HOSTILE" "$PWD" "$PYTHONPATH" "$@" >"$RECORD"
+"""
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would compose for minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(directory=names, value=hostile, argument=hostile, tool=names)
+def test_hostile_values_arrive_through_the_whole_way(
+    tmp_path: Path, directory: str, value: str, argument: str, tool: str
+) -> None:
+    """From an override to the task's own environment, arguments and directory; nothing is executed."""
+    base = Path(tempfile.mkdtemp(dir=tmp_path))
+    recorder, record = base / f"tool{tool}", base / "record"
+    recorder.write_text(RECORDER)
+    recorder.chmod(0o755)
+    overrides = [
+        "stages=[data_preparation]",
+        "cluster=local",
+        "data_preparation.inputs=[/nonexistent]",
+        f"base_results_dir={hydra_value(f'{base}/results{directory}')}",
+        f"cluster.python={hydra_value(str(recorder))}",
+        f"data_preparation.pattern={hydra_value(argument)}",
+        f"env_vars.HOSTILE={hydra_value(value)}",
+        f"env_vars.RECORD={record}",
+    ]
+    plan = plan_launch(compose(overrides).config, number=1, tag="x")
     rendered = render(plan)
-    plan.paths.directory.mkdir(parents=True)
+    plan.paths.code.mkdir(parents=True)
     plan.paths.script.write_text(rendered.script)
     plan.paths.task_script.write_text(rendered.task)
-    done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "seen").read_text() == f"{hostile}\0{hostile}\0"
-    assert not canary.exists()
-
-
-def _local_plan(tmp_path: Path, hostile: str) -> Plan:
-    overrides = [
-        "training=gpt3/tiny",
-        "cluster=local",
-        "training.trainer.num_nodes=1",
-        f"base_results_dir={tmp_path}",
-    ]
-    plan = plan_launch(compose([*overrides, "training.trainer.devices=1"]).config, number=1, tag="x")
-    show = f'printf "%s\\0%s\\0" "$1" "$HOSTILE" >{quote(str(tmp_path / "seen"))}'
-    payload = Payload(argv=("bash", "-c", show, "bash", hostile), working_dir=str(tmp_path))
-    return dataclasses.replace(
-        plan, job=dataclasses.replace(plan.job, payload=payload, environment={"HOSTILE": hostile})
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        ["bash", plan.paths.script], cwd=base, env=environment, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
+    code = f"{base}/results{directory}/tokenize_text/launches/1/code"
+    seen = record.read_bytes().decode().split("\0")[:-1]
+    assert seen[:5] == [value, code, code, "-u", "-m"]
+    assert f"--pattern={argument}" in seen
+    assert not list(base.rglob("canary*"))

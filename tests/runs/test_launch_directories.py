@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from launcher.monitor.launches import open_launch
 from launcher.runs.files import link_atomic, write_atomic
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LaunchPaths, find_run, launch_numbers
+from launcher.runs.provenance import git_state
 from launcher.runs.write import LaunchExists, write_launch
 from launcher.schedulers.base import State, Ticket
 from launcher.schedulers.local import LocalScheduler
@@ -127,6 +129,20 @@ def test_a_refused_launch_does_not_hide_the_one_before(
     assert launch_numbers(first.run_dir) == [1, 2]
     assert (first.run_dir / "launcher.json").resolve() == first.manifest
     assert open_launch(first.run_dir).paths.number == 1
+
+
+def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository: Path) -> None:
+    commit, _ = git_state(repository / "trainer")
+    assert commit is not None and len(commit) == 40
+    # As where the package is installed below a project of the user's.
+    theirs = tmp_path / "venv" / "trainer"
+    theirs.mkdir(parents=True)
+    (theirs / "pretrain.py").touch()
+    (tmp_path / "theirs.txt").touch()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for arguments in (["init", "-q"], ["add", "theirs.txt"], ["commit", "-q", "-m", "theirs"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert git_state(theirs) == (None, None)
 
 
 def test_an_interrupted_submission_is_not_told_as_refused(

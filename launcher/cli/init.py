@@ -1,0 +1,131 @@
+"""`slipway init`: a small tree of one's own to edit, in front of the one that Slipway ships."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.runs.paths import short
+
+STARTER = Path(__file__).parents[1] / "starter"
+
+# What is written, and why; in the order in which one edits it.
+FILES = {
+    "conf/cluster/mine.yaml": "your cluster: partition, account, container",
+    "conf/training/gpt3/mine.yaml": "a model size of your own",
+    "templates/sbatch.sh.j2": "lines of your own in the job script, such as module load",
+    "launch.sh": "slipway launch with these in front; your mounts and variables",
+}
+
+_EPILOG = """\
+examples:
+  slipway init                      into the directory where you stand
+  slipway init ~/pretraining        into another one; it is made when it is not there
+  ~/pretraining/launch.sh --dry-run training.trainer.num_nodes=2
+
+What is there already is never written over: if one of the files exists, nothing is written.
+
+exit code:
+  0  written
+  2  one of the files exists, or the directory cannot be written
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "init",
+        help="write a small tree of your own to edit",
+        description="Write a small tree of your own to edit: a cluster, a model size, a template of the job "
+        "script, and launch.sh, which launches with them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default=Path(), metavar="DIR", help="where to (default: here)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the tree, and tell what to do with it; return the exit code."""
+    directory = args.directory.expanduser().absolute()
+    write_starter(directory)
+    _tell(directory)
+    return 0
+
+
+def write_starter(directory: Path) -> None:
+    """Write the starter tree into `directory`: all of it or nothing, and nothing that exists is touched.
+
+    Raises
+    ------
+    UserError
+        If one of the files exists, or cannot be written.
+    """
+    taken = [name for name in FILES if os.path.lexists(directory / name)]
+    if taken:
+        raise _exists(directory, taken)
+    made: list[Path] = []
+    try:
+        for name in FILES:
+            _make_directories((directory / name).parent, made)
+            _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), made)
+    except BaseException as error:
+        for path in reversed(made):
+            with suppress(OSError):  # a directory into which someone else wrote meanwhile stays
+                path.rmdir() if path.is_dir() else path.unlink()
+        if isinstance(error, OSError):
+            raise _unwritable(directory, error) from error
+        raise
+
+
+def _make_directories(directory: Path, made: list[Path]) -> None:
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir()
+        made.append(path)
+
+
+def _write_new(path: Path, text: str, made: list[Path]) -> None:
+    # "x" refuses a file that came into being since we looked.
+    with path.open("x", encoding="utf-8") as stream:
+        made.append(path)
+        stream.write(text)
+    if path.suffix == ".sh":
+        # Executable for those who may read it.
+        path.chmod(path.stat().st_mode | (path.stat().st_mode & 0o444) >> 2)
+
+
+def _exists(directory: Path, taken: list[str]) -> UserError:
+    return UserError(
+        f"nothing was written, because in {short(directory)} there is already: {', '.join(taken)}",
+        hint="choose another directory: slipway init DIR",
+    )
+
+
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    return UserError(f"nothing was written, because {error.filename or directory}: {error.strerror}")
+
+
+def _tell(directory: Path) -> None:
+    width = max(map(len, FILES))
+    print(f"Written into {short(directory)}:")
+    for name, purpose in FILES.items():
+        print(f"  {name:<{width}}  {purpose}")
+        first, launch = (shlex.quote(_typed(directory / name)) for name in (next(iter(FILES)), "launch.sh"))
+    print(f"Edit {first} first. Then:")
+    print(f"  {launch} --dry-run    look at the script")
+    print(f"  {launch}              submit it")
+    ours = ((STARTER.parent / name).resolve() for name in ("conf", "templates"))
+    print(f"They build on Slipway's own: {', '.join(map(short, ours))}")
+
+
+def _typed(path: Path) -> str:
+    """A path as one types it, as a command too."""
+    text = short(path)
+    return text if "/" in text else f"./{text}"

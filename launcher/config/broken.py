@@ -1,0 +1,141 @@
+"""Files that cannot be read, and values that refer to what is not there.
+
+Imported only after a mistake was found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from launcher.config.overrides import parse_override
+from launcher.config.sources import LOST, files_of, relative
+from launcher.errors import Mistakes, UserError, nearest, one_line
+
+_MAPPING = "a file of the tree holds KEY: VALUE lines"
+_RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor")
+
+
+def broken_trees(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -> UserError | None:
+    """The files that cannot be read, if that is what the error is about.
+
+    A file that no group of ours names is not looked at unless reading went wrong: it may be anything.
+    """
+    if isinstance(error, RecursionError):
+        return _circle(error, overrides)
+    parsed = [parse_override(text) for text in overrides]
+    try:
+        return _told_of(file.path for file in files_of(parsed, roots))
+    except LOST:
+        chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
+        files = [root / f"{name}.yaml" for name in ("config", *chosen) for root in roots]
+        every = (path for root in roots for path in sorted(root.rglob("*.yaml")))
+        return _told_of(path for path in files if path.is_file()) or _told_of(every)
+
+
+def _told_of(paths: Iterable[Path]) -> UserError | None:
+    found = [mistake for path in paths if (mistake := _broken(path)) is not None]
+    return Mistakes(found) if found else None
+
+
+def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None:
+    trace, names = error.__traceback__, set()
+    while trace is not None:
+        names.add(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    if "hydra._internal.defaults_list" not in names:
+        return None
+    told = one_line(" ".join(overrides))
+    return UserError(f"{told}: the defaults lists go in circles", hint="a file cannot build on itself")
+
+
+def _broken(path: Path) -> UserError | None:
+    name = one_line(relative(path))
+    try:
+        content = OmegaConf.load(path)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        return UserError(f"{name}{line}: not valid YAML: {error.problem}", hint=_yaml_hint(error))
+    except UnicodeDecodeError:
+        return UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8")
+    except OmegaConfBaseException as error:
+        told = one_line(str(error).splitlines()[0])
+        return UserError(f"{name}: {error.full_key}: not an interpolation: {told}", hint="it is ${KEY}")
+    except yaml.YAMLError as error:
+        return UserError(f"{name}: not valid YAML: {one_line(str(error).splitlines()[0])}")
+    except OSError as error:
+        if error.errno is None:  # OmegaConf's word for a file that holds one value
+            return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
+        return UserError(f"{name}: {(error.strerror or str(error)).lower()}")
+    if not OmegaConf.is_dict(content):
+        return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
+    defaults = OmegaConf.to_container(content).get("defaults", [])  # type: ignore[union-attr]
+    if not isinstance(defaults, list):
+        hint = "such as defaults: [_base, _self_]"
+        return UserError(f"{name}: defaults={defaults!r}: expected a list", hint=hint)
+    return None
+
+
+def _yaml_hint(error: yaml.MarkedYAMLError) -> str | None:
+    if "\\t" in (error.problem or ""):
+        return "indent with spaces, not with tabs"
+    return f"{error.context}, line {error.context_mark.line + 1}" if error.context_mark else None
+
+
+def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
+    """A value that is missing, or refers to what is not there.
+
+    Parameters
+    ----------
+    keys
+        The keys of the tree, to name the nearest.
+    """
+    key = str(error.full_key or "")
+    told = str(error).splitlines()[0] if str(error) else type(error).__name__
+    start = f"{one_line(key)}: " if key else ""
+    found = re.search(r"Missing mandatory value: ([\w.]+)", told)
+    if found:
+        return missing(key if isinstance(error, MissingMandatoryValue) else found[1])
+    if isinstance(error, InterpolationKeyError):
+        return _no_such_reference(key, told, keys)
+    found = re.search(r"Environment variable '([^']+)' not found", told)
+    if found:
+        return UserError(
+            f"{start}the environment variable {found[1]} is not set",
+            key=key,
+            hint=f"export it, or give a default: ${{oc.env:{found[1]},DEFAULT}}",
+        )
+    found = re.search(r"Unsupported interpolation type (\S+)", told)
+    if found:
+        near = nearest(found[1], _RESOLVERS)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(_RESOLVERS)}"
+        return UserError(f"{start}there is no resolver {found[1]!r}", key=key, hint=hint)
+    if "Recursive interpolation" in told:
+        return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
+    found = re.search(r"node `([^`]*)` is not a container", told)
+    if found:
+        return UserError(f"{found[1]}: expected keys below it, not a value", key=found[1])
+    told = re.sub(r"^\w+ raised while resolving interpolation: ", "", told)
+    return UserError(f"{start}{one_line(told[:1].lower() + told[1:])}", key=key or None)
+
+
+def missing(key: str) -> UserError:
+    return UserError(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
+
+
+def _no_such_reference(key: str, told: str, keys: Sequence[str]) -> UserError:
+    start = one_line(key)
+    found = re.search(r"Interpolation key '([^']*)' not found", told)
+    name = found[1] if found else ""
+    near = nearest(name, [other for other in keys if other != name])
+    hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
+    if name == f"cluster.{key}":  # the root refers to what every cluster has
+        key = "cluster"
+        hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
+    return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)

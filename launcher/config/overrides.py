@@ -1,0 +1,153 @@
+"""The words of the command line, before Hydra reads them: their form, and what stays as it was typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UserError, did_you_mean, one_line, shown
+
+# Each stage has a configuration group of its own name.
+STAGES = ("data_preparation", "training")
+GROUPS = ("cluster", *STAGES)
+
+# Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:24.07.
+_TEXTS = re.compile(r"(env_vars(\..*)?|(cluster\.)?container)$", re.DOTALL)
+
+_FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
+_WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<value>=.*)?", re.DOTALL)
+
+# What Hydra is to read by itself: quotes, lists, mappings, interpolations, escapes; nothing and null.
+_HYDRA_READS = re.compile(r"""['"\[{].*|.*(\$\{|\\).*|null|""", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One override in its parts; `value` is ``None`` where there is no ``=``."""
+
+    text: str
+    sign: str
+    key: str
+    value: str | None
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it names a file of a group, as far as its form tells."""
+        return self.key in GROUPS and self.value is not None and not self.value.startswith("{")
+
+
+def parse_override(text: str) -> Override:
+    found = _WORD.fullmatch(text)
+    assert found is not None  # every text has this form
+    value = found["value"]
+    return Override(text, found["sign"] or "", found["key"], value[1:].strip(" \t") if value else None)
+
+
+def hydra_value(value: str) -> str:
+    """Quote any text for Hydra's override grammar, so that it arrives as it is.
+
+    Neither Hydra's grammar nor OmegaConf's, which reads ``${...}`` and ``???``, finds anything in it.
+    """
+    if value == "???":  # OmegaConf's word for a value that is missing
+        return r"""'${oc.decode:"\'???\'"}'"""
+    # A backslash is itself, except in front of what would end the text or start an interpolation.
+    text = without_interpolation(value)
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    text = re.sub(r"(\\+)$", r"\1\1", text) if text.endswith("\\") else text
+    return f"'{text}'"
+
+
+def without_interpolation(text: str) -> str:
+    """Escape ``${``, so that OmegaConf leaves it as it is."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def for_hydra(texts: Sequence[str]) -> list[str]:
+    """The overrides as Hydra is to read them.
+
+    Raises
+    ------
+    UserError
+        If one has not the form of an override.
+    """
+    parsed = [parse_override(text) for text in texts]
+    for override in parsed:
+        _check_form(override)
+    stages = requested_stages(parsed)
+    for override in parsed:
+        if override.is_choice:
+            _check_choice(override, stages)
+    skipped = [f"~{stage}" for stage in STAGES if stage not in stages]
+    return [*(_as_typed(override) for override in parsed), *skipped]
+
+
+def requested_stages(overrides: Sequence[Override]) -> list[str]:
+    """Read the stages from the overrides: which groups to compose depends on them."""
+    requested = ["training"]
+    text = "stages=[training]"
+    for override in overrides:
+        if override.key == "stages" and override.value is not None:
+            requested, text = re.findall(r"[\w-]+", override.value), override.text
+    if not requested:
+        raise UserError(
+            f"{one_line(text)}: no stage is asked for", key="stages", hint=f"valid: {', '.join(STAGES)}"
+        )
+    for stage in requested:
+        if stage not in STAGES:
+            hint = did_you_mean(stage, STAGES)
+            raise UserError(f"stages={stage}: there is no such stage", key="stages", hint=hint)
+    return requested
+
+
+def _as_typed(override: Override) -> str:
+    """Quote what is text in any case: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all."""
+    if override.sign == "~" or override.value is None or not _TEXTS.match(override.key):
+        return override.text
+    value = override.value
+    if override.key != "env_vars" and not _HYDRA_READS.fullmatch(value):
+        value = hydra_value(value)
+    # A new variable needs no `+`.
+    sign = "++" if override.key.startswith("env_vars") else override.sign
+    return f"{sign}{override.key}={value}"
+
+
+def _check_form(override: Override) -> None:
+    text = override.text
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{one_line(text)}: this override is not valid UTF-8", key=override.key) from error
+    if not text.strip():
+        raise UserError(f"{shown(text)}: an empty override", hint=_FORM)
+    if not override.key.strip():
+        raise UserError(f"{one_line(text)}: a key is missing", hint=_FORM)
+    if override.value is None and override.sign != "~":
+        raise UserError(f"{one_line(text)}: a value is missing", key=override.key, hint=_form_of(override))
+
+
+def _form_of(override: Override) -> str:
+    if override.key in GROUPS:
+        return f"{override.key}=CHOICE"
+    if "/" in override.key:
+        return f"a model size is chosen with training={one_line(override.key)}"
+    return _FORM
+
+
+def _check_choice(override: Override, stages: Sequence[str]) -> None:
+    """Refuse what Hydra would take for a choice, and is none."""
+    value = override.value or ""
+    needed = override.key == "cluster" or override.key in stages
+    if override.sign == "~" or (value.lower() == "null" and not needed):
+        return
+    parts = value.split("/")
+    if value.lower() in ("", "null") or any(part in ("", "..") or part[0] in "._" for part in parts):
+        raise NoSuchChoice(override.key, value)
+
+
+class NoSuchChoice(UserError):
+    """A choice that its group does not have; the list of those it has is added on the way out."""
+
+    def __init__(self, group: str, choice: str) -> None:
+        super().__init__(f"{group}={one_line(choice)}: there is no such choice", key=group)
+        self.group, self.choice = group, choice

@@ -1,0 +1,173 @@
+"""Where a value is from: the override that set it, or the file and line.
+
+Asked only after a mistake was found, so it may take its time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.config.overrides import GROUPS, STAGES, Override, parse_override, requested_stages
+from launcher.errors import UserError, one_line, shortened
+
+# What looking for a source may run into, in trees that have mistakes: then there is none to tell.
+LOST = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    RecursionError,
+    UserError,
+)
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_REFERENCES_FOLLOWED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFile:
+    """A file that a composition reads, and the node that its keys are below."""
+
+    path: Path
+    package: str
+
+
+def name_sources(error: UserError, overrides: Sequence[str], roots: Sequence[Path]) -> None:
+    """Fill in where the values that an error is about are from.
+
+    Parameters
+    ----------
+    overrides
+        The overrides as the user gave them.
+    roots
+        The trees, the one that is looked at first coming first.
+    """
+    for mistake in error.mistakes:
+        if mistake.source is None and mistake.key is not None:
+            told = [locate(mistake.key, overrides, roots)]
+            for key in mistake.also:
+                source = locate(key, overrides, roots)
+                told.append(source and f"{key} is {source}")
+            mistake.source = "\n".join(line for line in told if line) or None
+
+
+def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
+    """Where a key was set: ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nowhere."""
+    try:
+        return _locate(key, [parse_override(text) for text in overrides], roots, _REFERENCES_FOLLOWED)
+    except LOST:
+        return None
+
+
+def _locate(key: str, overrides: Sequence[Override], roots: Sequence[Path], depth: int) -> str | None:
+    setting = _setting_override(key, overrides)
+    if setting is not None:
+        return f"from the command line: {shortened(one_line(setting.text))}"
+    for file in reversed(files_of(overrides, roots)):
+        found = _position(file, key)
+        if found is None:
+            continue
+        line, value = found
+        reference = _REFERENCE.fullmatch(value or "")
+        further = _locate(reference[1], overrides, roots, depth - 1) if reference and depth else None
+        return further or f"from {relative(file.path)}:{line}"
+    return None
+
+
+def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | None:
+    """The file of the tree that holds a text, and the first line that does."""
+    path = _file(config_path, roots)
+    if path is None:
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    number = next((number for number, line in enumerate(lines, 1) if text in line), None)
+    return f"from {relative(path)}:{number}" if number else f"from {relative(path)}"
+
+
+def relative(path: Path) -> str:
+    """A path as short as it can be told from where the user stands."""
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
+def _setting_override(key: str, overrides: Sequence[Override]) -> Override | None:
+    for override in reversed(overrides):
+        below = key.removeprefix(f"{override.key}.").split(".") if key != override.key else []
+        if below and not key.startswith(f"{override.key}."):
+            continue
+        if below and override.is_choice:
+            continue  # the chosen file set it
+        if below and (override.value or "").startswith("{") and not _holds(override, below):
+            continue
+        return override
+    return None
+
+
+def _holds(override: Override, below: Sequence[str]) -> bool:
+    """Whether the mapping that an override sets has a value there."""
+    value = OverridesParser.create().parse_override(f"x={override.value}").value()
+    for name in below:
+        if not isinstance(value, dict):
+            return True
+        if name not in value:
+            return False
+        value = value[name]
+    return True
+
+
+def files_of(overrides: Sequence[Override], roots: Sequence[Path]) -> list[TreeFile]:
+    """The files that a composition reads, in the order in which they are merged."""
+    chosen = [override.text for override in overrides if override.is_choice or override.key in GROUPS]
+    skipped = [f"~{stage}" for stage in STAGES if stage not in requested_stages(overrides)]
+    with initialize_config_dir(str(roots[-1]), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        found = loader.compute_defaults_list("config", [*chosen, *skipped], RunMode.RUN).defaults
+    files = []
+    for default in found:
+        path = _file(default.config_path or "", roots)
+        if path is not None:
+            files.append(TreeFile(path, default.package or ""))
+    return files
+
+
+def _file(config_path: str, roots: Sequence[Path]) -> Path | None:
+    name = config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
+    return next((root / name for root in roots if (root / name).is_file()), None)
+
+
+def _position(file: TreeFile, key: str) -> tuple[int, str | None] | None:
+    """The line of a file that sets a key, and the value if it is a scalar."""
+    below = key if not file.package else key.removeprefix(f"{file.package}.")
+    if file.package and below == key:
+        return None
+    node, line = yaml.compose(file.path.read_text(encoding="utf-8")), None
+    for name in below.split("."):
+        if isinstance(node, yaml.MappingNode):
+            found = list(_entries(node, name))
+        elif isinstance(node, yaml.SequenceNode) and name.isdecimal() and int(name) < len(node.value):
+            found = [(node.value[int(name)], node.value[int(name)])]
+        else:
+            # A parent that was set to a value, such as null, decided this key too.
+            return (line, None) if line is not None and isinstance(node, yaml.ScalarNode) else None
+        if not found:
+            return None
+        name_node, node = found[-1]
+        line = name_node.start_mark.line + 1
+    assert line is not None
+    return line, node.value if isinstance(node, yaml.ScalarNode) else None
+
+
+def _entries(node: yaml.MappingNode, name: str) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    yield from ((key, value) for key, value in node.value if key.value == name)

@@ -1,0 +1,77 @@
+"""What pydantic finds wrong with a value, in words for people. Imported only after a mistake was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
+
+_SEVERAL = "a list, such as [a, b]"
+_KEYS = "keys below it, as in {key: value}"
+
+# pydantic's types of error, by the beginning of their names: what was expected instead.
+_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_": lambda context: "a whole number",
+    "float_": lambda context: "a number",
+    "bool_": lambda context: "true or false",
+    "string_type": lambda context: "text; a number needs quotes",
+    "list_": lambda context: _SEVERAL,
+    "dict_": lambda context: _KEYS,
+    "model_": lambda context: _KEYS,
+    "mapping_": lambda context: _KEYS,
+    "literal_error": lambda context: str(context["expected"]),
+    "greater_than_equal": lambda context: f"{context['ge']} or more",
+    "too_short": lambda context: f"at least {context['min_length']} of them",
+}
+
+
+def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
+    """One of pydantic's errors as ours.
+
+    Parameters
+    ----------
+    path
+        The node that the model describes, such as ``training.trainer``; empty for the root.
+    """
+    # "[key]": a mapping's key, not its value, is wrong.
+    location = [part for part in detail["loc"] if part != "[key]"]
+    key = ".".join(str(part) for part in ([path] if path else []) + location)
+    if detail["type"] == "extra_forbidden":
+        near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
+        return UserError(f"{one_line(key)}: there is no such key", key=key, hint=near)
+    if detail["type"] == "missing":
+        return UserError(f"{one_line(key)}: this key is needed", key=key)
+    value = one_line(key) if "[key]" in detail["loc"] else f"{one_line(key)}={shown(detail['input'])}"
+    return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
+
+
+def _told(detail: Any) -> str:
+    context = detail.get("ctx", {})
+    if detail["type"] == "value_error":  # our own validators
+        return str(context["error"])
+    if detail["type"] == "string_unicode":
+        return "not valid UTF-8"
+    for beginning, words in _EXPECTED.items():
+        if detail["type"].startswith(beginning):
+            return f"expected {words(context)}"
+    return str(detail["msg"][:1].lower() + detail["msg"][1:])
+
+
+def _hint(detail: Any) -> str | None:
+    if detail["type"] != "literal_error":
+        return None
+    near = nearest(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:
+    """The keys that are valid in the node at `location` below `model`."""
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    yield from model.model_fields

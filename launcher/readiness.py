@@ -1,0 +1,157 @@
+"""What a launch needs of this machine, looked at before anything is written.
+
+What cannot work is refused; what may be there on the nodes alone is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.drafting import Draft
+from launcher.errors import UserError, nearest, shown
+from launcher.plan import Plan
+from launcher.schedulers.commands import ask, clean_environment
+
+_IMAGE_SUFFIXES = (".sqsh", ".squashfs")
+_NAMES_SHOWN = 3
+
+# The libraries of the `train` extra that each stage cannot do without.
+_LIBRARIES = {
+    "training": ("torch", "megatron", "numpy", "psutil", "yaml"),
+    "data_preparation": ("torch", "megatron", "numpy", "tokenizers"),
+}
+_ANSWER = "missing:"
+_ASK = """\
+import importlib.util, sys
+print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+"""
+_PATIENCE_SECONDS = 60
+
+
+def check(made: Draft) -> list[str]:
+    """Look at what a launch needs of this machine: its image, its interpreter, Pyxis.
+
+    Returns
+    -------
+    Warnings: what is not here, and may be on the nodes.
+
+    Raises
+    ------
+    UserError
+        If the launch cannot work; with the key, and where it was set.
+    """
+    with made.composition.naming_sources():
+        plan = made.plan
+        if plan.job.container is None or plan.scheduler == "local":
+            told = [_container_ignored(plan), _interpreter(plan)]
+        else:
+            told = [_image(plan.job.container.image), _pyxis(plan)]
+    return [warning for warning in told if warning is not None]
+
+
+def _container_ignored(plan: Plan) -> str | None:
+    if plan.job.container is None:
+        return None
+    return (
+        f"container={plan.job.container.image} is not used: cluster.scheduler=local runs without containers"
+    )
+
+
+def _image(image: str) -> str | None:
+    """An image that is a file must be there, unless this machine does not have its directory."""
+    path = Path(image)
+    if not path.is_absolute():
+        return None  # of a registry
+    if path.exists():
+        return None
+    if not path.parent.is_dir():
+        return f"container={image}: not on this machine; every node must have it"
+    raise UserError(
+        f"container={shown(image)}: there is no such file",
+        key="container",
+        hint=_nearest_files(path, _IMAGE_SUFFIXES)
+        + "\nan image of a registry is such as container=nvcr.io#nvidia/nemo:24.07",
+    )
+
+
+def _nearest_files(path: Path, suffixes: tuple[str, ...] = ("",)) -> str:
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.endswith(suffixes))
+    except OSError:  # one may look for a file there, and not list them
+        names = []
+    listed = nearest(path.name, names, _NAMES_SHOWN) or names[:_NAMES_SHOWN]
+    if not listed:
+        return f"there is none in {path.parent}"
+    return f"in {path.parent}: {', '.join(listed)}"
+
+
+def _pyxis(plan: Plan) -> str | None:
+    if plan.scheduler != "slurm":
+        return None
+    environment = clean_environment(plan.slurm_conf)
+    if shutil.which("srun", path=environment.get("PATH")) is None:
+        return None  # the scheduler tells that there is no Slurm
+    answer = ask(["srun", "--help"], environment)
+    if answer.code != 0 or "--container-image" in answer.stdout:
+        return None
+    return (
+        "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing;"
+        " container=null runs on bare metal"
+    )
+
+
+def _interpreter(plan: Plan) -> str | None:
+    """The tasks' interpreter must be there and find the trainer's libraries."""
+    if plan.job.engine != "megatron":
+        return None
+    name = plan.job.payload.argv[0]
+    found = shutil.which(name)
+    if found is not None:
+        return _libraries(plan, name, found)
+    path = Path(name)
+    if not path.is_absolute() or not path.parent.is_dir():
+        return f"cluster.python={name}: not on this machine; every node must have it"
+    what = "it may not be executed" if path.exists() else "there is no such file"
+    raise UserError(f"cluster.python={shown(name)}: {what}", key="cluster.python", hint=_nearest_files(path))
+
+
+def _libraries(plan: Plan, name: str, interpreter: str) -> str | None:
+    missing = _missing_libraries(interpreter, _LIBRARIES[plan.job.stage], plan.job.environment)
+    if missing is None:
+        return f"cluster.python={name}: whether it has torch and megatron-core cannot be told"
+    if not missing:
+        return None
+    own = "null: the launcher's own interpreter" if name == sys.executable else f"{shown(name)}: it"
+    raise UserError(
+        f"cluster.python={own} does not find {', '.join(missing)}",
+        key="cluster.python",
+        hint=f"install what a training needs there: {interpreter} -m pip install 'slipway[train]'\n"
+        "or name another interpreter, cluster.python=..., or an image, container=...",
+    )
+
+
+def _missing_libraries(
+    interpreter: str, names: tuple[str, ...], variables: Mapping[str, str]
+) -> list[str] | None:
+    """Ask an interpreter, which imports none of them; ``None`` if it does not answer."""
+    command = [interpreter, "-c", _ASK, *names]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **variables},
+            cwd="/",  # a folder `torch` where the user stands is not meant
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    return answers[-1].removeprefix(_ANSWER).split() if done.returncode == 0 and answers else None

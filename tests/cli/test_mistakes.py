@@ -1,0 +1,359 @@
+"""Every mistake is one message that names the key, the value, its source and what is valid.
+
+Exit code 2, no traceback, nothing on stdout that could be taken for a result, nothing written or submitted.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+
+# Files in a tree of the user's, by the choice that reads each.
+TREE = {
+    "syntax": "defaults: [bcm, _self_]\npartition: [a\nx: 1\n",
+    "tab": "account:\n\tx: 1\n",
+    "twice": "defaults: [bcm, _self_]\nmem: 1\nmem: 2\n",
+    "listing": "- partition\n- account\n",
+    "unknown": "defaults: [bcm, _self_]\n\npartion: p5\n",
+    "typed": "defaults: [bcm, _self_]\nexclusive: maybe\n",
+    "broken": "defaults: [bcm, _self_]\naccount: ${nope\n",
+    "dangling": "defaults: [bcm, _self_]\naccount: ${cluster.partion}\n",
+    "orphan": "partition: p5\n",
+    "circle": "defaults: [circle, _self_]\n",
+    "heir": "defaults:\n  - bmc\n  - _self_\n",
+    "scalar": "defaults: bcm\n",
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the mistakes refer to; in a row, `@tree` and so on stand for these."""
+
+    tree: Path
+    templates: Path
+    images: Path
+    bare: Path  # an interpreter without any library
+    file: Path
+
+    def fill(self, text: str) -> str:
+        for name in ("tree", "templates", "images", "bare", "file"):
+            text = text.replace(f"@{name}", str(getattr(self, name)))
+        return text
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    root = tmp_path_factory.mktemp("places")
+    for folder in ("tree/cluster", "syntax", "undefined", "images"):
+        (root / folder).mkdir(parents=True)
+    for name, text in TREE.items():
+        (root / "tree/cluster" / f"{name}.yaml").write_text(text)
+    (root / "tree/cluster/latin.yaml").write_bytes(b"account: \xff\n")
+    (root / "syntax/sbatch.sh.j2").write_text("#!/bin/bash\n{% if %}\n")
+    (root / "undefined/task.sh.j2").write_text("#!/bin/bash\n\n{{ jobb.stage }}\n")
+    (root / "images/nemo-24.07.sqsh").touch()
+    (root / "file").touch()
+    venv.create(root / "bare", with_pip=False)
+    return Places(root / "tree", root, root / "images", root / "bare/bin/python", root / "file")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to stand in, on a machine without Slurm."""
+    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no-slurm")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SHIPPED = "conf/cluster/bcm.yaml:11"
+LOCAL = ["cluster=local", "training=gpt3/tiny"]
+
+COMPOSING: list[tuple[list[str], list[str]]] = [
+    # choices
+    (
+        ["training=gpt3/5B"],
+        ["training=gpt3/5B", "'gpt3/5b'", "gpt3/126m, gpt3/5b, gpt3/tiny", "command line"],
+    ),
+    (["training=gpt/5b"], ["no such choice", "did you mean 'gpt3/5b'"]),
+    (["training=gpt3"], ["training=gpt3: there is no such choice", "valid: gpt3/126m, gpt3/5b"]),
+    (["training=gpt3/5b/"], ["training=gpt3/5b/", "did you mean 'gpt3/5b'"]),
+    (["training=gpt3/_base"], ["there is no such choice", "valid: gpt3/126m"]),
+    (["training=../cluster/bcm"], ["training=../cluster/bcm: there is no such choice"]),
+    (["training="], ["training=: there is no such choice", "valid: gpt3/126m"]),
+    (["training=null"], ["training=null: there is no such choice"]),
+    (["+training=gpt3/5b"], ["there already", "without the +: training=gpt3/5b"]),
+    (["cluster=BCM"], ["cluster=BCM", "did you mean 'bcm'"]),
+    (["cluster=_base"], ["cluster=_base: there is no such choice", "valid: bcm, local, sandbox"]),
+    (["cluster=bcm,local"], ["cluster=bcm,local: there is no such choice"]),
+    (["traning=gpt3/5b"], ["traning=gpt3/5b: there is no such key", "did you mean 'training'"]),
+    (["stages=[trainin]"], ["stages=trainin", "did you mean 'training'", "command line: stages=[trainin]"]),
+    (["stages=[]"], ["stages=[]: no stage", "valid: data_preparation, training"]),
+    # the form of an override
+    ([""], ["an empty override", "KEY=VALUE"]),
+    (["=x"], ["=x: a key is missing"]),
+    (["+"], ["+: a key is missing"]),
+    (["training"], ["training: a value is missing", "training=CHOICE"]),
+    (["gpt3/5b"], ["gpt3/5b: a value is missing", "training=gpt3/5b"]),
+    (["1a=2"], ["1a=2: not a key"]),
+    (["cluster.partition='a"], ["a quote is not closed", "\"cluster.partition='a'\""]),
+    (["cluster.partition=a,b"], ["several values", "cluster.partition=[a,b]", "\"cluster.partition='a,b'\""]),
+    (["stages=[training"], ["stages=[training", "a list is [a, b]"]),
+    (["data_dir=${nope"], ["data_dir=${nope", "interpolation is not closed"]),
+    (["training.trainer.num_nodes=choice(1,2)"], ["sweeps are not supported"]),
+    # keys
+    (["cluster.partion=x"], ["cluster.partion=x: there is no such key", "did you mean 'partition'"]),
+    (["+cluster.partion=x"], ["cluster.partion", "command line: +cluster.partion=x", "'partition'"]),
+    (["partition=gpu"], ["partition=gpu", "did you mean 'cluster.partition'"]),
+    (["num_nodes=2"], ["did you mean 'training.trainer.num_nodes'"]),
+    (
+        ["training.model.micro_batchsize=3"],
+        ["did you mean 'micro_batch_size'", "+training.model.micro_batchsize=..."],
+    ),
+    (["training.model.num_layers.x=1"], ["training.model.num_layers is not there, or holds no keys"]),
+    (["+training.model.num_layers=1"], ["there already", "without the +: training.model.num_layers=1"]),
+    (["~training.model.optin"], ["~training.model.optin: there is no such key", "'training.model.optim'"]),
+    (["~cluster.mem"], ["cluster.mem: this key is needed", "command line: ~cluster.mem"]),
+    # values
+    (
+        ["cluster.exclusive=maybe"],
+        ["cluster.exclusive='maybe': expected true or false", "from the command line"],
+    ),
+    (["cluster.exclusive=null"], ["cluster.exclusive=null: expected true or false"]),
+    (["cluster.mem=[1]"], ["cluster.mem=[1]: expected text"]),
+    (["cluster.mem={a: 1}"], ["cluster.mem={a: 1}: expected text"]),
+    (["training.run.time_limit=1.5"], ["training.run.time_limit=1.5: expected text; a number needs quotes"]),
+    (["container_mounts=/a"], ["container_mounts='/a': expected a list, such as [a, b]"]),
+    (["cluster.gpus_per_node=-1"], ["cluster.gpus_per_node=-1: expected 0 or more"]),
+    (["engine=nemoo"], ["engine='nemoo': expected 'nemo' or 'megatron'", "did you mean 'nemo'"]),
+    (["training.trainer.num_nodes=two"], ["training.trainer.num_nodes='two': expected a whole number"]),
+    (
+        ["training.trainer={num_nodes: 0}"],
+        ["num_nodes=0: expected 1 or more", "training.trainer={num_nodes: 0}"],
+    ),
+    (["training.trainer=null"], ["training.trainer=null: expected keys below it"]),
+    (["training.run=null"], ["training.run: expected keys below it", "command line: training.run=null"]),
+    (["cluster.exclusive=3", "cluster.mem=[1]"], ["cluster.exclusive=3", "cluster.mem=[1]"]),
+    # what is missing, and what refers to it
+    (["stages=[data_preparation]"], ["data_preparation.inputs=???: a value is needed", "text.yaml:8"]),
+    (["training.run.name=???"], ["training.run.name=???: a value is needed", "give one"]),
+    (["base_results_dir=null"], ["base_results_dir=null: a directory is needed"]),
+    (["~data_dir"], ["data_dir: a directory is needed", "command line: ~data_dir"]),
+    (["data_dir='~nobody-of-that-name/x'"], ["data_dir='~nobody-of-that-name/x'", "no such user's home"]),
+    (["data_dir=${base_result_dir}/x"], ["'base_result_dir'", "did you mean '${base_results_dir}'"]),
+    (["data_dir=${oc.env:SLIPWAY_NO_SUCH}"], ["environment variable SLIPWAY_NO_SUCH is not set"]),
+    (["cluster.mem=${multiplied:1,2}"], ["no resolver 'multiplied'", "did you mean 'multiply'"]),
+    (["data_dir=${data_dir}"], ["data_dir: it refers to itself"]),
+    # values that no script can carry
+    (["training.run.name='$(touch x)'"], ["training.run.name='$(touch x)': not a safe file name"]),
+    (["training.run.name=../up"], ["training.run.name='../up': not a safe file name"]),
+    ([f"training.run.name={'x' * 300}"], ["300 characters are too many"]),
+    ([f"base_results_dir=/{'x' * 300}"], ["file name too long", "base_results_dir=..."]),
+    (["cluster.partition='a\nb'"], [r"cluster.partition='a\nb'", "a line break cannot be part of a value"]),
+    (["env_vars.X=a\nb"], [r"env_vars.X='a\nb'", "a line break"]),
+    (["env_vars.X=a\0b"], [r"env_vars.X='a\x00b'", "a NUL character"]),
+    (["cluster.account=\udcff"], [r"cluster.account=\udcff", "not valid UTF-8"]),
+    (["env_vars.A-B=1"], ["env_vars.A-B: not a name that a shell variable can have"]),
+    # the plan
+    (["cluster.gres=gpu:4"], ["cluster.gres='gpu:4'", "contradict", f"gpus_per_node is from @@{SHIPPED}"]),
+    (["container_mounts=['/a,/b']"], ["'/a,/b' is not a mount", "source:target", "from the command line"]),
+    (["base_results_dir=/x:y"], ["base_results_dir: '/x:y'", "Pyxis separates with , and :"]),
+    (["training.run.results_dir=/x:y"], ["training.run.results_dir: '/x:y'", "Pyxis"]),
+    (["data_dir='/a,b'"], ["data_dir: '/a,b'", "Pyxis", "command line: data_dir='/a,b'"]),
+    (["container=nemo.sqsh"], ["container='nemo.sqsh'", "whole path", "/nemo.sqsh"]),
+    (["cluster=local", "cluster.python=bin/python"], ["cluster.python='bin/python'", "/bin/python"]),
+    (["training.model.data=null"], ["training.model.data=null: keys are needed"]),
+    (["~training"], ["stages=[training]", "training is from the command line: ~training"]),
+    (
+        ["stages=[training,data_preparation]", "data_preparation.inputs=[/x]"],
+        ["stages=[training,data_preparation]", "one stage at a time"],
+    ),
+    # trees and templates of the user's own
+    (["--config-dir=/no/such"], ["--config-dir /no/such: no such directory"]),
+    (["--template-dir=/no/such"], ["--template-dir /no/such: no such directory"]),
+    (["--template-dir=@templates/syntax"], ["syntax/sbatch.sh.j2:2: this template is not valid"]),
+    (["--template-dir=@templates/undefined"], ["undefined/task.sh.j2:3:", "'jobb' is undefined"]),
+    (["--config-dir=@tree", "cluster=syntax"], ["@tree/cluster/syntax.yaml:3: not valid YAML"]),
+    (["--config-dir=@tree", "cluster=tab"], ["tab.yaml:2: not valid YAML", "indent with spaces"]),
+    (["--config-dir=@tree", "cluster=twice"], ["twice.yaml:3: not valid YAML", "duplicate key mem"]),
+    (["--config-dir=@tree", "cluster=listing"], ["listing.yaml: not a mapping", "KEY: VALUE"]),
+    (["--config-dir=@tree", "cluster=latin"], ["latin.yaml: not valid UTF-8"]),
+    (["--config-dir=@tree", "cluster=broken"], ["broken.yaml: account: not an interpolation"]),
+    (["--config-dir=@tree", "cluster=scalar"], ["scalar.yaml: defaults='bcm': expected a list"]),
+    (["--config-dir=@tree", "cluster=circle"], ["cluster=circle", "in circles"]),
+    (
+        ["--config-dir=@tree", "cluster=heir"],
+        ["cluster/bmc: there is no such file", "@tree/cluster/heir.yaml:2"],
+    ),
+    (["--config-dir=@tree", "cluster=orphan"], ["'cluster.engine'", "defaults: [_base, _self_]"]),
+    (
+        ["--config-dir=@tree", "cluster=unknown"],
+        [
+            "cluster.partion: there is no such key",
+            "from @tree/cluster/unknown.yaml:3",
+            "did you mean 'partition'",
+        ],
+    ),
+    (
+        ["--config-dir=@tree", "cluster=typed"],
+        ["cluster.exclusive='maybe'", "from @tree/cluster/typed.yaml:2"],
+    ),
+    (
+        ["--config-dir=@tree", "cluster=dangling"],
+        ["'cluster.partion'", "dangling.yaml:2", "did you mean '${cluster.partition}'"],
+    ),
+]
+
+LAUNCHING: list[tuple[list[str], list[str]]] = [
+    (["container=null", "engine=nemo"], ["there is no Slurm here", "slipway sandbox up", "cluster=local"]),
+    (
+        ["container=@images/nemo-24.7.sqsh"],
+        ["there is no such file", "nemo-24.07.sqsh", "command line: container=@images"],
+    ),
+    ([*LOCAL, "cluster.python=@bare"], ["does not find torch, megatron", "pip install 'slipway[train]'"]),
+    (["cluster=sandbox", "cluster.python=@bare"], ["cluster.python='@bare'", "container=..."]),
+    ([*LOCAL, "cluster.python=@images/python3"], ["@images/python3': there is no such file"]),
+    (
+        [*LOCAL, "cluster.python=/bin/true", "base_results_dir=@file/x"],
+        ["@file/x", "a directory", "base_results_dir=..."],
+    ),
+]
+
+OTHER_VERBS: list[tuple[list[str], list[str]]] = [
+    (["status", "no_such_run"], ["no_such_run"]),
+    (["logs", "no_such_run"], ["there is no run 'no_such_run'"]),
+    (["plot", "no_such_run"], ["there is no run 'no_such_run'"]),
+    (["follow", "no_such_run"], ["there is no run 'no_such_run'"]),
+    (["data", "tokenize", "no_such_file"], ["no_such_file: no such file or directory"]),
+    (["data", "tokenize", "@file", "cluster=bmc"], ["cluster=bmc", "did you mean 'bcm'"]),
+    (["sandbox", "up", "--nodes=0"], ["--nodes 0"]),
+    (["lanch"], ["lanch: there is no such verb", "did you mean 'launch'"]),
+    (["training=gpt3/5b"], ["slipway launch training=gpt3/5b"]),
+    (["launch", "--cluster=bcm"], ["--cluster=bcm", "no dashes in front: cluster=bcm"]),
+    (["launch", "-training=gpt3/5b"], ["no dashes in front: training=gpt3/5b"]),
+    (["launch", "--nodes"], ["unrecognized arguments: --nodes"]),
+]
+
+ROWS = [
+    *((["launch", "--dry-run", *row], words) for row, words in COMPOSING),
+    *((["launch", *row], words) for row, words in LAUNCHING),
+    *OTHER_VERBS,
+]
+
+
+def run(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as end:  # argparse
+        assert isinstance(end.code, int)
+        return end.code
+
+
+@pytest.mark.parametrize(("arguments", "words"), ROWS, ids=lambda value: ascii(" ".join(value))[:60])
+def test_a_mistake_is_told_and_nothing_is_done(
+    arguments: list[str],
+    words: list[str],
+    places: Places,
+    here: Path,
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = run([places.fill(argument) for argument in arguments])
+    told = capsys.readouterr()
+    for word in words:
+        assert places.fill(word).replace("@@", f"{repository}/") in told.err
+    assert (code, told.out) == (2, "")
+    assert "Traceback" not in told.err
+    assert "slipway: " in told.err
+    assert not any(ord(char) < 32 for char in told.err.replace("\n", ""))
+    assert list(here.iterdir()) == []
+
+
+def test_several_mistakes_are_told_together(capsys: pytest.CaptureFixture[str]) -> None:
+    mistakes = ["cluster.exclusive=maybe", "cluster.cpus_per_task=0", "+cluster.partion=x"]
+    assert run(["launch", "--dry-run", *mistakes]) == 2
+    assert capsys.readouterr().err == (
+        "slipway: cluster.exclusive='maybe': expected true or false\n"
+        "  from the command line: cluster.exclusive=maybe\n"
+        "slipway: cluster.cpus_per_task=0: expected 1 or more\n"
+        "  from the command line: cluster.cpus_per_task=0\n"
+        "slipway: cluster.partion: there is no such key\n"
+        "  from the command line: +cluster.partion=x\n"
+        "  did you mean 'partition'?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["training=gpt3/5B"], "training=gpt3/5B: there is no such choice"),
+        (["cluster.exclusive=maybe"], "from the command line: cluster.exclusive=maybe"),
+        (["env_vars.X=\udcff"], r"env_vars.X=\udcff: this override is not valid UTF-8"),
+    ],
+)
+def test_the_same_in_a_process_of_its_own(
+    arguments: list[str], words: str, here: Path, repository: Path
+) -> None:
+    command = [sys.executable, str(repository / "launcher/main.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_where_one_stands_may_be_gone(here: Path, repository: Path) -> None:
+    program = (
+        "import os, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, str(repository / "launcher/main.py"), "--dry-run"]
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "slipway: the current directory was deleted\n  cd to one that exists\n"
+
+
+def test_a_full_disk_is_told(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path_factory.mktemp("disk")
+    environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, env=environment).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        assert run(["launch", *LOCAL, "cluster.python=/bin/true", f"base_results_dir={disk}/results"]) == 2
+    finally:
+        subprocess.run(["umount", str(disk)], check=True, env=environment)
+    told = capsys.readouterr()
+    assert "no space left" in told.err.lower()
+    assert f"{disk}/results" in told.err
+    assert "Traceback" not in told.err
+
+
+def test_a_bug_keeps_its_traceback(here: Path, repository: Path) -> None:
+    program = """
+import sys
+from launcher import drafting
+from launcher.cli.app import main
+def bug(*arguments, **named):
+    raise ValueError("a bug of ours")
+drafting.plan_launch = bug
+sys.exit(main(["launch", "--dry-run"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" in done.stderr
+    assert "ValueError: a bug of ours" in done.stderr
+    assert list(here.iterdir()) == []

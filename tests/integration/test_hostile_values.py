@@ -1,0 +1,144 @@
+"""Hostile values through the real `sbatch` and `srun`: they arrive byte for byte, and nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.config.overrides import hydra_value
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+CASES = [
+    "two  words ",
+    """it's "quoted" twice""",
+    "$HOME ${HOME} $$ $1",
+    "`touch canary`",
+    "$(touch canary)",
+    "100%j %A_%a %% %",
+    "a;touch canary;b && touch canary | touch canary",
+    "x # not a comment",
+    "größe 日本 🚀 é",
+    "\t,:&|<>*?~!()[]{}=@^-- \x01\x7f'\"`$;%#ü",
+]
+# Backslashes cannot be in a log's path.
+WITH_BACKSLASH = r"\ \\ \n \" \' \$HOME \${HOME} %\j"
+
+# Each task says what it was given, under its rank.
+RECORDER = """#!/bin/sh
+printf '%s\\0' "$HOSTILE" "$PWD" "$@" >"$RECORD/$SLURM_PROCID"
+"""
+
+
+@pytest.mark.slurm
+def test_values_arrive_in_the_tasks_of_a_job(tmp_path: Path, sandbox: Sandbox) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    launched = [_launch(tmp_path / str(number), case, conf) for number, case in enumerate(CASES)]
+    for number, (case, told) in enumerate(zip(CASES, launched, strict=True)):
+        place = tmp_path / str(number)
+        run_dir = Path(told["run_dir"])
+        assert run_dir.parent.name == case
+        _wait_for(run_dir / "launches" / "1" / "exit.json")
+        log = run_dir / f"log-nemo-megatron-tokenize_text_{told['job_id']}.out"
+        assert "the tasks ended with exit code 0" in log.read_text(), log.read_text()
+        seen = (place / "record" / "0").read_bytes().decode().split("\0")[:-1]
+        assert seen[:5] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "trainer.data.tokenize"]
+        assert f"--pattern={case}{WITH_BACKSLASH}" in seen
+        assert f"{place}/{case}/input" in seen
+    assert not list(tmp_path.rglob("canary*"))
+    # The verbs find such runs too.
+    runs = [told["run_dir"] for told in launched]
+    status = json.loads(run_command(SLIPWAY, "status", *runs, "--json", cwd=tmp_path).stdout)
+    assert [row["job_id"] for row in status] == [told["job_id"] for told in launched]
+    assert {row["state"] for row in status} == {"COMPLETED"}
+
+
+def _launch(place: Path, case: str, conf: dict[str, str]) -> dict[str, str]:
+    (place / "record").mkdir(parents=True)
+    (place / case).mkdir()
+    recorder = place / case / "recorder"
+    recorder.write_text(RECORDER)
+    recorder.chmod(0o755)
+    overrides = {
+        "base_results_dir": f"{place}/{case}",
+        "cluster.python": str(recorder),
+        "data_preparation.pattern": case + WITH_BACKSLASH,
+        "env_vars.HOSTILE": case,
+        "env_vars.RECORD": str(place / "record"),
+    }
+    words = [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
+    words += [
+        "stages=[data_preparation]",
+        f"data_preparation.inputs=[{hydra_value(f'{place}/{case}/input')}]",
+    ]
+    done = run_command(SLIPWAY, "launch", "cluster=sandbox", *words, "--json", cwd=place, **conf)
+    told: dict[str, str] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.slurm
+def test_values_arrive_in_every_task_of_a_training(tmp_path: Path, sandbox: Sandbox) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    place = tmp_path / "it's; $(touch canary) #1 %j"
+    (place / "record").mkdir(parents=True)
+    (place / "recorder").write_text(RECORDER)
+    (place / "recorder").chmod(0o755)
+    overrides = {
+        "base_results_dir": f"{place}/results",
+        "cluster.python": f"{place}/recorder",
+        "env_vars.HOSTILE": "$(touch canary)",
+        "env_vars.RECORD": f"{place}/record",
+    }
+    words = [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
+    command = [SLIPWAY, "launch", "training=gpt3/tiny", "cluster=sandbox", *words, "--follow"]
+    run_command(*command, cwd=place, **conf)
+    launch = f"{place}/results/gpt3_tiny/launches/1"
+    arguments = [
+        "-u",
+        "-m",
+        "trainer.pretrain",
+        f"--config-path={launch}",
+        "--config-name=gpt3_tiny_hydra.yaml",
+    ]
+    for rank in range(4):
+        seen = (place / "record" / str(rank)).read_bytes().decode().split("\0")[:-1]
+        assert seen == ["$(touch canary)", f"{launch}/code", *arguments]
+    assert not list(tmp_path.rglob("canary*"))
+
+
+@pytest.mark.slurm
+def test_a_shells_own_slurm_variables_change_nothing_and_are_told(tmp_path: Path, sandbox: Sandbox) -> None:
+    shell = {
+        "SBATCH_PARTITION": "cloud",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_EXPORT": "NONE",
+        "SLURM_JOB_ID": "1",
+        "SLURM_NNODES": "4",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
+    }
+    stage = [
+        "stages=[data_preparation]",
+        "data_preparation.inputs=[/nonexistent]",
+        "cluster.python=/bin/true",
+    ]
+    command = [SLIPWAY, "launch", "cluster=sandbox", *stage]
+    done = run_command(*command, "--json", cwd=tmp_path, **shell)
+    assert "SBATCH_PARTITION=cloud of your shell is not passed on" in done.stderr
+    assert "instead: cluster.partition=cloud" in done.stderr
+    assert "job 1, in which you are" in done.stderr
+    job = json.loads(done.stdout)["job_id"]
+    fields = ["--noheader", "--states=all", f"--jobs={job}", "--Format=Partition:|,TimeLimit:|,NumNodes:|"]
+    conf = {"SLURM_CONF": shell["SLURM_CONF"]}
+    assert run_command("squeue", *fields, cwd=tmp_path, **conf).stdout.strip() == "gpu|1:00:00|1|"
+
+
+def _wait_for(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} did not appear")

@@ -1,0 +1,68 @@
+"""`launcher_cmd.log` holds the command of a launch, and one that renders its script again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import SLIPWAY, run_command
+
+# The job does nothing: what is tested is its script.
+FAST = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny"]
+
+
+def command_log(run: Path, launch: int) -> list[str]:
+    return (run / "launches" / str(launch) / "launcher_cmd.log").read_text().splitlines()
+
+
+def script(run: Path, launch: int) -> bytes:
+    (path,) = (run / "launches" / str(launch)).glob("*_submission.sh")
+    return path.read_bytes()
+
+
+def replay(line: str) -> bytes:
+    done = subprocess.run(["bash", "-c", line], cwd="/", capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+@pytest.mark.parametrize("way", ["main.py", "slipway", "own trees", "data tokenize"])
+def test_a_launch_replays_to_the_same_bytes(repository: Path, tmp_path: Path, way: str) -> None:
+    cwd = tmp_path / "it's here; $(touch canary) #1"
+    cwd.mkdir()
+    (cwd / "ours" / "cluster").mkdir(parents=True)
+    (cwd / "ours" / "cluster" / "mine.yaml").write_text("defaults: [local, _self_]\npython: /bin/true\n")
+    (cwd / "ours" / "sbatch.sh.j2").write_text(
+        '{% extends "slipway/sbatch.sh.j2" %}{% block environment %}{{ super() }}# ours\n{% endblock %}'
+    )
+    (cwd / "text.txt").write_text("words")
+    main = [sys.executable, repository / "launcher" / "main.py"]
+    commands: dict[str, list[str | Path]] = {
+        "main.py": [*main, *FAST, "env_vars.X='a  b $(touch canary)'"],
+        "slipway": [SLIPWAY, "launch", *FAST, "training.trainer.max_steps=7"],
+        "own trees": [SLIPWAY, "launch", "--config-dir=ours", "--template-dir", "ours", "cluster=mine"],
+        "data tokenize": [SLIPWAY, "data", "tokenize", "text.txt", "cluster.python=/bin/true"],
+    }
+    run_command(*commands[way], cwd=cwd)
+    (run,) = (cwd / "results").iterdir()
+    command, _, again = command_log(run, 1)
+    assert replay(again.removeprefix("# ")) == script(run, 1)
+    assert [path.name for path in (run / "launches").iterdir()] == ["1"], "a replay launches nothing"
+
+    replay(command)
+    assert script(run, 2) != script(run, 1)
+    tags = [command_log(run, number)[2].rpartition("--tag=")[2] for number in (1, 2)]
+    moved = script(run, 1).replace(b"launches/1", b"launches/2").replace(b"launch=1 ", b"launch=2 ")
+    assert script(run, 2) == moved.replace(tags[0].encode(), tags[1].encode())
+    assert replay(command_log(run, 2)[2].removeprefix("# ")) == script(run, 2)
+    assert not list(tmp_path.rglob("canary*"))
+
+
+def test_a_number_or_tag_without_a_dry_run_is_refused(tmp_path: Path) -> None:
+    for option in ("--launch-number=3", "--tag=x"):
+        done = run_command(SLIPWAY, "launch", *FAST, option, cwd=tmp_path, check=2)
+        assert "they need --dry-run" in done.stderr
+    assert list(tmp_path.iterdir()) == []

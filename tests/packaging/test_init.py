@@ -1,0 +1,124 @@
+"""`slipway init`: what it writes works as it stands, and what is there already is never written over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import init
+from launcher.cli.app import main
+
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def written(directory: Path) -> dict[str, bytes]:
+    found = (path for path in directory.rglob("*") if path.is_file() or path.is_symlink())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
+
+
+def launch(directory: Path, *overrides: str, cwd: Path) -> str:
+    """Run the wrapper for a dry run."""
+    command = [str(directory / "launch.sh"), *overrides, "--dry-run"]
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_file_of_the_starter_tree_is_written_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "a place/of mine"]) == 0
+    assert written(tmp_path / "a place" / "of mine") == written(init.STARTER)
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in init.FILES)
+    assert "  'a place/of mine/launch.sh' --dry-run " in told
+    *_, ours = told.strip().splitlines()
+    assert all(Path(path).is_dir() for path in ours.partition(": ")[2].split(", "))
+
+
+def test_the_tree_works_as_it_stands(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path)]) == 0
+    before = written(tmp_path)
+    told = launch(tmp_path, "cluster=mine", "training=gpt3/mine", cwd=tmp_path)
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_mine\n" in told
+    assert "#SBATCH --gpus-per-node=8\n" in told
+    assert "# module load cuda\n" in told
+    assert written(tmp_path) == before, "a dry run writes nothing"
+
+
+@pytest.mark.parametrize("name", ["with space", "it's (mine), = [really] $HOME ~{x}"])
+def test_the_wrapper_works_from_anywhere_and_wherever_it_is(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    assert main(["init", str(directory)]) == 0
+    # Without a container: Pyxis takes no comma in the path of a mount.
+    told = launch(directory, "container=null", "engine=megatron", cwd=Path("/"))
+    assert f"--output={directory}/results/gpt3_mine/launches/1/" in told.replace("\\", "").replace('"', "")
+    link = tmp_path / "link.sh"
+    link.symlink_to(directory / "launch.sh")
+    done = subprocess.run(
+        [str(link), "--dry-run", "cluster=local"], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_arguments_win_over_the_wrappers_own(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path)]) == 0
+    told = launch(tmp_path, "training=gpt3/126m", "cluster=bcm", "base_results_dir=/elsewhere", cwd=tmp_path)
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m\n" in told
+    assert "#SBATCH --output=/elsewhere/gpt3_126m/" in told
+
+
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path)]) == 0
+    scripts = [str(tmp_path / "launch.sh"), str(tmp_path / "script.sh")]
+    Path(scripts[1]).write_text(launch(tmp_path, cwd=tmp_path))
+    shellcheck = str(Path(sys.executable).with_name("shellcheck"))
+    done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", list(init.FILES))
+def test_what_exists_is_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).symlink_to("nowhere")  # taken too
+    assert main(["init", str(tmp_path)]) == 2
+    assert name in capsys.readouterr().err
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()] == [name]
+    assert not (tmp_path / name).exists()
+
+
+def test_a_second_time_names_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path)]) == 0
+    (tmp_path / "launch.sh").write_text("edited")
+    before = written(tmp_path)
+    capsys.readouterr()
+    assert main(["init", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert (told.out, [name for name in init.FILES if name not in told.err]) == ("", [])
+    assert written(tmp_path) == before
+
+
+def test_files_of_others_stay_beside_ours(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "theirs.yaml").write_text("a: 1\n")
+    assert main(["init", str(tmp_path)]) == 0
+    assert (tmp_path / "conf" / "theirs.yaml").read_text() == "a: 1\n"
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`templates` is a file: known only when the files before it are written."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "templates").write_text("mine")
+    assert main(["init", str(tmp_path / "there")]) == 2
+    assert "templates" in capsys.readouterr().err
+    assert written(tmp_path) == {"there/templates": b"mine"}
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["templates"]

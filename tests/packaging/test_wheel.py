@@ -1,0 +1,133 @@
+"""The wheel in an empty directory: it holds all that it needs, and needs nothing of the checkout."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import Installed, run
+from tests.sandbox.fixtures import skip_without_slurm
+
+DRY_RUN = ["launch", "training=gpt3/126m", "cluster=bcm", "--dry-run"]
+TREES = {"conf": "launcher/conf", "templates": "launcher/templates"}
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        return {name: archive.read(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def checkout(source: Path) -> dict[str, bytes]:
+    """What the wheel should hold, by name: the two packages, and the trees that are linked into them."""
+    tops = {name: name for name in ("launcher", "trainer")} | TREES
+    return {
+        str(Path(target) / path.relative_to(source / top)): path.read_bytes()
+        for top, target in tops.items()
+        for path in (source / top).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_wheel_holds_what_the_checkout_has_and_nothing_else(
+    wheel: Path, checkout: dict[str, bytes]
+) -> None:
+    assert contents(wheel) == checkout
+    for name in ("launcher/conf/config.yaml", "launcher/templates/sbatch.sh.j2", "launcher/py.typed"):
+        assert name in checkout
+
+
+def test_the_wheel_built_directly_is_the_same(
+    source: Path, checkout: dict[str, bytes], tmp_path: Path
+) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
+    run(*build, cwd=source)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert contents(wheel) == checkout
+
+
+def test_the_wheel_carries_the_license_and_the_readme(wheel: Path, source: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (license_file,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        assert archive.read(license_file) == (source / "LICENSE").read_bytes()
+        told = Parser().parsestr(archive.read(metadata).decode())
+    assert told["License"] == "Apache-2.0"
+    assert told.get_payload() == (source / "README.md").read_text()
+
+
+def test_the_source_distribution_has_no_results_and_no_tests(dist: Path) -> None:
+    (path,) = dist.glob("slipway-*.tar.gz")
+    with tarfile.open(path) as archive:
+        tops = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
+    assert {"launcher", "trainer", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"} <= tops
+    assert not {"tests", "results", "benchmarks"} & tops
+
+
+def test_it_is_the_wheel_that_runs(installed: Installed, tmp_path: Path) -> None:
+    where = "import launcher, trainer; print(launcher.__file__); print(trainer.__file__)"
+    told = installed.run("python", "-c", where, cwd=tmp_path).split()
+    assert all(Path(path).is_relative_to(installed.directory) for path in told)
+    assert re.fullmatch(r"slipway \d\S+\n", installed.run("slipway", "--version", cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_watch_sees_what_is_opened(repository: Path, installed: Installed, tmp_path: Path) -> None:
+    """Otherwise the tests that see nothing opened would prove nothing."""
+    before = installed.files_of_the_checkout()
+    installed.run("python", "-c", f"open({str(repository / 'LICENSE')!r})", cwd=tmp_path)
+    assert [*before, str(repository / "LICENSE")] == installed.files_of_the_checkout()
+    installed.opened.unlink()
+
+
+def test_a_dry_run_prints_the_checkouts_script(
+    repository: Path, installed: Installed, tmp_path: Path
+) -> None:
+    told = installed.run("slipway", *DRY_RUN, cwd=tmp_path)
+    ours = run(sys.executable, repository / "launcher" / "main.py", *DRY_RUN[1:], cwd=tmp_path)
+    tag = re.compile(r"# tag \S+")
+    assert tag.sub("", told) == tag.sub("", ours)
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_126m\n" in told
+    assert list(tmp_path.iterdir()) == []
+    assert installed.files_of_the_checkout() == []
+
+
+def test_a_starter_tree_from_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    assert "./launch.sh --dry-run" in installed.run("slipway", "init", cwd=tmp_path)
+    told = installed.run("./launch.sh", "cluster=mine", "training=gpt3/mine", "--dry-run", cwd=tmp_path)
+    assert "#SBATCH --job-name=nemo-megatron-gpt3_mine\n" in told
+    assert "# module load cuda\n" in told
+    assert installed.files_of_the_checkout() == []
+
+
+@pytest.mark.slurm
+@pytest.mark.trainer
+def test_a_launch_from_the_wheel(installed: Installed, tmp_path: Path, short_directory: Path) -> None:
+    skip_without_slurm()
+    sandbox = {"SLIPWAY_SANDBOX_DIR": str(short_directory / "sandbox")}
+    small = ["training.trainer.max_steps=2", "training.trainer.limit_val_batches=0"]
+    mock = ["training.model.data.data_impl=mock", "training.model.encoder_seq_length=32"]
+    launch = ["slipway", "launch", "training=gpt3/tiny", "cluster=sandbox", *small, *mock, "--follow"]
+    try:
+        installed.run("slipway", "sandbox", "up", cwd=tmp_path, **sandbox)
+        assert "COMPLETED" in installed.run(*launch, cwd=tmp_path, **sandbox)
+        told = json.loads(installed.run("slipway", "status", "--json", cwd=tmp_path, **sandbox))
+    finally:
+        installed.run("slipway", "sandbox", "down", cwd=tmp_path, **sandbox)
+    assert [(run["run"], run["state"], run["step"]) for run in told] == [("gpt3_tiny", "COMPLETED", 2)]
+    code = tmp_path / "results" / "gpt3_tiny" / "launches" / "1" / "code" / "trainer"
+    (site,) = installed.directory.glob("lib/python*/site-packages")
+    names = [str(path.relative_to(code)) for path in code.rglob("*.py")]
+    assert "pretrain.py" in names
+    same, *different = filecmp.cmpfiles(code, site / "trainer", names, shallow=False)
+    assert (len(same), different) == (len(names), [[], []])
+    assert installed.files_of_the_checkout() == []
