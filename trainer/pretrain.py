@@ -8,7 +8,6 @@ MASTER_PORT); without them one process trains alone. Exit codes: 0 done, 2 a mis
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shlex
 import sys
@@ -17,10 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
-from trainer import errors, logs
-from trainer.checkpoint.naming import check_template
+from trainer import errors, logs, requirements
 from trainer.config.check import check_keys, unused
 from trainer.config.layout import Layout, make_layout
 from trainer.config.load import flatten, load_config
@@ -43,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _pretrain(options: argparse.Namespace, world: World, started: float) -> int:
     log_dir: Path | None = None
     try:
+        requirements.check(requirements.TRAINING)
         config = load_config(options.config_path, options.config_name)
         flat = flatten(config)
         check_keys(flat)
         settings = read_settings(flat)
-        check_template(settings.output.checkpoint_name)
         layout = make_layout(settings, world.size)
+        if settings.output.tensorboard:
+            requirements.check(requirements.TENSORBOARD, "; or exp_manager.create_tensorboard_logger=False")
         log_dir = settings.output.log_dir
         _open_logs(log_dir, world, config)
         _train(settings, layout, world, flat, started, options.stop_after)
@@ -85,6 +83,8 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
         raise errors.UserError(f"exp_manager.explicit_log_dir={log_dir}: {error.strerror}", "node") from None
     if not world.is_main:
         return
+    import yaml
+
     (log_dir / "cmd-args.log").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
     (log_dir / "hparams.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
@@ -108,23 +108,20 @@ def _train(
 
     from trainer.loop.header import header
     from trainer.loop.run import train
+    from trainer.loop.saving import sole_writer
     from trainer.loop.session import open_session
 
     with process_group(world) as device:
         place = make_place(world, layout, device)
-        session = open_session(settings, place)
-        for line in header(session, unused(flat, cuda=not on_cpu)):
-            logs.LOGGER.info(line)
-        train(session, started, stop_after)
+        with sole_writer(settings.saving, place):
+            session = open_session(settings, place)
+            for line in header(session, unused(flat, cuda=not on_cpu)):
+                logs.LOGGER.info(line)
+            train(session, started, stop_after)
 
 
 def _end_at_once(code: int) -> NoReturn:
     """End this process without waiting for anything: the other ranks may be in a collective with it."""
-    import psutil
-
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
     logs.flush()
     os._exit(code)
 

@@ -102,7 +102,7 @@ class Trainings:
     """Starts trainings; each `name` is a run with a log directory of its own."""
 
     def __init__(self, root: Path, prefix: Path | None, tokenizer: Path | None) -> None:
-        self._root = root
+        self.root = root
         self._prefix = prefix
         self._tokenizer = tokenizer
 
@@ -110,16 +110,8 @@ class Trainings:
         self, name: str, changes: dict[str, Any], world: int, arguments: list[str]
     ) -> tuple[list[subprocess.Popen[str]], Path]:
         """Start the processes of a training and return them and its log directory."""
-        log_dir = self._root / name
-        files = {"trainer.devices": world, "exp_manager.explicit_log_dir": str(log_dir)}
-        if self._prefix and self._tokenizer:
-            files["model.data.data_prefix"] = [str(self._prefix)]
-            files["model.tokenizer.vocab_file"] = str(self._tokenizer / "vocab.json")
-            files["model.tokenizer.merge_file"] = str(self._tokenizer / "merges.txt")
-        path = self._root / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(edited({**files, **changes})))
-        command = [sys.executable, "-m", "trainer.pretrain", "--config-path", str(path.parent)]
-        command += ["--config-name", name, *arguments]
+        options, log_dir = self.configure(name, changes, world)
+        command = [sys.executable, "-m", "trainer.pretrain", *options, *arguments]
         port = free_port()
         started = [
             subprocess.Popen(
@@ -133,6 +125,18 @@ class Trainings:
             for rank in range(world)
         ]
         return started, log_dir
+
+    def configure(self, name: str, changes: dict[str, Any], world: int) -> tuple[list[str], Path]:
+        """Write the configuration; return the command line's options and the log directory."""
+        log_dir = self.root / name
+        files = {"trainer.devices": world, "exp_manager.explicit_log_dir": str(log_dir)}
+        if self._prefix and self._tokenizer:
+            files["model.data.data_prefix"] = [str(self._prefix)]
+            files["model.tokenizer.vocab_file"] = str(self._tokenizer / "vocab.json")
+            files["model.tokenizer.merge_file"] = str(self._tokenizer / "merges.txt")
+        path = self.root / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(edited({**files, **changes})))
+        return ["--config-path", str(path.parent), "--config-name", name], log_dir
 
     def __call__(
         self,

@@ -53,6 +53,7 @@ def main() -> None:
         }
         result["decay"] = weight_decay(settings, place)
         result["norm"] = norm_difference()
+        result["generators"] = generators_that_differ(place)
         result["foreign"] = foreign_token(device)
         result["overflow"] = overflowing_gradient(settings, place)
     print(json.dumps(result))
@@ -109,6 +110,28 @@ def foreign_token(device: Any) -> str:
         next(BatchMaker(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))
     except UserError as error:
         return str(error)
+    return ""
+
+
+def generators_that_differ(place: Any) -> str:
+    """Return what is said when a data-parallel rank has drawn more random numbers than another."""
+    from trainer.checkpoint import generators
+
+    generators.check_equal()
+    original = torch.distributed.all_gather_object
+
+    def gather(found: list[str], own: str, group: Any = None) -> None:
+        original(found, own, group=group)
+        torch.rand(1)
+        found.append(generators._digest(generators._states()))
+
+    torch.distributed.all_gather_object = gather
+    try:
+        generators.check_equal()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        torch.distributed.all_gather_object = original
     return ""
 
 

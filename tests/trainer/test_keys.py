@@ -16,6 +16,7 @@ from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
+CALLBACK = "exp_manager.checkpoint_callback_params"
 GPT3_KEYS = [
     line
     for line in (Path(__file__).parent / "data" / "gpt3_keys.txt").read_text().splitlines()
@@ -57,6 +58,9 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
         ("model.rampup_batch_size", [16, 16, 100], "valid here: null"),
         ("model.fp8", True, "FP8"),
         ("model.data.reset_position_ids", True, "valid here: False"),
+        (f"{CALLBACK}.save_weights_only", True, "a training continues from all of its state"),
+        (f"{CALLBACK}.every_n_epochs", 2, "every_n_train_steps says how often"),
+        (f"{CALLBACK}.train_time_interval", "00:01:00:00", "every_n_train_steps says how often"),
         # In Python 1 == True.
         ("model.mcore_gpt", 1, "valid here: True"),
     ],
@@ -98,6 +102,11 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
         ("trainer.max_time", 1800, "days:hours:minutes:seconds"),
         ("trainer.val_check_interval", 0.25, "whole number of steps"),
         ("trainer.limit_val_batches", 1.0, "whole number of global batches"),
+        (f"{CALLBACK}.monitor", "val_los", "did you mean 'val_loss'"),
+        (f"{CALLBACK}.mode", "mn", "did you mean 'min'"),
+        (f"{CALLBACK}.save_top_k", -2, "at least -1"),
+        (f"{CALLBACK}.every_n_train_steps", -1, "at least 0"),
+        (f"{CALLBACK}.filename", "{stepp}", "did you mean 'step'"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_valid(
@@ -107,6 +116,45 @@ def test_a_wrong_value_is_named_with_what_is_valid(
         read_settings({**flat, key: value})
     assert told in str(error.value)
     assert key.rsplit(".", 1)[-1] in str(error.value) or "hidden_size" in str(error.value)
+
+
+def test_a_checkpoint_follows_each_validation_unless_told_otherwise(flat: dict[str, Any]) -> None:
+    every = f"{CALLBACK}.every_n_train_steps"
+    assert read_settings(flat).saving.every == read_settings(flat).val_interval == 4
+    assert read_settings({**flat, every: None}).saving.every == 4
+    assert read_settings({**flat, every: 0}).saving.every == 0
+    assert read_settings({**flat, every: 7}).saving.every == 7
+
+
+def test_what_nemo_and_lightning_know_of_checkpoints_is_in_the_table(flat: dict[str, Any]) -> None:
+    """The fields of NeMo's CallbackParams, with their defaults."""
+    nemo = {
+        "filepath": None,
+        "dirpath": None,
+        "filename": None,
+        "monitor": "val_loss",
+        "verbose": True,
+        "save_last": True,
+        "save_top_k": 3,
+        "save_weights_only": False,
+        "mode": "min",
+        "auto_insert_metric_name": True,
+        "every_n_epochs": 1,
+        "every_n_train_steps": None,
+        "train_time_interval": None,
+        "prefix": None,
+        "postfix": ".nemo",
+        "save_best_model": False,
+        "always_save_nemo": False,
+        "save_nemo_on_train_end": False,
+        "model_parallel_size": None,
+        "save_on_train_epoch_end": False,
+        "async_save": False,
+    }
+    given = {**flat, **{f"{CALLBACK}.{name}": value for name, value in nemo.items()}}
+    check_keys(given)
+    del flat[f"{CALLBACK}.filename"]
+    assert read_settings(given).saving == read_settings(flat).saving
 
 
 def test_a_missing_value_is_named(flat: dict[str, Any]) -> None:

@@ -108,5 +108,9 @@ def test_a_fresh_layernorm1p_is_a_layer_norm(probe: dict[str, Any]) -> None:
     assert probe["norm"] < 1e-6
 
 
+def test_generators_that_differ_are_never_saved_as_one(probe: dict[str, Any]) -> None:
+    assert probe["generators"].startswith("the random generators of the data-parallel ranks differ")
+
+
 def test_tokens_of_another_tokenizer_are_refused(probe: dict[str, Any]) -> None:
     assert "ends at 9: were they made with another tokenizer?" in probe["foreign"]

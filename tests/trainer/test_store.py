@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from trainer.checkpoint.marker import MARKER, Marker, read_marker
 from trainer.checkpoint.naming import check_template, render
-from trainer.checkpoint.store import MARKER, Marker, begin, finish, newest
+from trainer.checkpoint.store import Found, begin, finish, leftovers, newest, sync_part
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
@@ -24,11 +26,17 @@ MARKED = Marker(
 )
 
 
+def save(directory: Path, name: str, step: int = 200) -> Found:
+    unfinished = begin(directory, name)
+    (unfinished / "__0_0.distcp").write_text("weights")
+    return finish(unfinished, name, replace(MARKED, step=step, files=sync_part(unfinished, 0)))
+
+
 def test_a_name_in_nemos_style() -> None:
     values = {"val_loss": 4.3211, "step": 200, "consumed_samples": 3200}
-    assert render(TEMPLATE, values) == "megatron_gpt--val_loss=4.32-step=200-consumed_samples=3200-last"
+    assert render(TEMPLATE, values) == "megatron_gpt--val_loss=4.32-step=200-consumed_samples=3200"
     without = render(TEMPLATE, {**values, "val_loss": None})
-    assert without == "megatron_gpt--step=200-consumed_samples=3200-last"
+    assert without == "megatron_gpt--step=200-consumed_samples=3200"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,8 @@ def test_a_name_in_nemos_style() -> None:
         ("m-{step:z}", "m-{step:z}"),
         # A loss is no whole number: without this the name would fail after the last step.
         ("m-{val_loss:d}-{step}", "Unknown format code 'd'"),
+        (".m-{step}", "without a dot in front"),
+        ("latest", "{step}"),
     ],
 )
 def test_templates_that_cannot_be_filled_in(template: str, told: str) -> None:
@@ -49,24 +59,77 @@ def test_templates_that_cannot_be_filled_in(template: str, told: str) -> None:
     assert told in str(error.value)
 
 
-def test_the_newest_complete_checkpoint_by_step(tmp_path: Path) -> None:
-    for step in (200, 1000, 30):
-        finish(begin(tmp_path, f"m-step={step}-last"), replace(MARKED, step=step))
-    begin(tmp_path, "m-step=2000-last")
-    torn = tmp_path / "m-step=3000-last"
-    torn.mkdir()
-    (torn / MARKER).write_text('{"step": 3000')
-    found, skipped = newest(tmp_path)
+def test_the_newest_is_the_one_that_was_saved_last(tmp_path: Path) -> None:
+    """Not the one with the highest step, name or time: a training may start afresh, and clocks differ."""
+    for step in (1000, 30, 200):
+        found = save(tmp_path, f"m-step={step}", step)
+    os.utime(tmp_path / "m-step=30", (2e9, 2e9))
+    assert newest(tmp_path) == (found, {})
+    assert found.path.name == "m-step=200"
+    assert (tmp_path / "latest").readlink() == Path("m-step=200")
+    assert newest(tmp_path / "absent") == (None, {})
+
+
+def test_a_launch_more_than_nine_times_over(tmp_path: Path) -> None:
+    names = [save(tmp_path, "m").path.name for _ in range(12)]
+    assert names == ["m", *(f"m-v{version}" for version in range(1, 12))]
+    found, _ = newest(tmp_path)
     assert found is not None
-    assert found.path.name == "m-step=1000-last"
-    assert found.marker.step == 1000
-    assert {path.name for path in skipped} == {".unfinished-m-step=2000-last", "m-step=3000-last"}
-    assert (tmp_path / "latest").readlink() == Path("m-step=30-last")
-    assert newest(tmp_path / "absent") == (None, [])
+    assert found.path.name == "m-v11"
+    assert (tmp_path / "latest").readlink() == Path("m-v11")
 
 
-def test_a_taken_name_is_not_overwritten(tmp_path: Path) -> None:
-    first = finish(begin(tmp_path, "m"), MARKED)
-    second = finish(begin(tmp_path, "m"), MARKED)
-    assert (first.name, second.name) == ("m", "m-v1")
-    assert (tmp_path / "latest").readlink() == Path("m-v1")
+def test_what_is_not_complete_is_skipped_and_named_with_the_reason(tmp_path: Path) -> None:
+    good = save(tmp_path, "m-step=1")
+    for name, content in [
+        ("cut", '{"step": 3000'),
+        ("other", "[1]"),
+        ("short", '{"step": 1}'),
+        ("none", None),
+    ]:
+        (tmp_path / name).mkdir()
+        if content:
+            (tmp_path / name / MARKER).write_text(content)
+    (begin(tmp_path, "m-step=2") / MARKER).write_text((good.path / MARKER).read_text())
+    (save(tmp_path, "m-step=3").path / "__0_0.distcp").write_text("weigh")
+    (save(tmp_path, "m-step=4").path / "__0_0.distcp").unlink()
+    (tmp_path / ".snapshot").mkdir()
+    found, torn = newest(tmp_path)
+    assert found == good
+    reasons = {path.name.split("-step=2-")[0]: reason for path, reason in torn.items()}
+    changed = f"__0_0.distcp is missing or has another size than {MARKER} says"
+    unmarked = dict.fromkeys(("cut", "other", "short", "none", ".unfinished-m"), f"no {MARKER}")
+    assert reasons == {**unmarked, "m-step=3": changed, "m-step=4": changed}
+
+
+def test_no_two_saves_write_into_one_directory(tmp_path: Path) -> None:
+    first, second = begin(tmp_path, "m"), begin(tmp_path, "m")
+    assert first != second
+    assert leftovers(tmp_path) == sorted([first, second])
+
+
+def test_a_link_that_cannot_be_set_ends_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "latest").mkdir()
+    with caplog.at_level("WARNING", logger="trainer"):
+        found = save(tmp_path, "m")
+    assert newest(tmp_path)[0] == found
+    assert f"the link {tmp_path / 'latest'} cannot be set: Is a directory" in caplog.text
+
+
+def test_each_rank_syncs_what_it_wrote(tmp_path: Path) -> None:
+    for name in ("__0_0.distcp", "__1_0.distcp", "__10_0.distcp", "common.pt", ".metadata"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "__1_1.distcp").touch()
+    assert sync_part(tmp_path, 0) == {"__0_0.distcp": 12, "common.pt": 9, ".metadata": 9}
+    assert sync_part(tmp_path, 1) == {"__1_0.distcp": 12, "part/__1_1.distcp": 0}
+    assert sync_part(tmp_path, 10) == {"__10_0.distcp": 13}
+
+
+def test_a_marker_of_another_version_is_read(tmp_path: Path) -> None:
+    old = '{"step": 5, "consumed_samples": 40, "world_size": 1, "tensor_model_parallel_size": 1, '
+    old += '"pipeline_model_parallel_size": 1, "architecture": {}'
+    (tmp_path / MARKER).write_text(old + "}")
+    assert read_marker(tmp_path) == replace(MARKED, step=5, consumed_samples=40)
+    (tmp_path / MARKER).write_text(old + ', "weather": "fine", "serial": 3}')
+    assert read_marker(tmp_path) == replace(MARKED, step=5, consumed_samples=40, serial=3)

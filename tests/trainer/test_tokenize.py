@@ -123,6 +123,8 @@ def test_the_tokens_do_not_depend_on_the_number_of_workers(
     ("options", "told"),
     [
         (["--input", "{corpus}", "--pattern", "*.rst"], "no file matches --pattern '*.rst'"),
+        (["--input", "{corpus}", "--pattern", "/books/*.txt"], "--pattern '/books/*.txt': expected a glob"),
+        (["--input", "{corpus}", "--pattern", "**.txt"], "--pattern '**.txt': expected a glob"),
         (["--input", "{corpus}/absent"], "there is no such file or directory"),
         (["--input", "{corpus}", "--vocab-size", "10"], "--vocab-size 10: expected at least 257"),
     ],

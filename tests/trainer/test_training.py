@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,11 +71,24 @@ def test_the_files_of_a_log_directory(plain: Any) -> None:
     expected = {"nemo_log_globalrank-0_localrank-0.txt", "cmd-args.log", "hparams.yaml", "metrics.jsonl"}
     assert expected <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    loss = plain.lines("validation")[-1]["val_loss"]
-    (checkpoint,) = plain.lines("checkpoint")
-    assert checkpoint["path"].endswith(f"megatron_gpt--val_loss={loss:.2f}-step=6-consumed_samples=48-last")
+    # After each validation, and at the end.
+    saved = [(line["step"], Path(line["path"]).name) for line in plain.lines("checkpoint")]
+    assert saved == [
+        (
+            line["step"],
+            f"megatron_gpt--val_loss={line['val_loss']:.2f}-step={line['step']}-"
+            f"consumed_samples={8 * line['step']}",
+        )
+        for line in plain.lines("validation")
+    ]
+    assert (plain.log_dir / "checkpoints" / "latest").readlink() == Path(saved[-1][1])
     lines = plain.stdout[0].splitlines()
     assert sum(line.startswith("step ") and "| loss" in line and "eta" in line for line in lines) == 6
+    assert any(
+        line.startswith("checkpoints: after every 4 steps and at the end, in ")
+        and line.endswith(" | kept: the best 3 by val_loss (min) and the newest")
+        for line in lines
+    )
     log = (plain.log_dir / "nemo_log_globalrank-0_localrank-0.txt").read_text()
     assert "WARNING" not in log
 
@@ -135,14 +149,14 @@ def test_a_resumed_training_is_bitwise_the_same_with_dropout(trainings: Any) -> 
     assert ended_well(half)
     assert [line["reason"] for line in half.lines("end")] == ["stop_after"]
     checkpoints = half.log_dir / "checkpoints"
-    (checkpoints / "megatron_gpt--step=5-last").mkdir()
-    (checkpoints / ".unfinished-megatron_gpt--step=4-last").mkdir()
+    (checkpoints / "megatron_gpt--step=5").mkdir()
+    (checkpoints / ".unfinished-megatron_gpt--step=4").mkdir()
     resumed = trainings("halves", DROPOUT)
     assert ended_well(resumed)
     assert resumed.curve(*BITWISE) == whole.curve(*BITWISE)
     assert resumed.lines("validation")[-1]["val_loss"] == whole.lines("validation")[-1]["val_loss"]
     assert "step=3" in resumed.lines("start")[1]["resumed_from"]
-    for torn in ("megatron_gpt--step=5-last", ".unfinished-megatron_gpt--step=4-last"):
+    for torn in ("megatron_gpt--step=5", ".unfinished-megatron_gpt--step=4"):
         assert f"{torn}: it is not a complete checkpoint" in resumed.stdout[0]
 
 
@@ -164,7 +178,7 @@ def test_a_complete_training_is_left_alone_and_another_size_is_refused(
     again = trainings("tensor_parallel", TENSOR_2, world=2)
     assert ended_well(again)
     assert [line["reason"] for line in again.lines("end")] == ["max_steps", "already_complete"]
-    assert len(again.lines("checkpoint")) == 1
+    assert [line["step"] for line in again.lines("checkpoint")] == [4, 6]
 
 
 def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> None:
@@ -201,7 +215,7 @@ def test_a_diverging_loss_exits_with_3_and_saves_nothing(trainings: Any) -> None
     assert outcome.codes == [3]
     assert "stopping without a checkpoint" in outcome.stdout[0]
     assert "Traceback" not in outcome.stderr[0]
-    assert not (outcome.log_dir / "checkpoints").exists()
+    assert {path.name for path in (outcome.log_dir / "checkpoints").iterdir()} == {".lock"}
     assert outcome.lines("end") == []
 
 

@@ -10,7 +10,6 @@ from trainer.errors import UserError, suggest
 _KEY = "exp_manager.checkpoint_callback_params.filename"
 _FIELD = re.compile(r"\{(?P<name>\w*)(?::(?P<format>[^{}]*))?\}")
 FIELDS = ("val_loss", "reduced_train_loss", "step", "epoch", "consumed_samples")
-LAST = "-last"
 
 
 def check_template(template: str) -> None:
@@ -19,7 +18,7 @@ def check_template(template: str) -> None:
     Raises
     ------
     UserError
-        If it names an unknown field, holds a path separator, or lacks ``{step}``.
+        If it names an unknown field, holds a path separator, lacks ``{step}``, or is hidden.
     """
     for match in _FIELD.finditer(template):
         name = match["name"]
@@ -30,12 +29,16 @@ def check_template(template: str) -> None:
             )
     if "/" in template:
         raise UserError(f"{_KEY}={template!r}: expected a name without '/'; dirpath says where")
+    values: dict[str, float | int | None] = {field: 1.0 if field.endswith("loss") else 1 for field in FIELDS}
     try:
-        name = render(template, {field: 1.0 if field.endswith("loss") else 1 for field in FIELDS})
+        name = render(template, values)
+        unvalidated = render(template, {**values, "val_loss": None})
     except ValueError as error:
         raise UserError(f"{_KEY}={template!r}: {error}") from None
     if "step=" not in name:
         raise UserError(f"{_KEY}={template!r}: expected a field {{step}}, which tells checkpoints apart")
+    if name.startswith(".") or unvalidated.startswith("."):
+        raise UserError(f"{_KEY}={template!r}: expected a name without a dot in front, which would hide it")
 
 
 def render(template: str, values: Mapping[str, float | int | None]) -> str:
@@ -51,4 +54,4 @@ def render(template: str, values: Mapping[str, float | int | None]) -> str:
     missing = [name for name in FIELDS if values.get(name) is None]
     for name in missing:
         template = re.sub(rf"\{{{name}(:[^{{}}]*)?\}}-?", "", template)
-    return _FIELD.sub(fill, template).strip("-") + LAST
+    return _FIELD.sub(fill, template).strip("-")

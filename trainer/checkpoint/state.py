@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import queue
-from dataclasses import asdict, dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch.distributed.checkpoint import CheckpointException
 
-from trainer.checkpoint import store
+from trainer.checkpoint import generators, store
+from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.writer import make_strategy
 from trainer.config.architecture import Architecture
 from trainer.distributed import Place, from_main
 from trainer.errors import UserError
@@ -54,38 +54,36 @@ def shapes(architecture: Architecture, vocabulary: int, precision: str) -> dict[
 
 
 def save(
-    directory: Path,
-    name: str,
-    model: Any,
-    optimizer: Any,
-    progress: Progress,
-    place: Place,
-    shape: dict[str, Any],
-) -> Path:
+    directory: Path, name: str, model: Any, optimizer: Any, progress: Progress, place: Place, marker: Marker
+) -> store.Found:
     """Write a checkpoint; every rank calls this.
+
+    Parameters
+    ----------
+    directory, name
+        Where, and under which name.
+    model, optimizer, progress
+        What is saved; the random generators are as well.
+    place
+        This process.
+    marker
+        What is known of the checkpoint beforehand; its files and its serial are filled in.
 
     Returns
     -------
-    Path
+    Found
         The complete checkpoint. Until it is complete it lies under a hidden name without a marker.
     """
+    generators.check_equal()
     unfinished = from_main(lambda: store.begin(directory, name))
-    # megatron-core would keep a server process for this queue, which outlives a killed rank and holds its
-    # stdout open. Saving is synchronous here: the queue never leaves this process.
-    filesystem_async._results_queue = queue.Queue()
-    # One writer process per rank: each is a fork of this one, and storage is slower than one core.
-    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-    dist_checkpointing.save(_state(model, optimizer, progress, place, False), str(unfinished), strategy)
-    dist.barrier()
-    marker = store.Marker(
-        step=progress.step,
-        consumed_samples=progress.consumed_samples,
-        world_size=place.layout.world,
-        tensor_model_parallel_size=place.layout.tensor,
-        pipeline_model_parallel_size=1,
-        architecture=shape,
-    )
-    return from_main(lambda: store.finish(unfinished, marker))
+    state = _state(model, optimizer, progress, place, False)
+    with _as_exception(f"the checkpoint {unfinished} cannot be written"):
+        dist_checkpointing.save(state, str(unfinished), make_strategy())
+    # A barrier too: nobody returns before every rank's files are on disk.
+    parts: list[dict[str, int]] = [{}] * place.layout.world
+    dist.all_gather_object(parts, store.sync_part(unfinished, place.world.rank))
+    files = {name: size for part in parts for name, size in part.items()}
+    return from_main(lambda: store.finish(unfinished, name, replace(marker, files=files)))
 
 
 def restore(found: store.Found, model: Any, optimizer: Any, place: Place, shape: dict[str, Any]) -> Progress:
@@ -97,12 +95,22 @@ def restore(found: store.Found, model: Any, optimizer: Any, place: Place, shape:
         If the model or the tensor-parallel size is not the checkpoint's.
     """
     _check(found, place, shape)
-    state = dist_checkpointing.load(_state(model, optimizer, Progress(), place, True), str(found.path))
+    with _as_exception(f"the checkpoint {found.path} cannot be read"):
+        state = dist_checkpointing.load(_state(model, optimizer, Progress(), place, True), str(found.path))
     model.module.load_state_dict(state["model"])
     with torch.no_grad():
         optimizer.load_state_dict(state["optimizer"])
-    _restore_random(state["random"], place)
+    generators.restore_generators(state["random"], place)
     return Progress(state["step"], state["consumed_samples"])
+
+
+@contextlib.contextmanager
+def _as_exception(message: str) -> Iterator[None]:
+    """Turn torch's CheckpointException, which is no Exception and would be handled as an interrupt."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise RuntimeError(message) from error
 
 
 def _check(found: store.Found, place: Place, shape: dict[str, Any]) -> None:
@@ -127,26 +135,7 @@ def _state(model: Any, optimizer: Any, progress: Progress, place: Place, is_load
         "optimizer": optimizer.sharded_state_dict(
             weights, is_loading=is_loading, metadata=_FULLY_RESHARDABLE
         ),
-        "random": _random_state(place),
+        "random": generators.sharded_generators(place),
         "step": progress.step,
         "consumed_samples": progress.consumed_samples,
     }
-
-
-def _random_state(place: Place) -> ShardedObject:
-    """Return this rank's generators; data-parallel ranks hold equal ones, so that their number may change."""
-    states = {
-        "cpu": torch.get_rng_state(),
-        "device": torch.cuda.get_rng_state(),
-        "tracker": dict(get_cuda_rng_tracker().get_states()),
-    }
-    return ShardedObject(
-        "random", states, (place.layout.tensor,), (place.tensor_rank,), replica_id=place.data_rank
-    )
-
-
-def _restore_random(states: dict[str, Any], place: Place) -> None:
-    torch.set_rng_state(states["cpu"])
-    if place.device.type == "cuda":
-        torch.cuda.set_rng_state(states["device"])
-    get_cuda_rng_tracker().set_states(states["tracker"])

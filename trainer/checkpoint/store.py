@@ -1,29 +1,39 @@
-"""The directory of checkpoints: what is complete, what is not, which is the newest. Imports no torch."""
+"""The directory of checkpoints: what is complete, what is not, which is the newest. Imports no torch.
+
+A checkpoint is written into ``.unfinished-<name>-<unique>``. When all ranks have written and synced their
+files, rank 0 writes the marker there, renames the directory to ``<name>`` and points the link ``latest`` at
+it. The rename is the one moment at which the checkpoint comes into being:
+
+===========================  ==========================================================================
+killed before                is found afterwards
+===========================  ==========================================================================
+the marker or the rename     the checkpoint before, and a hidden directory that is never looked into
+``latest`` points at it      the new checkpoint: the link is a convenience, the serial decides
+a removal's rename           a checkpoint too many
+a removal's end              a hidden directory; what is removed is renamed first
+===========================  ==========================================================================
+
+The newest checkpoint is the one with the highest serial, which each marker counts on from the highest in the
+directory: it is right whatever the clocks of two nodes say, and also when a training starts afresh beside an
+older one whose steps are higher. Only the holder of the directory's lock writes (:mod:`.lock`).
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from dataclasses import asdict, dataclass
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-MARKER = "complete.json"
+from trainer.checkpoint.files import sync
+from trainer.checkpoint.marker import MARKER, Marker, read_marker
+from trainer.logs import LOGGER
+
 LATEST = "latest"
-_UNFINISHED = ".unfinished-"
-
-
-@dataclass(frozen=True)
-class Marker:
-    """What a complete checkpoint says of itself; `architecture` holds the sizes its weights have."""
-
-    step: int
-    consumed_samples: int
-    world_size: int
-    tensor_model_parallel_size: int
-    pipeline_model_parallel_size: int
-    architecture: dict[str, Any]
+UNFINISHED = ".unfinished-"
+REMOVING = ".removing-"
+_RANK = re.compile(r"__(\d+)_")
 
 
 @dataclass(frozen=True)
@@ -34,44 +44,125 @@ class Found:
     marker: Marker
 
 
-def newest(directory: Path) -> tuple[Found | None, list[Path]]:
-    """Return the complete checkpoint with the highest step, and the directories that are not complete."""
-    best: Found | None = None
-    torn: list[Path] = []
-    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if path.is_symlink() or not path.is_dir():
-            continue
-        marker = None if path.name.startswith(_UNFINISHED) else _read_marker(path)
-        if marker is None:
-            torn.append(path)
-        elif best is None or marker.step >= best.marker.step:
-            best = Found(path, marker)
-    return best, torn
+def complete(directory: Path) -> list[Found]:
+    """Return the checkpoints that have a marker, the newest last."""
+    marked = ((path, read_marker(path)) for path in _directories(directory) if not path.name.startswith("."))
+    found = [Found(path, marker) for path, marker in marked if marker is not None]
+    # Markers of the first version have no serial.
+    return sorted(found, key=lambda one: (one.marker.serial, one.marker.step))
+
+
+def newest(directory: Path) -> tuple[Found | None, dict[Path, str]]:
+    """Return the newest complete checkpoint, and the directories that are not complete, each with the reason.
+
+    A checkpoint whose files are not those that its marker lists, such as one that was copied in part, is not
+    complete either. Checkpoints older than the one that is returned are not looked into.
+    """
+    marked = complete(directory)
+    torn = dict.fromkeys(_unmarked(directory, {one.path for one in marked}), f"no {MARKER}")
+    for found in reversed(marked):
+        wrong = _wrong_file(found)
+        if wrong is None:
+            return found, torn
+        torn[found.path] = f"{wrong} is missing or has another size than {MARKER} says"
+    return None, torn
 
 
 def begin(directory: Path, name: str) -> Path:
-    """Create and return the hidden directory in which a checkpoint is written."""
-    path = directory / f"{_UNFINISHED}{name}"
-    if path.exists():
-        shutil.rmtree(path)
+    """Create and return the hidden directory in which a checkpoint is written.
+
+    Its name is used once: what is left of a killed training can never write into it.
+    """
+    path = directory / f"{UNFINISHED}{name}-{unique()}"
     path.mkdir(parents=True)
     return path
 
 
-def finish(unfinished: Path, marker: Marker) -> Path:
+def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
+    """Have the files that a rank wrote on disk; return their names and sizes in bytes.
+
+    Each node has to do this for itself: on a parallel file system another node cannot. megatron-core's own
+    sync comes before its last buffer is flushed.
+    """
+    written = {}
+    for path in sorted(unfinished.rglob("*")):
+        if path.is_file() and _writer(path) == rank:
+            sync(path)
+            written[str(path.relative_to(unfinished))] = path.stat().st_size
+    return written
+
+
+def finish(unfinished: Path, name: str, marker: Marker) -> Found:
     """Mark a written checkpoint as complete, give it its name and point ``latest`` at it.
 
-    The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
+    Call it when every rank has returned from :func:`sync_part`. The serial is filled in here.
     """
-    for part in unfinished.iterdir():
-        _sync(part)
-    _write_synced(unfinished / MARKER, json.dumps(asdict(marker), indent=1) + "\n")
-    _sync(unfinished)
-    path = _free_name(unfinished.parent / unfinished.name.removeprefix(_UNFINISHED))
+    directory = unfinished.parent
+    serial = 1 + max((found.marker.serial for found in complete(directory)), default=0)
+    marker = replace(marker, serial=serial)
+    marker.write(unfinished)
+    # The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
+    for path in (*(part for part in unfinished.rglob("*") if part.is_dir()), unfinished):
+        sync(path)
+    path = _free_name(directory / name)
     unfinished.rename(path)
-    _point_latest(path)
-    _sync(path.parent)
-    return path
+    sync(directory)
+    point_latest(path)
+    return Found(path, marker)
+
+
+def point_latest(path: Path) -> None:
+    """Have the link ``latest`` name a checkpoint, if it does not yet; where that cannot be, say so."""
+    link = path.parent / LATEST
+    if link.is_symlink() and link.readlink() == Path(path.name):
+        return
+    fresh = path.parent / f".{LATEST}"
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(path.name)
+        fresh.replace(link)
+        sync(path.parent)
+    except OSError as error:
+        LOGGER.warning("the link %s cannot be set: %s", link, error.strerror)
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """Return what killed trainings left: checkpoints and removals, begun and not finished."""
+    return [path for path in _directories(directory) if path.name.startswith((UNFINISHED, REMOVING))]
+
+
+def unique() -> str:
+    """Return a few letters that no other call returns."""
+    return uuid.uuid4().hex[:12]
+
+
+def _directories(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if not path.is_symlink() and path.is_dir():
+            yield path
+
+
+def _unmarked(directory: Path, marked: set[Path]) -> Iterator[Path]:
+    for path in _directories(directory):
+        # Other hidden directories are a file system's, or a removal's.
+        if path not in marked and (path.name.startswith(UNFINISHED) or not path.name.startswith(".")):
+            yield path
+
+
+def _wrong_file(found: Found) -> str | None:
+    for name, size in found.marker.files.items():
+        try:
+            if (found.path / name).stat().st_size != size:
+                return name
+        except OSError:
+            return name
+    return None
+
+
+def _writer(path: Path) -> int:
+    # megatron-core's files of a rank are __<rank>_<number>.distcp; all others are rank 0's.
+    match = _RANK.match(path.name)
+    return int(match[1]) if match else 0
 
 
 def _free_name(path: Path) -> Path:
@@ -80,32 +171,3 @@ def _free_name(path: Path) -> Path:
     while candidate.exists():
         candidate, version = path.with_name(f"{path.name}-v{version}"), version + 1
     return candidate
-
-
-def _point_latest(path: Path) -> None:
-    fresh = path.parent / f".{LATEST}.{os.getpid()}"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(path.name)
-    fresh.replace(path.parent / LATEST)
-
-
-def _read_marker(path: Path) -> Marker | None:
-    try:
-        return Marker(**json.loads((path / MARKER).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

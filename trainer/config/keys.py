@@ -43,7 +43,7 @@ _FP8_OFF = Irrelevant("FP8 is off")
 _FSDP_OFF = Irrelevant("FSDP is off")
 _FP16_OFF = Irrelevant("loss scaling is for fp16")
 _PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
-_CHECKPOINTS = Irrelevant("one checkpoint, at the end; none is removed")
+_NEMO_ARCHIVE = "a .nemo archive needs NeMo"
 _PIPELINE = Irrelevant("there is one pipeline stage")
 _BUCKETS = Irrelevant("megatron-core sizes its gradient buffers itself")
 _NO_OVERLAP = Irrelevant("gradients are reduced after the backward pass")
@@ -92,11 +92,24 @@ KEYS: dict[str, Status] = {
     "exp_manager.seconds_to_sleep": Irrelevant("nothing waits for a log directory to settle"),
     f"{_CALLBACK}.dirpath": _IMPLEMENTED,
     f"{_CALLBACK}.filename": _IMPLEMENTED,
-    f"{_CALLBACK}.monitor": _CHECKPOINTS,
-    f"{_CALLBACK}.mode": _CHECKPOINTS,
-    f"{_CALLBACK}.save_top_k": _CHECKPOINTS,
-    f"{_CALLBACK}.always_save_nemo": Refused((False, None), "a .nemo archive needs NeMo"),
-    f"{_CALLBACK}.save_nemo_on_train_end": Refused((False, None), "a .nemo archive needs NeMo"),
+    f"{_CALLBACK}.every_n_train_steps": _IMPLEMENTED,
+    f"{_CALLBACK}.monitor": _IMPLEMENTED,
+    f"{_CALLBACK}.mode": _IMPLEMENTED,
+    f"{_CALLBACK}.save_top_k": _IMPLEMENTED,
+    f"{_CALLBACK}.save_last": Irrelevant("the newest checkpoint is always kept, and `latest` names it"),
+    f"{_CALLBACK}.every_n_epochs": Refused((None, 0, 1), "every_n_train_steps says how often"),
+    f"{_CALLBACK}.train_time_interval": Refused((None,), "every_n_train_steps says how often"),
+    f"{_CALLBACK}.save_on_train_epoch_end": Refused((False, None), "every_n_train_steps says how often"),
+    f"{_CALLBACK}.save_weights_only": Refused((False, None), "a training continues from all of its state"),
+    f"{_CALLBACK}.async_save": Refused((False, None), "the training waits for its checkpoints"),
+    f"{_CALLBACK}.filepath": Refused((None,), "dirpath and filename say where"),
+    f"{_CALLBACK}.prefix": Irrelevant("filename is the whole name"),
+    f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name tells its values with their names"),
+    f"{_CALLBACK}.verbose": Irrelevant("each checkpoint is logged"),
+    f"{_CALLBACK}.always_save_nemo": Refused((False, None), _NEMO_ARCHIVE),
+    f"{_CALLBACK}.save_nemo_on_train_end": Refused((False, None), _NEMO_ARCHIVE),
+    f"{_CALLBACK}.save_best_model": Refused((False, None), _NEMO_ARCHIVE),
+    f"{_CALLBACK}.postfix": Irrelevant(_NEMO_ARCHIVE),
     f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
     # model: batches and parallelism
     "model.micro_batch_size": _IMPLEMENTED,

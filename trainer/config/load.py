@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer.errors import UserError, suggest
 
 ROOTS = ("run", "trainer", "exp_manager", "model")
@@ -25,6 +23,9 @@ def load_config(directory: Path, name: str) -> dict[str, Any]:
     UserError
         If the file is missing, is not YAML, or its root keys are not NeMo's.
     """
+    # Not at the top: an interpreter that lacks it is told so before this.
+    import yaml
+
     path = directory / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     try:
         text = path.read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.architecture import Architecture, read_architecture
+from trainer.config.saving import Saving, read_saving
 from trainer.config.values import Values
 from trainer.errors import UserError
 
@@ -22,7 +23,6 @@ OPTIMIZERS = (
 # Without a CUDA device each but "cpu" falls back to the CPU, which the log says.
 ACCELERATORS = ("gpu", "cuda", "cpu", "auto")
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "32": "fp32", "32-true": "fp32"}
-DEFAULT_FILENAME = "megatron_gpt--{val_loss:.2f}-{step}-{consumed_samples}"
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,9 @@ class Data:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a training writes, and whether it saves, continues, and starts with nothing to continue."""
+    """Where a training logs, and whether it continues, and starts with nothing to continue."""
 
     log_dir: Path
-    checkpoint_dir: Path
-    checkpoint_name: str
-    save: bool
     resume: bool
     resume_or_start: bool
     tensorboard: bool
@@ -75,6 +72,7 @@ class Settings:
     optimization: Optimization
     data: Data
     output: Output
+    saving: Saving
     precision: Literal["bf16", "fp32"]
     seed: int
     tensor_parallel: int
@@ -105,11 +103,13 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     """
     values = Values(flat)
     max_steps = values.integer("trainer.max_steps", minimum=1)
+    output, val_interval = _output(values), _val_interval(values)
     return Settings(
         architecture=read_architecture(values),
         optimization=_optimization(values, max_steps),
         data=_data(values),
-        output=_output(values),
+        output=output,
+        saving=read_saving(values, output.log_dir, val_interval),
         precision=_precision(values),
         seed=values.integer("model.seed", 1234, minimum=0),
         tensor_parallel=values.integer("model.tensor_model_parallel_size", 1, minimum=1),
@@ -117,7 +117,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         global_batch=values.integer("model.global_batch_size", minimum=1),
         max_steps=max_steps,
         max_seconds=_max_seconds(values),
-        val_interval=_val_interval(values),
+        val_interval=val_interval,
         val_batches=_val_batches(values),
         gc_interval=values.integer("model.gc_interval", 0, minimum=0),
         accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
@@ -214,13 +214,8 @@ def _splits(values: Values) -> tuple[float, float, float]:
 
 def _output(values: Values) -> Output:
     node = "exp_manager"
-    log_dir = Path(values.text(f"{node}.explicit_log_dir"))
-    callback = f"{node}.checkpoint_callback_params"
     return Output(
-        log_dir=log_dir,
-        checkpoint_dir=_path(values, f"{callback}.dirpath") or log_dir / "checkpoints",
-        checkpoint_name=values.text(f"{callback}.filename", DEFAULT_FILENAME),
-        save=values.flag(f"{node}.create_checkpoint_callback", True),
+        log_dir=Path(values.text(f"{node}.explicit_log_dir")),
         resume=values.flag(f"{node}.resume_if_exists", False),
         resume_or_start=values.flag(f"{node}.resume_ignore_no_checkpoint", True),
         tensorboard=values.flag(f"{node}.create_tensorboard_logger", True),

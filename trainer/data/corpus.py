@@ -66,7 +66,10 @@ def read_text(path: Path) -> str | None:
 
 def _matches(item: Path, pattern: str) -> Iterable[Path]:
     if item.is_dir():
-        return (path.resolve() for path in item.rglob(pattern) if path.is_file())
+        try:
+            return [path.resolve() for path in item.rglob(pattern) if path.is_file()]
+        except (ValueError, NotImplementedError) as error:
+            raise UserError(f"--pattern {pattern!r}: expected a glob for file names: {error}") from None
     if item.is_file():
         return (item.resolve(),)
     raise UserError(f"--input {item}: there is no such file or directory")

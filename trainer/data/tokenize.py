@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer import requirements
 from trainer.data import bpe
 from trainer.data.corpus import TextFile, collect, fingerprint
-from trainer.data.encode import encode
 from trainer.data.summary import Summary, read_summary
 from trainer.errors import EXIT_OK, EXIT_USER_ERROR, UserError
 from trainer.logs import quiet
@@ -26,7 +26,9 @@ from trainer.logs import quiet
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tokenize; return the exit code: 0 done or nothing to do, 2 a mistake in the options."""
     try:
-        _run(_parse(arguments))
+        options = _parse(arguments)
+        requirements.check(requirements.TOKENIZING)
+        _run(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
@@ -113,6 +115,7 @@ def _ensure_tokenizer(options: argparse.Namespace, files: Sequence[TextFile]) ->
 def _tokenize(options: argparse.Namespace, files: Sequence[TextFile], request: dict[str, Any]) -> Summary:
     quiet()
     # megatron-core takes seconds to import; a mistake in the options is told before that.
+    from trainer.data.encode import encode
     from trainer.data.write import write_indexed
 
     vocabulary = bpe.sizes(options.tokenizer_dir)[0]

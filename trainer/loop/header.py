@@ -28,6 +28,7 @@ def header(session: Session, unused: list[str]) -> list[str]:
         _world(session),
         _batch(session),
         *_data(session),
+        _checkpoints(session),
         *_notes(session),
         *_unused(unused),
     ]
@@ -78,6 +79,16 @@ def _data(session: Session) -> list[str]:
             f"of which {evaluated:,} windows are evaluated"
         )
     return lines
+
+
+def _checkpoints(session: Session) -> str:
+    saving = session.settings.saving
+    if not saving.enabled:
+        return "checkpoints: none, as exp_manager.create_checkpoint_callback=False asks for"
+    often = f"after every {saving.every:,} steps and at the end" if saving.every else "at the end"
+    best = f"the best {saving.keep} by {saving.monitor} ({saving.mode}) and the newest"
+    kept = "all" if saving.keep < 0 else best if saving.keep else "the newest"
+    return f"checkpoints: {often}, in {saving.directory} | kept: {kept}"
 
 
 def _notes(session: Session) -> list[str]:

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Iterator
 
-from trainer.checkpoint import naming, state
 from trainer.data.batches import Batch
 from trainer.data.order import rank_share
 from trainer.distributed import any_rank
 from trainer.errors import DivergedError
+from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import evaluate_losses, train_losses
 
@@ -41,15 +41,17 @@ def train(session: Session, started: float, stop_after: int | None) -> None:
     report_heldout(session)
     if session.settings.gc_interval:
         gc.disable()
-    reason, loss, validated = _steps(session, started, stop_after)
+    saver = Saver(session)
+    reason, loss, validated = _steps(session, saver, started, stop_after)
     if session.heldout_batches and validated is None:
         validated = _validate(session)
-    if session.settings.output.save:
-        _save(session, loss, validated)
+    saver.end(loss, validated)
     reporter.end(progress.step, reason)
 
 
-def _steps(session: Session, started: float, stop_after: int | None) -> tuple[str, float, float | None]:
+def _steps(
+    session: Session, saver: Saver, started: float, stop_after: int | None
+) -> tuple[str, float, float | None]:
     """Return why stepping ended, the last training loss, and the validation loss if it was just computed."""
     settings, progress = session.settings, session.progress
     while True:
@@ -59,14 +61,23 @@ def _steps(session: Session, started: float, stop_after: int | None) -> tuple[st
             validated = _validate(session)
         if settings.gc_interval and progress.step % settings.gc_interval == 0:
             gc.collect()
-        if progress.step >= settings.max_steps:
-            return "max_steps", loss, validated
-        if stop_after is not None and progress.step >= stop_after:
-            return "stop_after", loss, validated
-        if settings.max_seconds is not None:
-            over = time.monotonic() - started > settings.max_seconds
-            if any_rank(over, session.place.device):
-                return "max_time", loss, validated
+        reason = _reason_to_end(session, started, stop_after)
+        if reason:
+            return reason, loss, validated
+        saver.step(loss, validated)
+
+
+def _reason_to_end(session: Session, started: float, stop_after: int | None) -> str | None:
+    settings, progress = session.settings, session.progress
+    if progress.step >= settings.max_steps:
+        return "max_steps"
+    if stop_after is not None and progress.step >= stop_after:
+        return "stop_after"
+    if settings.max_seconds is not None:
+        over = time.monotonic() - started > settings.max_seconds
+        if any_rank(over, session.place.device):
+            return "max_time"
+    return None
 
 
 def _step(session: Session) -> float:
@@ -120,28 +131,3 @@ def _validate(session: Session) -> float:
         raise DivergedError(f"the validation loss after step {session.progress.step} is {loss}: stopping")
     session.reporter.validation(session.progress.step, loss, time.perf_counter() - began)
     return loss
-
-
-def _save(session: Session, loss: float, validated: float | None) -> None:
-    settings, progress = session.settings, session.progress
-    began = time.perf_counter()
-    name = naming.render(
-        settings.output.checkpoint_name,
-        {
-            "val_loss": validated,
-            "reduced_train_loss": loss,
-            "step": progress.step,
-            "epoch": session.order.epoch(progress.consumed_samples),
-            "consumed_samples": progress.consumed_samples,
-        },
-    )
-    path = state.save(
-        settings.output.checkpoint_dir,
-        name,
-        session.model,
-        session.optimizer.inner,
-        progress,
-        session.place,
-        session.shape,
-    )
-    session.reporter.checkpoint(progress.step, path, time.perf_counter() - began)

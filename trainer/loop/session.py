@@ -9,6 +9,7 @@ from typing import Any
 from trainer.checkpoint import state, store
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import padded_vocabulary
+from trainer.config.saving import Saving
 from trainer.config.settings import Settings
 from trainer.data.batches import BatchMaker
 from trainer.data.heldout import heldout_windows, unigram_entropy
@@ -27,7 +28,11 @@ from trainer.report.reporter import Reporter
 
 @dataclass
 class Session:
-    """A training that is ready to step; `resumed_from` is the checkpoint it continues from."""
+    """A training that is ready to step.
+
+    `resumed_from` is the checkpoint it continues from; `training_id` is rank 0's name for the training over
+    all of its launches.
+    """
 
     settings: Settings
     place: Place
@@ -46,6 +51,7 @@ class Session:
     parameters: int
     shape: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
+    training_id: str = field(default_factory=store.unique)
     resumed_from: Path | None = None
 
 
@@ -118,25 +124,29 @@ def _heldout_batches(settings: Settings, place: Place, heldout: Source | None) -
 
 
 def _resume(session: Session) -> None:
-    output = session.settings.output
+    output, saving = session.settings.output, session.settings.saving
     if not output.resume:
         return
-    found = from_main(lambda: _find(output.checkpoint_dir))
+    found = from_main(lambda: _find(saving))
     if found is None:
         if output.resume_or_start:
             return
         raise UserError(
             f"exp_manager.resume_ignore_no_checkpoint=False, but there is no complete checkpoint in "
-            f"{output.checkpoint_dir}: True starts from step 0"
+            f"{saving.directory}: True starts from step 0"
         )
     session.progress = state.restore(
         found, session.model, session.optimizer.inner, session.place, session.shape
     )
+    session.training_id = found.marker.training or session.training_id
     session.resumed_from = found.path
 
 
-def _find(directory: Path) -> store.Found | None:
-    found, torn = store.newest(directory)
-    for path in torn:
-        LOGGER.warning("skipping %s: it is not a complete checkpoint (no %s)", path, store.MARKER)
+def _find(saving: Saving) -> store.Found | None:
+    found, torn = store.newest(saving.directory)
+    for path, reason in torn.items():
+        LOGGER.warning("skipping %s: it is not a complete checkpoint (%s)", path, reason)
+    if found and saving.enabled:
+        # The launch before may have been killed between naming a checkpoint and this.
+        store.point_latest(found.path)
     return found

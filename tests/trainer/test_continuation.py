@@ -1,0 +1,213 @@
+"""Trainings that are killed and launched again: bit by bit the same as one that nothing interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import REPOSITORY, environment, free_port
+from tests.trainer.warm import WarmPool
+
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(900)]
+
+WORLD = 2
+STEPS = 32
+PARAMS = "exp_manager.checkpoint_callback_params"
+COMMON = {
+    "trainer.max_steps": STEPS,
+    "trainer.val_check_interval": 5,
+    "trainer.limit_val_batches": 2,
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    f"{PARAMS}.save_top_k": 2,
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tensor": {"model.tensor_model_parallel_size": 2},
+    "data": {"model.tensor_model_parallel_size": 1},
+}
+SEED = int(os.environ.get("SLIPWAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+PATIENCE = 120
+
+
+class Run:
+    """A run of two processes, launched as often as asked; checkpoints are shared, logs are each launch's."""
+
+    def __init__(self, trainings: Any, name: str, changes: dict[str, Any], start: Callable[..., Any]) -> None:
+        self._trainings, self._name, self._changes, self._start = trainings, name, changes, start
+        self.log_dirs: list[Path] = []
+        self._processes: list[Any] = []
+        self.checkpoints: Path | None = None
+
+    def launch(self) -> None:
+        """Start the processes."""
+        name = f"{self._name}-{len(self.log_dirs)}"
+        if self.checkpoints is None:
+            self.checkpoints = self._trainings.configure(name, {}, WORLD)[1].with_name(f"{self._name}-saved")
+        changes = {**COMMON, **self._changes, f"{PARAMS}.dirpath": str(self.checkpoints)}
+        options, log_dir = self._trainings.configure(name, changes, WORLD)
+        self.log_dirs.append(log_dir)
+        port = free_port()
+        self._processes = [
+            self._start(options, environment(rank, WORLD, port), log_dir.with_name(f"{name}.rank{rank}"))
+            for rank in range(WORLD)
+        ]
+
+    def kill(self) -> None:
+        """End all ranks at once with SIGKILL; they must have been at work until then."""
+        for process in self._processes:
+            os.kill(process.pid, signal.SIGKILL)
+        first, *others = [process.wait() for process in self._processes]
+        assert first == -signal.SIGKILL, self.said()
+        # On a busy machine another may have missed the first and ended by itself.
+        assert all(code in (-signal.SIGKILL, 1) for code in others), self.said()
+
+    def end(self) -> None:
+        """Wait until all ranks have ended well."""
+        assert [process.wait() for process in self._processes] == [0] * WORLD, self.said()
+
+    def said(self) -> str:
+        """Return what the last launch wrote to stdout and stderr."""
+        last = self.log_dirs[-1]
+        return "\n".join(last.with_name(f"{last.name}.rank{rank}").read_text() for rank in range(WORLD))
+
+    def events(self, kind: str, log_dir: Path) -> list[dict[str, Any]]:
+        """Return the events of a launch; a kill may have cut the last line."""
+        path = log_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in events if event["kind"] == kind]
+
+    def numbers(self) -> dict[tuple[str, int], set[tuple[Any, ...]]]:
+        """Return, for each step of any launch, all that was ever computed there: one value if all agree."""
+        found: dict[tuple[str, int], set[tuple[Any, ...]]] = {}
+        fields = {"train": ("loss", "grad_norm", "lr", "consumed_samples"), "validation": ("val_loss",)}
+        for log_dir in self.log_dirs:
+            for kind, names in fields.items():
+                for event in self.events(kind, log_dir):
+                    values = tuple(event[name] for name in names)
+                    found.setdefault((kind, event["step"]), set()).add(values)
+        return found
+
+    def wait_for_step(self, step: int) -> None:
+        """Return when the last launch has completed a step."""
+        until(lambda: any(e["step"] >= step for e in self.events("train", self.log_dirs[-1])), self.said)
+
+    def wait_for_save(self, number: int) -> Path:
+        """Return the directory in which the last launch writes its `number`-th checkpoint from now on."""
+        assert self.checkpoints
+        seen, directory = set(self.unfinished()), self.checkpoints
+        ours: list[Path] = []
+
+        def found() -> bool:
+            ours.extend(path for path in self.unfinished() if path not in seen and path not in ours)
+            return len(ours) >= number
+
+        until(found, lambda: f"{directory}: {self.said()}")
+        return ours[number - 1]
+
+    def unfinished(self) -> list[Path]:
+        """Return the directories of checkpoints that are not finished."""
+        assert self.checkpoints
+        return list(self.checkpoints.glob(".unfinished-*"))
+
+
+def until(happened: Callable[[], bool], describe: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, describe()
+        time.sleep(0.001)
+
+
+def cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
+    """Start a process of its own."""
+    command = [sys.executable, "-m", "trainer.pretrain", *options]
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command, cwd=REPOSITORY, env={**os.environ, **variables}, stdout=file, stderr=file
+        )
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WarmPool]:
+    with WarmPool() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(trainings: Any, pool: WarmPool) -> Callable[[str], Any]:
+    """The numbers of a layout's run that nothing interrupts; each is run once."""
+    known: dict[str, Any] = {}
+
+    def numbers(layout: str) -> Any:
+        if layout not in known:
+            run = Run(trainings, f"uninterrupted_{layout}", LAYOUTS[layout], pool.start)
+            run.launch()
+            run.end()
+            known[layout] = run.numbers()
+            assert {step for kind, step in known[layout] if kind == "train"} == set(range(1, STEPS + 1))
+            assert {step for kind, step in known[layout] if kind == "validation"} == {*range(5, 31, 5), STEPS}
+        return known[layout]
+
+    return numbers
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_training_killed_at_random_steps_continues_bitwise(
+    trainings: Any, uninterrupted: Callable[[str], Any], layout: str
+) -> None:
+    print(f"SLIPWAY_TEST_SEED={SEED}")
+    chance = random.Random(f"{SEED} {layout}")
+    run = Run(trainings, f"killed_{layout}", {**LAYOUTS[layout], f"{PARAMS}.every_n_train_steps": 3}, cold)
+    for step in sorted(chance.sample(range(6, STEPS - 8), 2)):
+        run.launch()
+        run.wait_for_step(step)
+        time.sleep(chance.uniform(0, 0.03))
+        run.kill()
+    run.launch()
+    run.end()
+    starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]
+    assert starts[0] == 0
+    assert 0 < starts[1] <= starts[2]
+    assert all(step % 3 == 0 for step in starts)
+    assert run.numbers() == uninterrupted(layout)
+
+
+@pytest.mark.parametrize(("layout", "kills"), [("tensor", 20), ("data", 6)])
+def test_kills_in_the_middle_of_a_checkpoint_cost_no_bit(
+    trainings: Any, pool: WarmPool, uninterrupted: Callable[[str], Any], layout: str, kills: int
+) -> None:
+    print(f"SLIPWAY_TEST_SEED={SEED}")
+    chance = random.Random(f"{SEED} {layout}")
+    changes = {**LAYOUTS[layout], f"{PARAMS}.every_n_train_steps": 1}
+    run = Run(trainings, f"torn_{layout}", changes, pool.start)
+    torn: set[Path] = set()
+    left: list[Path] = []
+    # Seconds, and about as long as a save takes: what it is on this machine shows.
+    longest = 0.05
+    for _ in range(kills):
+        run.launch()
+        writing = run.wait_for_save(chance.choice([1, 1, 2]))
+        time.sleep(chance.uniform(0, longest))
+        run.kill()
+        assert all(f"skipping {path}: it is not a complete checkpoint" in run.said() for path in left)
+        left = run.unfinished()
+        torn.update({writing} & set(left))
+        longest *= 1.2 if writing in left else 0.6
+    run.launch()
+    run.end()
+    assert len(torn) >= kills // 2
+    assert run.numbers() == uninterrupted(layout)
+    assert run.unfinished() == []
+    starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]
+    assert starts == sorted(starts)
+    assert starts[-1] > 0

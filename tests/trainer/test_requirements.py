@@ -1,0 +1,113 @@
+"""An interpreter that lacks what a training needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.trainer
+
+
+def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in an interpreter that sees no installed library but those of PYTHONPATH."""
+    return subprocess.run(
+        [sys.executable, "-S", "-m", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def check_one_line(done: subprocess.CompletedProcess[str], lacks: str) -> None:
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {sys.executable} lacks {lacks}: ")
+    assert "pip install 'slipway[train]'" in line
+    assert "cluster.python=" in line
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A directory with links to all installed libraries, for a test to take some away."""
+    directory = tmp_path / "installed"
+    directory.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        (directory / entry.name).symlink_to(entry)
+    return directory
+
+
+def test_a_bare_interpreter_cannot_train_and_says_what_it_lacks() -> None:
+    done = run(["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"])
+    check_one_line(done, "torch, megatron-core, numpy, psutil, pyyaml")
+
+
+def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks(corpus: Path, tmp_path: Path) -> None:
+    options = [
+        "--input",
+        str(corpus),
+        "--output-prefix",
+        str(tmp_path / "x"),
+        "--tokenizer-dir",
+        str(tmp_path),
+    ]
+    check_one_line(run(["trainer.data.tokenize", *options]), "torch, megatron-core, numpy, tokenizers")
+
+
+def test_help_needs_no_library() -> None:
+    for module in ("trainer.pretrain", "trainer.data.tokenize"):
+        assert run([module, "--help"]).returncode == 0
+
+
+def test_a_single_library_is_missed_before_the_training(installed: Path) -> None:
+    """Not when the first checkpoint needs it."""
+    (installed / "psutil").unlink()
+    arguments = ["trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
+    check_one_line(run(arguments, PYTHONPATH=str(installed)), "psutil")
+
+
+def test_tensorboard_is_needed_only_if_it_is_asked_for(
+    configuration: Any, installed: Path, tmp_path: Path
+) -> None:
+    (installed / "tensorboard").unlink()
+    logger = "exp_manager.create_tensorboard_logger"
+    changes = {
+        "exp_manager.explicit_log_dir": str(tmp_path / "log"),
+        "exp_manager.create_checkpoint_callback": False,
+        "model.data.data_impl": "mock",
+        "trainer.limit_val_batches": 0,
+        "trainer.max_steps": 1,
+    }
+    for name, asked in (("with", {}), ("without", {logger: False})):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(configuration({**changes, **asked})))
+    arguments = ["trainer.pretrain", "--config-path", str(tmp_path), "--config-name"]
+    done = run([*arguments, "with"], PYTHONPATH=str(installed))
+    check_one_line(done, "tensorboard")
+    assert f"{logger}=False" in done.stderr
+    done = run([*arguments, "without"], PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, installed: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in (REPOSITORY / "trainer").rglob("*.py"):
+        target = copy / path.relative_to(REPOSITORY)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(path.read_text())
+    (copy / "trainer" / "config" / "check.py").unlink()
+    command = [sys.executable, "-m", "trainer.pretrain", "--config-path", "/absent", "--config-name", "x"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "No module named 'trainer.config.check'" in done.stderr
+    assert "Traceback" in done.stderr

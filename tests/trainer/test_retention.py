@@ -1,0 +1,110 @@
+"""Which checkpoints are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.retention import keep_best
+from trainer.checkpoint.store import Found, begin, complete, finish, sync_part
+from trainer.config.saving import Saving
+
+pytestmark = pytest.mark.trainer
+
+MARKED = Marker(
+    step=0,
+    consumed_samples=0,
+    world_size=1,
+    tensor_model_parallel_size=1,
+    pipeline_model_parallel_size=1,
+    architecture={},
+    training="this",
+)
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Saving:
+    return Saving(True, tmp_path, "{step}", every=1, keep=2, monitor="val_loss", mode="min")
+
+
+def save(saving: Saving, step: int, loss: float | None = None, **more: Any) -> Found:
+    """Write a checkpoint as a training of one rank does, and remove what is surplus."""
+    unfinished = begin(saving.directory, f"step={step}")
+    (unfinished / "__0_0.distcp").write_text("weights")
+    metrics = {"step": float(step)} if loss is None else {"step": float(step), "val_loss": loss}
+    marker = replace(MARKED, step=step, metrics=metrics, files=sync_part(unfinished, 0), **more)
+    found = finish(unfinished, f"step={step}", marker)
+    keep_best(saving, found)
+    return found
+
+
+def steps(saving: Saving) -> list[int]:
+    return [found.marker.step for found in complete(saving.directory)]
+
+
+def test_the_best_are_kept_and_the_newest_besides(saving: Saving) -> None:
+    for step, loss in enumerate([3.0, 2.0, 2.5, 2.8, 2.9], start=1):
+        save(saving, step, loss)
+    assert steps(saving) == [2, 3, 5]
+    save(saving, 6, 1.0)
+    assert steps(saving) == [2, 6]
+
+
+def test_more_may_be_better(saving: Saving) -> None:
+    most = replace(saving, mode="max", monitor="step", keep=3)
+    for step in range(1, 6):
+        save(most, step)
+    assert steps(most) == [3, 4, 5]
+
+
+def test_what_was_not_validated_is_worst_and_among_equals_the_later_step_is_better(saving: Saving) -> None:
+    for step, loss in [(1, None), (2, 9.0), (3, None), (4, None), (5, 9.0), (6, 9.0), (7, None)]:
+        save(saving, step, loss)
+    assert steps(saving) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(-1, [1, 2, 3]), (0, [3]), (1, [3])])
+def test_all_or_only_the_newest(saving: Saving, keep: int, left: list[int]) -> None:
+    for step in (1, 2, 3):
+        save(replace(saving, keep=keep), step)
+    assert steps(saving) == left
+
+
+def test_what_another_put_there_stays(saving: Saving) -> None:
+    (saving.directory / "step=0").mkdir()
+    (saving.directory / "notes.txt").touch()
+    (saving.directory / "weights-of-another-program").mkdir()
+    earlier = save(saving, 9, training="an earlier one, with resume_if_exists=False")
+    evaluated = save(saving, 1)
+    (evaluated.path / "evaluation").mkdir()
+    (evaluated.path / "evaluation" / "result.json").touch()
+    for step in (2, 3, 4):
+        save(saving, step, 1.0)
+    left = {path.name for path in saving.directory.iterdir() if not path.is_symlink()}
+    assert left == {
+        "step=0",
+        "notes.txt",
+        "weights-of-another-program",
+        earlier.path.name,
+        "step=1",
+        "step=3",
+        "step=4",
+    }
+
+
+def test_a_checkpoint_that_cannot_be_removed_ends_no_training(
+    saving: Saving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with caplog.at_level("WARNING", logger="trainer"):
+        for step in (1, 2, 3):
+            save(saving, step)
+    assert steps(saving) == [2, 3]
+    assert "Device or resource busy" in caplog.text

@@ -1,0 +1,77 @@
+"""What trainings do to their directory of checkpoints, and to each other's."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trainer
+
+TENSOR_2 = {"model.tensor_model_parallel_size": 2}
+
+
+def checkpoints_of(trainings: Any, name: str) -> set[str]:
+    """Return the names of a run's checkpoints."""
+    return {path.name for path in (trainings.root / name / "checkpoints").glob("megatron_gpt*")}
+
+
+def test_only_the_last_step_is_saved_if_so_asked_and_nothing_is_validated(trainings: Any) -> None:
+    params = "exp_manager.checkpoint_callback_params"
+    changes = {f"{params}.every_n_train_steps": 0, "trainer.limit_val_batches": 0}
+    outcome = trainings("at_the_end", changes)
+    assert outcome.codes == [0], outcome.stderr
+    assert checkpoints_of(trainings, "at_the_end") == {"megatron_gpt--step=6-consumed_samples=48"}
+    assert "checkpoints: at the end, in " in outcome.stdout[0]
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_ends_the_job_and_is_none(trainings: Any) -> None:
+    processes, log_dir = trainings.start("full", TENSOR_2, 2, [])
+    # As on a full disk; the logs are smaller than this, its part of a checkpoint is not.
+    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    outcome = trainings.finish(processes, log_dir)
+    assert outcome.codes == [1, 1]
+    assert (
+        "__1_0.distcp: [Errno 27] File too large"
+        in (log_dir / "nemo_log_globalrank-1_localrank-1.txt").read_text()
+    )
+    assert "rank 0 (local rank 0) failed" in outcome.stderr[0]
+    assert "cannot be written" in outcome.stderr[0]
+    (left,) = [path for path in (log_dir / "checkpoints").iterdir() if path.is_dir()]
+    assert left.name.startswith(".unfinished-")
+    assert not (left / "complete.json").exists()
+
+
+def test_a_second_training_does_not_write_into_the_directory_of_another(trainings: Any) -> None:
+    changes = {**TENSOR_2, "trainer.max_steps": 100000}
+    processes, log_dir = trainings.start("first", changes, 2, [])
+    for line in processes[0].stdout:
+        if line.startswith("step"):
+            break
+    place = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
+    second = trainings("second", place)
+    for process in processes:
+        process.kill()
+    trainings.finish(processes, log_dir)
+    assert second.codes == [2]
+    (told,) = second.stderr[0].splitlines()
+    assert f"{log_dir / 'checkpoints'}: process {processes[0].pid} on " in told
+    assert "training.run.dependency=singleton" in told
+
+
+def test_a_training_that_starts_afresh_is_the_one_to_continue(trainings: Any) -> None:
+    params = "exp_manager.checkpoint_callback_params"
+    few = {f"{params}.every_n_train_steps": 2, f"{params}.save_top_k": 1}
+    assert trainings("afresh", few).codes == [0]
+    before = checkpoints_of(trainings, "afresh")
+    assert before
+    anew = trainings(
+        "afresh", {**few, "exp_manager.resume_if_exists": False}, arguments=["--stop-after", "3"]
+    )
+    assert anew.codes == [0], anew.stderr
+    assert anew.lines("start")[1]["step"] == 0
+    last = f"megatron_gpt--val_loss={anew.lines('validation')[-1]['val_loss']:.2f}-step=3-consumed_samples=24"
+    # Of the second training's two one is kept; it leaves the first training's alone.
+    assert checkpoints_of(trainings, "afresh") == before | {last}
+    assert trainings("afresh", few).lines("start")[2]["step"] == 3

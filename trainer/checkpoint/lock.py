@@ -1,0 +1,98 @@
+"""One training at a time in a directory of checkpoints. Imports no torch."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from trainer.errors import UserError
+from trainer.logs import LOGGER
+
+LOCK = ".lock"
+_NOT_THERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Lock:
+    """A directory's lock; it ends with :meth:`release`, or with this process however that ends.
+
+    A POSIX record lock, because a process forked off does not inherit it, and because NFS has it too. Such a
+    lock ends when its process closes *any* descriptor of the file: nothing else here opens it.
+
+    Parameters
+    ----------
+    directory
+        Created if need be.
+
+    Raises
+    ------
+    UserError
+        If another process holds the lock, or nothing can be written in the directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = _open(directory)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                # POSIX lets a system say either of two numbers.
+                taken = error.errno in (errno.EACCES, errno.EAGAIN)
+                message = _taken(directory, self._file) if taken else f"{directory}: {error.strerror}"
+                self._file.close()
+                raise UserError(message) from None
+            LOGGER.warning(
+                "%s has no file locks (%s): see to it that no two trainings write there at once",
+                directory,
+                error.strerror,
+            )
+        self._tell_holder()
+
+    def release(self) -> None:
+        """Let others have the directory."""
+        self._file.close()
+
+    def _tell_holder(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps(holder(os.environ)) + "\n")
+        self._file.flush()
+
+
+def holder(environment: Mapping[str, str]) -> dict[str, str | int | None]:
+    """Return what identifies this process to a person."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": environment.get("SLURM_JOB_ID")}
+
+
+def _open(directory: Path) -> IO[str]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return (directory / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"exp_manager.checkpoint_callback_params.dirpath={directory}: {error.strerror}; "
+            "exp_manager.create_checkpoint_callback=False trains without checkpoints"
+        ) from None
+
+
+def _taken(directory: Path, file: IO[str]) -> str:
+    return (
+        f"another training writes its checkpoints into {directory}: {_holder_in(file)}. Wait until it has "
+        "ended (training.run.dependency=singleton has the scheduler wait), train under another "
+        "training.run.name, or write none: exp_manager.create_checkpoint_callback=False"
+    )
+
+
+def _holder_in(file: IO[str]) -> str:
+    try:
+        file.seek(0)
+        found = json.loads(file.read())
+        job = f", Slurm job {found['slurm_job']}" if found["slurm_job"] else ""
+        return f"process {found['pid']} on {found['host']}{job}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that has not said which"

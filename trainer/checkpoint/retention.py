@@ -1,0 +1,73 @@
+"""Which checkpoints are kept, and removing the others. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.checkpoint.files import sync
+from trainer.checkpoint.marker import MARKER
+from trainer.checkpoint.store import REMOVING, Found, complete, unique
+from trainer.config.saving import Saving
+from trainer.logs import LOGGER
+
+
+def keep_best(saving: Saving, latest: Found) -> None:
+    """Remove what is surplus after `latest` was saved; what cannot be removed is told and stays."""
+    for found in surplus(complete(saving.directory), latest, saving):
+        foreign = _foreign(found)
+        if foreign:
+            LOGGER.warning("keeping checkpoint %s: %s is not of it", found.path, foreign)
+            continue
+        if remove([_set_aside(found.path)]):
+            LOGGER.info("removed checkpoint %s: save_top_k=%d keeps others", found.path, saving.keep)
+
+
+def surplus(checkpoints: Iterable[Found], latest: Found, saving: Saving) -> list[Found]:
+    """Return those of `latest`'s training that are not among the best ``saving.keep``.
+
+    The newest is never surplus, nor is what an earlier training left in the directory. A checkpoint without
+    the monitored value ranks behind those that have it; among equals the later step is better.
+    """
+    if saving.keep < 0:
+        return []
+    own = [found for found in checkpoints if found.marker.training == latest.marker.training]
+    sign = 1.0 if saving.mode == "min" else -1.0
+
+    def rank(found: Found) -> tuple[bool, float, int, int]:
+        value = found.marker.metrics.get(saving.monitor)
+        return (value is None, sign * (value or 0.0), -found.marker.step, -found.marker.serial)
+
+    return [found for found in sorted(own, key=rank)[saving.keep :] if found.path != latest.path]
+
+
+def remove(hidden: Iterable[Path]) -> bool:
+    """Remove hidden directories; return whether all are gone. What resists is told and stays."""
+    gone = True
+    for path in hidden:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            LOGGER.warning("cannot remove %s: %s", path, error.strerror or error)
+            gone = False
+    return gone
+
+
+def _set_aside(path: Path) -> Path:
+    # From here on nothing takes it for a checkpoint, however far the removal gets.
+    hidden = path.with_name(f"{REMOVING}{path.name}-{unique()}")
+    path.rename(hidden)
+    sync(path.parent)
+    return hidden
+
+
+def _foreign(found: Found) -> str | None:
+    """Return the name of a file in a checkpoint that its training did not write."""
+    for directory, _, names in os.walk(found.path):
+        for name in names:
+            relative = str((Path(directory) / name).relative_to(found.path))
+            if relative != MARKER and relative not in found.marker.files:
+                return relative
+    return None
