@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo setup test lint bench docs wheel golden clean
+.PHONY: help demo setup test nemo-test lint bench docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    set up, boot a throw-away Slurm, train a small GPT-3 on it, plot the loss'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
+	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
 	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
 	@echo 'make docs    the documentation, into site/'
@@ -26,7 +27,13 @@ test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git
 	$(MAKE) --no-print-directory lint
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/nemo
+
+nemo-test: .venv/test.done
+	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
+	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server
+	@scripts/nemo-env.sh $(PYTHON)
+	$(BIN)/pytest tests/nemo
 
 lint: .venv/test.done
 	$(BIN)/ruff check .
@@ -37,6 +44,7 @@ lint: .venv/test.done
 
 bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/launch_latency.py
+	$(BIN)/python benchmarks/perf/sweep.py
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -48,7 +56,7 @@ golden: .venv/test.done
 	$(BIN)/pytest tests/rendering/test_golden.py --write-golden
 
 clean:
-	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-nemo build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/setup.done: setup.cfg constraints.txt
 	@scripts/venv.sh $(PYTHON) train,plot

@@ -63,7 +63,7 @@ def draft(request: Request) -> Draft:
         try:
             number = request.number or next_launch_number(run_dir)
         except OSError as error:
-            raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
+            raise explain_os_error(error, run_dir, _results_key(composition, run_dir), verb="read") from error
     return render_launch(composition, number, request.tag or provenance.new_tag(), request.template_dir)
 
 
@@ -72,3 +72,15 @@ def render_launch(composition: Composition, number: int, tag: str, template_dir:
     with composition.naming_sources():
         plan = plan_launch(composition.config, number=number, tag=tag)
         return Draft(composition, plan, render(plan, template_dir))
+
+
+def results_key(made: Draft) -> str:
+    """The key of the configuration that says where the run of a draft is."""
+    return _results_key(made.composition, made.plan.paths.run_dir)
+
+
+def _results_key(composition: Composition, run_dir: Path) -> str:
+    config = composition.config
+    if run_dir.is_relative_to(config.base_results_dir):
+        return "base_results_dir"
+    return f"{config.stages[0]}.run.results_dir"

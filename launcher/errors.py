@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ class UserError(Exception):
     def __str__(self) -> str:
         lines = [self.message, *(part for part in (self.source, self.hint) if part)]
         return "\n".join(lines).replace("\n", "\n  ")
+
+
+class NoAnswer(UserError):
+    """Nobody answered in time: whether what was asked for was done is not known."""
 
 
 class Mistakes(UserError):
@@ -144,6 +149,42 @@ def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write
         key=key,
         hint=remedy.format(key=key, there=_existing(path)),
     )
+
+
+# The system's refusals that a user can do something about; others are for us to mend.
+_REFUSALS = {
+    errno.EACCES: "you may not: have its owner let you in, or name another",
+    errno.EPERM: "you may not: have its owner let you in, or name another",
+    errno.EROFS: "it is mounted read-only here",
+    errno.ENOSPC: "make room there, or write elsewhere",
+    errno.EDQUOT: "your quota is used up: remove what you no longer need",
+    errno.ENAMETOOLONG: "no file can have such a name",
+    errno.ELOOP: "its links go in circles",
+    errno.ENOTDIR: "a part of this path is a file, not a directory",
+}
+
+
+def explain_refusal(error: OSError) -> UserError | None:
+    """What the system says of a path of the user's, or of the output; ``None`` if that is none of it."""
+    hint = _REFUSALS.get(error.errno or 0)
+    if hint is None:
+        return None
+    what = shortened(one_line(str(error.filename))) if error.filename is not None else "the output"
+    return UserError(f"{what}: {(error.strerror or str(error)).lower()}", hint=hint)
+
+
+def check_directory(option: str, path: Path) -> None:
+    """Refuse a directory of the user's that is not there, or that cannot be read: it must not be passed over.
+
+    Raises
+    ------
+    UserError
+        Naming the option that it was given with.
+    """
+    if not path.is_dir():
+        raise UserError(f"{option} {one_line(str(path))}: no such directory")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise UserError(f"{option} {one_line(str(path))}: permission denied", hint=_REFUSALS[errno.EACCES])
 
 
 def _existing(path: Path) -> Path:

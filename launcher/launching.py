@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from launcher import __version__, readiness
-from launcher.drafting import Draft, Request, render_launch
-from launcher.errors import UserError
+from launcher.drafting import Draft, Request, render_launch, results_key
+from launcher.errors import NoAnswer, UserError
 from launcher.plan import Plan
+from launcher.rendering.config_text import config_text
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.files import write_atomic
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import LaunchPaths, next_launch_number
+from launcher.runs.paths import LaunchPaths, next_launch_number, short
 from launcher.runs.write import LaunchExists, link_newest, make_directories, write_launch
+from launcher.schedulers.base import Intent, Scheduler
 from launcher.schedulers.registry import scheduler_for
 
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"
@@ -49,18 +51,38 @@ def launch(made: Draft, request: Request) -> Launched:
     # its tag (`Scheduler.find`) or by the job's own marks.
     with made.composition.naming_sources():
         made, manifest = _write(made, request)
-        make_directories(made.plan.job.directories)
-    paths = made.plan.paths
+        make_directories(made.plan.job.directories, results_key(made))
+    manifest = manifest.submitted_as(_submit(scheduler, made.plan, manifest))
+    warnings += [told] if told else []
     try:
-        job_id = scheduler.submit(paths.script, made.plan.tag)
+        _record_job(made.plan, manifest)
+    except OSError as error:
+        # The job is there, and is found by its tag: that its id is not on record must not hide it.
+        directory = short(made.plan.paths.directory)
+        warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
+    return Launched(made.plan.paths, manifest, warnings)
+
+
+def _submit(scheduler: Scheduler, plan: Plan, manifest: Manifest) -> str:
+    """Submit; where the answer is lost, look for the job before anybody submits it again."""
+    paths = plan.paths
+    try:
+        return scheduler.submit(paths.script, plan.tag)
+    except NoAnswer as error:
+        intent = Intent(plan.tag, paths.script, manifest.user, manifest.created)
+        with contextlib.suppress(UserError):
+            job_id = scheduler.find(intent)
+            if job_id is not None:
+                return job_id
+        where = shlex.quote(short(paths.run_dir))
+        raise NoAnswer(
+            error.message,
+            hint=f"whether there is a job is not known. Before launching again: slipway status {where}",
+        ) from error
     except UserError as error:
-        # Of anything else (Ctrl-C, a lost connection) it is not known whether there is a job.
+        # Of anything else, such as Ctrl-C, it is not known whether there is a job.
         write_manifest(paths.directory, manifest.refused(str(error)))
         raise
-    manifest = manifest.submitted_as(job_id)
-    write_manifest(paths.directory, manifest)
-    _tell_job_id(paths, made.plan, job_id)
-    return Launched(paths, manifest, [*warnings, told] if told else warnings)
 
 
 def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
@@ -69,7 +91,9 @@ def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
     while True:
         manifest = _manifest(made, request, commit, dirty)
         try:
-            write_launch(made.plan.paths, _files(made, manifest, request), _code(made.plan))
+            write_launch(
+                made.plan.paths, _files(made, manifest, request), _code(made.plan), results_key(made)
+            )
         except LaunchExists:
             number = next_launch_number(made.plan.paths.run_dir)
             made = render_launch(made.composition, number, made.plan.tag, request.template_dir)
@@ -87,15 +111,28 @@ def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
-        files[paths.config] = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
+        files[paths.config] = config_text(config)
     return files
 
 
 def _pasteable(command: Sequence[str], plan: Plan) -> str:
-    here = f"cd {shlex.quote(str(Path.cwd()))} && "
     held = ["--dry-run", f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
-    again = f"# the script of this launch again, byte for byte:\n# {here}{shlex.join([*command, *held])}\n"
-    return f"{here}{shlex.join(command)}\n{again}"
+    options_end = command.index("--") if "--" in command else len(command)
+    again = [*command[:options_end], *held, *command[options_end:]]
+    lines = (_one_line(["cd", str(Path.cwd())]) + " && " + _one_line(words) for words in (command, again))
+    return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
+
+
+def _one_line(words: Sequence[str]) -> str:
+    """Quote for bash, in one line whatever a word holds: the second command stands behind a `#`."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f]", word):
+        escaped = word.replace("\\", r"\\").replace("'", r"\'")
+        return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + "'"
+    return shlex.quote(word)
 
 
 def _code(plan: Plan) -> Path | None:
@@ -108,7 +145,10 @@ def _familiar_names(plan: Plan) -> list[str]:
     return shown if plan.job.config is None else [*shown, paths.config_name, names.RESULTS]
 
 
-def _tell_job_id(paths: LaunchPaths, plan: Plan, job_id: str) -> None:
+def _record_job(plan: Plan, manifest: Manifest) -> None:
+    paths, job_id = plan.paths, manifest.job_id
+    assert job_id is not None
+    write_manifest(paths.directory, manifest)
     write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
     extensions = ["out"] if plan.job.merge_stderr else ["out", "err"]
     logs = [paths.directory / paths.log_name(job_id, extension) for extension in extensions]

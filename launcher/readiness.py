@@ -130,7 +130,8 @@ def _libraries(plan: Plan, name: str, interpreter: str) -> str | None:
     raise UserError(
         f"cluster.python={own} does not find {', '.join(missing)}",
         key="cluster.python",
-        hint=f"install what a training needs there: {interpreter} -m pip install 'slipway[train]'\n"
+        hint=f"install what a training needs there: {interpreter} -m pip install 'PATH[train]', where PATH is"
+        " Slipway's checkout or wheel\n"
         "or name another interpreter, cluster.python=..., or an image, container=...",
     )
 

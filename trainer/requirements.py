@@ -33,9 +33,9 @@ def check(modules: Sequence[str], way_out: str = "") -> None:
     missing = [_PACKAGES.get(module, module) for module in modules if not _is_there(module)]
     if missing:
         raise UserError(
-            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install "
-            "'slipway[train]'), or choose an interpreter or an image that has them (cluster.python=..., "
-            f"container=...){way_out}",
+            f"{sys.executable} lacks {', '.join(missing)}: install them there (pip install 'PATH[train]', "
+            "where PATH is Slipway's checkout or wheel), or choose an interpreter or an image that has them "
+            f"(cluster.python=..., container=...){way_out}",
             found_by="node",
         )
 

@@ -12,11 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher import __version__
-from launcher.errors import UserError, did_you_mean, one_line
+from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
 
 # Verb: its module. Only the module of the verb in use is imported, so that each stays quick to start.
 _VERBS = {
     "launch": "launcher.cli.launch",
+    "check": "launcher.cli.check",
+    "render": "launcher.cli.render",
+    "diff": "launcher.cli.diff",
+    "show": "launcher.cli.show",
+    "list": "launcher.cli.list",
     "status": "launcher.cli.status",
     "follow": "launcher.cli.follow",
     "logs": "launcher.cli.logs",
@@ -24,12 +29,16 @@ _VERBS = {
     "data": "launcher.cli.data",
     "sandbox": "launcher.cli.sandbox",
     "init": "launcher.cli.init",
+    "completion": "launcher.cli.completion",
 }
 
 _EPILOG = """\
 examples:
+  slipway list training                                      the model sizes
+  slipway show training=gpt3/126m cluster=bcm                the configuration, and where each value is from
   slipway launch training=gpt3/126m cluster=bcm --dry-run    show the script, submit nothing
   slipway launch training=gpt3/126m cluster=bcm              submit it
+  slipway diff training=gpt3/126m cluster=bcm                what launching it again would change
   slipway status                                             the runs in ./results
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit
@@ -43,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Starting up makes a hundred thousand objects that all stay; looking for garbage among them takes longer
     # than rendering a script.
     gc.set_threshold(100_000)
+    _open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         args = _parse(given)
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except UserError as error:
         return _tell(error)
     except FileNotFoundError:
@@ -54,11 +66,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _tell(UserError("the current directory was deleted", hint="cd to one that exists"))
     except BrokenPipeError:
-        # The reader (`head`, a closed pager) has had enough. Without this, the flush at exit would fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (`head`, a closed pager) has had enough.
+        _drop_output()
         return 141
+    except OSError as error:
+        told = explain_refusal(error)
+        if told is None:
+            raise
+        if error.filename is None:
+            _drop_output()  # it was the output that could not be written
+        return _tell(told)
     except KeyboardInterrupt:
         return 130
+
+
+def _open_closed_streams() -> None:
+    """Let a program that was started without an output (`>&-`) print into nothing."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process
+    if sys.stderr is None:
+        sys.stderr = sys.stdout
+
+
+def _drop_output() -> None:
+    """Without this, the flush at exit would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: UserError) -> int:

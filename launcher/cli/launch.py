@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.drafting import Draft, Request, draft
+from launcher.cli.findings import add_no_check, stop_at_errors
+from launcher.cli.printing import print_code
+from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.runs.paths import short
 
@@ -49,9 +51,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all verbs that launch share."""
     parser.add_argument("--dry-run", action="store_true", help="print the script; write and submit nothing")
+    add_no_check(parser)
+    add_tree_options(parser)
+    add_replay_options(parser, "with --dry-run: the script of an earlier launch again, byte for byte")
+
+
+def add_tree_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all verbs that render: trees of the user's own."""
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
     parser.add_argument("--template-dir", type=Path, metavar="DIR", help="templates of your own, read first")
-    replay = parser.add_argument_group("with --dry-run: the script of an earlier launch again, byte for byte")
+
+
+def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
+    """Add what a launch's files depend on besides the overrides."""
+    replay = parser.add_argument_group(title)
     replay.add_argument("--launch-number", type=int, metavar="N", help="the number that it has")
     replay.add_argument("--tag", help="its tag; launcher_cmd.log holds the whole command")
 
@@ -78,10 +91,12 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
     UserError
         If the request has a mistake, or the scheduler refuses.
     """
-    request = _request(args, overrides)
+    request = request_of(args, overrides)
     made = draft(request)
-    if args.dry_run or made.composition.config.dry_run:
-        _print_script(made)
+    dry = args.dry_run or made.composition.config.dry_run
+    stop_at_errors(made, args.no_check, look=not dry)
+    if dry:
+        print_code(made.rendered.script, "bash")
         return None
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
@@ -99,7 +114,7 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
     return launched
 
 
-def _request(args: argparse.Namespace, overrides: list[str]) -> Request:
+def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
     """What was asked for, with the command line of this process."""
     program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
     if args.launch_number is not None and args.launch_number < 1:
@@ -112,19 +127,6 @@ def _request(args: argparse.Namespace, overrides: list[str]) -> Request:
         number=args.launch_number,
         tag=args.tag,
     )
-
-
-def _print_script(made: Draft) -> None:
-    if not sys.stdout.isatty():
-        sys.stdout.write(made.rendered.script)
-        return
-    # Imported late: in a pipe there is nothing to colour.
-    from rich.console import Console
-    from rich.syntax import Syntax
-
-    # No wrapping: what is copied from the terminal is to be the script.
-    highlighted = Syntax(made.rendered.script, "bash", theme="ansi_dark", background_color="default")
-    Console().print(highlighted.highlight(made.rendered.script), soft_wrap=True, end="")
 
 
 def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from launcher.config.sources import LOST, files_of, relative
 from launcher.errors import Mistakes, UserError, nearest, one_line
 
 _MAPPING = "a file of the tree holds KEY: VALUE lines"
-_RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor")
+_RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor", "max_time")
 
 
 def broken_trees(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -> UserError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from launcher.errors import nearest
@@ -13,6 +14,15 @@ def options_of(group: str, roots: Sequence[Path]) -> list[str]:
     folders = [root / group for root in roots if (root / group).is_dir()]
     files = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.yaml")]
     return sorted({str(name.with_suffix("")) for name, path in files if path.name[0] != "_"})
+
+
+def about(group: str, choice: str, roots: Sequence[Path]) -> str | None:
+    """What the file of a choice says of itself: its first comment, up to a full stop."""
+    path = next((file for root in roots if (file := root / group / f"{choice}.yaml").is_file()), None)
+    lines = path.read_text(encoding="utf-8").splitlines() if path else []
+    comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    sentence, stop, _ = comment.partition(". ")
+    return (sentence if stop else comment.removesuffix(".")) or None
 
 
 def choice_hint(choice: str, options: Sequence[str]) -> str:

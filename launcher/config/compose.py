@@ -5,29 +5,32 @@ Hydra's `@hydra.main` would compose twice, change the working directory's meanin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from launcher.config.choices import options_of
+from launcher.config.choices import about, options_of
 from launcher.config.overrides import for_hydra, without_interpolation
 from launcher.config.resolvers import register_resolvers
 from launcher.config.schema import RunConfig, parse
 from launcher.config.search_path import register_tree
-from launcher.errors import Mistakes, UserError, shown
+from launcher.errors import Mistakes, UserError, check_directory, shown
+
+if TYPE_CHECKING:
+    from launcher.config.sources import Sources
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
 
 # Relative paths start where the user stands; a job starts elsewhere.
-_PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir")
+PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ class Composition:
         """Where a mistake is found later on, add to it where the values that it is about are from."""
         return _naming_sources(self.overrides, self.config_dir)
 
+    def sources(self) -> Sources:
+        """Where the values are from."""
+        return sources_of(self.overrides, self.config_dir)
+
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composition:
     """Compose the configuration tree and check it.
@@ -72,35 +79,78 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
         If an override is not understood, or a value is missing or not valid.
     """
     register_resolvers()
-    if config_dir is not None and not config_dir.is_dir():
-        raise UserError(f"--config-dir {config_dir}: no such directory")
+    if config_dir is not None:
+        check_directory("--config-dir", config_dir)
     register_tree(config_dir)
     with _naming_sources(overrides, config_dir), _explained(overrides, config_dir):
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             tree = _compose_tree(for_hydra(overrides))
         choices = dict(tree.hydra.runtime.choices)
-        node = _plain(tree)
-        config = parse(RunConfig, node)
+        OmegaConf.set_struct(tree, False)
+        del tree["hydra"]
+        make_paths_absolute(tree)
+        config, node = checked(
+            resolve=lambda: _resolved(tree),
+            correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
+            sources=lambda: sources_of(overrides, config_dir),
+        )
     return Composition(
         config=config,
-        choices={group: choice for group, choice in choices.items() if group in node and choice},
+        choices=chosen(choices, node),
         overrides=tuple(overrides),
         config_dir=config_dir,
     )
+
+
+def checked(
+    resolve: Callable[[], dict[str, Any]],
+    correct: Callable[[str, str], None],
+    sources: Callable[[], Sources],
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Hold a tree against the schema; numbers that are meant as text are read as they were written.
+
+    Parameters
+    ----------
+    resolve
+        Gives the tree as it is, every interpolation resolved.
+    correct
+        Sets a key of the tree: others may refer to it.
+    """
+    node = resolve()
+    try:
+        return parse(RunConfig, node), node
+    except Mistakes as error:
+        from launcher.config.wording import NumberForText
+
+        numbers = [mistake for mistake in error.mistakes if isinstance(mistake, NumberForText)]
+        if not numbers:
+            raise
+    for number in numbers:
+        text = sources().written(number.path) or str(number.value)
+        correct(number.path, without_interpolation(text))
+    node = resolve()
+    return parse(RunConfig, node), node
+
+
+def sources_of(overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None) -> Sources:
+    """Where values are from, with the files of another composition of the same choices if there was one."""
+    # Imported late: most launches do not ask.
+    from launcher.config.sources import Sources
+
+    return Sources(overrides, _roots(config_dir), like)
+
+
+def chosen(choices: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, str]:
+    """The choices of the groups that are in the configuration."""
+    return {group: choice for group, choice in choices.items() if group in node and choice}
 
 
 def _compose_tree(overrides: list[str]) -> DictConfig:
     return hydra_compose("config", overrides=overrides, return_hydra_config=True)
 
 
-def _plain(tree: DictConfig) -> dict[str, Any]:
-    """Resolve every interpolation, with the paths made absolute beforehand."""
-    OmegaConf.set_struct(tree, False)
-    del tree["hydra"]
-    for key in _PATH_KEYS:
-        if OmegaConf.is_missing(tree, key) or key not in tree:
-            raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
-        tree[key] = _absolute(key, tree[key])
+def _resolved(tree: DictConfig) -> dict[str, Any]:
+    """Resolve every interpolation."""
     try:
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -109,6 +159,14 @@ def _plain(tree: DictConfig) -> dict[str, Any]:
         raise Mistakes([missing(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def make_paths_absolute(tree: DictConfig) -> None:
+    """Set the keys that hold paths to absolute ones, before other keys are resolved that refer to them."""
+    for key in PATH_KEYS:
+        if OmegaConf.is_missing(tree, key) or key not in tree:
+            raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
+        tree[key] = _absolute(key, tree[key])
 
 
 def _absolute(key: str, value: object) -> str:
@@ -158,3 +216,8 @@ def _roots(config_dir: Path | None) -> list[Path]:
 def list_options(group: str, config_dir: Path | None = None) -> list[str]:
     """The choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
     return options_of(group, _roots(config_dir))
+
+
+def describe_option(group: str, choice: str, config_dir: Path | None = None) -> str | None:
+    """What the file of a choice says of itself, in one sentence."""
+    return about(group, choice, _roots(config_dir))

@@ -13,7 +13,15 @@ STAGES = ("data_preparation", "training")
 GROUPS = ("cluster", *STAGES)
 
 # Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:24.07.
-_TEXTS = re.compile(r"(env_vars(\..*)?|(cluster\.)?container)$", re.DOTALL)
+_TEXTS = re.compile(
+    r"((cluster\.)?env_vars(\..*)?|env_files(\..*)?|(cluster\.)?container"
+    r"|launcher_scripts_path|data_dir|base_results_dir)$",
+    re.DOTALL,
+)
+
+# Mappings whose keys are the user's: a new one needs no `+`.
+_OPEN = re.compile(r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster)(\..*)?$", re.DOTALL)
+_OPEN_TEXTS = ("env_vars", "cluster.env_vars", "env_files")
 
 _FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
 _WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<value>=.*)?", re.DOTALL)
@@ -102,14 +110,12 @@ def requested_stages(overrides: Sequence[Override]) -> list[str]:
 
 def _as_typed(override: Override) -> str:
     """Quote what is text in any case: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all."""
-    if override.sign == "~" or override.value is None or not _TEXTS.match(override.key):
+    key, value, sign = override.key, override.value, override.sign
+    if sign == "~" or value is None or not (_TEXTS.match(key) or _OPEN.match(key)):
         return override.text
-    value = override.value
-    if override.key != "env_vars" and not _HYDRA_READS.fullmatch(value):
+    if _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value):
         value = hydra_value(value)
-    # A new variable needs no `+`.
-    sign = "++" if override.key.startswith("env_vars") else override.sign
-    return f"{sign}{override.key}={value}"
+    return f"{'++' if _OPEN.match(key) else sign}{key}={value}"
 
 
 def _check_form(override: Override) -> None:

@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
+from launcher.times import format_days, training_seconds
 
 
 def register_resolvers() -> None:
     """Make the resolvers known to OmegaConf; calling it again changes nothing."""
-    OmegaConf.register_new_resolver("multiply", _multiply, replace=True)
-    OmegaConf.register_new_resolver("divide_ceil", lambda a, b: -(-a // b), replace=True)
-    OmegaConf.register_new_resolver("divide_floor", lambda a, b: a // b, replace=True)
+    for name, function in PURE.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
     OmegaConf.register_new_resolver("sandbox_slurm_conf", _sandbox_slurm_conf, replace=True)
 
 
@@ -26,6 +28,24 @@ def _multiply(*factors: float) -> float:
     for factor in factors:
         product *= factor
     return product
+
+
+def _max_time(time_limit: Any) -> str | None:
+    """The job's time limit as Lightning's ``DD:HH:MM:SS``, less a margin for the last checkpoint."""
+    try:
+        seconds = training_seconds(str(time_limit)) if time_limit is not None else None
+    except ValueError:
+        return None  # the schema refuses the limit, and says what is valid
+    return format_days(seconds) if seconds is not None else None
+
+
+# Functions of their arguments alone.
+PURE: dict[str, Callable[..., Any]] = {
+    "multiply": _multiply,
+    "divide_ceil": lambda a, b: -(-a // b),
+    "divide_floor": lambda a, b: a // b,
+    "max_time": _max_time,
+}
 
 
 def _sandbox_slurm_conf() -> str:

@@ -4,50 +4,35 @@
 schema would rot.
 """
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from launcher.config.values import (
+    Debug,
+    Exclusive,
+    Flags,
+    Line,
+    LineList,
+    Memory,
+    NemoClusterType,
+    NemoSecret,
+    Text,
+    TimeLimit,
+    Whole,
+    Words,
+)
 from launcher.errors import Mistakes
 
 Model = TypeVar("Model", bound=BaseModel)
-Engine = Literal["nemo", "megatron"]
+Engine = Literal["nemo", "megatron", "megatron_lm"]
+ModelType = Literal["gpt", "t5", "bert"]
+StageName = Literal["data_preparation", "training"]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _drop_nulls(value: Any) -> Any:
-    # The NeMo launcher's default is the list [null]; null is none at all.
-    if value is None:
-        return []
-    return [item for item in value if item is not None] if isinstance(value, list) else value
-
-
-def _as_text(value: Any) -> Any:
-    # YAML reads `mem: 0` and a time limit of `30` as integers; Slurm takes both as words.
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _scalar_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, (int, float)) else value
-
-
-def _one_line(value: str) -> str:
-    if re.search(r"[\0\n\r]", value):
-        what = "a NUL character" if "\0" in value else "a line break"
-        raise ValueError(f"{what} cannot be part of a value in a job script")
-    return value
-
-
-# Every text of ours reaches a script, where it is part of a line.
-Line = Annotated[str, AfterValidator(_one_line)]
-Text = Annotated[Line, BeforeValidator(_as_text)]
-Variable = Annotated[Line, BeforeValidator(_scalar_as_text)]
-LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ClusterConfig(_Strict):
@@ -60,15 +45,58 @@ class ClusterConfig(_Strict):
     slurm_conf: Line | None
     partition: Text | None
     account: Text | None
-    exclusive: bool
-    gpus_per_task: int | None = Field(ge=0)
-    gpus_per_node: int | None = Field(ge=0)
+    qos: Text | None
+    reservation: Text | None
+    constraint: Text | None
+    nodelist: Words | None
+    exclude: Words | None
+    switches: Text | None
+    licenses: Words | None
+    begin: Text | None
+    deadline: Text | None
+    comment: Text | None
+    mail_type: Words | None
+    mail_user: Text | None
+    signal: Text | None
+    requeue: bool | None
+    exclusive: Exclusive
+    gpu_request: Literal["gpus_per_node", "gpus_per_task", "gres", "none"] | None
+    gpus_per_task: Whole | None = Field(ge=0)
+    gpus_per_node: Whole | None = Field(ge=0)
     gres: Text | None
-    cpus_per_task: int | None = Field(ge=1)
-    mem: Text | None
+    cpus_per_task: Whole | None = Field(ge=1)
+    mem: Memory | None
+    sbatch: Flags
     job_name_prefix: Line
+    mpi: Text | None
     srun_args: LineList
     stderr_to_stdout: bool
+    env_vars: dict[Line, Text | None]
+
+
+class ContainerOptions(_Strict):
+    """How Pyxis runs the container; ``None`` leaves it to the site's `enroot.conf` and `plugstack.conf`."""
+
+    mount_home: bool | None
+    writable: bool | None
+    remap_root: bool | None
+    entrypoint: bool | None
+    workdir: Line | None
+    name: Line | None
+    env: LineList
+    save: Line | None
+
+
+class NumaMapping(_Strict):
+    """Which cores each task runs on; the NeMo launcher's words, for the one mode that there is."""
+
+    enable: bool
+    mode: Literal["unique_contiguous"]
+    scope: Literal["node"]
+    cores: Literal["all_logical", "single_logical"]
+    balanced: bool
+    min_cores: Whole = Field(ge=1)
+    max_cores: Whole | None = Field(ge=1)
 
 
 class RunConfigNode(_Strict):
@@ -76,8 +104,17 @@ class RunConfigNode(_Strict):
 
     name: Text
     results_dir: Line
-    time_limit: Text | None
+    time_limit: TimeLimit | None
     dependency: Text | None
+
+
+class TrainingRunNode(RunConfigNode):
+    """The `run` node of the training stage; `model_type` chooses the script that trains."""
+
+    model_type: ModelType = "gpt"
+    # mT5's, which say how its languages would be mixed.
+    preprocessed_dir: Line | None = None
+    blending_alpha: float | None = Field(default=None, ge=0)
 
 
 class TrainerNode(BaseModel):
@@ -85,17 +122,20 @@ class TrainerNode(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    num_nodes: int = Field(ge=1)
-    devices: int = Field(ge=1)
+    num_nodes: Whole = Field(ge=1)
+    devices: Whole = Field(ge=1)
 
 
 class TrainingConfig(_Strict):
     """The `training` node: `run` is ours, the others are NeMo's."""
 
-    run: RunConfigNode
+    run: TrainingRunNode
     trainer: dict[str, Any]
     exp_manager: dict[str, Any]
     model: dict[str, Any]
+    # NeMo's too, in the families that have them.
+    name: Line | None = None
+    restore_from_path: Line | None = None
 
 
 class TextPreparationConfig(_Strict):
@@ -124,11 +164,24 @@ class RunConfig(_Strict):
     data_dir: Line
     base_results_dir: Line
     engine: Engine
+    nemo_path: Line
+    megatron_lm_path: Line
     container: Line | None
     container_mounts: LineList
-    env_vars: dict[Line, Variable | None]
+    container_options: ContainerOptions
+    env_vars: dict[Line, Text | None]
+    env_files: dict[Line, Line | None]
+    wandb_api_key_file: Line | None
+    numa_mapping: NumaMapping
+    enable_vboost: bool
     dry_run: bool
     cluster: ClusterConfig
+    stage_cluster: dict[StageName, dict[str, Any]]
+    # The NeMo launcher's, which say nothing here.
+    cluster_type: NemoClusterType
+    debug: Debug
+    bcp_no_redirect: bool
+    wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
     data_preparation: TextPreparationConfig | None = None
 

@@ -1,6 +1,6 @@
 """Where a value is from: the override that set it, or the file and line.
 
-Asked only after a mistake was found, so it may take its time.
+Asked after a mistake was found, and by `slipway show`, so it may take its time.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -54,36 +55,101 @@ def name_sources(error: UserError, overrides: Sequence[str], roots: Sequence[Pat
     roots
         The trees, the one that is looked at first coming first.
     """
+    sources = Sources(overrides, roots)
     for mistake in error.mistakes:
         if mistake.source is None and mistake.key is not None:
-            told = [locate(mistake.key, overrides, roots)]
+            told = [sources.locate(mistake.key)]
             for key in mistake.also:
-                source = locate(key, overrides, roots)
+                source = sources.locate(key)
                 told.append(source and f"{key} is {source}")
             mistake.source = "\n".join(line for line in told if line) or None
 
 
 def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Where a key was set: ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nowhere."""
-    try:
-        return _locate(key, [parse_override(text) for text in overrides], roots, _REFERENCES_FOLLOWED)
-    except LOST:
+    """Where one key was set: see `Sources.locate`."""
+    return Sources(overrides, roots).locate(key)
+
+
+class Sources:
+    """Where the values of one composition are from; each file is read once, whatever is asked.
+
+    Parameters
+    ----------
+    overrides
+        The overrides as the user gave them.
+    roots
+        The trees, the one that is looked at first coming first.
+    like
+        Those of a composition with the same choices, whose files are not read again.
+    """
+
+    def __init__(self, overrides: Sequence[str], roots: Sequence[Path], like: Sources | None = None) -> None:
+        self._texts, self._roots, self._like = overrides, roots, like
+        self._nodes: dict[Path, yaml.Node | None] = like._nodes if like else {}
+
+    def locate(self, key: str) -> str | None:
+        """Where a key was set: ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nowhere."""
+        try:
+            return self._locate(key, _REFERENCES_FOLLOWED)
+        except LOST:
+            return None
+
+    @cached_property
+    def _overrides(self) -> list[Override]:
+        return [parse_override(text) for text in self._texts]
+
+    @cached_property
+    def files(self) -> list[TreeFile]:
+        """The files that the composition reads, in the order in which they are merged."""
+        return self._like.files if self._like else files_of(self._overrides, self._roots)
+
+    def first(self, key: str) -> tuple[TreeFile, int] | None:
+        """The file that states a key first, so what the others build on, and the line."""
+        for file in self.files:
+            found = _position(self._node(file), file, key)
+            if found is not None:
+                return file, found[0]
         return None
 
+    def written(self, key: str) -> str | None:
+        """How a value was written, before a number was read in it; ``None`` where that is not plain."""
+        try:
+            return self._written(key, _REFERENCES_FOLLOWED)
+        except LOST:
+            return None
 
-def _locate(key: str, overrides: Sequence[Override], roots: Sequence[Path], depth: int) -> str | None:
-    setting = _setting_override(key, overrides)
-    if setting is not None:
-        return f"from the command line: {shortened(one_line(setting.text))}"
-    for file in reversed(files_of(overrides, roots)):
-        found = _position(file, key)
-        if found is None:
-            continue
-        line, value = found
-        reference = _REFERENCE.fullmatch(value or "")
-        further = _locate(reference[1], overrides, roots, depth - 1) if reference and depth else None
-        return further or f"from {relative(file.path)}:{line}"
-    return None
+    def _written(self, key: str, depth: int) -> str | None:
+        setting = _setting_override(key, self._overrides)
+        if setting is not None:
+            return setting.value if setting.key == key else None
+        for file in reversed(self.files):
+            found = _position(self._node(file), file, key)
+            if found is None:
+                continue
+            reference = _REFERENCE.fullmatch(found[1] or "")
+            if reference:
+                return self._written(reference[1], depth - 1) if depth else None
+            return found[1]
+        return None
+
+    def _locate(self, key: str, depth: int) -> str | None:
+        setting = _setting_override(key, self._overrides)
+        if setting is not None:
+            return f"from the command line: {shortened(one_line(setting.text))}"
+        for file in reversed(self.files):
+            found = _position(self._node(file), file, key)
+            if found is None:
+                continue
+            line, value = found
+            reference = _REFERENCE.fullmatch(value or "")
+            further = self._locate(reference[1], depth - 1) if reference and depth else None
+            return further or f"from {relative(file.path)}:{line}"
+        return None
+
+    def _node(self, file: TreeFile) -> yaml.Node | None:
+        if file.path not in self._nodes:
+            self._nodes[file.path] = yaml.compose(file.path.read_text(encoding="utf-8"))
+        return self._nodes[file.path]
 
 
 def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | None:
@@ -147,12 +213,12 @@ def _file(config_path: str, roots: Sequence[Path]) -> Path | None:
     return next((root / name for root in roots if (root / name).is_file()), None)
 
 
-def _position(file: TreeFile, key: str) -> tuple[int, str | None] | None:
+def _position(node: yaml.Node | None, file: TreeFile, key: str) -> tuple[int, str | None] | None:
     """The line of a file that sets a key, and the value if it is a scalar."""
     below = key if not file.package else key.removeprefix(f"{file.package}.")
     if file.package and below == key:
         return None
-    node, line = yaml.compose(file.path.read_text(encoding="utf-8")), None
+    line = None
     for name in below.split("."):
         if isinstance(node, yaml.MappingNode):
             found = list(_entries(node, name))

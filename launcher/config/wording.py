@@ -29,6 +29,14 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
+class NumberForText(UserError):
+    """A number where text is meant: how it was written decides."""
+
+    def __init__(self, path: str, value: Any) -> None:
+        super().__init__(f"{one_line(path)}={shown(value)}: expected text; a number needs quotes", key=path)
+        self.path, self.value = path, value
+
+
 def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     """One of pydantic's errors as ours.
 
@@ -45,6 +53,8 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
         return UserError(f"{one_line(key)}: there is no such key", key=key, hint=near)
     if detail["type"] == "missing":
         return UserError(f"{one_line(key)}: this key is needed", key=key)
+    if detail["type"] == "number_for_text":
+        return NumberForText(key, detail["input"])
     value = one_line(key) if "[key]" in detail["loc"] else f"{one_line(key)}={shown(detail['input'])}"
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
 

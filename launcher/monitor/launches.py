@@ -20,15 +20,19 @@ _SUBMITTING_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a run: where it is, and what was launched."""
+    """One launch of a run: where it is, and what was launched.
+
+    `unanswered` says why it could not be asked whether there is a job that the manifest does not know.
+    """
 
     paths: LaunchPaths
     manifest: Manifest
+    unanswered: str | None = None
 
     @property
     def is_without_job(self) -> bool:
         """Whether this launch never became a job, and will not: refused, or its launcher died before."""
-        if self.manifest.job_id is not None:
+        if self.manifest.job_id is not None or self.unanswered is not None:
             return False
         return self.manifest.error is not None or _age(self.manifest) > _SUBMITTING_SECONDS
 
@@ -89,10 +93,15 @@ def _newest(run_dir: Path, numbers: Sequence[int]) -> int | None:
 def _read(run_dir: Path, number: int) -> Launch:
     manifest = read_manifest(run_dir / LAUNCHES / str(number))
     launch = Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
-    if manifest.job_id or manifest.error:
+    if manifest.job_id:
         return launch
-    # Its launcher died, or is at it: the job may be there all the same.
-    job_id = started_job(launch.paths.directory) or _find(launch)
+    # Its launcher died, or is at it, or lost the answer: the job may be there all the same.
+    job_id = started_job(launch.paths.directory)
+    if job_id is None and manifest.error is None:
+        try:
+            job_id = _find(launch)
+        except UserError as error:
+            return replace(launch, unanswered=error.message.splitlines()[0])
     return replace(launch, manifest=manifest.submitted_as(job_id)) if job_id else launch
 
 
@@ -101,10 +110,7 @@ def _find(launch: Launch) -> str | None:
 
     manifest = launch.manifest
     intent = Intent(manifest.tag, launch.paths.script, manifest.user, manifest.created)
-    try:
-        return open_scheduler(manifest).find(intent)
-    except UserError:
-        return None
+    return open_scheduler(manifest).find(intent)
 
 
 def open_launches(run_dir: Path) -> list[Launch]:
@@ -146,6 +152,8 @@ def _marked(ticket: Ticket, blind: JobStatus) -> JobStatus:
 
 
 def _without_job(launch: Launch) -> JobStatus:
+    if launch.unanswered:
+        return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
     if launch.manifest.error:
         return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().splitlines()[0])
     if launch.is_without_job:

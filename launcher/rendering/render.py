@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import (
     BaseLoader,
@@ -17,11 +20,11 @@ from jinja2 import (
     TemplateSyntaxError,
 )
 
-from launcher.errors import UserError
-from launcher.plan import Plan
+from launcher.errors import UserError, check_directory
+from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines
-from launcher.rendering.srun import srun_arguments
+from launcher.rendering.srun import host_arguments, srun_arguments
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
@@ -51,8 +54,8 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     UserError
         If a template of the user's is not valid, or a value cannot be quoted.
     """
-    if template_dir is not None and not template_dir.is_dir():
-        raise UserError(f"--template-dir {template_dir}: no such directory")
+    if template_dir is not None:
+        _check_templates(template_dir)
     environment, resources = _environment(template_dir), plan.job.resources
     values = {
         "plan": plan,
@@ -60,6 +63,8 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "paths": plan.paths,
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "srun_arguments": srun_arguments(plan.job),
+        "host_arguments": host_arguments(plan.job),
+        **_binding(plan.job.binding),
         # Without Slurm all tasks are on one machine, whatever the number of nodes.
         "local_world_size": resources.tasks if plan.scheduler == "local" else resources.tasks_per_node,
     }
@@ -74,6 +79,34 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         if template_dir is None:
             raise
         raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
+
+
+def _check_templates(template_dir: Path) -> None:
+    """Refuse a directory whose templates would not be used: ours would be, and nobody would be told."""
+    check_directory("--template-dir", template_dir)
+    names = sorted(path.name for path in TEMPLATE_DIR.glob("*.j2"))
+    theirs = [template_dir / name for name in names if os.path.lexists(template_dir / name)]
+    if not theirs:
+        found = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
+        raise UserError(
+            f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {found}",
+            hint=f"valid: {', '.join(names)}",
+        )
+    for path in theirs:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise UserError(f"{path}: this template is not a file that can be read")
+
+
+def _binding(binding: Binding | None) -> dict[str, Any]:
+    """The functions of ``binding.sh``, as they are, and what they are called with."""
+    if binding is None:
+        return {}
+    cores = binding.max_cores if binding.max_cores is not None else "all"
+    equally, threads = "equally" if binding.balanced else "unequally", "all" if binding.all_threads else "one"
+    return {
+        "binding_functions": RawShell((TEMPLATE_DIR / "binding.sh").read_text(encoding="utf-8")),
+        "binding_arguments": RawShell(f"{binding.min_cores} {cores} {equally} {threads}"),
+    }
 
 
 def _line_of(error: Exception, template_dir: Path) -> str:
@@ -93,6 +126,7 @@ class _ShellEnvironment(Environment):
         return RawShell("".join(parts))
 
 
+@functools.cache
 def _environment(template_dir: Path | None) -> Environment:
     ours = FileSystemLoader(TEMPLATE_DIR)
     loaders: list[BaseLoader] = [ours, PrefixLoader({"slipway": ours})]

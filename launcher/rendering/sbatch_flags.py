@@ -9,9 +9,16 @@ from launcher.plan import Job, Plan
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 
 # A flag and the value it takes from the job; None or False leaves the flag out, True makes it bare.
-_FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
+FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
     ("partition", lambda job: job.queue.partition),
     ("account", lambda job: job.queue.account),
+    ("qos", lambda job: job.queue.qos),
+    ("reservation", lambda job: job.queue.reservation),
+    ("constraint", lambda job: job.queue.constraint),
+    ("nodelist", lambda job: job.queue.nodelist),
+    ("exclude", lambda job: job.queue.exclude),
+    ("switches", lambda job: job.queue.switches),
+    ("licenses", lambda job: job.queue.licenses),
     ("nodes", lambda job: job.resources.nodes),
     ("ntasks-per-node", lambda job: job.resources.tasks_per_node),
     ("gpus-per-node", lambda job: job.resources.gpus_per_node),
@@ -21,14 +28,23 @@ _FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
     ("mem", lambda job: job.resources.memory),
     ("exclusive", lambda job: job.resources.exclusive),
     ("time", lambda job: job.resources.time_limit),
+    ("begin", lambda job: job.queue.begin),
+    ("deadline", lambda job: job.queue.deadline),
     ("dependency", lambda job: job.queue.dependency),
+    ("requeue", lambda job: job.queue.requeue is True),
+    ("no-requeue", lambda job: job.queue.requeue is False),
+    ("signal", lambda job: job.queue.signal),
+    ("mail-type", lambda job: job.queue.mail_type),
+    ("mail-user", lambda job: job.queue.mail_user),
+    ("comment", lambda job: job.queue.comment),
 )
 
 
 def header_lines(plan: Plan) -> list[RawShell]:
     """The script's ``#SBATCH`` lines, quoted as sbatch reads them."""
     values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
-    values += [(flag, value(plan.job)) for flag, value in _FLAGS]
+    values += [(flag, value(plan.job)) for flag, value in FLAGS]
+    values += plan.job.queue.further.items()
     # Slurm opens the log before the script runs, so it cannot be a variable of the script.
     log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + "%j"
     values.append(("output", f"{log}.out"))

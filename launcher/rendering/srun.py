@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from launcher.errors import UserError
-from launcher.plan import Container, Job, Mount
+from launcher.plan import Container, ContainerOptions, Job, Mount
+
+# Pyxis' flags, and the option that each is: with a value, or in two forms for yes and no.
+_WITH_VALUE = {"workdir": "container-workdir", "name": "container-name", "save": "container-save"}
+_YES_AND_NO = {
+    "mount_home": ("container-mount-home", "no-container-mount-home"),
+    "writable": ("container-writable", "container-readonly"),
+    "remap_root": ("container-remap-root", "no-container-remap-root"),
+    "entrypoint": ("container-entrypoint", "no-container-entrypoint"),
+}
 
 
 def srun_arguments(job: Job) -> list[str]:
@@ -12,15 +23,49 @@ def srun_arguments(job: Job) -> list[str]:
     if job.resources.cpus_per_task is not None:
         # From 22.05 on srun does not take it over from sbatch.
         arguments.append(f"--cpus-per-task={job.resources.cpus_per_task}")
+    if job.mpi is not None:
+        arguments.append(f"--mpi={job.mpi}")
     if job.container is None:
-        # The site's arguments are Pyxis' in most trees, and Pyxis need not be there without a container.
-        return arguments + [text for text in job.srun_args if "container" not in text]
-    return arguments + _pyxis(job.container) + list(job.srun_args)
+        return arguments + host_arguments(job)
+    return arguments + _pyxis(job.container) + _without_decided(job.srun_args, job.container.options)
+
+
+def host_arguments(job: Job) -> list[str]:
+    """The site's arguments where there is no container.
+
+    Those in most trees are Pyxis', and Pyxis need not be there.
+    """
+    return [text for text in job.srun_args if "container" not in text]
+
+
+def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> list[str]:
+    """The site's arguments less those that the container's options decide another way."""
+    decided = {
+        flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags
+    }
+    return [text for text in arguments if text.removeprefix("--") not in decided]
 
 
 def _pyxis(container: Container) -> list[str]:
     mounts = ",".join(_mount(mount) for mount in container.mounts)
-    return [f"--container-image={container.image}", f"--container-mounts={mounts}"]
+    return [
+        f"--container-image={container.image}",
+        f"--container-mounts={mounts}",
+        *_option_flags(container.options),
+    ]
+
+
+def _option_flags(options: ContainerOptions) -> Iterator[str]:
+    for name, (yes, no) in _YES_AND_NO.items():
+        choice = getattr(options, name)
+        if choice is not None:
+            yield f"--{yes if choice else no}"
+    for name, flag in _WITH_VALUE.items():
+        value = getattr(options, name)
+        if value is not None:
+            yield f"--{flag}={value}"
+    if options.env:
+        yield f"--container-env={','.join(options.env)}"
 
 
 def _mount(mount: Mount) -> str:

@@ -7,20 +7,31 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that a reader, or a crash, meets either the old content or the new."""
+def write_atomic(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a crash, meets either the old content or the new.
+
+    The user's umask decides, as ever, what of `mode` is given. A path in the text that is not UTF-8 is
+    written as the bytes that it is.
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(text)
             stream.flush()
-            os.fchmod(stream.fileno(), mode)
+            os.fchmod(stream.fileno(), mode & ~umask())
             os.fsync(stream.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def umask() -> int:
+    """The permissions that the user gives to nobody; asking for them needs setting them."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def link_atomic(link: Path, target: Path) -> None:
@@ -36,12 +47,16 @@ def link_atomic(link: Path, target: Path) -> None:
 
 
 def copy_package(source: Path, target: Path) -> None:
-    """Copy the files of a Python package, bytecode left out, and make the copy durable."""
+    """Copy the files of a Python package, and make the copy durable.
+
+    Bytecode is left out, and hidden files: an editor's, which may be links to nowhere.
+    """
     target.mkdir(parents=True)
     for entry in sorted(source.iterdir()):
+        if entry.name == "__pycache__" or entry.name.startswith("."):
+            continue
         if entry.is_dir():
-            if entry.name != "__pycache__":
-                copy_package(entry, target / entry.name)
+            copy_package(entry, target / entry.name)
             continue
         with (target / entry.name).open("wb") as stream:
             stream.write(entry.read_bytes())

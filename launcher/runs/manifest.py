@@ -76,7 +76,9 @@ def read_manifest(launch_dir: Path) -> Manifest:
         return Manifest(**{key: value for key, value in content.items() if key in known})
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: that launch was never written completely") from error
-    except (ValueError, TypeError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a launch's manifest: {error}") from error
 
 

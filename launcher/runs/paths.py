@@ -11,6 +11,7 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ CHECKPOINTS = "checkpoints"
 EXIT_MARKER = "exit.json"
 METRICS = "metrics.jsonl"
 _SCRIPT_SUFFIX = "_submission.sh"
+_NUMBER = re.compile("[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ class LaunchPaths:
         return self.directory / RESULTS
 
     @property
+    def profiles(self) -> Path:
+        return self.results / "profile_logs"
+
+    @property
     def manifest(self) -> Path:
         return self.directory / MANIFEST
 
@@ -125,7 +131,7 @@ def launch_numbers(run_dir: Path) -> list[int]:
     launches = run_dir / LAUNCHES
     if not launches.is_dir():
         return []
-    return sorted(int(entry.name) for entry in launches.iterdir() if entry.name.isdigit())
+    return sorted(int(entry.name) for entry in launches.iterdir() if _NUMBER.fullmatch(entry.name))
 
 
 def next_launch_number(run_dir: Path) -> int:

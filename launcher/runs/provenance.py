@@ -21,11 +21,12 @@ def new_tag() -> str:
 
 
 def user() -> str:
-    import getpass
+    import pwd
 
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in some containers
+        # Not getpass: LOGNAME may say anything, and the scheduler goes by the user id.
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a user id without a name, as in some containers
         return str(os.getuid())
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import explain_os_error
-from launcher.runs.files import copy_package, link_atomic, sync_directory, write_atomic
+from launcher.runs.files import copy_package, link_atomic, sync_directory, umask, write_atomic
 from launcher.runs.manifest import newest_submitted
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
 
-# Says where runs go.
-KEY = "base_results_dir"
+_TEMPORARY = ".new-"
+# What a launcher that was killed left behind is old after a day, in seconds: no launcher takes as long.
+_LEFT_BEHIND = 86400.0
 
 
 class LaunchExists(Exception):
     """Another launcher took the number meanwhile; plan with the next one."""
 
 
-def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | None) -> None:
+def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | None, key: str) -> None:
     """Write a launch directory under a temporary name and rename it into place.
 
     Parameters
@@ -30,6 +33,8 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
         Text by path, each below ``paths.directory``.
     code
         A Python package to copy, so that the job runs it as it is now; ``None`` copies nothing.
+    key
+        The key of the configuration that says where runs go, for the message if that is not possible.
 
     Raises
     ------
@@ -41,13 +46,14 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
     try:
         launches = paths.run_dir / LAUNCHES
         launches.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=launches))
+        _sweep(launches)
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=launches))
     except OSError as error:
-        raise explain_os_error(error, paths.run_dir, KEY) from error
+        raise explain_os_error(error, paths.run_dir, key) from error
     try:
-        temporary.chmod(0o755)  # mkdtemp's 0700 would hide the launch from colleagues
+        temporary.chmod(0o777 & ~umask())  # mkdtemp's 0700 would hide the launch from colleagues
         for path, text in files.items():
-            mode = 0o755 if path.suffix == ".sh" else 0o644
+            mode = 0o777 if path.suffix == ".sh" else 0o666
             write_atomic(temporary / path.relative_to(paths.directory), text, mode)
         if code is not None:
             copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
@@ -55,10 +61,22 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
         _rename(temporary, paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise explain_os_error(error, paths.run_dir, KEY) from error
+        if isinstance(error, OSError) and not _is_about(error, code):
+            raise explain_os_error(error, paths.run_dir, key) from error
         raise
     sync_directory(launches)
+
+
+def _is_about(error: OSError, code: Path | None) -> bool:
+    return bool(code and error.filename and Path(error.filename).is_relative_to(code))
+
+
+def _sweep(launches: Path) -> None:
+    """Remove what killed launchers left under temporary names."""
+    for path in launches.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # of another user's, or gone by now
+            if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                shutil.rmtree(path)
 
 
 def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) -> None:
@@ -84,12 +102,12 @@ def _point_newest(run_dir: Path) -> None:
         number = again
 
 
-def make_directories(directories: tuple[Path, ...]) -> None:
+def make_directories(directories: tuple[Path, ...], key: str) -> None:
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise explain_os_error(error, directory, KEY) from error
+            raise explain_os_error(error, directory, key) from error
 
 
 def _rename(temporary: Path, target: Path) -> None:

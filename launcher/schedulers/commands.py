@@ -38,6 +38,10 @@ WITHOUT_SLURM = (
 )
 
 
+class Unreachable(UserError):
+    """There is no scheduler here that could be asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a command said."""
@@ -102,15 +106,23 @@ def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
     """
     try:
         done = subprocess.run(
-            command, env=environment, input=stdin, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+            command,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",  # other people's jobs may be called anything
+            timeout=_TIMEOUT_SECONDS,
         )
     except FileNotFoundError as error:
-        raise UserError(
+        raise Unreachable(
             f"{command[0]} is not on this machine: there is no Slurm here",
             hint=WITHOUT_SLURM,
         ) from error
+    except OSError as error:
+        raise Unreachable(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"{command[0]} did not answer within {_TIMEOUT_SECONDS} s") from error
+        raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS} s") from error
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

@@ -12,6 +12,7 @@ from launcher.schedulers import states
 from launcher.schedulers.base import Intent, JobStatus, Ticket
 from launcher.schedulers.commands import (
     WITHOUT_SLURM,
+    Unreachable,
     ask,
     clean_environment,
     describe_leaks,
@@ -50,7 +51,7 @@ class SlurmScheduler:
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
             return f"as the cluster is now, the job would wait: {told}"
         if any(sign in answer.stderr for sign in _NO_CONFIGURATION):
-            raise UserError(
+            raise Unreachable(
                 f"there is no Slurm that this machine belongs to: {told}",
                 hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
             )
@@ -127,7 +128,7 @@ class SlurmScheduler:
 
     def _require_configuration(self) -> None:
         if self._slurm_conf is not None and not Path(self._slurm_conf).exists():
-            raise UserError(
+            raise Unreachable(
                 f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
                 hint="for cluster=sandbox, boot it first: slipway sandbox up",
             )

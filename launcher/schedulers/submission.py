@@ -5,6 +5,7 @@ The hooks used here are private to submitit: tests/test_submission.py is the con
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,11 @@ from pathlib import Path
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from launcher.errors import UserError
+from launcher.errors import NoAnswer, UserError
 from launcher.schedulers.commands import words
+
+# sbatch's words for a controller that said nothing; it may have taken the job.
+_LOST = re.compile("timed out|connect|communicat|Zero Bytes|standby|Transport|reset by peer", re.IGNORECASE)
 
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
@@ -58,6 +62,8 @@ def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str 
 
     Raises
     ------
+    NoAnswer
+        If Slurm may have the job all the same: its controller is busy, or was lost on the way.
     UserError
         With Slurm's own words, if it refuses.
     """
@@ -66,5 +72,10 @@ def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str 
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
             return SbatchExecutor(folder, script, tag, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
-        told = "\n".join(line for line in str(error).splitlines() if line.startswith("sbatch: "))
-        raise UserError(f"Slurm refused the job: {words(told or str(error))}") from error
+        lines = [line for line in str(error).splitlines() if line.startswith("sbatch: ")]
+        told = words("\n".join(lines) or str(error))
+        if lines and not _LOST.search(told):
+            raise UserError(f"Slurm refused the job: {told}") from error
+        raise NoAnswer(f"Slurm did not answer: {told}") from error
+    except OSError as error:  # submitit's own copy, before or after sbatch had the job
+        raise NoAnswer(f"cannot write into {tempfile.gettempdir()} (TMPDIR): {error.strerror}") from error

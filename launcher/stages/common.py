@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from launcher.config import schema
 from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
 from launcher.errors import UserError, shown
-from launcher.plan import Container, Mount, Queue, Resources
+from launcher.plan import Container, ContainerOptions, Mount, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
@@ -18,6 +19,29 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 _LONGEST_NAME = 200
 
 _IMAGE_FILE = (".sqsh", ".squashfs")
+
+# Names of variables whose values are secrets; those that end in FILE or PATH name where one is.
+_SECRET = re.compile(
+    r"(^|_)(API_?KEY|TOKEN|PASSWORD|PASSWD)$|(^|_)SECRET(S|_KEY|_ACCESS_KEY)?$", re.IGNORECASE
+)
+
+
+# Names that mean something else in the script. To some of bash's own it assigns by evaluating the value.
+_TAKEN = re.compile(
+    r"(?P<bash>BASH\w*|SHELLOPTS|POSIXLY_CORRECT|S?RANDOM|SECONDS|LINENO|EPOCH\w*|OPT(IND|ARG|ERR)|E?UID|PPID"
+    r"|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|COMP_\w+|IFS|ENV|PS4|TMOUT|GLOBIGNORE|_|REPLY|MAPFILE)"
+    r"|(?P<slurm>SBATCH_\w+|SLURM_(JOB|STEP|TASK|ARRAY|RESTART|SUBMIT|NODE)\w*"
+    r"|SLURM_(PROCID|LOCALID|GTIDS|CPUS_ON_NODE|N(TASKS|NODES|PROCS)\w*))"
+    r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"
+    r"|(?P<script>[a-z][a-z0-9]*|launch_dir|job_id)",
+    re.ASCII,
+)
+_TAKEN_BY = {
+    "bash": "bash has its own use for this variable",
+    "slurm": "Slurm sets this variable in the job",
+    "rendezvous": "the job script sets this variable for each task",
+    "script": "the job script may use a variable of this name",
+}
 
 
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
@@ -50,6 +74,29 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
     """The request of a job that uses the cluster's GPUs, `tasks` to a node."""
+    request = _gpu_request(cluster)
+    return Resources(
+        nodes=nodes,
+        tasks_per_node=tasks,
+        # One way of asking for GPUs at a time: together they would add up or be refused.
+        gpus_per_node=cluster.gpus_per_node if request == "gpus_per_node" else None,
+        gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
+        gres=cluster.gres if request == "gres" else None,
+        cpus_per_task=cluster.cpus_per_task,
+        memory=cluster.mem,
+        exclusive=cluster.exclusive,
+        time_limit=run.time_limit,
+    )
+
+
+def _gpu_request(cluster: ClusterConfig) -> str:
+    """Which of the keys GPUs are asked for with, or ``none``.
+
+    Raises
+    ------
+    UserError
+        If two of them contradict each other, or the one that is asked for is not set.
+    """
     gpus = cluster.gpus_per_node
     named = re.fullmatch(r"gpu(?::[\w.-]+)?:(\d+)", cluster.gres or "")
     if gpus is not None and named and int(named.group(1)) != gpus:
@@ -59,22 +106,43 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
             also=("cluster.gpus_per_node",),
             hint="make them agree, or set one of them to null",
         )
-    return Resources(
-        nodes=nodes,
-        tasks_per_node=tasks,
-        gpus_per_node=gpus if cluster.gpus_per_task is None else None,
-        gpus_per_task=cluster.gpus_per_task,
-        # One way of asking for GPUs at a time: together they would add up or be refused.
-        gres=cluster.gres if gpus is None and cluster.gpus_per_task is None else None,
-        cpus_per_task=cluster.cpus_per_task,
-        memory=cluster.mem,
-        exclusive=cluster.exclusive,
-        time_limit=run.time_limit,
-    )
+    given = [key for key in ("gpus_per_task", "gpus_per_node", "gres") if getattr(cluster, key) is not None]
+    request = cluster.gpu_request
+    if request is None:
+        return given[0] if given else "none"
+    if request != "none" and request not in given:
+        raise UserError(
+            f"cluster.gpu_request={request}: cluster.{request} is null",
+            key="cluster.gpu_request",
+            also=(f"cluster.{request}",),
+            hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*given, 'none'])}",
+        )
+    return request
 
 
 def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
-    return Queue(partition=cluster.partition, account=cluster.account, dependency=run.dependency)
+    return Queue(
+        partition=cluster.partition,
+        account=cluster.account,
+        qos=cluster.qos,
+        reservation=cluster.reservation,
+        constraint=cluster.constraint,
+        nodelist=cluster.nodelist,
+        exclude=cluster.exclude,
+        switches=cluster.switches,
+        licenses=cluster.licenses,
+        begin=cluster.begin,
+        deadline=cluster.deadline,
+        dependency=run.dependency,
+        requeue=cluster.requeue,
+        signal=cluster.signal,
+        mail_type=cluster.mail_type,
+        mail_user=cluster.mail_user,
+        comment=cluster.comment,
+        further={
+            flag: value for flag, value in cluster.sbatch.items() if value is not None and value is not False
+        },
+    )
 
 
 def container(
@@ -100,7 +168,18 @@ def container(
     mounts = [_mount(path, writable[path]) for path in _outermost(writable)]
     mounts += [_mount(path, key, "ro") for path, key in readable.items() if not _within(path, writable)]
     mounts.extend(_parse_mount(text) for text in config.container_mounts)
-    return Container(config.container, tuple(mounts))
+    return Container(config.container, tuple(mounts), _container_options(config.container_options))
+
+
+def _container_options(given: schema.ContainerOptions) -> ContainerOptions:
+    for key in ("workdir", "save"):
+        path = getattr(given, key)
+        if path is not None and not Path(path).is_absolute():
+            raise UserError(
+                f"container_options.{key}={shown(path)}: a whole path is needed",
+                key=f"container_options.{key}",
+            )
+    return ContainerOptions(**{**given.model_dump(), "env": tuple(given.env)})
 
 
 def _check_image(image: str) -> None:
@@ -150,21 +229,42 @@ def _parse_mount(text: str) -> Mount:
 
 
 def environment(config: RunConfig) -> dict[str, str]:
-    """The user's variables, those set to null left out.
+    """The variables of a job: the cluster's, and over them the user's; those set to null left out.
 
     Raises
     ------
     UserError
-        If a name cannot be a variable's.
+        If a name cannot be a variable's, or a value would be a secret in a script.
     """
-    for name in config.env_vars:
+    for key, variables in (("cluster.env_vars", config.cluster.env_vars), ("env_vars", config.env_vars)):
+        check_names(key, variables)
+        for name, value in variables.items():
+            if value and _SECRET.search(name):
+                # No key: the value's source would show it.
+                raise UserError(
+                    f"{key}.{name}: a secret must not be written into a script",
+                    hint=f"keep it in a file that only you can read: env_files={{{name}: /path/of/the/file}}",
+                )
+    merged = {**config.cluster.env_vars, **config.env_vars}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def check_names(key: str, names: Iterable[str]) -> None:
+    """Refuse what no shell variable can be called."""
+    for name in names:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise UserError(
-                f"env_vars.{name}: not a name that a shell variable can have",
-                key=f"env_vars.{name}",
+                f"{key}.{name}: not a name that a shell variable can have",
+                key=f"{key}.{name}",
                 hint="valid: letters, digits and _ with no digit first",
             )
-    return {name: value for name, value in config.env_vars.items() if value is not None}
+        taken = _TAKEN.fullmatch(name)
+        if taken:
+            raise UserError(
+                f"{key}.{name}: {_TAKEN_BY[taken.lastgroup or '']}",
+                key=f"{key}.{name}",
+                hint="choose another name",
+            )
 
 
 def python(config: RunConfig) -> str:

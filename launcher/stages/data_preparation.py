@@ -9,6 +9,14 @@ from launcher.plan import Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 
+_WITHOUT_GPUS = {
+    "gpus_per_node": None,
+    "gpus_per_task": None,
+    "gres": None,
+    "gpu_request": None,
+    "exclusive": False,
+}
+
 
 def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: LaunchPaths) -> Job:
     """Plan the tokenizing of a text corpus: one task on one node, without GPUs."""
@@ -20,8 +28,10 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
     }
     outputs = sorted({Path(text.output_prefix).parent, Path(text.tokenizer_dir)})
     inputs = {Path(path).absolute(): "data_preparation.inputs" for path in text.inputs}
+    # What a cluster of GPUs sets for all its jobs; `stage_cluster` may set it for this stage all the same.
+    own = config.stage_cluster.get("data_preparation", {})
     cluster = config.cluster.model_copy(
-        update={"gpus_per_node": None, "gpus_per_task": None, "gres": None, "exclusive": False}
+        update={key: value for key, value in _WITHOUT_GPUS.items() if key not in own}
     )
     return Job(
         stage="data_preparation",

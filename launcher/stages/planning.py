@@ -10,17 +10,26 @@ from launcher.plan import Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.data_preparation import data_preparation_job
+from launcher.stages.stage_cluster import stage_cluster
+from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
 
 
 def run_directory(config: RunConfig) -> Path:
     """The directory of the run that a configuration describes."""
-    return _launch_paths(config, number=1).run_dir
+    return _launch_paths(_for_stage(config), number=1).run_dir
 
 
 def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
     stage, node = _run_node(config)
     return common.launch_paths(stage, node, config.cluster, number)
+
+
+def _for_stage(config: RunConfig) -> RunConfig:
+    """The configuration with the cluster as `stage_cluster` changes it for the stage."""
+    stage, _ = _run_node(config)
+    changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
+    return config.model_copy(update={"cluster": stage_cluster(config.cluster, stage, changes)})
 
 
 def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
@@ -44,13 +53,14 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
 
 def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
     """Plan one launch of a run. A pure function of its arguments."""
+    config = _for_stage(config)
     paths = _launch_paths(config, number)
     return Plan(
         paths=paths,
         tag=tag,
         scheduler=config.cluster.scheduler,
         slurm_conf=config.cluster.slurm_conf,
-        job=_job(config, paths),
+        job=surround(_job(config, paths), config, paths),
     )
 
 

@@ -64,8 +64,8 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_overrides_may_stand_on_both_sides_of_an_option(tmp_path: Path) -> None:
-    done = command("training=gpt3/5b", "--dry-run", "training.trainer.num_nodes=3", cwd=tmp_path)
-    assert "#SBATCH --nodes=3\n" in done.stdout
+    done = command("training=gpt3/5b", "--dry-run", "training.trainer.num_nodes=4", cwd=tmp_path)
+    assert "#SBATCH --nodes=4\n" in done.stdout
     assert "gpt3_5b" in done.stdout
 
 

@@ -80,18 +80,18 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
     # choices
     (
         ["training=gpt3/5B"],
-        ["training=gpt3/5B", "'gpt3/5b'", "gpt3/126m, gpt3/5b, gpt3/tiny", "command line"],
+        ["training=gpt3/5B", "'gpt3/5b'", "valid: gpt3/126m, gpt3/175b", "command line"],
     ),
     (["training=gpt/5b"], ["no such choice", "did you mean 'gpt3/5b'"]),
-    (["training=gpt3"], ["training=gpt3: there is no such choice", "valid: gpt3/126m, gpt3/5b"]),
+    (["training=gpt3"], ["training=gpt3: there is no such choice", "valid: gpt3/126m, gpt3/175b"]),
     (["training=gpt3/5b/"], ["training=gpt3/5b/", "did you mean 'gpt3/5b'"]),
     (["training=gpt3/_base"], ["there is no such choice", "valid: gpt3/126m"]),
     (["training=../cluster/bcm"], ["training=../cluster/bcm: there is no such choice"]),
-    (["training="], ["training=: there is no such choice", "valid: gpt3/126m"]),
+    (["training="], ["training=: there is no such choice", "gpt3/126m, gpt3/175b"]),
     (["training=null"], ["training=null: there is no such choice"]),
     (["+training=gpt3/5b"], ["there already", "without the +: training=gpt3/5b"]),
     (["cluster=BCM"], ["cluster=BCM", "did you mean 'bcm'"]),
-    (["cluster=_base"], ["cluster=_base: there is no such choice", "valid: bcm, local, sandbox"]),
+    (["cluster=_base"], ["cluster=_base: there is no such choice", "bcm, ", "local, "]),
     (["cluster=bcm,local"], ["cluster=bcm,local: there is no such choice"]),
     (["traning=gpt3/5b"], ["traning=gpt3/5b: there is no such key", "did you mean 'training'"]),
     (["stages=[trainin]"], ["stages=trainin", "did you mean 'training'", "command line: stages=[trainin]"]),
@@ -129,10 +129,10 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
     (["cluster.exclusive=null"], ["cluster.exclusive=null: expected true or false"]),
     (["cluster.mem=[1]"], ["cluster.mem=[1]: expected text"]),
     (["cluster.mem={a: 1}"], ["cluster.mem={a: 1}: expected text"]),
-    (["training.run.time_limit=1.5"], ["training.run.time_limit=1.5: expected text; a number needs quotes"]),
+    (["training.run.time_limit=1.5"], ["training.run.time_limit='1.5': not a time limit"]),
     (["container_mounts=/a"], ["container_mounts='/a': expected a list, such as [a, b]"]),
     (["cluster.gpus_per_node=-1"], ["cluster.gpus_per_node=-1: expected 0 or more"]),
-    (["engine=nemoo"], ["engine='nemoo': expected 'nemo' or 'megatron'", "did you mean 'nemo'"]),
+    (["engine=nemoo"], ["engine='nemoo': expected 'nemo'", "did you mean 'nemo'"]),
     (["training.trainer.num_nodes=two"], ["training.trainer.num_nodes='two': expected a whole number"]),
     (
         ["training.trainer={num_nodes: 0}"],
@@ -211,14 +211,130 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
     ),
 ]
 
+T = "training.model.tensor_model_parallel_size"
+P = "training.model.pipeline_model_parallel_size"
+V = "training.model.virtual_pipeline_model_parallel_size"
+BATCH = "training.model.global_batch_size"
+TWO = "training.trainer.num_nodes=2"  # 16 GPUs
+
+CHECKING: list[tuple[list[str], list[str]]] = [
+    # types of NeMo's keys
+    (["training.trainer.num_nodes=-3"], ["training.trainer.num_nodes=-3: expected 1 or more"]),
+    (["training.trainer.num_nodes=0"], ["training.trainer.num_nodes=0: expected 1 or more"]),
+    (["training.trainer.num_nodes=2.5"], ["training.trainer.num_nodes=2.5: expected a whole number"]),
+    (
+        ["training.model.micro_batch_size=foo"],
+        [
+            "training.model.micro_batch_size='foo': expected a whole number of at least 1 [type.whole]",
+            "from the command line: training.model.micro_batch_size=foo",
+        ],
+    ),
+    (["training.model.num_layers=1.5"], ["training.model.num_layers=1.5: expected a whole number"]),
+    (["training.model.optim.lr=fast"], ["training.model.optim.lr='fast': expected a number above 0"]),
+    (
+        ["training.model.hidden_dropout=1.5"],
+        ["hidden_dropout=1.5: expected a number of at least 0 and below 1"],
+    ),
+    (["training.model.sequence_parallel=maybe"], ["sequence_parallel='maybe': expected True or False"]),
+    (
+        ["training.model.micro_batch_size=foo", "training.model.hidden_size=0"],
+        ["micro_batch_size='foo'", "hidden_size=0"],
+    ),
+    # layouts
+    (
+        [f"{T}=3", TWO],
+        [
+            f"{T}=3: tensor 3 × pipeline 1 × context 1 = 3 does not divide 2 nodes × 8 GPUs = 16",
+            "[layout.world]",
+            f"from the command line: {T}=3",
+            f"training.trainer.num_nodes is from the command line: {TWO}",
+            "valid tensor sizes: 1, 2, 4\n",
+            "node counts that would do: 3, 6, 12, 24\n",
+        ],
+    ),
+    ([f"{T}=64", TWO], [f"{T}=64", "= 64 does not divide 2 nodes × 8 GPUs = 16"]),
+    (
+        [f"{T}=8", TWO],
+        [f"{T}=8: does not divide 12 attention heads", "sizes: 1, 2, 3, 4", "conf/training/gpt3/126m.yaml"],
+    ),
+    (["training.model.num_attention_heads=7"], ["=7: does not divide hidden size 768 [model.heads]"]),
+    (["training.model.num_query_groups=5"], ["=5: does not divide 12 attention heads"]),
+    (["training.model.ffn_hidden_size=3071", f"{T}=2"], ["3071 hidden units of the MLP"]),
+    ([f"{P}=8"], [f"{P}=8: pipeline 8 does not divide 12 layers", "1, 2, 3, 4, 6, 12"]),
+    (
+        [f"{P}=4", f"{V}=5"],
+        [f"{V}=5: does not divide 3 layers of a pipeline stage", "valid virtual sizes: null, 3"],
+    ),
+    ([f"{V}=2"], [f"{V}=2: virtual stages are parts of pipeline stages, and pipeline is 1"]),
+    (
+        ["training.model.sequence_parallel=True", "engine=megatron", "container=null"],
+        ["sequence_parallel=true: it needs tensor > 1 [layout.sequence_parallel]"],
+    ),
+    (["training.model.context_parallel_size=3", "training.trainer.num_nodes=3"], ["2 × context 3 = 6"]),
+    (
+        ["cluster.gpus_per_node=4", "cluster.gres=null"],
+        ["cluster.gpus_per_node=4: 8 tasks to a node", "[layout.gpus]"],
+    ),
+    (
+        ["training=t5/220m", f"{P}=2", "training.model.pipeline_model_parallel_split_rank=2"],
+        ["split_rank=2: with pipeline 2 the decoder begins in one of the stages 1 to 1"],
+    ),
+    (
+        ["training=gpt3/175b", TWO],
+        ["= 32 does not divide 2 nodes × 8 GPUs = 16", "node counts that would do: 4, 8, 16, 32, 64, 128"],
+    ),
+    # batches
+    (
+        [f"{BATCH}=100", TWO],
+        [
+            f"{BATCH}=100: not a multiple of micro batch 4 × data parallel 16 = 64",
+            "global batches near it: 64, 128, 192",
+        ],
+    ),
+    ([f"{BATCH}=1", TWO], [f"{BATCH}=1: not a multiple of micro batch 4 × data parallel 16 = 64"]),
+    (["training.model.rampup_batch_size=[64]"], ["rampup_batch_size=[64]: expected three whole numbers"]),
+    (["training.trainer.accumulate_grad_batches=2"], ["accumulated already [batch.accumulation]"]),
+    # the model and its data
+    (
+        ["training.model.data.seq_length=1024"],
+        ["seq_length=1024: the model is built for sequences of 2048", "[model.sequence]"],
+    ),
+    (["training.model.max_position_embeddings=1024"], ["learned positions for fewer tokens"]),
+    (
+        ["training.model.activations_checkpoint_granularity=full"],
+        ["activations_checkpoint_method=null", "block or uniform", "activations_checkpoint_num_layers=null"],
+    ),
+    (["training.model.optim.sched.min_lr=1"], ["not below the learning rate 0.0006 that it falls from"]),
+    (
+        ["training.trainer.max_time=1800"],
+        [
+            "training.trainer.max_time=1800: expected days:hours:minutes:seconds",
+            "command line",
+            "[time.max_time]",
+        ],
+    ),
+    (
+        ["--no-check=layout.gpu"],
+        ["--no-check=layout.gpu: there is no such check", "did you mean 'layout.gpus'"],
+    ),
+    # the cluster
+    (["training.run.time_limit=banana"], ["training.run.time_limit='banana'", "DAYS-HOURS"]),
+    (["cluster.srun_args='--mpi=pmix'"], ["cluster.srun_args='--mpi=pmix': expected a list"]),
+    (["cluster.mem=plenty"], ["cluster.mem='plenty'", "64G"]),
+    (["env_vars={A: [1]}"], ["env_vars.A=[1]: expected text"]),
+]
+
 LAUNCHING: list[tuple[list[str], list[str]]] = [
     (["container=null", "engine=nemo"], ["there is no Slurm here", "slipway sandbox up", "cluster=local"]),
     (
         ["container=@images/nemo-24.7.sqsh"],
         ["there is no such file", "nemo-24.07.sqsh", "command line: container=@images"],
     ),
-    ([*LOCAL, "cluster.python=@bare"], ["does not find torch, megatron", "pip install 'slipway[train]'"]),
-    (["cluster=sandbox", "cluster.python=@bare"], ["cluster.python='@bare'", "container=..."]),
+    ([*LOCAL, "cluster.python=@bare"], ["does not find torch, megatron", "pip install 'PATH[train]'"]),
+    (
+        ["cluster=sandbox", "training=gpt3/tiny", "cluster.python=@bare"],
+        ["cluster.python='@bare'", "container=..."],
+    ),
     ([*LOCAL, "cluster.python=@images/python3"], ["@images/python3': there is no such file"]),
     (
         [*LOCAL, "cluster.python=/bin/true", "base_results_dir=@file/x"],
@@ -242,7 +358,7 @@ OTHER_VERBS: list[tuple[list[str], list[str]]] = [
 ]
 
 ROWS = [
-    *((["launch", "--dry-run", *row], words) for row, words in COMPOSING),
+    *((["launch", "--dry-run", *row], words) for row, words in [*COMPOSING, *CHECKING]),
     *((["launch", *row], words) for row, words in LAUNCHING),
     *OTHER_VERBS,
 ]
@@ -280,7 +396,7 @@ def test_several_mistakes_are_told_together(capsys: pytest.CaptureFixture[str]) 
     mistakes = ["cluster.exclusive=maybe", "cluster.cpus_per_task=0", "+cluster.partion=x"]
     assert run(["launch", "--dry-run", *mistakes]) == 2
     assert capsys.readouterr().err == (
-        "slipway: cluster.exclusive='maybe': expected true or false\n"
+        "slipway: cluster.exclusive='maybe': expected true or false, or user or mcs\n"
         "  from the command line: cluster.exclusive=maybe\n"
         "slipway: cluster.cpus_per_task=0: expected 1 or more\n"
         "  from the command line: cluster.cpus_per_task=0\n"
@@ -288,6 +404,64 @@ def test_several_mistakes_are_told_together(capsys: pytest.CaptureFixture[str]) 
         "  from the command line: +cluster.partion=x\n"
         "  did you mean 'partition'?\n"
     )
+
+
+# What the reference launcher got wrong, and works: an override, and a line of the script.
+WORKING = [
+    (["cluster.mem=64GB"], "#SBATCH --mem=64G\n"),
+    (["cluster.exclusive=False"], None),
+    (["cluster.exclusive=True"], "#SBATCH --exclusive\n"),
+    (["training.run.time_limit=30"], "#SBATCH --time=30\n"),
+    (["training.run.time_limit='2-12'"], "#SBATCH --time=2-12\n"),
+    (["training.run.time_limit=UNLIMITED"], "#SBATCH --time=UNLIMITED\n"),
+    (["base_results_dir=here"], "{here}/here/gpt3_126m/launches/1/"),
+    (["+training.model.gc_interval=100"], "#SBATCH --nodes=8\n"),
+    ([f"{T}=3", "--no-check=layout.world"], "#SBATCH --nodes=8\n"),
+    ([f"{T}=8", TWO, "--no-check", "layout.tensor"], "#SBATCH --nodes=2\n"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), WORKING, ids=lambda value: ascii(value)[:50])
+def test_what_is_no_mistake(
+    arguments: list[str], line: str | None, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["launch", "--dry-run", *arguments]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("#!/bin/bash\n")
+    if line is None:
+        assert "--exclusive" not in told.out
+    else:
+        assert line.format(here=here) in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["+training.model.micro_batchsize=4"],
+            "slipway: warning: training.model.micro_batchsize=4: no shipped configuration has this key"
+            " [keys.unknown]\n"
+            "  from the command line: +training.model.micro_batchsize=4\n"
+            "  did you mean training.model.micro_batch_size?\n",
+        ),
+        (
+            ["training.trainer.max_steps=100"],
+            "slipway: warning: training.trainer.val_check_interval=2000: longer than the training,",
+        ),
+        (
+            [TWO, "training.trainer.devices=4"],
+            "cluster.gpus_per_node=8: 4 GPUs of each node would be idle: training.trainer.devices=4",
+        ),
+        (["training.trainer.max_time='09:00:00:00'"], "not before the job's time limit, 1-00:00:00"),
+    ],
+)
+def test_a_warning_stops_nothing(
+    arguments: list[str], words: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["launch", "--dry-run", *arguments]) == 0
+    told = capsys.readouterr()
+    assert words in told.err
+    assert told.out.startswith("#!/bin/bash\n")
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ nasty = st.text("\\'\"${}[](),:=?~!@ ab1.e\t#", max_size=20)
 @example(text="\\'\\\\'\\")
 @example(text=" ${oc.env:HOME} ")
 def test_any_text_arrives_as_it_is(text: str) -> None:
-    composition = compose([f"env_vars.X={hydra_value(text)}", f"cluster.mem={hydra_value(text)}"])
+    composition = compose([f"env_vars.X={hydra_value(text)}", f"cluster.comment={hydra_value(text)}"])
     assert composition.config.env_vars["X"] == text
-    assert composition.config.cluster.mem == text
+    assert composition.config.cluster.comment == text
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def tree(tmp_path: Path) -> Path:
         ("cluster.gres", [], "from @/cluster/bcm.yaml:12"),
         ("cluster.gres", ["cluster.gres=gpu:4"], "from the command line: cluster.gres=gpu:4"),
         ("cluster.gres", ["cluster.gres=a", "++cluster.gres=b"], "from the command line: ++cluster.gres=b"),
-        ("cluster.gres", ["cluster=local"], "from @/cluster/_base.yaml:13"),
+        ("cluster.gres", ["cluster=local"], "from @/cluster/_base.yaml:26"),
         ("cluster", ["cluster=local"], "from the command line: cluster=local"),
         ("cluster.partition", ["cluster=ours"], "from cluster/ours.yaml:6"),
         ("cluster.partition", ["cluster=heir"], "from cluster/ours.yaml:6"),
@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
         ("engine", [], "from @/cluster/bcm.yaml:6"),  # where it refers to
         ("container", ["cluster.container=x"], "from the command line: cluster.container=x"),
         ("training.model.num_layers", [], "from @/training/gpt3/126m.yaml:14"),
-        ("training.model.optim.name", [], "from @/training/gpt3/_base.yaml:144"),
+        ("training.model.optim.name", [], "from @/training/gpt3/_shared.yaml:104"),
         ("training.run.name", ["training=none"], "from training/none.yaml:2"),
         ("training.model.data.x", ["training.model.data={y: 1}"], None),
         ("training.model.data.x", ["+training.model.data={x: 1}"], "from the command line: +training.mo"),

@@ -105,9 +105,7 @@ def test_what_slurm_would_refuse_is_not_written(repository: Path, tmp_path: Path
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize(
-    "overrides", [["training=gpt3/126m"], ["training=gpt3/5b"], ["training.trainer.num_nodes=128"]]
-)
+@pytest.mark.parametrize("overrides", [["training=gpt3/126m"], ["training=gpt3/5b"], ["training=gpt3/175b"]])
 def test_slurm_accepts_the_scripts_of_large_clusters(
     repository: Path, tmp_path: Path, sandbox: Sandbox, overrides: list[str]
 ) -> None:
@@ -126,7 +124,8 @@ def test_a_job_that_must_wait_is_submitted_with_a_warning(
     """`sbatch --test-only` rejects what the cluster cannot start now; sbatch queues it, and so do we."""
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox", "--json"]
-    done = run_command(*main, "training.trainer.num_nodes=40", cwd=tmp_path, **conf)
+    large = ["training.trainer.num_nodes=40", "training.model.global_batch_size=640"]
+    done = run_command(*main, *large, cwd=tmp_path, **conf)
     assert "the job would wait" in done.stderr
     job = json.loads(done.stdout)["job_id"]
     told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)

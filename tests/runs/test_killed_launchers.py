@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +53,16 @@ def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in told}
 
 
+def assert_complete(launch: Path) -> None:
+    """Whatever was killed, a launch that can be seen is whole."""
+    source = Path(__file__).resolve().parents[2] / "trainer"
+    for path in source.rglob("*.py"):
+        copy = launch / "code" / "trainer" / path.relative_to(source)
+        assert copy.read_bytes() == path.read_bytes()
+    for name in ("launcher.json", "launcher_cmd.log", "task.sh"):
+        assert (launch / name).stat().st_size
+
+
 def age_manifests(results: Path) -> None:
     """Let all launches be old enough that nobody can be submitting them any more."""
     for path in results.glob("*/launches/*/launcher.json"):
@@ -72,6 +83,8 @@ def test_killed_before_every_step_with_slurm(tmp_path: Path, plain_sandbox: Sand
     env = {**os.environ, "SLURM_CONF": plain_sandbox.environment()["SLURM_CONF"]}
     names = ["cluster=sandbox", "cluster.partition=cloud", "cluster.job_name_prefix=dying-"]
     killed = killed_launchers(tmp_path, env, *names)
+    for launch in (tmp_path / "results").glob("*/launches/1"):
+        assert_complete(launch)
     jobs = slurm_jobs(tmp_path, env, "dying-")
     try:
         seen = status(tmp_path, env)
@@ -123,6 +136,91 @@ def test_killed_while_slurm_answers(tmp_path: Path, sandbox: Sandbox, when: str,
         assert (row["state"], row["job_id"]) == (expected, jobs["tokenize_text"])
     finally:
         run("scancel", row["job_id"] or "0", cwd=tmp_path, env=env, check=False)
+
+
+STOPPED = """#!/bin/bash
+case " $* " in *" --test-only "*) exec {real} "$@" ;; esac
+kill -STOP {controller}
+{real} "$@"
+code=$?
+kill -CONT {controller}
+exit $code
+"""
+
+
+@pytest.mark.slurm
+def test_an_answer_that_is_lost_is_no_refusal(tmp_path: Path, sandbox: Sandbox) -> None:
+    """The controller does not answer in time, and takes the job all the same."""
+    # A shorter patience than Slurm's own ten seconds, for sbatch alone.
+    conf = Path(sandbox.environment()["SLURM_CONF"])
+    hasty = tmp_path / "slurm.conf"
+    hasty.write_text(conf.read_text() + "\nMessageTimeout=2\n")
+    env = {**os.environ, "SLURM_CONF": str(conf)}
+    real = run("bash", "-c", "command -v sbatch", cwd=tmp_path, env=env).strip()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    controller = controller_pid(conf)
+    text = STOPPED.format(real=f"env SLURM_CONF={hasty} {real}", controller=controller)
+    (programs / "sbatch").write_text(text)
+    (programs / "sbatch").chmod(0o755)
+    names = ["cluster=sandbox", "cluster.partition=cloud", "cluster.job_name_prefix=lost-"]
+    done = subprocess.run(
+        [SLIPWAY, "launch", *STAGE, *names, "--json"],
+        cwd=tmp_path,
+        env={**env, "PATH": f"{programs}:{env['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    for _ in range(100):
+        jobs = slurm_jobs(tmp_path, env, "lost-")
+        if jobs:
+            break
+        time.sleep(0.2)
+    try:
+        assert list(jobs) == ["tokenize_text"], "one job, however the answer was lost"
+        row = status(tmp_path, env)["tokenize_text"]
+        assert (row["state"], row["job_id"]) == ("PENDING", jobs["tokenize_text"])
+        if done.returncode != 0:
+            assert "Slurm did not answer" in done.stderr
+            assert "slipway status results/tokenize_text" in done.stderr
+        else:
+            assert json.loads(done.stdout)["job_id"] == jobs["tokenize_text"]
+    finally:
+        os.kill(controller, signal.SIGCONT)
+        run("scancel", *jobs.values(), cwd=tmp_path, env=env, check=False)
+
+
+def controller_pid(conf: Path) -> int:
+    (line,) = [line for line in conf.read_text().splitlines() if line.startswith("SlurmctldPidFile=")]
+    return int(Path(line.partition("=")[2]).read_text())
+
+
+@pytest.mark.slurm
+def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, sandbox: Sandbox) -> None:
+    env = {**os.environ, "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    chosen = [*STAGE, "cluster=sandbox", "cluster.job_name_prefix=accounted-"]
+    told = json.loads(run(SLIPWAY, "launch", *chosen, "--json", cwd=tmp_path, env=env))
+    launch = Path(told["run_dir"]) / "launches" / "1"
+    for _ in range(200):
+        if (launch / "exit.json").exists():
+            break
+        time.sleep(0.1)
+    manifest = json.loads((launch / "launcher.json").read_text())
+    (launch / "launcher.json").write_text(json.dumps({**manifest, "job_id": None}))
+    for mark in ("started.json", "exit.json"):
+        (launch / mark).unlink()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "squeue").write_text("#!/bin/bash\n")  # the controller has forgotten it
+    (programs / "squeue").chmod(0o755)
+    forgetful = {**env, "PATH": f"{programs}:{env['PATH']}"}
+    for _ in range(100):  # the accounting is late
+        row = status(tmp_path, forgetful)["tokenize_text"]
+        if row["state"] == "COMPLETED":
+            break
+        time.sleep(0.2)
+    assert (row["state"], row["job_id"]) == ("COMPLETED", told["job_id"])
 
 
 def test_killed_before_every_step_without_slurm(tmp_path: Path) -> None:

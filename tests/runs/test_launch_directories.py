@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +16,13 @@ import pytest
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
-from launcher.monitor.launches import open_launch
+from launcher.monitor.launches import ask, open_launch
 from launcher.runs.files import link_atomic, write_atomic
-from launcher.runs.manifest import read_manifest
+from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, find_run, launch_numbers
 from launcher.runs.provenance import git_state
-from launcher.runs.write import LaunchExists, write_launch
-from launcher.schedulers.base import State, Ticket
+from launcher.runs.write import LaunchExists, link_newest, write_launch
+from launcher.schedulers.base import Intent, State, Ticket
 from launcher.schedulers.local import LocalScheduler
 
 
@@ -65,9 +68,9 @@ def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
 
 def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     paths = LaunchPaths(tmp_path, "run", "job", 1)
-    write_launch(paths, {paths.script: "one\n"}, code=None)
+    write_launch(paths, {paths.script: "one\n"}, code=None, key="base_results_dir")
     with pytest.raises(LaunchExists):
-        write_launch(paths, {paths.script: "two\n"}, code=None)
+        write_launch(paths, {paths.script: "two\n"}, code=None, key="base_results_dir")
     assert paths.script.read_text() == "one\n"
     assert [entry.name for entry in (tmp_path / "launches").iterdir()] == ["1"]
 
@@ -171,3 +174,107 @@ def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
             assert scheduler.statuses([ticket])[job].state is State.RUNNING
     finally:
         scheduler.cancel(job)
+
+
+def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None:
+    script = tmp_path / "job_submission.sh"
+    script.write_text("sleep 60 & wait")
+    scheduler = LocalScheduler()
+    jobs = {tag: scheduler.submit(script, tag) for tag in ("one", "two")}
+    try:
+        for tag, job in jobs.items():
+            assert scheduler.find(Intent(tag, script, "", "")) == job
+        assert scheduler.find(Intent("three", script, "", "")) is None
+    finally:
+        for job in jobs.values():
+            scheduler.cancel(job)
+
+
+def test_whoever_points_at_the_newest_launch_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another launcher submits, and points at its launch, just before the slower one points at its own."""
+    first, second = launched(tmp_path), launched(tmp_path)
+    run_dir = first.paths.run_dir
+    late = replace(second.manifest, job_id=None)
+    write_manifest(second.paths.directory, late)
+
+    def overtaken(link: Path, target: Path) -> None:
+        if link.name == "newest" and target.name == "1":
+            write_manifest(second.paths.directory, second.manifest)
+            link_atomic(link, second.paths.directory)
+        link_atomic(link, target)
+
+    monkeypatch.setattr("launcher.runs.write.link_atomic", overtaken)
+    link_newest(first.paths, [], [])
+    assert (run_dir / "newest").resolve() == second.paths.directory
+    for made in (first, second):
+        wait_for_end(made.paths)
+
+
+def test_permissions_are_what_the_umask_says(tmp_path: Path) -> None:
+    previous = os.umask(0o027)
+    try:
+        private = launched(tmp_path, "data_preparation.run.name=private").paths
+        os.umask(0o022)
+        public = launched(tmp_path, "data_preparation.run.name=public").paths
+    finally:
+        os.umask(previous)
+    for paths, directory, script, text in ((private, 0o750, 0o750, 0o640), (public, 0o755, 0o755, 0o644)):
+        assert paths.directory.stat().st_mode & 0o777 == directory
+        assert paths.script.stat().st_mode & 0o777 == script
+        assert paths.manifest.stat().st_mode & 0o777 == text
+        assert (paths.code / "trainer" / "pretrain.py").stat().st_mode & 0o777 == text
+        wait_for_end(paths)
+
+
+def test_what_killed_launchers_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
+    launches = launched(tmp_path).paths.directory.parent
+    for name, age in ((".new-old", 2 * 86400), (".new-young", 60)):
+        (launches / name / "code").mkdir(parents=True)
+        os.utime(launches / name, (time.time() - age,) * 2)
+    second = launched(tmp_path).paths
+    assert {path.name for path in launches.iterdir()} == {"1", "2", ".new-young"}
+    for number in (1, 2):
+        wait_for_end(replace(second, number=number))
+
+
+def test_a_command_with_line_breaks_stays_one_line(tmp_path: Path) -> None:
+    """The replay stands behind a `#`: a second line of it would be a command."""
+    request = replace(local(tmp_path), command=["printf", "%s|", "a\ntouch canary\t'\\"])
+    paths = launch(draft(request), request).paths
+    lines = (paths.directory / "launcher_cmd.log").read_text().splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("#") for line in lines[1:])
+    told = subprocess.run(["bash", "-c", lines[0]], capture_output=True, text=True, check=True).stdout
+    assert told == "a\ntouch canary\t'\\|"
+    wait_for_end(paths)
+
+
+def test_that_a_job_is_not_on_record_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("launcher.launching.write_manifest", full)
+    made = launched(tmp_path)
+    assert made.manifest.job_id is not None
+    assert "could not be written" in made.warnings[-1]
+    wait_for_end(made.paths)
+    assert open_launch(made.paths.run_dir).manifest.job_id == made.manifest.job_id
+
+
+def test_nobody_is_told_that_there_is_no_job_while_the_scheduler_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = launched(tmp_path)
+    wait_for_end(made.paths)
+    for mark in made.paths.directory.glob("*.json"):
+        mark.unlink()
+    lost = replace(made.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
+    write_manifest(made.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
+    found = open_launch(made.paths.run_dir)
+    (told,) = ask([found])
+    assert told.state is State.UNKNOWN
+    assert "gone.conf" in (told.reason or "")

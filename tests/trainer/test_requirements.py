@@ -33,7 +33,7 @@ def check_one_line(done: subprocess.CompletedProcess[str], lacks: str) -> None:
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {sys.executable} lacks {lacks}: ")
-    assert "pip install 'slipway[train]'" in line
+    assert "pip install 'PATH[train]'" in line
     assert "cluster.python=" in line
 
 

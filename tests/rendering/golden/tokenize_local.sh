@@ -2,6 +2,7 @@
 
 # Made by Slipway. The configuration is beside this file, and task.sh, which sets up each task.
 set -euo pipefail
+set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 run=tokenize_text
 launch=1  # tag golden
@@ -17,6 +18,8 @@ trap 'mark exit.json "{\"job_id\": \"$job_id\", \"exit_code\": $?, \"ended\": $(
 
 # --- environment ---
 export TRANSFORMERS_OFFLINE=0
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1
+export NCCL_NVLS_ENABLE=0
 
 # --- rendezvous: the first host, and a port below the ephemeral ones that differs between jobs ---
 hosts=localhost
@@ -77,6 +80,7 @@ exit "$code"
 #!/bin/bash
 # task.sh COMMAND [ARGUMENT ...]: runs COMMAND once for each task (one process, one GPU), in the container when there is one.
 set -euo pipefail
+set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}

@@ -1,0 +1,10 @@
+#!/bin/bash
+# T5 3B on 2 nodes; ./1.bmk-pretrain.sh says what else can be set, and does it.
+set -euo pipefail
+
+export MODEL=t5 MODEL_SIZE=3b
+export NUM_NODES=${NUM_NODES:-2} RUNTIME=${RUNTIME:-4h} MAX_STEPS=${MAX_STEPS:-5}
+# Each launch to a directory of its own, results-<TIMESTAMP>/:
+#export UNIQUE_OUTPUT_DIR=1
+
+exec "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/1.bmk-pretrain.sh" "$@"

@@ -1,0 +1,127 @@
+"""`slipway diff`: what another launch would change, against the run's last one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from launcher.cli.launch import add_tree_options
+from launcher.cli.printing import print_styled
+from launcher.config.compose import compose
+from launcher.drafting import Draft, render_launch
+from launcher.errors import UserError, explain_os_error, one_line
+from launcher.rendering.config_text import config_text
+from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from launcher.stages.planning import run_directory
+
+_EPILOG = """\
+examples:
+  slipway diff training=gpt3/126m cluster=bcm training.trainer.max_steps=700000
+  slipway diff training=gpt3/126m cluster=bcm --launch 2       against launch 2 instead of the last one
+
+The launch's number and tag are held fixed, so that only real changes show: in the script, in task.sh, and in
+the configuration that the job reads.
+
+exit code, as of diff(1):
+  0  no difference
+  1  there are differences
+  2  a mistake in what was asked for, or the run was never launched
+"""
+
+# The style of a line of a unified diff, by its beginning; the first that fits counts.
+_STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+", "green"))
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="what another launch of a run would change",
+        description="Show what would change if a run were launched again like this: a unified diff, from the "
+        "files of its last launch to those that `slipway launch` would write.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
+    parser.add_argument("--launch", type=int, metavar="N", help="compare with launch N (default: the last)")
+    add_tree_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the differences; return the exit code."""
+    composition = compose(args.overrides, args.config_dir)
+    with composition.naming_sources():
+        run_dir = run_directory(composition.config)
+    try:
+        number = _chosen(run_dir, args.launch)
+        manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
+        made = render_launch(composition, number, manifest.tag, args.template_dir)
+        lines = list(_differences(manifest, made))
+    except OSError as error:
+        raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
+    print_styled(((line, _style(line)),) for line in lines)
+    return 1 if lines else 0
+
+
+def _chosen(run_dir: Path, wanted: int | None) -> int:
+    """The number of the launch to compare with."""
+    numbers = launch_numbers(run_dir)
+    if not numbers:
+        told = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
+        raise UserError(told, hint="`slipway render` with the same words shows the script")
+    if wanted is not None and wanted not in numbers:
+        raise UserError(
+            f"--launch {wanted}: {run_dir.name} has no such launch",
+            hint=f"launches: {', '.join(map(str, numbers))}",
+        )
+    return wanted or numbers[-1]
+
+
+def _differences(manifest: Manifest, made: Draft) -> Iterator[str]:
+    # Under the names that they had then: the run's or the job's name may be what changed.
+    old = LaunchPaths(made.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
+    config = made.plan.job.config
+    for path, text in (
+        (old.script, made.rendered.script),
+        (old.task_script, made.rendered.task),
+    ):
+        yield from _unified(path, _read(path), text)
+    # In the files several keys may share a line.
+    yield from _unified(old.config, _read_config(old.config), None if config is None else config_text(config))
+
+
+def _read_config(path: Path) -> str | None:
+    text = _read(path)
+    try:
+        return None if text is None else config_text(yaml.safe_load(text))
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: this is no configuration any more: {one_line(str(error))}") from error
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:
+    return difflib.unified_diff(
+        _lines(before),
+        _lines(text),
+        "/dev/null" if before is None else short(path),
+        "/dev/null" if text is None else "as it would be now",
+        lineterm="",
+    )
+
+
+def _lines(text: str | None) -> list[str]:
+    # Not `splitlines`: a form feed in a value ends no line.
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _style(line: str) -> str:
+    return next((style for beginning, style in _STYLES if line.startswith(beginning)), "")

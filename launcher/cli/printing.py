@@ -1,0 +1,59 @@
+"""Text on a terminal, with colours; the same text without them anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+
+def print_code(text: str, language: str) -> None:
+    """Print a script or a configuration."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(text)
+        return
+    # Imported late: in a pipe there is nothing to colour.
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    # No wrapping: what is copied from the terminal is to be the text.
+    highlighted = Syntax(text, language, theme="ansi_dark", background_color="default")
+    Console().print(highlighted.highlight(text), soft_wrap=True, end="")
+
+
+def print_styled(lines: Iterable[tuple[tuple[str, str], ...]]) -> None:
+    """Print lines that are made of parts, each a text and its style on a terminal."""
+    if not sys.stdout.isatty():
+        for line in lines:
+            print("".join(text for text, _ in line))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: int = 0) -> None:
+    """Print a table; the columns after the first, `numbers` of them, stand to the right."""
+    rows = list(rows)
+    right = range(1, 1 + numbers)
+    if not sys.stdout.isatty():
+        table = [columns, *rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            cells = zip(row, widths, strict=True)
+            line = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells))
+            print("  ".join(line).rstrip())
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for index, name in enumerate(columns):
+        grid.add_column(name.lower(), justify="right" if index in right else "left")
+    for row in rows:
+        grid.add_row(*(Text(cell, "bold" if index == 0 else "") for index, cell in enumerate(row)))
+    Console().print(grid)

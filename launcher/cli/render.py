@@ -1,0 +1,61 @@
+"""`slipway render`: the files of the next launch, printed and nowhere written."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from launcher.cli.findings import add_no_check, stop_at_errors
+from launcher.cli.launch import add_replay_options, add_tree_options, request_of
+from launcher.cli.printing import print_code
+from launcher.drafting import draft
+from launcher.errors import UserError
+from launcher.rendering.config_text import config_text
+
+_EPILOG = """\
+examples:
+  slipway render training=gpt3/126m cluster=bcm               the job script, as `launch --dry-run` shows it
+  slipway render training=gpt3/126m --task                    what sets up each task
+  slipway render training=gpt3/126m --config > job.yaml       the configuration that the job reads
+  slipway render training=gpt3/126m training.trainer.num_nodes=64 | sbatch --test-only
+
+exit code:
+  0  printed; nothing was written or submitted
+  2  a mistake in what was asked for
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "render",
+        help="print the script of the next launch",
+        description="Compose the configuration, check it and print a file of the next launch: the script, "
+        "or another one.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--task", action="store_true", help="print task.sh, what each task runs")
+    which.add_argument("--config", action="store_true", help="print the YAML that the job reads")
+    add_no_check(parser)
+    add_tree_options(parser)
+    add_replay_options(parser, "the files of an earlier launch again, byte for byte")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the file; return the exit code."""
+    made = draft(request_of(args, args.overrides))
+    stop_at_errors(made, args.no_check, look=False)
+    if args.task:
+        print_code(made.rendered.task, "bash")
+    elif args.config:
+        if made.plan.job.config is None:
+            raise UserError(f"stages=[{made.plan.job.stage}]: a job of this stage reads no configuration")
+        print_code(config_text(made.plan.job.config), "yaml")
+    else:
+        print_code(made.rendered.script, "bash")
+    sys.stdout.flush()
+    return 0

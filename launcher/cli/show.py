@@ -1,0 +1,163 @@
+"""`slipway show`: the composed tree, each value with where it comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.cli.printing import print_styled
+from launcher.config.compose import compose
+from launcher.config.sources import Sources
+from launcher.errors import UserError, did_you_mean, one_line
+
+_EPILOG = """\
+examples:
+  slipway show training=gpt3/126m cluster=bcm                     the whole tree
+  slipway show training=gpt3/126m training.model.optim cluster    two nodes of it
+  slipway show training=gpt3/5b training.trainer.num_nodes=4 training.trainer
+  slipway show --json | jq -r '.[] | select(.source | test("5b")) | .key'
+
+A word without = names a node or a key; the others are overrides. What is printed is YAML with comments.
+
+exit code:
+  0  printed
+  2  a mistake in what was asked for
+"""
+
+# Comments start here where the values leave room.
+_COLUMN = 44
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value of the tree; `source` is where it was set, if that can be told."""
+
+    path: tuple[str, ...]
+    value: Any
+    source: str | None
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "show",
+        help="the composed configuration, and where each value is from",
+        description="Compose the configuration and print it as it will be used: checked, with each value's "
+        "source, the file and line or the override that decided it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE|KEY", help="such as training=gpt3/126m, or training.model"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of {key, value, source}")
+    parser.add_argument("--plain", action="store_true", help="no colours on a terminal either")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the tree; return the exit code."""
+    overrides = [word for word in args.overrides if _is_override(word)]
+    asked = [word.strip(".") for word in args.overrides if not _is_override(word)]
+    composition = compose(overrides, args.config_dir)
+    # What was composed: the nodes of stages that were not asked for are left out.
+    tree = composition.config.model_dump(exclude_unset=True)
+    leaves = _leaves(_narrowed(tree, asked), composition.sources())
+    if args.json:
+        items = [{"key": leaf.key, "value": leaf.value, "source": leaf.source} for leaf in leaves]
+        print(json.dumps(items, indent=2))
+    else:
+        _print(list(leaves), plain=args.plain)
+    return 0
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith(("+", "~"))
+
+
+def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The tree with the nodes that are asked for alone, each below its parents."""
+    if not keys:
+        return tree
+    narrowed: dict[str, Any] = {}
+    for key in keys:
+        node, target = tree, narrowed
+        *parents, last = key.split(".")
+        for name in parents:
+            node = _child(node, name, key, tree)
+            target = target.setdefault(name, {})
+        target[last] = _child(node, last, key, tree)
+    return narrowed
+
+
+def _child(node: Any, name: str, key: str, tree: dict[str, Any]) -> Any:
+    if isinstance(node, dict) and name in node:
+        return node[name]
+    known = list(_keys(tree))
+    near = [other for other in known if other.endswith(f".{key}")][:3]
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else did_you_mean(key, known)
+    raise UserError(f"{one_line(key)}: there is no such key", hint=hint)
+
+
+def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in node.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
+
+
+def _leaves(node: dict[str, Any], sources: Sources, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    for name, value in node.items():
+        path = (*above, str(name))
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, sources, path)
+        else:
+            source = sources.locate(".".join(path))
+            yield Leaf(path, value, source.removeprefix("from ") if source else None)
+
+
+def _print(leaves: Sequence[Leaf], *, plain: bool) -> None:
+    lines = list(_lines(leaves))
+    if plain:
+        print("\n".join("".join(text for text, _ in line) for line in lines))
+    else:
+        print_styled(lines)
+
+
+def _lines(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """YAML, line by line: the parents that are new, then the value and its comment."""
+    before: tuple[str, ...] = ()
+    for leaf in leaves:
+        parents = leaf.path[:-1]
+        for depth in range(_shared(before, parents), len(parents)):
+            yield (("  " * depth, ""), (f"{_yaml(leaf.path[depth])}:", "bold"))
+        name, value = f"{'  ' * (len(leaf.path) - 1)}{_yaml(leaf.path[-1])}", _yaml(leaf.value)
+        room = " " * max(2, _COLUMN - len(name) - len(value) - 2)
+        comment = f"{room}# from {leaf.source}" if leaf.source else ""
+        yield ((f"{name}:", ""), (f" {value}", "cyan"), (comment, "dim"))
+        before = parents
+
+
+def _shared(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many names two paths begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _yaml(value: Any) -> str:
+    """A value in one line."""
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=sys.maxsize)
+    return text.removesuffix("\n").removesuffix("\n...")

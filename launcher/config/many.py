@@ -1,0 +1,250 @@
+"""Many compositions in one process, each the same as `compose` would make it alone.
+
+Most points of a sweep differ in values. For these a composed tree is changed in place, read and changed back.
+For other choices of groups a tree is composed from files that were parsed before. Whatever is out of the
+ordinary, mistakes included, is left to `compose`.
+
+This reaches into Hydra and OmegaConf, whose versions are pinned; the tests compare it with `compose`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+
+from launcher.config.compose import (
+    CONF_DIR,
+    PATH_KEYS,
+    Composition,
+    checked,
+    chosen,
+    compose,
+    make_paths_absolute,
+    sources_of,
+)
+from launcher.config.overrides import for_hydra
+from launcher.config.resolution import OutOfTheOrdinary, Resolution
+from launcher.config.resolvers import register_resolvers
+from launcher.config.search_path import register_tree
+from launcher.config.sources import Sources
+
+
+def compose_many(
+    base: Sequence[str], points: Iterable[Sequence[str]], config_dir: Path | None = None
+) -> Iterator[Composition]:
+    """Compose each point of a sweep; files of the tree that change meanwhile are not looked at again.
+
+    Parameters
+    ----------
+    base
+        The overrides that all points share; they come first.
+    points
+        The further overrides of each point: values, choices of groups, ``+`` and ``~``.
+    config_dir
+        A tree of the user's own, looked at before ours.
+
+    Raises
+    ------
+    UserError
+        At the first point that has a mistake.
+    """
+    sweep = Sweep(base, config_dir)
+    return (sweep.compose(point) for point in points)
+
+
+class Sweep:
+    """Composes points that share their first overrides.
+
+    Attributes
+    ----------
+    alone
+        How many points `compose` had to compose alone.
+    """
+
+    def __init__(self, base: Sequence[str], config_dir: Path | None = None) -> None:
+        self.alone = 0
+        self._base, self._config_dir = tuple(base), config_dir
+        self._loader: ConfigLoaderImpl | None = None
+        self._parsed: dict[str, Override] = {}
+        self._trees: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
+        self._sources: dict[tuple[str, ...], Sources] = {}
+
+    def compose(self, point: Sequence[str]) -> Composition:
+        """Compose one point, as `compose` would compose the shared overrides and the point's."""
+        overrides = (*self._base, *point)
+        try:
+            return self._compose(overrides)
+        except Exception:
+            # A mistake, or what this way does not know: `compose` says which, with its sources.
+            self.alone += 1
+            return compose(overrides, self._config_dir)
+
+    def _compose(self, overrides: tuple[str, ...]) -> Composition:
+        register_resolvers()
+        values, groups = self._sorted(for_hydra(overrides))
+        shared, _ = self._sorted(self._base)
+        tree, choices = self._tree(groups, values[: len(shared)])
+        with _changed_back(tree) as changes:
+            changes.apply(values[len(shared) :])
+            for key in PATH_KEYS:
+                changes.detach([key])
+            make_paths_absolute(tree)
+            config, node = checked(
+                resolve=lambda: Resolution(tree).plain(),
+                correct=changes.set,
+                sources=lambda: self._sources_of(groups, overrides),
+            )
+        return Composition(config, chosen(choices, node), overrides, self._config_dir)
+
+    def _sources_of(self, groups: Sequence[Override], overrides: tuple[str, ...]) -> Sources:
+        first = self._sources.setdefault(_key(groups), sources_of(overrides, self._config_dir))
+        return sources_of(overrides, self._config_dir, like=first)
+
+    def _sorted(self, texts: Iterable[str]) -> tuple[list[Override], list[Override]]:
+        """Overrides of values, and those that choose the files that are read."""
+        values: list[Override] = []
+        groups: list[Override] = []
+        for text in texts:
+            override = self._parse(text)
+            is_group = self._files().group_exists(override.key_or_group)
+            (groups if is_group and not isinstance(override.value(), dict) else values).append(override)
+        return values, groups
+
+    def _parse(self, text: str) -> Override:
+        if text not in self._parsed:
+            (override,) = OverridesParser.create().parse_overrides([text])
+            if override.is_hydra_override() or override.is_sweep_override():
+                raise OutOfTheOrdinary(text)
+            self._parsed[text] = override
+        return self._parsed[text]
+
+    def _tree(
+        self, groups: Sequence[Override], shared: Sequence[Override]
+    ) -> tuple[DictConfig, dict[str, Any]]:
+        """What the groups and the shared values compose to, and the choices; made once."""
+        key = _key(groups)
+        if key not in self._trees:
+            tree, choices = self._compose_groups(list(key))
+            ConfigLoaderImpl._apply_overrides_to_config(list(shared), tree)
+            self._trees[key] = tree, choices
+        return self._trees[key]
+
+    def _compose_groups(self, texts: list[str]) -> tuple[DictConfig, dict[str, Any]]:
+        self._files()
+        assert self._loader is not None
+        parsed, repository = self._loader._parse_overrides_and_create_caching_repo("config", texts)
+        # Without Hydra's own node, which `compose` drops and which takes half of the time.
+        found = create_defaults_list(repository, "config", parsed, prepend_hydra=False, skip_missing=False)
+        tree = self._loader._compose_config_from_defaults_list(found.defaults, repository)
+        if "hydra" in tree:
+            raise OutOfTheOrdinary("hydra")
+        OmegaConf.set_struct(tree, True)
+        return tree, dict(found.overrides.known_choices)
+
+    def _files(self) -> _ParsedFiles:
+        if self._loader is None:
+            register_tree(self._config_dir)
+            with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+                self._loader = cast(ConfigLoaderImpl, GlobalHydra.instance().config_loader())
+            self._loader.repository = _ParsedFiles(self._loader.config_search_path)
+        return cast(_ParsedFiles, self._loader.repository)
+
+
+def _key(groups: Sequence[Override]) -> tuple[str, ...]:
+    return tuple(str(override.input_line) for override in groups)
+
+
+class _ParsedFiles(ConfigRepository):
+    """Hydra's view of the tree, in which each file is parsed once."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self._results: dict[str, ConfigResult | None] = {}
+        self._groups: dict[str, bool] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ParsedFiles:
+        return self  # each composition would copy, and so parse again
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        if hasattr(self, "sources"):
+            raise OutOfTheOrdinary("hydra.searchpath")
+        super().initialize_sources(config_search_path)
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self._results:
+            self._results[config_path] = super().load_config(config_path)
+        return copy.deepcopy(self._results[config_path])  # merging takes the nodes over
+
+    def group_exists(self, config_path: str) -> bool:
+        if config_path not in self._groups:
+            self._groups[config_path] = super().group_exists(config_path)
+        return self._groups[config_path]
+
+
+class _Changes:
+    """Changes to a tree that can be taken back."""
+
+    def __init__(self, tree: DictConfig) -> None:
+        self._tree = tree
+        self._before: list[tuple[DictConfig, dict[Any, Any]]] = []
+
+    def apply(self, overrides: Iterable[Override]) -> None:
+        """Apply overrides as Hydra does, with a copy in the place of each node that they change."""
+        for override in overrides:
+            if "[" in override.key_or_group:
+                raise OutOfTheOrdinary(override.key_or_group)
+            self.detach(override.key_or_group.split("."))
+            ConfigLoaderImpl._apply_overrides_to_config([override], self._tree)
+
+    def detach(self, names: Sequence[str]) -> None:
+        """Put a copy in the place of the last node on the way, or of the first that is no mapping."""
+        node, (*parents, name) = self._tree, names
+        for parent in parents:
+            child = _content(node).get(parent)
+            if child is not None and child._is_interpolation():
+                raise OutOfTheOrdinary(parent)  # the change would go where it refers to
+            if not (isinstance(child, DictConfig) and isinstance(_content(child), dict)):
+                name = parent
+                break
+            node = child
+        content = _content(node)
+        self._before.append((node, content))
+        kept = dict(content)
+        if name in kept:
+            kept[name] = copy.deepcopy(kept[name])
+        node.__dict__["_content"] = kept
+
+    def set(self, key: str, value: str) -> None:
+        self.detach(key.split("."))
+        OmegaConf.update(self._tree, key, value, force_add=True)
+
+    def take_back(self) -> None:
+        for node, content in reversed(self._before):
+            node.__dict__["_content"] = content
+
+
+@contextmanager
+def _changed_back(tree: DictConfig) -> Iterator[_Changes]:
+    changes = _Changes(tree)
+    try:
+        yield changes
+    finally:
+        changes.take_back()
+
+
+def _content(node: DictConfig) -> dict[Any, Any]:
+    return cast(dict[Any, Any], node.__dict__["_content"])

@@ -1,0 +1,100 @@
+"""The long options of sbatch, and the keys that set those which Slipway sets itself.
+
+From sbatch's manual pages of Slurm 22.05 to 25.05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import did_you_mean
+
+_GPUS = "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"
+_TASKS = "trainer.num_nodes and trainer.devices of the stage"
+_LOG = "base_results_dir, and cluster.stderr_to_stdout"
+_SUBMITTING = "the launcher, which submits the script and reads the job's id"
+
+# Slipway sets these, or could not follow the job any more: what to use instead.
+SET_BY: Mapping[str, str] = {
+    "account": "cluster.account",
+    "begin": "cluster.begin",
+    "comment": "cluster.comment",
+    "constraint": "cluster.constraint",
+    "cpus-per-task": "cluster.cpus_per_task",
+    "deadline": "cluster.deadline",
+    "dependency": "run.dependency of the stage",
+    "error": _LOG,
+    "exclude": "cluster.exclude",
+    "exclusive": "cluster.exclusive",
+    "gpus": _GPUS,
+    "gpus-per-node": "cluster.gpus_per_node",
+    "gpus-per-task": "cluster.gpus_per_task",
+    "gres": "cluster.gres",
+    "job-name": "run.name of the stage, and cluster.job_name_prefix",
+    "licenses": "cluster.licenses",
+    "mail-type": "cluster.mail_type",
+    "mail-user": "cluster.mail_user",
+    "mem": "cluster.mem",
+    "no-requeue": "cluster.requeue",
+    "nodelist": "cluster.nodelist",
+    "nodes": _TASKS,
+    "ntasks": _TASKS,
+    "ntasks-per-node": _TASKS,
+    "output": _LOG,
+    "partition": "cluster.partition",
+    "qos": "cluster.qos",
+    "requeue": "cluster.requeue",
+    "reservation": "cluster.reservation",
+    "signal": "cluster.signal",
+    "switches": "cluster.switches",
+    "time": "run.time_limit of the stage",
+    **dict.fromkeys(
+        ("array", "clusters", "help", "parsable", "quiet", "test-only", "usage", "verbose", "version"),
+        _SUBMITTING,
+    ),
+    **dict.fromkeys(("wait", "wrap"), _SUBMITTING),
+}
+
+# The others are free for `cluster.sbatch`.
+_NAMES = """
+acctg-freq batch bb bbf chdir cluster-constraint consolidate-segments container container-id contiguous
+core-spec cores-per-socket cpu-freq cpus-per-gpu delay-boot distribution exclude-topo export export-file
+extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus-per-socket gres-flags hint hold ignore-pbs
+input kill-on-invalid-dep mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill nodefile
+ntasks-per-core ntasks-per-gpu ntasks-per-socket oom-kill-step open-mode overcommit oversubscribe power
+prefer priority profile propagate reboot resv-ports segment sockets-per-node spread-job spread-segments
+stepmgr thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes wait-all-nodes
+wckey
+"""
+_FREE = frozenset(_NAMES.split())
+
+
+def checked_options(value: Any) -> Any:
+    """Check the names of a mapping of further flags, written with dashes or with underscores.
+
+    Raises
+    ------
+    ValueError
+        If sbatch has no such option, or Slipway sets it.
+    """
+    if not isinstance(value, dict):
+        return value
+    return {_checked_name(str(name)): _checked_value(str(name), item) for name, item in value.items()}
+
+
+def _checked_name(name: str) -> str:
+    flag = name.replace("_", "-")
+    if flag in SET_BY:
+        raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
+    if flag not in _FREE:
+        raise ValueError(f"sbatch has no option --{flag}; {did_you_mean(flag, sorted(_FREE))}")
+    return flag
+
+
+def _checked_value(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)):
+        return str(value)
+    raise ValueError(f"{name}: expected text, a number, or true for a flag without a value")

@@ -1,0 +1,99 @@
+"""The types of single values: what YAML and Hydra make of them, to what Slurm takes."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from launcher.config.sbatch_options import checked_options
+from launcher.times import parse_time_limit
+
+
+def _drop_nulls(value: Any) -> Any:
+    # The NeMo launcher's default is the list [null]; null is none at all.
+    if value is None:
+        return []
+    return [item for item in value if item is not None] if isinstance(value, list) else value
+
+
+def _as_text(value: Any) -> Any:
+    # YAML and Hydra read numbers where text is meant, and lose how they were written: 0042 is 34 to them,
+    # 1:30:00 is 5400. Whoever catches this knows the file and the override.
+    if isinstance(value, (int, float)):
+        raise PydanticCustomError("number_for_text", "text; a number needs quotes")
+    return value
+
+
+def _one_line(value: str) -> str:
+    if re.search(r"[\0\n\r]", value):
+        what = "a NUL character" if "\0" in value else "a line break"
+        raise ValueError(f"{what} cannot be part of a value in a job script")
+    return value
+
+
+def _joined(value: Any) -> Any:
+    # Hydra takes a list on the command line more easily than a text with commas.
+    return ",".join(map(str, value)) if isinstance(value, list) else _as_text(value)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, (bool, float)):  # Python takes true for 1
+        raise ValueError("expected a whole number")
+    return value
+
+
+def _time_limit(value: str) -> str:
+    parse_time_limit(value)
+    return value
+
+
+def _memory(value: str) -> str:
+    """Slurm's notation, ``64G``; people write ``64GB`` too."""
+    found = re.fullmatch(r"(\d+)([KMGT])?(B)?", value, re.ASCII | re.IGNORECASE)
+    if not found or (found[3] and not found[2]):
+        raise ValueError("not an amount of memory; valid: 64G, 64GB, 65536 (megabytes) or 0 (all)")
+    return value[:-1] if found[3] else value
+
+
+def _exclusive(value: Any) -> Any:
+    if value in ("user", "mcs"):
+        return value
+    if not isinstance(value, (bool, str)) or str(value).lower() not in ("true", "false"):
+        raise ValueError("expected true or false, or user or mcs")
+    return str(value).lower() == "true"
+
+
+def _slurm_alone(value: str | None) -> str | None:
+    if value not in (None, "bcm"):
+        raise ValueError("Slipway launches on Slurm, bcm; cluster=local runs on this machine without it")
+    return value
+
+
+def _no_debugging(value: bool) -> bool:
+    if value:
+        raise ValueError("there is no such mode; dry_run=True shows what would be submitted")
+    return value
+
+
+def _not_on_bcp(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("for Base Command Platform; env_files={WANDB_API_KEY: FILE} reads a key in the job")
+    return value
+
+
+# Every text of ours reaches a script, where it is part of a line.
+Line = Annotated[str, AfterValidator(_one_line)]
+Text = Annotated[Line, BeforeValidator(_as_text)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Words = Annotated[Line, BeforeValidator(_joined)]
+LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
+TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
+Memory = Annotated[Text, AfterValidator(_memory)]
+Flags = Annotated[dict[Line, bool | Line | None], BeforeValidator(checked_options)]
+Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]
+
+# The NeMo launcher's keys that say nothing here: their harmless values alone.
+NemoClusterType = Annotated[Line | None, AfterValidator(_slurm_alone)]
+NemoSecret = Annotated[Any, AfterValidator(_not_on_bcp)]
+Debug = Annotated[bool, AfterValidator(_no_debugging)]

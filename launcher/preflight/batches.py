@@ -1,0 +1,66 @@
+"""The batch, as far as the number of nodes has no part in it, and its ramp-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.preflight import shape as keys
+from launcher.preflight.findings import Finding, error, full
+from launcher.preflight.shape import Shape
+from launcher.preflight.values import Values, is_whole
+
+RAMPUP = "model.rampup_batch_size"
+_ACCUMULATE = "trainer.accumulate_grad_batches"
+
+
+def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Finding]:
+    """Start, increment and samples of a growing batch, the last of which Megatron divides by.
+
+    megatron/core/num_microbatches_calculator.py: the way from the start to the global batch is a whole number
+    of increments, at least one, and every batch on it a multiple of micro batch × data parallel.
+    """
+    rampup = values.raw(RAMPUP)
+    if rampup is None:
+        return
+    if not _is_rampup(rampup):
+        expected = "three whole numbers: the first batch, its increment, and the samples that it grows over"
+        yield error("batch.rampup", RAMPUP, rampup, f"expected {expected}", "such as [32, 32, 500000]")
+        return
+    start, increment, _ = rampup
+    way = shape.batch - start
+    if way <= 0 or way % increment:
+        yield error(
+            "batch.rampup",
+            RAMPUP,
+            rampup,
+            f"the way from {start} to global batch {shape.batch} is {way}, not a multiple of {increment}",
+            "null, or a first batch and an increment that lead there",
+            also=(keys.GLOBAL,),
+        )
+        return
+    data = shape.data(nodes)
+    step = shape.micro * data
+    odd = [batch for batch in (start, increment) if step and batch % step]
+    if odd:
+        yield error(
+            "batch.rampup",
+            RAMPUP,
+            rampup,
+            f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data} = {step}",
+            f"a first batch and an increment that are multiples of {step}",
+            also=(keys.MICRO, keys.NODES),
+        )
+
+
+def _is_rampup(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3 or not all(is_whole(part) for part in value):
+        return False
+    return all(part >= 1 for part in value)
+
+
+def accumulation_problems(values: Values) -> Iterator[Finding]:
+    """NeMo accumulates over micro batches itself (megatron_gpt_model.py, _validate_trainer)."""
+    given = values.raw(_ACCUMULATE)
+    if is_whole(given) and given > 1:
+        told = "the micro batches of a global batch are accumulated already"
+        yield error("batch.accumulation", _ACCUMULATE, given, told, f"1, and a larger {full(keys.GLOBAL)}")

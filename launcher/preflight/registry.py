@@ -1,0 +1,231 @@
+"""The table of checks: their ids, what each looks at, and which facts it needs."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from launcher.errors import UserError, did_you_mean
+from launcher.plan import Plan
+from launcher.preflight import (
+    batches,
+    gpus,
+    limits,
+    model,
+    names,
+    recompute,
+    schedule,
+    secrets,
+    sequences,
+    types,
+)
+from launcher.preflight.facts import Facts
+from launcher.preflight.findings import Finding, Severity
+from launcher.preflight.layout import problems_at
+from launcher.preflight.shape import shape_of
+from launcher.preflight.values import Values
+
+
+class Check(NamedTuple):
+    """A check: a pure function of a plan and of what is known of files and the cluster.
+
+    Attributes
+    ----------
+    id
+        Stable: users write it in ``--no-check=ID``.
+    tells
+        What it looks at, in one line of the documentation.
+    find
+        The findings; none if all is well.
+    needs
+        Fields of `Facts` without which it is skipped.
+    """
+
+    id: str
+    tells: str
+    find: Callable[[Plan, Facts], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
+
+
+def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:
+    """Ask every check that is not to be skipped.
+
+    Returns
+    -------
+    Errors first, then warnings, then what could not be looked at.
+    """
+    found = [finding for check in CHECKS if check.id not in skipped for finding in _ask(check, plan, facts)]
+    order = list(Severity)
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
+    """Refuse ids that no check has.
+
+    Raises
+    ------
+    UserError
+        With the nearest id.
+    """
+    known = [*(check.id for check in CHECKS), *others]
+    for name in ids:
+        if name not in known:
+            told = f"--no-check={name}: there is no such check"
+            raise UserError(told, hint=did_you_mean(name, known))
+
+
+def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
+    missing = [name for name in check.needs if getattr(facts, name) is None]
+    if missing:
+        return [Finding(check.id, Severity.SKIPPED, None, f"not looked at: {check.tells}")]
+    return check.find(plan, facts)
+
+
+def _nemo(find: Callable[[Values], Iterable[Finding]]) -> Callable[[Plan, Facts], Iterable[Finding]]:
+    """A check of NeMo's nodes, of jobs that have them."""
+
+    def ask(plan: Plan, facts: Facts) -> Iterable[Finding]:
+        return find(Values(plan.job.config)) if plan.job.config is not None else ()
+
+    return ask
+
+
+def _engine(find: Callable[[Values, str], Iterable[Finding]]) -> Callable[[Plan, Facts], Iterable[Finding]]:
+    """A check of NeMo's nodes whose answer depends on who reads them."""
+
+    def ask(plan: Plan, facts: Facts) -> Iterable[Finding]:
+        return find(Values(plan.job.config), plan.job.engine) if plan.job.config is not None else ()
+
+    return ask
+
+
+def _at_node_count(check: str) -> Callable[[Plan, Facts], Iterator[Finding]]:
+    """A check of the layout at the plan's node count, with the ways out."""
+
+    def ask(plan: Plan, facts: Facts) -> Iterator[Finding]:
+        values, nodes = Values(plan.job.config or {}), plan.job.resources.nodes
+        shape = shape_of(values)
+        if shape is None:
+            return
+        for found in problems_at(shape, nodes):
+            if found.id == check:
+                # Imported late: most layouts fit.
+                from launcher.preflight.ways_out import ways_out
+
+                yield replace(found, fix=ways_out(check, values, shape, nodes))
+
+    return ask
+
+
+def _rampup(plan: Plan, facts: Facts) -> Iterable[Finding]:
+    values = Values(plan.job.config or {})
+    shape = shape_of(values)
+    return () if shape is None else batches.rampup_problems(values, shape, plan.job.resources.nodes)
+
+
+def _gpus(plan: Plan, facts: Facts) -> Iterable[Finding]:
+    return () if plan.job.config is None else gpus.gpu_problems(Values(plan.job.config), plan.job.resources)
+
+
+def _time_limit(plan: Plan, facts: Facts) -> Iterable[Finding]:
+    return limits.limit_problems(_limit_key(plan), plan.job.resources.time_limit)
+
+
+def _max_time(plan: Plan, facts: Facts) -> Iterable[Finding]:
+    values = Values(plan.job.config or {})
+    return limits.max_time_problems(values, _limit_key(plan), plan.job.resources.time_limit)
+
+
+def _limit_key(plan: Plan) -> str:
+    return f"{plan.job.stage}.run.time_limit"
+
+
+def _keys(plan: Plan, facts: Facts) -> Iterable[Finding]:
+    return names.key_problems(Values(plan.job.config or {}), facts)
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("type.whole", "sizes, counts and steps are whole numbers", _nemo(types.whole_problems)),
+    Check(
+        "type.number", "rates, dropouts and the like are numbers in their range", _nemo(types.number_problems)
+    ),
+    Check("type.flag", "switches are True or False", _nemo(types.flag_problems)),
+    Check(
+        "layout.world",
+        "tensor × pipeline × context divides nodes × GPUs",
+        _at_node_count("layout.world"),
+    ),
+    Check(
+        "layout.tensor",
+        "tensor divides heads, key/value groups, the MLP's hidden size and a vocabulary of its own size",
+        _nemo(model.tensor_problems),
+    ),
+    Check(
+        "layout.layers",
+        "pipeline divides the layers, and virtual those of a stage",
+        _nemo(model.layer_problems),
+    ),
+    Check("layout.virtual", "virtual stages have a pipeline", _engine(model.virtual_problems)),
+    Check(
+        "layout.sequence_parallel",
+        "sequence parallel has tensor > 1, and sequences that it can cut",
+        _engine(model.sequence_parallel_problems),
+    ),
+    Check("layout.context", "sequences are a multiple of 2 × context", _nemo(model.context_problems)),
+    Check("layout.split_rank", "a T5's decoder begins in a pipeline stage", _nemo(model.split_rank_problems)),
+    Check(
+        "layout.experts",
+        "expert parallel divides the experts, and nodes × GPUs",
+        lambda plan, facts: (
+            *_nemo(model.expert_problems)(plan, facts),
+            *_at_node_count("layout.experts")(plan, facts),
+        ),
+    ),
+    Check("layout.gpus", "there are as many GPUs on a node as tasks", _gpus),
+    Check(
+        "batch.global",
+        "the global batch is a multiple of micro batch × data parallel",
+        _at_node_count("batch.global"),
+    ),
+    Check(
+        "batch.interleaved",
+        "virtual stages have micro batches in groups of the pipeline size",
+        _at_node_count("batch.interleaved"),
+    ),
+    Check("batch.rampup", "a growing batch can be divided all the way", _rampup),
+    Check("batch.accumulation", "gradients are accumulated once", _nemo(batches.accumulation_problems)),
+    Check("model.heads", "heads divide the hidden size, groups the heads", _nemo(model.width_problems)),
+    Check(
+        "model.sequence",
+        "the data's sequences are as long as the model's, and there are positions for them",
+        lambda plan, facts: (
+            *_nemo(sequences.sequence_problems)(plan, facts),
+            *_nemo(sequences.decoder_problems)(plan, facts),
+        ),
+    ),
+    Check(
+        "model.recompute", "the options of recomputing activations agree", _nemo(recompute.recompute_problems)
+    ),
+    Check("schedule.warmup", "the learning rate has steps to decay in", _nemo(schedule.warmup_problems)),
+    Check("schedule.min_lr", "the learning rate falls, and does not rise", _nemo(schedule.rate_problems)),
+    Check("schedule.validation", "there is a validation before the end", _nemo(schedule.validation_problems)),
+    Check("time.limit", "the time limit is in one of Slurm's forms", _time_limit),
+    Check("time.max_time", "training ends, and saves, before its job does", _max_time),
+    Check(
+        "keys.unknown",
+        "keys that no shipped configuration has are not slips of ones that it has",
+        _keys,
+        needs=("added_keys", "shipped_keys"),
+    ),
+    Check(
+        "run.singleton",
+        "no other run's jobs have the same name, to wait for each other",
+        names.singleton_problems,
+        needs=("same_job_name",),
+    ),
+    Check(
+        "secret.permissions",
+        "files of secrets are their owner's alone",
+        secrets.permission_problems,
+        needs=("open_secrets",),
+    ),
+)

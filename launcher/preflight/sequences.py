@@ -1,0 +1,54 @@
+"""Sequence lengths: what the data gives, what the model takes, and what it has positions for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from launcher.preflight.findings import Finding, error, full
+from launcher.preflight.shape import is_encoder_decoder
+from launcher.preflight.values import Values
+
+_DATA = "model.data.seq_length"
+_DECODER_DATA = "model.data.seq_length_dec"
+_POSITIONS = "model.max_position_embeddings"
+
+
+def sequence_problems(values: Values) -> Iterator[Finding]:
+    """The lengths agree.
+
+    NeMo's GPT is built for `encoder_seq_length` (megatron_gpt_model.py, max_sequence_length, and the shapes
+    that pipeline stages exchange) and fed `data.seq_length`; a T5 has `seq_length` for the former.
+    """
+    key = "model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length"
+    length = values.whole(key)
+    if length is None:
+        return
+    data = values.whole(_DATA)
+    if data is not None and data != length:
+        told = f"the model is built for sequences of {length} tokens ({full(key)})"
+        yield error("model.sequence", _DATA, data, told, f"{length}, or ${{{full(key)}}}", also=(key,))
+    positions = values.whole(_POSITIONS)
+    if positions is not None and positions < length and _learned(values):
+        told = f"there are learned positions for fewer tokens than {full(key)}={length} has"
+        yield error("model.sequence", _POSITIONS, positions, told, f"{length} or more", also=(key,))
+
+
+def _learned(values: Values) -> bool:
+    node = "model.encoder" if is_encoder_decoder(values) else "model"
+    return values.raw(f"{node}.position_embedding_type") in (None, "learned_absolute", "learned_parameters")
+
+
+def decoder_problems(values: Values) -> Iterator[Finding]:
+    """A T5's decoder has room for all that is masked (NeMo: megatron_t5_model.py, _validate_cfg)."""
+    length, decoder = values.whole(_DATA), values.whole(_DECODER_DATA)
+    masked, kind = values.number("model.data.masked_lm_prob"), values.raw("model.data.dataset_type")
+    if length is None or decoder is None:
+        return
+    least = length if kind == "ul2" else math.ceil(length * (masked or 0)) if kind == "t5" else 0
+    if decoder < least:
+        why = (
+            f"data.seq_length {length}" if kind == "ul2" else f"{length} × masked_lm_prob {masked} = {least}"
+        )
+        told = f"shorter than {why}: it would not hold what is masked"
+        yield error("model.sequence", _DECODER_DATA, decoder, told, f"{least} or more", also=(_DATA,))

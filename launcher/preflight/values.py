@@ -1,0 +1,72 @@
+"""NeMo's nodes as a job's configuration holds them: read, and not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Dotted keys such as ``model.num_layers`` of a job's configuration.
+
+    A value of the wrong type is ``None``, as one that is not there: `types` tells of it, and the arithmetic
+    leaves alone what it cannot count with.
+    """
+
+    config: Mapping[str, Any]
+
+    def raw(self, key: str) -> Any:
+        node: Any = self.config
+        for name in key.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return None
+            node = node[name]
+        return node
+
+    def node(self, key: str) -> Mapping[str, Any] | None:
+        """The keys below a key; ``None`` if it holds a value, or nothing."""
+        found = self.raw(key)
+        return found if isinstance(found, Mapping) else None
+
+    def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
+        """A whole number of at least `least`; the default where there is none."""
+        found = self.raw(key)
+        if found is None:
+            return default
+        return found if is_whole(found) and found >= least else None
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        found = self.raw(key)
+        if found is None:
+            return default
+        return found if is_number(found) else None
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        found = self.raw(key)
+        return found if isinstance(found, bool) else default
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def divisors(number: int) -> list[int]:
+    """What a positive number can be divided by, ascending."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def listed(numbers: list[int], most: int = 12) -> str:
+    """Numbers in one line; of many the first ones and the last."""
+    if len(numbers) <= most:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[: most - 1]))}, ... {numbers[-1]}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

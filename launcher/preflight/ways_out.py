@@ -1,0 +1,116 @@
+"""What would do instead of a layout that cannot run: other sizes, other node counts, another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from launcher.preflight import shape as keys
+from launcher.preflight.layout import blamed, fits, node_counts
+from launcher.preflight.model import layers_fit, tensor_sizes
+from launcher.preflight.shape import MOST_NODES, Shape, is_encoder_decoder
+from launcher.preflight.values import Values, count, divisors, listed
+
+_LAYOUTS_SHOWN = 6
+_NEAREST_SHOWN = 4
+
+
+def ways_out(problem: str, values: Values, shape: Shape, nodes: int) -> str:
+    """Lines that name what would be valid, for a problem of the node count.
+
+    Parameters
+    ----------
+    problem
+        The id of the check that found it.
+    """
+    return "\n".join(line for way in _WAYS[problem] if (line := way(values, shape, nodes)) is not None)
+
+
+def _sizes(values: Values, shape: Shape, nodes: int) -> str | None:
+    """Other values of the size that does not divide the world, the others as they are."""
+    key, _ = blamed(shape, nodes)
+    if key == keys.TENSOR:
+        found = [size for size in tensor_sizes(values) if fits(_with_tensor(shape, size), nodes)]
+        return f"valid tensor sizes: {listed(found)}" if found else None
+    if key == keys.PIPELINE:
+        found = [
+            size for size in divisors(nodes * shape.devices) if _pipeline_fits(values, shape, size, nodes)
+        ]
+        return f"pipeline sizes that would do with tensor {shape.tensor}: {listed(found)}" if found else None
+    return None
+
+
+def _with_tensor(shape: Shape, tensor: int) -> Shape:
+    expert_tensor = tensor if shape.expert_tensor == shape.tensor else shape.expert_tensor
+    return shape._replace(tensor=tensor, expert_tensor=expert_tensor)
+
+
+def _node_counts(values: Values, shape: Shape, nodes: int) -> str:
+    counts = node_counts(shape)
+    return f"node counts that would do: {listed(counts) if counts else f'none up to {MOST_NODES}'}"
+
+
+def _layouts(values: Values, shape: Shape, nodes: int) -> str | None:
+    found = sorted(_fitting(values, shape, nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0]))
+    if not found:
+        return f"no tensor × pipeline would do on {count(nodes, 'node')} with these batch sizes"
+    told = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in found[:_LAYOUTS_SHOWN])
+    more = ", ..." if len(found) > _LAYOUTS_SHOWN else ""
+    return (
+        f"tensor × pipeline that would do on {count(nodes, 'node')}: {told}{more}"
+        " (by arithmetic; whether the model fits into memory is not looked at)"
+    )
+
+
+def _fitting(values: Values, shape: Shape, nodes: int) -> Iterator[tuple[int, int]]:
+    """Tensor sizes within a node, and pipeline sizes, that divide the model, the world and the batch."""
+    least = 2 if values.flag("model.sequence_parallel") else 1
+    for tensor in tensor_sizes(values):
+        if shape.devices % tensor or tensor < least:
+            continue
+        for pipeline in divisors(nodes * shape.devices // tensor):
+            if _pipeline_fits(values, _with_tensor(shape, tensor), pipeline, nodes):
+                yield tensor, pipeline
+
+
+def _pipeline_fits(values: Values, shape: Shape, pipeline: int, nodes: int) -> bool:
+    if shape.virtual is not None and pipeline == 1:
+        return False
+    group = pipeline if shape.group == shape.pipeline else shape.group
+    tried = shape._replace(pipeline=pipeline, group=group)
+    return fits(tried, nodes) and layers_fit(_with_pipeline(values, pipeline))
+
+
+def _with_pipeline(values: Values, pipeline: int) -> Values:
+    model = {**(values.node("model") or {}), keys.PIPELINE.removeprefix("model."): pipeline}
+    if is_encoder_decoder(values):
+        model[keys.SPLIT_RANK.removeprefix("model.")] = pipeline // 2
+    config: Mapping[str, Any] = {**values.config, "model": model}
+    return Values(config)
+
+
+def _micro_batches(values: Values, shape: Shape, nodes: int) -> str | None:
+    sizes = [size for size in divisors(shape.batch) if fits(shape._replace(micro=size), nodes)]
+    return f"valid micro batch sizes: {listed(sizes)}" if sizes else None
+
+
+def _global_batches(values: Values, shape: Shape, nodes: int) -> str | None:
+    """The nearest multiples of what all copies of the model take at a time."""
+    step = shape.micro * shape.data(nodes)
+    if step == 0:
+        return None
+    if shape.virtual is not None:
+        step *= shape.group
+    below = shape.batch // step * step
+    near = [size for size in range(below - step, below + 3 * step, step) if size > 0]
+    return f"global batches near it: {listed(near[:_NEAREST_SHOWN])}, ... (multiples of {step})"
+
+
+Way = Callable[[Values, Shape, int], str | None]
+
+_WAYS: Mapping[str, tuple[Way, ...]] = {
+    "layout.world": (_sizes, _node_counts, _layouts),
+    "layout.experts": (_node_counts,),
+    "batch.global": (_global_batches, _micro_batches, _node_counts),
+    "batch.interleaved": (_global_batches, _micro_batches, _node_counts),
+}

@@ -1,0 +1,257 @@
+"""engine=megatron_lm: Megatron-LM's own scripts, their options derived from the same configuration.
+
+The options are those of Megatron-LM core_v0.12.3, the release whose megatron-core NeMo 2.4 has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.schema import ModelType, RunConfig
+from launcher.errors import UserError, shown
+from launcher.plan import Payload
+from launcher.stages import common
+from launcher.stages.megatron_lm_model import model_options, stack_of
+from launcher.stages.megatron_lm_options import Options
+from launcher.stages.payloads import whole_path
+
+# NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
+_DECAY = {
+    "CosineAnnealing": "cosine",
+    "WarmupAnnealing": "linear",
+    "InverseSquareRootAnnealing": "inverse-square-root",
+}
+
+_NARROW = ("16", "16-mixed")
+
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+
+_TOKENIZERS = ("GPT2BPETokenizer", "BertWordPieceCase", "BertWordPieceLowerCase")
+
+
+def megatron_lm_payload(config: RunConfig, model_type: ModelType, written: Mapping[str, Any]) -> Payload:
+    """A script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
+
+    Raises
+    ------
+    UserError
+        If the configuration asks for what Megatron-LM has no option for.
+    """
+    root = whole_path(config.megatron_lm_path, "megatron_lm_path")
+    return Payload(
+        argv=(
+            common.python(config),
+            "-u",
+            f"{root}/pretrain_{model_type}.py",
+            *megatron_lm_arguments(written, model_type),
+        ),
+        working_dir=root,
+        python_path=(root,),
+        save_signal="TERM",  # with --exit-signal-handler
+    )
+
+
+def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> list[str]:
+    """The arguments that describe the same training to Megatron-LM.
+
+    Parameters
+    ----------
+    written
+        The launch's configuration: its nodes ``trainer``, ``exp_manager`` and ``model``.
+    """
+    trainer, exp_manager, model = written["trainer"], written["exp_manager"], written["model"]
+    return [
+        *model_options(model, model_type),
+        *_parallelism(model, model_type),
+        *_precision(trainer, model, model_type),
+        *_optimizer(trainer, model.get("optim", {})),
+        *_schedule(trainer, model.get("optim", {})),
+        *_data(model, model_type),
+        *_saving_and_logging(trainer, exp_manager, model),
+    ]
+
+
+def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Options:
+    pipeline, virtual = (
+        model["pipeline_model_parallel_size"],
+        model.get("virtual_pipeline_model_parallel_size"),
+    )
+    options = Options()
+    options.value("--tensor-model-parallel-size", model["tensor_model_parallel_size"])
+    if model_type == "t5" and pipeline > 1:
+        # Megatron-LM counts the encoder's stages and the decoder's apart.
+        split = model.get("pipeline_model_parallel_split_rank") or pipeline // 2
+        options.value("--encoder-pipeline-model-parallel-size", split)
+        pipeline -= split
+    options.value("--pipeline-model-parallel-size", pipeline)
+    if virtual is not None and virtual > 1:
+        layers = stack_of(model, model_type)["num_layers"]
+        options.value("--num-layers-per-virtual-pipeline-stage", layers // (pipeline * virtual))
+    if model.get("context_parallel_size", 1) > 1:
+        options.value("--context-parallel-size", model["context_parallel_size"])
+    options.flag("--sequence-parallel", model.get("sequence_parallel"))
+    options.flag("--tp-comm-overlap", model.get("ub_tp_comm_overlap"))
+    if model.get("fsdp"):
+        told = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
+        raise UserError(told, key="training.model.fsdp", hint="training.model.fsdp=False")
+    return options
+
+
+def _precision(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType) -> Options:
+    options, precision = Options(), str(trainer.get("precision"))
+    if precision in ("bf16", "bf16-mixed"):
+        options.flag("--bf16", True)
+    elif precision in _NARROW:
+        options.flag("--fp16", True)
+        options.value("--initial-loss-scale", model.get("native_amp_init_scale"))
+        options.value("--loss-scale-window", model.get("native_amp_growth_interval"))
+        options.value("--hysteresis", model.get("hysteresis"))
+        options.flag("--apply-query-key-layer-scaling", _scales_scores(trainer, model, model_type))
+    elif precision not in ("32", "32-true"):
+        raise UserError(
+            f"training.trainer.precision={shown(trainer.get('precision'))}: not one of Megatron-LM's",
+            key="training.trainer.precision",
+            hint="valid with engine=megatron_lm: bf16, 16 or 32",
+        )
+    if model.get("fp8"):
+        options.value("--fp8-format", "e4m3" if model.get("fp8_e4m3") else "hybrid")
+        options.value("--fp8-margin", model.get("fp8_margin"))
+        options.value("--fp8-amax-history-len", model.get("fp8_amax_history_len"))
+        options.value("--fp8-amax-compute-algo", model.get("fp8_amax_compute_algo"))
+    return options
+
+
+def megatron_lm_environment(written: Mapping[str, Any], model_type: ModelType) -> dict[str, str]:
+    """What Transformer Engine is told besides, as NeMo does it."""
+    scales = _scales_scores(written["trainer"], written["model"], model_type)
+    return {"NVTE_APPLY_QK_LAYER_SCALING": "1"} if scales else {}
+
+
+def _scales_scores(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType) -> bool:
+    """Whether attention scores are scaled by layer: as in NeMo, with 16 bits of the narrow range alone."""
+    narrow = str(trainer.get("precision")) in _NARROW
+    return narrow and bool(stack_of(model, model_type).get("apply_query_key_layer_scaling"))
+
+
+def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
+    options, betas = Options(), optim.get("betas") or (None, None)
+    options.value("--weight-decay", optim.get("weight_decay"))
+    options.value("--adam-beta1", betas[0])
+    options.value("--adam-beta2", betas[1])
+    options.value("--adam-eps", optim.get("eps"))
+    options.value("--clip-grad", trainer.get("gradient_clip_val"))
+    if optim.get("name") in _DISTRIBUTED:
+        options.flag("--use-distributed-optimizer", True)
+        options.flag("--overlap-grad-reduce", optim.get("overlap_grad_sync"))
+        # Megatron-LM gathers parameters early only where it reduces gradients early.
+        gather = optim.get("overlap_grad_sync") and optim.get("overlap_param_sync")
+        options.flag("--overlap-param-gather", gather)
+    return options
+
+
+def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
+    """The learning rate; NeMo counts the steps at its lowest value, Megatron-LM those before."""
+    sched, steps = optim.get("sched") or {}, trainer["max_steps"]
+    name = sched.get("name")
+    if name not in _DECAY:
+        raise UserError(
+            f"training.model.optim.sched.name={shown(name)}: Megatron-LM has no such schedule",
+            key="training.model.optim.sched.name",
+            hint=f"valid with engine=megatron_lm: {', '.join(_DECAY)}",
+        )
+    warmup = sched.get("warmup_steps")
+    if warmup is None and sched.get("warmup_ratio") is not None:
+        warmup = int(sched["warmup_ratio"] * steps)
+    options = Options()
+    options.value("--train-iters", steps)
+    options.value("--lr", optim.get("lr"))
+    options.value("--min-lr", sched.get("min_lr"))
+    options.value("--lr-decay-style", _DECAY[name])
+    options.value("--lr-decay-iters", steps - (sched.get("constant_steps") or 0))
+    options.value("--lr-warmup-iters", warmup)
+    return options
+
+
+def _data(model: Mapping[str, Any], model_type: ModelType) -> Options:
+    data, options = model["data"], Options()
+    if data.get("data_impl") == "mock":
+        options.flag("--mock-data", True)
+    else:
+        options.values("--data-path", data.get("data_prefix"))
+        options.value("--split", data.get("splits_string"))
+        options.value("--data-cache-path", data.get("index_mapping_dir"))
+    options.value("--num-workers", data.get("num_workers"))
+    if model_type == "gpt":
+        options.flag("--reset-position-ids", data.get("reset_position_ids"))
+        options.flag("--reset-attention-mask", data.get("reset_attention_mask"))
+        options.flag("--eod-mask-loss", data.get("eod_mask_loss"))
+    else:
+        options.value("--mask-prob", data.get("masked_lm_prob"))
+        options.value("--short-seq-prob", data.get("short_seq_prob"))
+    return options + _tokenizer(model.get("tokenizer", {}))
+
+
+def _tokenizer(tokenizer: Mapping[str, Any]) -> Options:
+    options, library, kind = Options(), tokenizer.get("library"), tokenizer.get("type")
+    if library == "megatron" and kind in _TOKENIZERS:
+        options.value("--tokenizer-type", kind)
+        options.value("--vocab-file", tokenizer.get("vocab_file"))
+        options.value("--merge-file", tokenizer.get("merge_file"))
+    elif library == "sentencepiece":
+        options.value("--tokenizer-type", "GPTSentencePieceTokenizer")
+        options.value("--tokenizer-model", tokenizer.get("model"))
+    elif library == "huggingface":
+        options.value("--tokenizer-type", "HuggingFaceTokenizer")
+        options.value("--tokenizer-model", kind)
+    else:
+        raise UserError(
+            f"training.model.tokenizer: library={shown(library)} with type={shown(kind)}: not Megatron-LM's",
+            key="training.model.tokenizer.library",
+            also=("training.model.tokenizer.type",),
+            hint=f"valid: sentencepiece, huggingface, or megatron with type {', '.join(_TOKENIZERS)}",
+        )
+    options.value("--vocab-extra-ids", tokenizer.get("num_sentinel_tokens"))
+    return options
+
+
+def _saving_and_logging(
+    trainer: Mapping[str, Any], exp_manager: Mapping[str, Any], model: Mapping[str, Any]
+) -> Options:
+    checkpoint = exp_manager["checkpoint_callback_params"]
+    interval = trainer.get("val_check_interval")
+    options = Options()
+    options.value("--save", checkpoint["dirpath"])
+    if exp_manager.get("resume_if_exists"):
+        options.value("--load", checkpoint["dirpath"])
+    options.value("--save-interval", checkpoint.get("every_n_train_steps") or interval)
+    options.value("--eval-interval", interval)
+    options.value("--eval-iters", trainer.get("limit_val_batches"))
+    options.value("--log-interval", trainer.get("log_every_n_steps"))
+    options.value("--tensorboard-dir", exp_manager.get("explicit_log_dir"))
+    options.flag("--log-throughput", True)
+    options.value("--seed", model.get("seed"))
+    limit = exp_manager.get("max_time_per_run") or trainer.get("max_time")
+    if limit is not None:
+        options.value("--exit-duration-in-mins", _minutes(str(limit)))
+    options.flag("--exit-signal-handler", True)
+    return options
+
+
+def _minutes(text: str) -> int:
+    """``DD:HH:MM:SS`` in whole minutes.
+
+    Raises
+    ------
+    UserError
+        If it is not of that form.
+    """
+    parts = text.split(":")
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"training.trainer.max_time={shown(text)}: not days:hours:minutes:seconds",
+            key="training.trainer.max_time",
+            hint='such as "00:03:45:00"',
+        )
+    days, hours, minutes, _ = map(int, parts)
+    return (days * 24 + hours) * 60 + minutes

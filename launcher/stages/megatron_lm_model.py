@@ -1,0 +1,161 @@
+"""The model's part of Megatron-LM's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.schema import ModelType
+from launcher.errors import UserError, shown
+from launcher.stages.megatron_lm_options import Options
+
+# NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
+_OFF = {
+    "bias_activation_fusion": "--no-bias-gelu-fusion",
+    "bias_dropout_add_fusion": "--no-bias-dropout-fusion",
+    "masked_softmax_fusion": "--no-masked-softmax-fusion",
+    "persist_layer_norm": "--no-persist-layer-norm",
+    "bias": "--disable-bias-linear",
+}
+
+_ACTIVATIONS = {
+    "gelu": None,
+    "swiglu": "--swiglu",
+    "fast-swiglu": "--swiglu",
+    "squared-relu": "--squared-relu",
+}
+
+_NORMS: dict[str, tuple[str, ...]] = {
+    "layernorm": (),
+    "low_precision_layernorm": (),
+    "layernorm1p": ("--apply-layernorm-1p",),
+    "rmsnorm": ("--normalization", "RMSNorm"),
+}
+
+_POSITIONS = {"learned_absolute": "learned_absolute", "rope": "rope", "none": "none"}
+
+# What a T5's encoder and decoder may differ in.
+_OF_A_STACK = ("num_layers", "arch", "activations_checkpoint_num_layers")
+
+
+def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, Any]:
+    """The node that describes the layers; a T5 has one for each of its stacks, which must agree.
+
+    Raises
+    ------
+    UserError
+        If they do not: Megatron-LM builds both from the same options.
+    """
+    if model_type != "t5":
+        return model
+    encoder, decoder = model["encoder"], model["decoder"]
+    for key, value in encoder.items():
+        if key not in _OF_A_STACK and key in decoder and decoder[key] != value:
+            raise UserError(
+                f"training.model.decoder.{key}={shown(decoder[key])}, of the encoder {shown(value)}: "
+                "Megatron-LM has one option for both",
+                key=f"training.model.decoder.{key}",
+                also=(f"training.model.encoder.{key}",),
+            )
+    return dict(encoder)
+
+
+def model_options(model: Mapping[str, Any], model_type: ModelType) -> Options:
+    """Shape, batches and initialisation of the model, and how its layers are computed."""
+    stack = stack_of(model, model_type)
+    return (
+        _shape(model, stack, model_type)
+        + _batches(model)
+        + _layers(stack, "training.model.encoder" if model_type == "t5" else "training.model")
+        + _implementation(model, stack)
+        + _recomputation(stack)
+    )
+
+
+def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> Options:
+    options, data = Options(), model["data"]
+    if model_type == "t5":
+        options.value("--encoder-num-layers", stack["num_layers"])
+        options.value("--decoder-num-layers", model["decoder"]["num_layers"])
+    else:
+        options.value("--num-layers", stack["num_layers"])
+    options.value("--hidden-size", stack["hidden_size"])
+    options.value("--ffn-hidden-size", stack.get("ffn_hidden_size"))
+    options.value("--num-attention-heads", stack["num_attention_heads"])
+    options.value("--kv-channels", stack.get("kv_channels"))
+    if stack.get("num_query_groups") is not None:
+        options.flag("--group-query-attention", True)
+        options.value("--num-query-groups", stack["num_query_groups"])
+    if model_type == "t5":
+        options.value("--encoder-seq-length", data["seq_length"])
+        options.value("--decoder-seq-length", data["seq_length_dec"])
+    else:
+        options.value("--seq-length", data["seq_length"])
+    options.value("--max-position-embeddings", model["max_position_embeddings"])
+    options.value("--make-vocab-size-divisible-by", model.get("make_vocab_size_divisible_by"))
+    shared = model.get("share_embeddings_and_output_weights", True)
+    if model_type == "t5":
+        shared = model.get("share_decoder_tokens_head_embeddings", True)
+    options.flag("--untie-embeddings-and-output-weights", not shared)
+    return options
+
+
+def _batches(model: Mapping[str, Any]) -> Options:
+    options = Options()
+    options.value("--micro-batch-size", model["micro_batch_size"])
+    options.value("--global-batch-size", model["global_batch_size"])
+    options.values("--rampup-batch-size", model.get("rampup_batch_size"))
+    return options
+
+
+def _layers(stack: Mapping[str, Any], path: str) -> Options:
+    options = Options()
+    options.value("--init-method-std", stack.get("init_method_std"))
+    options.value("--hidden-dropout", stack.get("hidden_dropout"))
+    options.value("--attention-dropout", stack.get("attention_dropout"))
+    options.value("--norm-epsilon", stack.get("layernorm_epsilon"))
+    options.extend(_one_of(_NORMS, stack, path, "normalization", "layernorm"))
+    activation = _one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
+    if activation is not None:
+        options.flag(activation, True)
+    positions = _one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
+    options.value("--position-embedding-type", positions)
+    if positions == "rope":
+        options.value("--rotary-percent", stack.get("rotary_percentage"))
+        options.value("--rotary-base", stack.get("rotary_base"))
+    options.flag("--add-qkv-bias", stack.get("qkv_bias"))
+    options.flag("--fp32-residual-connection", stack.get("fp32_residual_connection"))
+    for key, name in _OFF.items():
+        options.flag(name, stack.get(key) is False)
+    return options
+
+
+def _implementation(model: Mapping[str, Any], stack: Mapping[str, Any]) -> Options:
+    options = Options()
+    options.value("--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local")
+    options.flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
+    options.flag("--use-cpu-initialization", model.get("use_cpu_initialization"))
+    return options
+
+
+def _recomputation(stack: Mapping[str, Any]) -> Options:
+    options, prefix = Options(), "activations_checkpoint"
+    granularity, layers = stack.get(f"{prefix}_granularity"), stack.get(f"{prefix}_num_layers")
+    if granularity is None or (granularity == "full" and layers == 0):
+        return options
+    options.value("--recompute-granularity", granularity)
+    if granularity == "full":
+        options.value("--recompute-method", stack.get(f"{prefix}_method"))
+        options.value("--recompute-num-layers", layers)
+    return options
+
+
+def _one_of(known: Mapping[str, Any], stack: Mapping[str, Any], path: str, key: str, default: str) -> Any:
+    value = stack.get(key) or default
+    if value not in known:
+        raise UserError(
+            f"{path}.{key}={shown(value)}: Megatron-LM has no option for that",
+            key=f"{path}.{key}",
+            hint=f"valid with engine=megatron_lm: {', '.join(known)}",
+        )
+    return known[value]

@@ -1,0 +1,30 @@
+"""What the payloads of the training stage have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import UserError, shown
+from launcher.runs.paths import LaunchPaths
+
+
+def config_arguments(paths: LaunchPaths) -> tuple[str, str]:
+    """Where the configuration of a launch is, in Hydra's words."""
+    return f"--config-path={paths.directory}", f"--config-name={paths.config_name}"
+
+
+def whole_path(given: str, key: str) -> str:
+    """A directory as the tasks see it, which start elsewhere than the user stands.
+
+    Raises
+    ------
+    UserError
+        If it is given by a relative path.
+    """
+    if not Path(given).is_absolute():
+        raise UserError(
+            f"{key}={shown(given)}: a whole path is needed",
+            key=key,
+            hint=f"{key}={Path(given).expanduser().absolute()}",
+        )
+    return given.rstrip("/") or "/"

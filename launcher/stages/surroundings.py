@@ -1,0 +1,129 @@
+"""What a job gets besides its payload: variables, cores, a profiler, from the keys that all stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launcher.config.schema import RunConfig
+from launcher.errors import UserError, shown
+from launcher.plan import Binding, Job, Profile
+from launcher.runs.paths import LaunchPaths
+from launcher.stages.common import check_names
+from launcher.stages.payloads import whole_path
+
+_HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
+
+# With our own trainer nobody would start the capture.
+_ENGINES_WITH_PROFILER = ("nemo", "megatron_lm")
+
+
+def surround(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
+    """Complete a job that a stage planned.
+
+    What follows from the model comes first: the cluster's variables and the user's win over it, and a null
+    of theirs leaves it out.
+    """
+    job = replace(job, mpi=config.cluster.mpi, environment_files=_environment_files(config, job))
+    training = config.training
+    if training is None or training.trainer.get("accelerator", "gpu") != "gpu":
+        return job
+    given = {*config.cluster.env_vars, *config.env_vars}
+    derived = {name: value for name, value in _environment(training.model).items() if name not in given}
+    profile = _profile(training.model, paths) if config.engine in _ENGINES_WITH_PROFILER else None
+    return replace(
+        job,
+        environment={**derived, **job.environment},
+        gpu_environment=_gpu_environment(training.model, given),
+        binding=_binding(config),
+        profile=profile,
+        vboost=config.enable_vboost,
+        directories=(*job.directories, *([paths.profiles] if profile else [])),
+    )
+
+
+def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
+    files = dict(config.env_files)
+    check_names("env_files", files)
+    if config.wandb_api_key_file is not None:
+        files.setdefault("WANDB_API_KEY", config.wandb_api_key_file)
+    found = {name: path for name, path in files.items() if path is not None}
+    for name, path in found.items():
+        key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
+        whole_path(path, key)
+        if name in job.environment:
+            raise UserError(f"{key}: env_vars.{name} is set too", key=key, hint=f"env_vars.{name}=null")
+    return found
+
+
+def _environment(model: Mapping[str, Any]) -> dict[str, str]:
+    """What the NeMo launcher sets by the model's layout (its stages.py, 2025-04)."""
+    if model.get("fsdp"):
+        return {}
+    parallel = max(_count(model, "tensor_model_parallel_size"), _count(model, "context_parallel_size"))
+    # One queue to the GPU, so that communication starts before the computation that it hides behind.
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if parallel > 1 else {}
+
+
+def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dict[str, str]]:
+    """What the NeMo launcher sets by the model's layout and the GPU's generation, asked in the job."""
+    pipeline = _count(model, "pipeline_model_parallel_size")
+    margins, hopper = {}, {}
+    if pipeline > 1 and _count(model, "virtual_pipeline_model_parallel_size") > 1:
+        # Multiprocessors that layer norms leave to the communication between pipeline stages.
+        margins = {"NVTE_FWD_LAYERNORM_SM_MARGIN": "8", "NVTE_BWD_LAYERNORM_SM_MARGIN": "8"}
+    if pipeline > 1 and model.get("ub_tp_comm_overlap") and not model.get("fp8"):
+        # The ring exchange of tensor parallel all-gathers gets in the way of the pipeline's there, in bf16.
+        hopper = {"NVTE_UB_SPLIT_AG": "0"}
+    by_generation = {_HOPPER: {**margins, **hopper}, _BLACKWELL: margins, _BLACKWELL_WORKSTATION: margins}
+    wanted = {
+        generation: {name: value for name, value in variables.items() if name not in given}
+        for generation, variables in by_generation.items()
+    }
+    return {generation: variables for generation, variables in wanted.items() if variables}
+
+
+def _count(model: Mapping[str, Any], key: str) -> int:
+    """A parallel size; what is not a number is for the checks to tell."""
+    value = model.get(key)
+    return value if isinstance(value, int) else 1
+
+
+def _binding(config: RunConfig) -> Binding | None:
+    mapping = config.numa_mapping
+    if mapping.max_cores is not None and mapping.max_cores < mapping.min_cores:
+        raise UserError(
+            f"numa_mapping.max_cores={mapping.max_cores}: less than min_cores, {mapping.min_cores}",
+            key="numa_mapping.max_cores",
+            also=("numa_mapping.min_cores",),
+        )
+    # A site that tells srun how to bind knows its reasons.
+    by_srun = any(text.startswith("--cpu-bind") for text in config.cluster.srun_args)
+    if not mapping.enable or by_srun:
+        return None
+    return Binding(
+        all_threads=mapping.cores == "all_logical",
+        balanced=mapping.balanced,
+        min_cores=mapping.min_cores,
+        max_cores=mapping.max_cores,
+    )
+
+
+def _profile(model: Mapping[str, Any], paths: LaunchPaths) -> Profile | None:
+    """Nsight Systems around the tasks of some ranks; NeMo starts and stops the capture itself."""
+    node = model.get("nsys_profile")
+    if not isinstance(node, Mapping) or not node.get("enabled"):
+        return None
+    ranks, trace = node.get("ranks", [0]), node.get("trace", ["nvtx", "cuda"])
+    key = "training.model.nsys_profile"
+    if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks) or not ranks:
+        raise UserError(
+            f"{key}.ranks={shown(ranks)}: expected a list of ranks, such as [0]", key=f"{key}.ranks"
+        )
+    if not isinstance(trace, list) or not all(isinstance(name, str) for name in trace) or not trace:
+        hint = f"{key}.trace=[nvtx,cuda]"
+        raise UserError(
+            f"{key}.trace={shown(trace)}: expected a list of names", key=f"{key}.trace", hint=hint
+        )
+    return Profile(tuple(ranks), tuple(trace), str(paths.profiles))

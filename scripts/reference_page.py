@@ -1,0 +1,188 @@
+"""Writes docs/reference.md: every key that Slipway reads strictly, from the schema and the tree.
+
+    python scripts/reference_page.py [--check]
+
+Names and types are the schema's, defaults and meanings those of the file that states a key first: its comment
+at the end of the line, or else the one above the lines that it stands with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import yaml  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+
+from launcher.config.compose import CONF_DIR  # noqa: E402
+from launcher.config.overrides import STAGES  # noqa: E402
+from launcher.config.schema import RunConfig  # noqa: E402
+from launcher.config.sources import Sources, TreeFile  # noqa: E402
+
+PAGE = ROOT / "docs" / "reference.md"
+
+_INTRODUCTION = """\
+# Every key
+
+<!-- Written by scripts/reference_page.py from the schema and the comments in conf/: change those. -->
+
+The keys that Slipway reads strictly: an unknown one, or a value of another type, is refused. Defaults are
+those of the file that the others of its kind build on; `slipway show` prints what a value is for a launch,
+and which file or override decided it. What is below `training.trainer`, `training.exp_manager` and
+`training.model` is NeMo's: `slipway show training.model` lists what a size sets.
+"""
+
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a key is stated first."""
+
+    file: TreeFile
+    line: int
+    lines: list[str]
+
+    @property
+    def default(self) -> str:
+        """The value as YAML in one line, or nothing where keys are below."""
+        text = self.lines[self.line - 1].partition(":")[2]
+        return _without_comment(text).strip()
+
+    @property
+    def meaning(self) -> str:
+        return _comment(self.lines[self.line - 1]) or " ".join(self.above)
+
+    @property
+    def above(self) -> list[str]:
+        """The comment above the paragraph of lines that the key is in; a file's first is about the file."""
+        indent = _indent(self.lines[self.line - 1])
+        number = self.line - 2
+        while number >= 0 and self.lines[number].strip() and _indent(self.lines[number]) >= indent:
+            if self.lines[number].lstrip().startswith("#") and _indent(self.lines[number]) == indent:
+                break
+            number -= 1
+        found: list[str] = []
+        while number >= 0 and self.lines[number].lstrip().startswith("#"):
+            found.insert(0, self.lines[number].strip().lstrip("# "))
+            number -= 1
+        return found if number >= 0 else []
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _comment(line: str) -> str:
+    return line[len(_without_comment(line)) :].strip().lstrip("# ")
+
+
+def _without_comment(line: str) -> str:
+    """A line up to the ` #` that is in no quotes."""
+    found = re.match(r"""(?:"[^"]*"|'[^']*'|(?!\s#)[^"'])*""", line)
+    return found[0] if found else line
+
+
+class Page:
+    """The page, section by section: the root, then each node that has keys of its own."""
+
+    def __init__(self) -> None:
+        self._sources = Sources([f"stages=[{','.join(STAGES)}]"], [CONF_DIR])
+
+    def text(self) -> str:
+        return "\n".join([_INTRODUCTION, *self._section("", RunConfig)])
+
+    def _section(self, path: str, model: type[BaseModel]) -> Iterator[str]:
+        yield f"## `{path}`\n" if path else "## The root\n"
+        place = self._place(path) if path else None
+        about = place.above if place and not place.default else []
+        if about:
+            yield f"{_cell(' '.join(about))}\n"
+        yield "| key | type | default | meaning |\n|---|---|---|---|"
+        below = {}
+        for name, field in model.model_fields.items():
+            inner = _model(field.annotation)
+            if inner is not None:
+                below[f"{path}.{name}" if path else name] = inner
+            else:
+                yield self._row(f"{path}.{name}" if path else name, name, field)
+        yield ""
+        for inner_path, inner in below.items():
+            yield from self._section(inner_path, inner)
+
+    def _row(self, path: str, name: str, field: FieldInfo) -> str:
+        place = self._place(path)
+        if place is None:
+            default, meaning = "", ""
+            if not field.is_required():
+                default = yaml.safe_dump(field.default, default_flow_style=True).split("\n")[0]
+        else:
+            default, meaning = place.default, place.meaning
+        needed = default == "???"
+        shown = "needed" if needed else f"`{default}`" if default else ""
+        return f"| `{name}` | {_type(field.annotation)}{_limits(field)} | {shown} | {_cell(meaning)} |"
+
+    def _place(self, path: str) -> Place | None:
+        found = self._sources.first(path)
+        if found is None:
+            return None
+        file, line = found
+        return Place(file, line, file.path.read_text(encoding="utf-8").splitlines())
+
+
+def _cell(text: str) -> str:
+    """Text in a table, or in a paragraph: Markdown and HTML leave it as it is."""
+    for special in ("|", "<", "*"):
+        text = text.replace(special, f"\\{special}")
+    return text.removesuffix(".") if "." not in text[:-1] else text
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    options = get_args(annotation) or (annotation,)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(argument) for argument in arguments))
+    if origin is Literal:
+        return ", ".join(f"`{argument}`" for argument in arguments)
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"mapping to {_type(arguments[1])}"
+    return _WORDS.get(annotation, "mapping" if annotation is dict else "anything")
+
+
+def _limits(field: FieldInfo) -> str:
+    smallest = next((item.ge for item in field.metadata if hasattr(item, "ge")), None)
+    return "" if smallest is None else f", {smallest} or more"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/reference.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
+    text = Page().text()
+    if not parser.parse_args().check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
+        print("docs/reference.md is stale: python scripts/reference_page.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Completion in real shells, and quickly."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import _VERBS
+from launcher.cli.completion import commands
+from launcher.config.compose import compose, list_options
+
+SLIPWAY = Path(sys.executable).with_name("slipway")
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The scripts for both shells, as a user saves them."""
+    folder = tmp_path_factory.mktemp("completion")
+    found = {}
+    for shell in ("bash", "zsh"):
+        text = subprocess.run(
+            [SLIPWAY, "completion", shell], capture_output=True, text=True, check=True
+        ).stdout
+        found[shell] = folder / f"slipway.{shell}"
+        found[shell].write_text(text)
+    return found
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{SLIPWAY.parent}:{os.environ['PATH']}", "TERM": "dumb", "PS1": "> "}
+
+
+def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
+    """What bash's function answers for a command line with the cursor at its end."""
+    program = (
+        f"source {scripts['bash']}\n"
+        'COMP_LINE=$1 COMP_POINT=${#1}\n_slipway\nprintf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", program, "bash", line],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=cwd,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("slipway sta", ["status"]),
+        ("slipway launch --fol", ["--follow"]),
+        ("slipway launch --", ["--config-dir", "--dry-run", "--template-dir"]),
+        ("slipway sandbox ", ["up", "down", "status", "env"]),
+        ("slipway sandbox up --acc", ["--accounting"]),
+        ("slipway list f", ["families"]),
+        ("slipway completion z", ["zsh"]),
+        # readline puts what follows the = in place
+        ("slipway launch cluster=b", ["bcm"]),
+        ("slipway launch training=gpt3/126", ["gpt3/126m"]),
+        ("slipway launch training=t5/tiny cluster=sand", ["sandbox"]),
+        ("slipway launch stages=", ["[data_preparation]", "[training]"]),
+        ("slipway launch --dry-run clu", ["cluster=", "cluster."]),
+        ("slipway show training.trainer.num_n", ["training.trainer.num_nodes="]),
+        ("slipway diff training=t5/220m training.model.encod", ["training.model.encoder."]),
+        ("slipway render +training.model.opt", ["+training.model.optim."]),
+        ("slipway render ~training.model.optim.l", ["~training.model.optim.lr"]),
+        ("slipway data tokenize cluster.acc", ["cluster.account="]),
+        ("slipway launch training.nope.", []),
+        ("slipway launch training.run.name=", []),
+        ("slipway nope ", []),
+    ],
+)
+def test_bash(scripts: dict[str, Path], tmp_path: Path, line: str, expected: list[str]) -> None:
+    found = replies(scripts, line, tmp_path)
+    assert set(expected) <= set(found)
+    assert expected or not found
+
+
+def test_every_size_and_verb(scripts: dict[str, Path], tmp_path: Path) -> None:
+    assert replies(scripts, "slipway launch training=", tmp_path) == list_options("training")
+    assert replies(scripts, "slipway ", tmp_path) == list(_VERBS)
+
+
+def test_every_key_of_the_tree(scripts: dict[str, Path], tmp_path: Path) -> None:
+    """The keys that Hydra composes are those that are offered, also where files build on others."""
+    training = compose(["training=t5/220m"]).config.training
+    assert training is not None
+    for node, keys in (("model", training.model), ("trainer", training.trainer)):
+        found = replies(scripts, f"slipway launch training=t5/220m training.{node}.", tmp_path)
+        assert {name.rpartition(".")[2].removesuffix("=") or name.split(".")[-2] for name in found} == set(
+            keys
+        )
+
+
+def test_the_users_own_tree(scripts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "conf/cluster").mkdir(parents=True)
+    (tmp_path / "conf/cluster/ours.yaml").write_text("defaults: [bcm, _self_]\nspecial: 1\n")
+    (tmp_path / "conf/cluster/broken.yaml").write_text("a: [\n")
+    assert "ours" in replies(scripts, "slipway launch --config-dir conf cluster=", tmp_path)
+    line = "slipway launch --config-dir=conf cluster=ours cluster.s"
+    assert {"cluster.special=", "cluster.scheduler="} <= set(replies(scripts, line, tmp_path))
+    assert replies(scripts, "slipway launch --config-dir conf cluster=broken cluster.a", tmp_path) == []
+
+
+def test_runs(scripts: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("gpt3_a", "gpt3_b", "t5_c"):
+        (tmp_path / "results" / name / "launches").mkdir(parents=True)
+    assert sorted(replies(scripts, "slipway logs gpt3", tmp_path)) == ["gpt3_a", "gpt3_b"]
+    assert replies(scripts, "slipway status gpt3_a t5", tmp_path) == ["t5_c"]
+    assert replies(scripts, f"slipway plot --base-results-dir {tmp_path} x", tmp_path) == []
+
+
+def test_the_candidates_need_neither_hydra_nor_pydantic() -> None:
+    program = (
+        "import sys\nfrom launcher.cli.app import main\n"
+        "main(['completion', 'words', 'overrides', 'training.model.', 'training=gpt3/5b'])\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "training.model.optim." in done.stdout.split()
+    heavy = {"hydra", "omegaconf", "pydantic", "jinja2", "submitit", "rich", "antlr4"}
+    assert not heavy & set(done.stderr.split())
+
+
+def test_the_parsers_are_read_as_they_are() -> None:
+    found = {command.name: command for command in commands()}
+    assert set(_VERBS) <= set(found)
+    assert "--config-dir" in found["launch"].valued and "--dry-run" not in found["launch"].valued
+    assert (found["launch"].kind, found["logs"].kind) == ("overrides", "runs")
+
+
+def typed(shell: Sequence[str], lines: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Type into an interactive shell, each line until it shows what is expected of it."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(shell[0], [*shell], environment())
+    try:
+        for line, expected in lines:
+            os.write(terminal, line.encode())
+            shown, end = "", time.monotonic() + 20
+            while expected not in shown and time.monotonic() < end:
+                if select.select([terminal], [], [], 0.1)[0]:
+                    shown += os.read(terminal, 65536).decode(errors="replace")
+            yield shown
+    finally:
+        os.close(terminal)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+# The rest of a word that a key completes, then a word that goes on.
+TYPED = [
+    ("slipway launch training=gpt3/126\t", "gpt3/126m "),
+    ("cluster=sandb\t", "cluster=sandbox "),
+    ("training.trainer.num_nod\t", "num_nodes="),
+]
+
+
+def test_a_bash_that_is_typed_into(scripts: dict[str, Path]) -> None:
+    lines = [(f"source {scripts['bash']}; echo rea''dy\n", "ready"), *TYPED]
+    shown = list(typed(["bash", "--norc", "--noprofile", "-i"], lines))
+    assert [expected in text for (_, expected), text in zip(lines, shown, strict=True)] == [True] * 4, shown
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_a_zsh_that_is_typed_into(scripts: dict[str, Path]) -> None:
+    start = f"autoload -Uz compinit && compinit -u -D; source {scripts['zsh']}; echo rea''dy\n"
+    lines = [(start, "ready"), *TYPED]
+    shown = list(typed(["zsh", "-f", "-i"], lines))
+    assert [expected in text for (_, expected), text in zip(lines, shown, strict=True)] == [True] * 4, shown
+
+
+def test_shellcheck_finds_nothing(scripts: dict[str, Path]) -> None:
+    command = [SLIPWAY.with_name("shellcheck"), "--shell=bash", scripts["bash"]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

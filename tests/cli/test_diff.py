@@ -1,0 +1,105 @@
+"""`slipway diff`: exactly what another launch would change, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+
+Capsys = pytest.CaptureFixture[str]
+
+LOCAL = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", "training.run.dependency=null"]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a run of two launches; the second has 300 steps."""
+    directory = tmp_path_factory.mktemp("launched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert main(["launch", *LOCAL]) == 0
+        assert main(["launch", *LOCAL, "training.trainer.max_steps=300"]) == 0
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def here(launched: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(launched)
+    return launched
+
+
+def diff(capsys: Capsys, *words: str, check: int) -> list[str]:
+    """The lines that differ, without the headers of the files and of the places in them."""
+    capsys.readouterr()
+    assert main(["diff", *LOCAL, *words]) == check
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line[0] in "+-" and not line.startswith(("---", "+++"))]
+
+
+def test_the_same_again_is_no_difference(capsys: Capsys) -> None:
+    assert diff(capsys, "training.trainer.max_steps=300", check=0) == []
+    assert diff(capsys, "--launch=1", check=0) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.trainer.limit_val_batches=7", ["-  limit_val_batches: 4", "+  limit_val_batches: 7"]),
+        ("env_vars.NCCL_DEBUG=INFO", ["+export NCCL_DEBUG=INFO"]),
+        ("+training.model.new_key=[1,2]", ["+  new_key: [1, 2]"]),
+        ("~training.model.make_vocab_size_divisible_by", ["-  make_vocab_size_divisible_by: 128"]),
+    ],
+)
+def test_one_override_shows_exactly_that(capsys: Capsys, override: str, expected: list[str]) -> None:
+    assert diff(capsys, "training.trainer.max_steps=300", override, check=1) == expected
+
+
+def test_against_an_earlier_launch(capsys: Capsys) -> None:
+    changed = ["-  max_steps: 200", "+  max_steps: 300"]
+    assert diff(capsys, "training.trainer.max_steps=300", "--launch=1", check=1) == changed
+
+
+def test_the_files_are_named(capsys: Capsys) -> None:
+    assert main(["diff", *LOCAL]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("--- results/gpt3_tiny/launches/2/gpt3_tiny_hydra.yaml\n+++ as it would be now\n@@")
+    assert "\x1b" not in out
+
+
+def test_another_name_is_a_difference_and_not_another_file(capsys: Capsys, here: Path) -> None:
+    words = ["training.trainer.max_steps=300", "training.run.name=other"]
+    lines = diff(capsys, *words, f"training.run.results_dir={here}/results/gpt3_tiny", check=1)
+    assert "-  name: gpt3_tiny" in lines and "+  name: other" in lines
+    assert all("gpt3_tiny" in line or "other" in line for line in lines)
+
+
+def test_a_run_that_was_never_launched(capsys: Capsys) -> None:
+    assert main(["diff", "training=gpt3/126m"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "gpt3_126m was never launched: there is nothing in results/gpt3_126m" in told.err
+
+
+def test_a_launch_that_there_is_not(capsys: Capsys) -> None:
+    assert main(["diff", *LOCAL, "--launch=7"]) == 2
+    assert "--launch 7: gpt3_tiny has no such launch\n  launches: 1, 2" in capsys.readouterr().err
+
+
+def test_a_broken_launch_is_told(capsys: Capsys, here: Path) -> None:
+    broken = here / "results/gpt3_tiny/launches/3"
+    shutil.copytree(here / "results/gpt3_tiny/launches/2", broken, symlinks=True)
+    try:
+        (broken / "launcher.json").write_text("{")
+        assert main(["diff", *LOCAL]) == 2
+        assert "is not a launch's manifest" in capsys.readouterr().err
+    finally:
+        shutil.rmtree(broken)
+
+
+def test_nothing_is_written(capsys: Capsys, here: Path) -> None:
+    before = sorted(here.rglob("*"))
+    main(["diff", *LOCAL])
+    assert sorted(here.rglob("*")) == before

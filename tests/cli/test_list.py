@@ -1,0 +1,83 @@
+"""`slipway list`: what can be chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.config.compose import list_options
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def listed(capsys: Capsys, *words: str, check: int = 0) -> str:
+    assert main(["list", *words]) == check
+    return capsys.readouterr().out
+
+
+def test_everything_at_a_glance(capsys: Capsys) -> None:
+    text = listed(capsys)
+    assert text.startswith("STAGE ")
+    assert all(word in text for word in ("\nFAMILY ", "\nCLUSTER ", "training", "gpt3", "bcm", "sandbox"))
+    assert "\x1b" not in text
+
+
+def test_every_size_has_its_parameters(capsys: Capsys) -> None:
+    sizes = {row["size"]: row for row in json.loads(listed(capsys, "training", "--json"))}
+    assert list(sizes) == list_options("training")
+    assert all(row["parameters"] > 0 and row["num_nodes"] > 0 for row in sizes.values())
+    # Counted by hand: 12 layers of 12 h² + 13 h, 50,304 tokens and 2,048 positions of h, the last norm's 2 h.
+    h = 768
+    assert sizes["gpt3/126m"]["parameters"] == 12 * (12 * h * h + 13 * h) + (50_304 + 2_048) * h + 2 * h
+    assert (sizes["gpt3/126m"]["vocabulary"], sizes["gpt3/126m"]["hidden_size"]) == (50_304, 768)
+
+
+def test_the_table(capsys: Capsys) -> None:
+    lines = listed(capsys, "training").splitlines()
+    assert lines[0].split() == [
+        "SIZE",
+        "PARAMETERS",
+        "LAYERS",
+        "HIDDEN",
+        "HEADS",
+        "SEQUENCE",
+        "BATCH",
+        "NODES×GPUS",
+    ]
+    (row,) = [line.split() for line in lines if line.startswith("gpt3/126m ")]
+    assert row == ["gpt3/126m", "125M", "12", "768", "12", "2,048", "256", "8×8"]
+
+
+def test_clusters_say_what_they_are(capsys: Capsys) -> None:
+    rows = json.loads(listed(capsys, "clusters", "--json"))
+    assert all(row["about"] for row in rows)
+    assert next(row["about"] for row in rows if row["cluster"] == "local").startswith("This machine, without")
+
+
+def test_a_tree_of_the_users_own(capsys: Capsys, tmp_path: Path) -> None:
+    (tmp_path / "training/ours").mkdir(parents=True)
+    (tmp_path / "training/ours/small.yaml").write_text(
+        "defaults:\n  - /training/gpt3/126m@_here_\n  - _self_\nmodel: {num_layers: 2}\n"
+    )
+    (tmp_path / "training/ours/broken.yaml").write_text(
+        "defaults:\n  - /training/gpt3/126m@_here_\n  - _self_\nrun: {nam: x}\n"
+    )
+    assert main(["list", "training", "--config-dir", str(tmp_path), "--json"]) == 1
+    told = capsys.readouterr()
+    sizes = {row["size"]: row for row in json.loads(told.out)}
+    assert sizes["ours/small"]["num_layers"] == 2
+    assert "training.run.nam: there is no such key" in sizes["ours/broken"]["error"]
+    assert "training.run.nam" in told.err
+    assert main(["list", "training", "--config-dir", str(tmp_path)]) == 1
+    assert [line.split()[1:] for line in capsys.readouterr().out.splitlines() if "broken" in line] == [
+        ["-"] * 7
+    ]
+
+
+def test_another_word_is_refused(capsys: Capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "models"])
+    assert "families" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""`slipway show`: the composed tree, and where each value is from."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli.app import main
+from launcher.config import sources
+from launcher.config.compose import CONF_DIR, compose
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def show(capsys: Capsys, *words: str, check: int = 0) -> str:
+    assert main(["show", *words]) == check
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["training=gpt3/5b", "cluster=local"], ["+training.model.x='a: b #c'"]]
+)
+def test_what_is_printed_is_the_configuration(capsys: Capsys, words: list[str]) -> None:
+    text = show(capsys, *words)
+    assert yaml.safe_load(text) == compose(words).config.model_dump(exclude_unset=True)
+    assert "\x1b" not in text
+    assert "data_preparation" not in text, "a stage that was not asked for"
+
+
+def test_sampled_keys_name_the_file_that_holds_them(capsys: Capsys) -> None:
+    """The line that is named sets that very key, in a file of these choices."""
+    items = json.loads(show(capsys, "--json", "training=gpt3/5b", "cluster=bcm"))
+    of_files = [item for item in items if re.search(r"\.yaml:\d+$", item["source"] or "")]
+    assert len(of_files) == len(items)
+    for item in random.Random(5).sample(of_files, 20):
+        path, _, line = item["source"].rpartition(":")
+        text = Path(path).read_text().splitlines()[int(line) - 1]
+        # A value that refers to another has that one's source.
+        assert text.split(":")[0].strip() == item["key"].rpartition(".")[2] or item["key"].count(".") == 0, (
+            item
+        )
+        assert Path(path).is_relative_to(CONF_DIR)
+
+
+def test_the_file_that_decides_is_named(capsys: Capsys, here: Path) -> None:
+    (here / "conf/cluster").mkdir(parents=True)
+    (here / "conf/cluster/ours.yaml").write_text("defaults: [bcm, _self_]\n\npartition: p5\n")
+    words = ["--config-dir=conf", "cluster=ours", "training.trainer.num_nodes=3", "env_vars.A=1"]
+    found = {item["key"]: item for item in json.loads(show(capsys, "--json", *words))}
+    assert found["cluster.partition"]["source"] == "conf/cluster/ours.yaml:3"
+    assert found["cluster.gpus_per_node"]["source"].startswith(str(CONF_DIR / "cluster/bcm.yaml:"))
+    assert found["training.trainer.num_nodes"] == {
+        "key": "training.trainer.num_nodes",
+        "value": 3,
+        "source": "the command line: training.trainer.num_nodes=3",
+    }
+    assert found["env_vars.A"]["value"] == "1"
+    assert found["training.model.num_layers"]["source"].startswith(str(CONF_DIR / "training/gpt3/126m.yaml:"))
+
+
+def test_keys_narrow_it(capsys: Capsys) -> None:
+    text = show(capsys, "cluster.mem", "training.trainer", "training.trainer.num_nodes=7", "env_vars")
+    found = yaml.safe_load(text)
+    assert set(found) == {"cluster", "training", "env_vars"}
+    assert (found["cluster"], set(found["training"])) == ({"mem": "0"}, {"trainer"})
+    assert re.search(r"^    num_nodes: 7 +# from the command line: training.trainer.num_nodes=7$", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("training.modle", "did you mean 'training.model'"),
+        ("num_nodes", "did you mean 'training.trainer.num_nodes'"),
+        ("cluster.mem.x", "there is no such key"),
+    ],
+)
+def test_an_unknown_key(capsys: Capsys, key: str, hint: str) -> None:
+    assert main(["show", key]) == 2
+    told = capsys.readouterr()
+    assert (told.out, hint in told.err) == ("", True), told.err
+
+
+def test_odd_values_stay_in_one_line(capsys: Capsys) -> None:
+    text = show(capsys, "+training.model.odd={a: {}, b: [], c: null, d: '', e: '# x'}", "training.model.odd")
+    expected = {"a": {}, "b": [], "c": None, "d": "", "e": "# x"}
+    assert yaml.safe_load(text)["training"]["model"]["odd"] == expected
+    assert len(text.splitlines()) == 3 + len(expected)
+
+
+def test_each_file_is_parsed_once(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many keys there are to locate."""
+    parsed: list[str] = []
+    compose_yaml = yaml.compose
+
+    def counting(text: str) -> object:
+        parsed.append(text)
+        return compose_yaml(text)
+
+    monkeypatch.setattr(sources.yaml, "compose", counting)
+    show(capsys)
+    assert len(parsed) == len(set(parsed)) < 12

@@ -1,0 +1,70 @@
+"""Text is what was written: YAML and Hydra read numbers where none is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose, list_options
+from launcher.config.sources import Sources
+from launcher.errors import UserError
+
+OURS = """\
+defaults: [bcm, _self_]
+account: 0042
+mem: 64_0
+partition: 1e3
+env_vars: {UMASK: 0022, WAIT: 12:30:00, FLAG: yes, VERSION: 1.10, HEX: 0x10}
+"""
+
+
+def test_numbers_in_files_arrive_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text(OURS.replace("64_0", "64000"))
+    cluster = compose(["cluster=ours"], tmp_path).config.cluster
+    assert (cluster.account, cluster.mem, cluster.partition) == ("0042", "64000", "1e3")
+    expected = {"UMASK": "0022", "WAIT": "12:30:00", "FLAG": "yes", "VERSION": "1.10", "HEX": "0x10"}
+    assert {name: cluster.env_vars[name] for name in expected} == expected
+    (tmp_path / "cluster" / "ours.yaml").write_text(OURS)
+    with pytest.raises(UserError, match=r"cluster\.mem='64_0'") as raised:
+        compose(["cluster=ours"], tmp_path)
+    assert "ours.yaml:3" in str(raised.value)
+
+
+def test_a_time_limit_in_a_file_is_no_number_of_minutes(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    mine = "defaults: [gpt3/126m@_here_, _self_]\nrun:\n  time_limit: 1:30:00\n  name: 1_000\n"
+    (tmp_path / "training" / "mine.yaml").write_text(mine)
+    training = compose(["training=mine"], tmp_path).config.training
+    assert training is not None
+    assert (training.run.time_limit, training.run.name) == ("1:30:00", "1_000")
+    assert training.run.results_dir.endswith("/results/1_000"), "also where another key refers to it"
+    assert training.trainer["max_time"] < "00:01:30:00"
+
+
+def test_numbers_on_the_command_line_arrive_as_they_were_typed(tmp_path: Path) -> None:
+    config = compose(
+        [
+            "training.run.time_limit=30",
+            "cluster.partition=007",
+            "training.run.name=1_000",
+            "base_results_dir=1e3",
+        ]
+    ).config
+    assert config.training is not None
+    assert (config.training.run.time_limit, config.cluster.partition) == ("30", "007")
+    assert config.base_results_dir == str(Path.cwd() / "1e3")
+    assert config.training.run.results_dir == str(Path.cwd() / "1e3" / "1_000")
+
+
+def test_our_own_files_write_text_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up how a number was written takes a second reading of the tree."""
+
+    def looked_up(self: Sources, key: str) -> str:
+        raise AssertionError(f"{key} needs quotes")
+
+    monkeypatch.setattr(Sources, "written", looked_up)
+    for group in ("cluster", "training"):
+        for choice in list_options(group):
+            compose([f"{group}={choice}"])

@@ -1,0 +1,157 @@
+"""The keys of `cluster`, and what becomes of them in a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.config.compose import compose, list_options
+from launcher.config.sbatch_options import SET_BY, checked_options
+from launcher.errors import UserError
+from launcher.plan import Job
+from launcher.rendering.sbatch_flags import FLAGS
+from launcher.stages.planning import plan_launch
+
+
+def job(*overrides: str) -> Job:
+    return plan_launch(compose(overrides).config, number=1, tag="x").job
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("cluster.mem=64GB", "memory", "64G"),
+        ("cluster.mem=64G", "memory", "64G"),
+        ("cluster.mem=1tb", "memory", "1t"),
+        ("cluster.mem=65536", "memory", "65536"),
+        ("cluster.mem=0", "memory", "0"),
+        ("cluster.mem=null", "memory", None),
+        ("cluster.exclusive=False", "exclusive", False),
+        ("cluster.exclusive=false", "exclusive", False),
+        ("cluster.exclusive=user", "exclusive", "user"),
+        ("cluster.exclusive=mcs", "exclusive", "mcs"),
+        ("training.run.time_limit=30", "time_limit", "30"),
+        ("training.run.time_limit=1-12", "time_limit", "1-12"),
+        ("training.run.time_limit=UNLIMITED", "time_limit", "UNLIMITED"),
+    ],
+)
+def test_what_users_write_for_resources(override: str, field: str, value: Any) -> None:
+    found = getattr(job(override).resources, field)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], (8, None, None)),
+        (["cluster.gpus_per_task=1"], (None, 1, None)),
+        (["cluster.gpus_per_task=1", "cluster.gpu_request=gpus_per_node"], (8, None, None)),
+        (["cluster.gpu_request=gres"], (None, None, "gpu:8")),
+        (["cluster.gpu_request=none"], (None, None, None)),
+        (["cluster.gpus_per_node=null"], (None, None, "gpu:8")),
+    ],
+)
+def test_gpus_are_asked_for_in_one_way(overrides: list[str], expected: tuple[Any, ...]) -> None:
+    asked = job(*overrides).resources
+    assert (asked.gpus_per_node, asked.gpus_per_task, asked.gres) == expected
+
+
+def test_further_flags_are_named_with_dashes_or_underscores() -> None:
+    further = job("cluster.sbatch={spread_job: true, wait-all-nodes: 1, tmp: 10G, hold: false, hint: null}")
+    assert further.queue.further == {"spread-job": True, "wait-all-nodes": "1", "tmp": "10G"}
+
+
+def test_every_flag_that_we_set_is_refused_as_a_further_one() -> None:
+    for flag in [flag for flag, _ in FLAGS] + ["job-name", "output", "error"]:
+        assert flag in SET_BY
+        with pytest.raises(ValueError, match=f"--{flag} is set by"):
+            checked_options({flag: "x"})
+
+
+def test_variables_of_the_cluster_are_below_those_of_the_root() -> None:
+    variables = job(
+        "cluster=p4d", "cluster.env_vars.A=1", "cluster.env_vars.B=1.10", "env_vars.A=2"
+    ).environment
+    assert (variables["A"], variables["B"]) == ("2", "1.10")
+    assert variables["FI_EFA_USE_DEVICE_RDMA"] == "1"
+    assert "FI_PROVIDER" not in job("cluster=p4d", "env_vars.FI_PROVIDER=null").environment
+
+
+@pytest.mark.parametrize("cluster", ["p4d", "p4de", "p5", "p5en"])
+def test_the_aws_clusters(cluster: str) -> None:
+    planned = job(f"cluster={cluster}")
+    assert planned.environment["FI_PROVIDER"] == "efa"
+    assert (planned.resources.gpus_per_node, planned.resources.exclusive) == (8, True)
+    assert ("FI_EFA_USE_DEVICE_RDMA" in planned.environment) == cluster.startswith("p4")
+
+
+def test_parts_of_clusters_are_no_choices() -> None:
+    assert list_options("cluster") == ["bcm", "local", "p4d", "p4de", "p5", "p5en", "sandbox"]
+
+
+def test_a_stage_has_its_own_cluster() -> None:
+    changes = (
+        "stage_cluster={data_preparation: {partition: cpu, job_name_prefix: prep-}, training: {qos: high}}"
+    )
+    training = job(changes, "cluster.partition=gpu")
+    assert (training.queue.partition, training.queue.qos) == ("gpu", "high")
+    config = compose([changes, "stages=[data_preparation]", "data_preparation.inputs=[/x]"]).config
+    plan = plan_launch(config, number=1, tag="x")
+    assert (plan.job.queue.partition, plan.job.queue.qos) == ("cpu", None)
+    assert plan.paths.job_name == "prep-tokenize_text"
+
+
+def test_preparing_data_needs_no_gpus_unless_its_own_cluster_says_so() -> None:
+    stage = ["stages=[data_preparation]", "data_preparation.inputs=[/x]", "cluster.gpu_request=gpus_per_node"]
+    plain = job(*stage).resources
+    assert (plain.gpus_per_node, plain.gres, plain.exclusive) == (None, None, False)
+    own = job(
+        *stage, "stage_cluster.data_preparation={exclusive: true, gres: 'gpu:1', gpu_request: gres}"
+    ).resources
+    assert (own.gpus_per_node, own.gres, own.exclusive) == (None, "gpu:1", True)
+
+
+@pytest.mark.parametrize("value", ["true", "2.5", "8.0", "[8]", "eight"])
+@pytest.mark.parametrize(
+    "key", ["cluster.gpus_per_node", "training.trainer.num_nodes", "numa_mapping.min_cores"]
+)
+def test_a_whole_number_is_one(key: str, value: str) -> None:
+    with pytest.raises(UserError, match="expected a whole number") as raised:
+        job(f"{key}={value}")
+    assert key in str(raised.value)
+
+
+SECRETS = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "hf_token", "CLIENT_SECRET"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("node", ["env_vars", "cluster.env_vars"])
+def test_a_secret_is_refused_and_not_shown(node: str, name: str) -> None:
+    composition = compose([f"{node}.{name}=hunter2"])
+    with (
+        pytest.raises(UserError, match="must not be written into a script") as raised,
+        composition.naming_sources(),
+    ):
+        plan_launch(composition.config, number=1, tag="x")
+    assert f"{node}.{name}" in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+    assert f"env_files={{{name}: /path" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "env_vars.TOKENIZERS_PARALLELISM=false",
+        "env_vars.AWS_WEB_IDENTITY_TOKEN_FILE=/x",
+        "env_vars.HF_TOKEN=null",
+        "env_vars.MONKEY=1",
+        "env_vars.SECRETARY=1",
+    ],
+)
+def test_what_only_looks_like_a_secret(override: str) -> None:
+    job(override)
+
+
+def test_keys_of_the_nemo_launcher_that_say_nothing() -> None:
+    compose(["cluster_type=bcm", "debug=False", "bcp_no_redirect=False", "wandb_api_bcp_secret_key=null"])

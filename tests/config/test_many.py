@@ -1,0 +1,188 @@
+"""Composing many is composing each: the same configurations, the same scripts, the same mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.config.compose import Composition, compose
+from launcher.config.many import Sweep, compose_many
+from launcher.drafting import render_launch
+from launcher.errors import UserError
+from launcher.rendering.config_text import config_text
+
+BASE = ["training=gpt3/tiny", "base_results_dir=/nowhere/results"]
+
+# Overrides of every kind, in any mix: those that other keys refer to, and those that a mix makes a mistake.
+OVERRIDES = [
+    # groups
+    "training=gpt3/126m",
+    "training=gpt3/5b",
+    "cluster=bcm",
+    "cluster=local",
+    "cluster=sandbox",
+    "stages=[training]",
+    "stages=[data_preparation]",
+    # values
+    "training.trainer.num_nodes=4",
+    "training.model.optim.lr=1e-3",
+    "training.model.optim.betas=[0.9,0.99]",
+    "training.exp_manager.wandb_logger_kwargs={project: mine}",
+    "training.model.data.data_prefix=[]",
+    "training.model.data.data_prefix=[1.0,/d/a,2.0,'${data_dir}/b']",
+    "training.model.data.data_prefix.0=/d/first",
+    "training.model.rampup_batch_size=[16,16,1000]",
+    "training.model.rampup_batch_size=null",
+    "training.model.virtual_pipeline_model_parallel_size=null",
+    "training.run.time_limit=null",
+    "cluster.mem=64GB",
+    "cluster.srun_args=[--a,--b c]",
+    "container_mounts=[null,/a]",
+    "data_preparation.inputs=[/x]",
+    # what others refer to, and references
+    "training.run.name=other",
+    "training.run.results_dir=/elsewhere/${training.run.name}",
+    "training.model.hidden_size=512",
+    "training.model.ffn_hidden_size=${training.model.hidden_size}",
+    "training.model.tensor_model_parallel_size=4",
+    "training.model.micro_batch_size=${multiply:${training.model.hidden_size}, 2}",
+    "training.model.seed=${divide_ceil:${training.model.hidden_size},3}",
+    "training.model.optim.sched=${training.model.data}",
+    "training.model.optim.sched.min_lr=0",
+    "training.model.tokenizer=${training.model.data}",
+    "training.model.tokenizer.library=x",
+    "training.exp_manager.name=${oc.env:HOME}",
+    "training.exp_manager.exp_dir='a ${training.run.name} and ${cluster.gpus_per_node}'",
+    r"training.exp_manager.name='\${data_dir}'",
+    "launcher_scripts_path=/nowhere",
+    "launcher_scripts_path=scripts",
+    "data_dir=${base_results_dir}/data",
+    "engine=megatron",
+    "cluster.container=/apps/a.sqsh",
+    "container=null",
+    # variables
+    "env_vars.A=1.10",
+    "env_vars.A=null",
+    "env_vars.NCCL_DEBUG=INFO",
+    "env_vars={B: 2}",
+    "+env_vars.C=a,b",
+    # what is not there, and what goes
+    "+training.model.a=1",
+    "+training.model.a.b=2",
+    "+training.model.a={b: 3}",
+    "++training.model.a.b.c=4",
+    "++training.model.num_layers=8",
+    "~training.exp_manager.log_step_timing",
+    "~training.model.nsys_profile",
+    "~training.model.data",
+    "~env_vars.NCCL_DEBUG",
+    # mistakes
+    "training=gpt3/126b",
+    "training.trainer.num_node=2",
+    "training.trainer.num_nodes=two",
+    "training.run.name=???",
+    "data_dir=${nope}",
+    "data_dir=${data_dir}",
+    "training.trainer.num_nodes=1,2",
+    "hydra.run.dir=/x",
+    "+training.model.num_layers=3",
+]
+
+# Several compositions to an example: what one changes must not be left to the next.
+SWEEP = Sweep(BASE)
+
+
+def outcome(composed: Composition | UserError) -> object:
+    """All that can be seen of a composition, its scripts included."""
+    if isinstance(composed, UserError):
+        return str(composed)
+    try:
+        made = render_launch(composed, 1, "tag", None)
+    except UserError as error:
+        return composed.config, composed.choices, str(error)
+    config = made.plan.job.config
+    text = None if config is None else config_text(config)
+    return composed.config, composed.choices, composed.overrides, composed.config_dir, made.rendered, text
+
+
+def attempt(make: Sweep | None, overrides: Sequence[str]) -> object:
+    try:
+        return outcome(make.compose(overrides) if make else compose([*BASE, *overrides]))
+    except UserError as error:
+        return outcome(error)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(OVERRIDES), max_size=6))
+def test_any_mix_is_as_if_composed_alone(overrides: list[str]) -> None:
+    assert attempt(SWEEP, overrides) == attempt(None, overrides)
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_each_override_is_as_if_composed_alone(override: str) -> None:
+    assert attempt(SWEEP, [override]) == attempt(None, [override])
+
+
+def test_values_and_groups_are_composed_quickly() -> None:
+    """Neither is left to `compose`, or this would be no faster."""
+    sweep = Sweep(["cluster=bcm"])
+    for point in (["training=gpt3/5b"], ["training.trainer.num_nodes=3"], ["~training.model.nsys_profile"]):
+        sweep.compose([*point, "+training.model.new=1", "training.run.name=x", "env_vars.A=1"])
+    assert sweep.alone == 0
+
+
+def test_a_point_leaves_nothing_to_the_next() -> None:
+    points = [["training.model.hidden_size=64", "+training.model.a=1"], ["~training.model.nsys_profile"], []]
+    first, second, third = compose_many(BASE, points)
+    assert first.config.training and second.config.training and third.config.training
+    assert first.config.training.model["ffn_hidden_size"] == 256
+    assert "a" not in second.config.training.model
+    assert third.config == compose(BASE).config
+    third.config.training.model["optim"]["betas"].append(1)
+    assert compose(BASE).config != third.config, "and a consumer may change what it was given"
+    assert Sweep(BASE).compose([]).config == compose(BASE).config
+
+
+def test_numbers_that_are_meant_as_text(tmp_path: Path) -> None:
+    """In a file or an override: read as they were written, also where others refer to them."""
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/ours.yaml").write_text(
+        "defaults: [bcm, _self_]\npartition: 0022\nenv_vars: {A: 1.10, B: '${cluster.partition}'}\n"
+    )
+    points = [[f"training.model.seed={n}", f"env_vars.C=${{cluster.partition}}{n}"] for n in range(3)]
+    sweep = Sweep([*BASE, "cluster=ours"], tmp_path)
+    for point in [*points, ["cluster.partition=1e5"]]:
+        assert outcome(sweep.compose(point)) == outcome(compose([*BASE, "cluster=ours", *point], tmp_path))
+    assert sweep.alone == 0
+
+
+def test_a_mistake_names_its_source() -> None:
+    points = iter(compose_many(BASE, [[], ["cluster.mem=[1]"]]))
+    next(points)
+    with pytest.raises(UserError, match=r"from the command line: cluster.mem=\[1\]"):
+        next(points)
+
+
+def test_a_tree_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/ours.yaml").write_text("defaults: [bcm, _self_]\npartition: ${oc.env:USER,p5}x\n")
+    points = [["cluster=ours"], ["cluster=bcm"], ["cluster=ours", "cluster.mem=1"]]
+    compositions = compose_many(BASE, points, tmp_path)
+    for point, composed in zip(points, compositions, strict=True):
+        assert outcome(composed) == outcome(compose([*BASE, *point], tmp_path))
+        compose(BASE)  # another tree meanwhile
+
+
+def test_a_search_path_in_the_users_tree_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "more/cluster").mkdir(parents=True)
+    (tmp_path / "more/cluster/far.yaml").write_text("defaults: [bcm, _self_]\n")
+    config = Path(__file__).parents[2] / "conf/config.yaml"
+    (tmp_path / "config.yaml").write_text(
+        f"{config.read_text()}\nhydra:\n  searchpath: ['file://{tmp_path}/more']\n"
+    )
+    (composed,) = compose_many(BASE, [["cluster=far"]], tmp_path)
+    assert outcome(composed) == outcome(compose([*BASE, "cluster=far"], tmp_path))

@@ -1,0 +1,65 @@
+"""What reaches NeMo when its job is told to save, on a real Slurm; a script stands in for NeMo."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+# As NeMo: TERM saves, with the help of another process. What other signals do by default ends it.
+STAND_IN = """#!/bin/bash
+sleep 60 &
+trap 'kill -0 $! && echo "saved by $SLURM_PROCID"; kill $!; exit 0' TERM
+echo "task $SLURM_PROCID trains"
+for ((second = 0; second < 240; second++)); do sleep 0.25; done
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("target", [["--batch"], []], ids=["to the script", "to all tasks"])
+def test_a_warning_becomes_the_signal_that_nemo_saves_on(
+    tmp_path: Path, sandbox: Sandbox, target: list[str]
+) -> None:
+    """On the warning itself Lightning would requeue the job and save what NeMo cannot read."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    environment = sandbox.environment()
+    overrides = [
+        "training=gpt3/126m",
+        "cluster=sandbox",
+        "engine=nemo",
+        "container=null",
+        f"cluster.python={stand_in}",
+        f"nemo_path={tmp_path}",
+        "training.trainer.num_nodes=1",
+        "training.trainer.devices=2",
+    ]
+    run_command(SLIPWAY, "launch", *overrides, cwd=tmp_path, **environment)
+    launch = tmp_path / "results" / "gpt3_126m" / "launches" / "1"
+    job = (launch / "launcher.log").read_text().split()[-1]
+
+    def log() -> str:
+        return "".join(path.read_text() for path in launch.glob("log-*.out"))
+
+    try:
+        wait_until(lambda: log().count("trains") == 2)
+        subprocess.run(["scancel", "--signal=USR1", *target, job], env=environment, check=True)
+        wait_until((launch / "exit.json").exists)
+    finally:
+        subprocess.run(["scancel", job], env=environment, check=False)
+    assert '"exit_code": 0' in (launch / "exit.json").read_text()
+    assert {"saved by 0", "saved by 1"} <= set(log().splitlines())

@@ -1,0 +1,63 @@
+"""What surrounds the tasks, on a real Slurm: flags, variables, the boost slider, cores."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.plan import Payload
+from launcher.rendering.render import render
+from launcher.sandbox import Sandbox
+from launcher.stages.planning import plan_launch
+
+
+@pytest.mark.slurm
+def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> None:
+    key = tmp_path / "key"
+    key.write_text("hunter2\n")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sudo").write_text(f'#!/bin/bash\nprintf "%s\\n" "$*" >>{tmp_path}/boosted-$SLURMD_NODENAME\n')
+    (tools / "sudo").chmod(0o755)
+    overrides = [
+        "cluster=sandbox",
+        f"base_results_dir={tmp_path}",
+        "training.trainer.num_nodes=2",
+        "training.trainer.devices=2",
+        "training.model.tensor_model_parallel_size=2",
+        "cluster.mpi=none",
+        "cluster.requeue=False",
+        "cluster.comment='a try'",
+        "cluster.sbatch.nice=100",
+        "enable_vboost=True",
+        f"env_files.HF_TOKEN={key}",
+        f"env_vars.PATH={tools}:{os.environ['PATH']}",
+    ]
+    plan = plan_launch(compose(overrides).config, number=1, tag="x")
+    command = 'echo "task $RANK: $CUDA_DEVICE_MAX_CONNECTIONS, $(printf "%s" "$HF_TOKEN" | rev)"'
+    payload = Payload(argv=("bash", "-c", command), working_dir="/")
+    rendered = render(dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload)))
+    plan.paths.directory.mkdir(parents=True)
+    plan.paths.script.write_text(rendered.script)
+    plan.paths.task_script.write_text(rendered.task)
+    submitted = subprocess.run(
+        ["sbatch", "--wait", "--parsable", plan.paths.script],
+        env=sandbox.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    log = (plan.paths.directory / plan.paths.log_name(submitted.stdout.strip())).read_text()
+    assert submitted.returncode == 0, log + submitted.stderr
+    assert sorted(re.findall(r"task (\d): 1, 2retnuh", log)) == ["0", "1", "2", "3"], log
+    boosted = sorted(tmp_path.glob("boosted-*"))
+    assert len(boosted) == 2, log
+    assert [path.read_text() for path in boosted] == ["-n nvidia-smi boost-slider --vboost 1\n"] * 2
+    assert len(re.findall(r"Rank \d: ", log)) == 4, "each task tells of its cores"
+    assert "hunter2" not in log

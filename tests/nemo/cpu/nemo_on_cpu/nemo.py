@@ -1,0 +1,105 @@
+"""NeMo 2.4 without CUDA, apex and Transformer Engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from nemo_on_cpu.hooks import after_import
+
+_MEGATRON = "nemo.collections.nlp.modules.common.megatron"
+_MODELS = "nemo.collections.nlp.models.language_modeling"
+
+
+@after_import(f"{_MEGATRON}.build_model")
+def _attributes_of_parameters(build_model: Any) -> None:
+    """The one function of apex that the building of a model needs; megatron-core has it too."""
+    from megatron.core.tensor_parallel import layers
+
+    name = "set_defaults_if_not_set_tensor_model_parallel_attributes"
+    setattr(build_model, name, getattr(layers, name))
+    build_model.HAVE_APEX = True
+
+
+@after_import("nemo.collections.nlp.parts.nlp_overrides")
+def _optimizer_of_megatron_core(overrides: Any) -> None:
+    """NeMo imports this one and apex's in one breath, so without apex it has neither."""
+    from nemo.core.optim.mcore_optim import McoreDistributedOptimizer
+
+    overrides.McoreDistributedOptimizer = McoreDistributedOptimizer
+    overrides.MegatronDistributedFusedAdam = type("MegatronDistributedFusedAdam", (), {})
+    overrides.HAVE_APEX = True
+
+
+@after_import("nemo.core.optim.optimizers")
+def _adamw_that_can_be_saved(optimizers: Any) -> None:
+    """T5's distributed optimizer is apex's, and torch's AdamW has a state that megatron-core cannot save."""
+    from nemo_on_cpu.adam import FusedAdam
+
+    optimizers.AVAILABLE_OPTIMIZERS["adamw"] = optimizers.FusedAdam = FusedAdam
+    optimizers.HAVE_APEX = True  # so that NeMo makes room for its state when it resumes
+
+
+@after_import(f"{_MEGATRON}.utils")
+def _norms_by_name(utils: Any) -> None:
+    """Classes whose parameters get no weight decay."""
+    import torch
+
+    class Absent(torch.nn.Module):
+        pass
+
+    utils.FusedLayerNorm = torch.nn.LayerNorm
+    utils.FastLayerNorm = utils.MixedFusedRMSNorm = Absent
+    utils.listify_model = lambda model: model if isinstance(model, list) else [model]
+
+
+@after_import(f"{_MEGATRON}.clip_grads")
+def _norm_of_gradients(clip_grads: Any) -> None:
+    """The norm of many tensors, which is one of apex's kernels."""
+    import torch
+
+    def norm_of_all(_: object, __: object, lists: list[list[Any]], *___: object) -> tuple[Any, None]:
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(lists[0]))), None
+
+    clip_grads.multi_tensor_applier = norm_of_all
+    clip_grads.amp_C = SimpleNamespace(multi_tensor_l2norm=None)
+
+
+@after_import(f"{_MODELS}.megatron_base_model")
+def _no_jit_settings(base_model: Any) -> None:
+    base_model.MegatronBaseModel._enable_nvidia_optimizations = lambda _: None
+
+
+@after_import(f"{_MODELS}.megatron_gpt_model")
+def _local_layers(gpt_model: Any) -> None:
+    """Layers in plain torch; NeMo would first make those of Transformer Engine, to choose among all."""
+    gpt_model.get_specs = lambda *_, **__: gpt_model.get_gpt_layer_local_spec()
+
+
+@after_import(f"{_MEGATRON}.megatron_init")
+def _seed_without_devices(megatron_init: Any) -> None:
+    """NeMo seeds megatron-core's own streams of random numbers only where it counts a GPU."""
+    seed_all = megatron_init._set_random_seed
+
+    def seed(number: int) -> None:
+        seed_all(number)
+        rank = megatron_init.get_pipeline_model_parallel_rank()
+        megatron_init.tensor_parallel.model_parallel_cuda_manual_seed(number + 100 * rank)
+
+    megatron_init._set_random_seed = seed
+
+
+@after_import("nemo.utils.exp_manager")
+def _preemption(exp_manager: Any) -> None:
+    """NeMo saves on SIGTERM, but adds that callback only where it finds CUDA."""
+    configure = exp_manager.configure_checkpointing
+
+    def configure_as_with_cuda(*arguments: Any, **options: Any) -> Any:
+        cuda = exp_manager.torch.cuda
+        asked, cuda.is_available = cuda.is_available, lambda: True
+        try:
+            return configure(*arguments, **options)
+        finally:
+            cuda.is_available = asked
+
+    exp_manager.configure_checkpointing = configure_as_with_cuda

@@ -1,0 +1,103 @@
+"""The facts that checks need, read from files; and a draft from its facts to its mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.drafting import Draft, Request, draft
+from launcher.errors import Mistakes
+from launcher.inspection import as_mistakes, gather, inspect_draft, refuse
+from launcher.preflight.findings import Severity
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def drafted(*overrides: str, config_dir: Path | None = None) -> Draft:
+    return draft(Request(overrides=overrides, command=["slipway"], config_dir=config_dir))
+
+
+def run_with_script(directory: Path, name: str) -> None:
+    """A run directory as a launch leaves it: its newest script is a link at the top."""
+    (directory / "launches/1").mkdir(parents=True)
+    (directory / f"{name}_submission.sh").symlink_to(f"launches/1/{name}_submission.sh")
+
+
+def test_runs_with_the_same_job_name_are_found(here: Path) -> None:
+    name = "nemo-megatron-gpt3_126m"
+    run_with_script(here / "results/gpt3_126m", name)
+    run_with_script(here / "results/elsewhere", name)
+    run_with_script(here / "results/another", "nemo-megatron-another")
+    made = drafted()
+    assert gather(made).same_job_name == (str(here / "results/elsewhere"),)
+    (found,) = inspect_draft(made, ())
+    assert (found.id, found.severity) == ("run.singleton", Severity.WARNING)
+    assert f"jobs of {here}/results/elsewhere are called {name} too" in found.message
+
+
+def test_runs_of_another_results_directory_are_found(here: Path) -> None:
+    """As a benchmark leaves them that has each launch in a directory of its own."""
+    name = "nemo-megatron-gpt3_126m"
+    for base in ("results", "results-20260101-120000", "data"):
+        run_with_script(here / base / "gpt3_126m", name)
+    made = drafted(f"base_results_dir={here}/results-20260202-120000")
+    others = [here / "results-20260101-120000/gpt3_126m", here / "results/gpt3_126m"]
+    assert gather(made).same_job_name == tuple(map(str, others))
+
+
+def test_a_dry_run_looks_at_no_run_directories() -> None:
+    facts = gather(drafted(), look=False)
+    assert facts.same_job_name is None
+    assert facts.added_keys == ()
+
+
+def test_keys_that_an_override_adds_are_known() -> None:
+    facts = gather(drafted("+training.model.micro_batchsize=4", "++training.model.num_layers=6"))
+    assert facts.added_keys == ("model.micro_batchsize",)
+    assert facts.shipped_keys is not None
+    assert {"model.micro_batch_size", "model.optim.sched.min_lr", "trainer.num_nodes"} <= facts.shipped_keys
+
+
+def test_keys_of_a_tree_of_the_users_own_are_known(here: Path) -> None:
+    folder = here / "tree/training"
+    folder.mkdir(parents=True)
+    text = "defaults: [gpt3/126m@_here_, _self_]\nmodel:\n  optim:\n    weigth_decay: 0.1\n"
+    (folder / "mine.yaml").write_text(text)
+    made = drafted("training=mine", config_dir=here / "tree")
+    assert gather(made).added_keys == ("model.optim.weigth_decay",)
+    (found,) = inspect_draft(made, ())
+    (mistake,) = as_mistakes(made, [found])
+    assert str(mistake) == (
+        "training.model.optim.weigth_decay=0.1: no shipped configuration has this key [keys.unknown]\n"
+        "  from tree/training/mine.yaml:4\n"
+        "  did you mean training.model.optim.weight_decay?"
+    )
+
+
+def test_errors_are_refused_together_with_their_sources() -> None:
+    made = drafted("training.model.global_batch_size=100", "training.model.num_query_groups=5")
+    with pytest.raises(Mistakes) as told:
+        refuse(made, inspect_draft(made, ()))
+    first, second = told.value.mistakes
+    assert "[batch.global]" in first.message and "[model.heads]" in second.message
+    assert first.source is not None
+    assert first.source.startswith("from the command line: training.model.global_batch_size=100\n")
+    refuse(made, inspect_draft(made, ["batch.global", "model.heads"]))
+
+
+def test_secrets_that_others_may_read_are_found(here: Path) -> None:
+    from dataclasses import replace
+
+    for name, mode in (("open", 0o644), ("closed", 0o600)):
+        (here / name).touch()
+        (here / name).chmod(mode)
+    made = drafted()
+    files = {"A_TOKEN": str(here / "open"), "B_TOKEN": str(here / "closed"), "C_TOKEN": "/no/such/file"}
+    job = replace(made.plan.job, environment_files=files)
+    made = replace(made, plan=replace(made.plan, job=job))
+    assert gather(made).open_secrets == {"A_TOKEN": str(here / "open")}

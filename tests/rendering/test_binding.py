@@ -1,0 +1,167 @@
+"""The cores of each task: on this machine as it is, and on machines that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.errors import UserError
+from launcher.plan import Payload, Plan
+from launcher.rendering.render import render
+from launcher.stages.planning import plan_launch
+
+OWN = sorted(os.sched_getaffinity(0))
+
+
+def planned(tmp_path: Path, tasks: int, *overrides: str, command: str = "taskset -pc $$") -> Plan:
+    places = ["cluster=local", f"base_results_dir={tmp_path}", "training.trainer.num_nodes=1"]
+    config = compose([*places, f"training.trainer.devices={tasks}", *overrides]).config
+    plan = plan_launch(config, number=1, tag="x")
+    payload = Payload(argv=("bash", "-c", command), working_dir="/")
+    return dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
+
+
+@pytest.mark.skipif(len(OWN) < 2 or len(OWN) != os.cpu_count(), reason="needs two cores, and all of them")
+def test_two_tasks_share_no_core(tmp_path: Path) -> None:
+    plan = planned(tmp_path, 2)
+    rendered = render(plan)
+    plan.paths.directory.mkdir(parents=True)
+    plan.paths.script.write_text(rendered.script)
+    plan.paths.task_script.write_text(rendered.task)
+    told = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
+    lists = re.findall(r"current affinity list: (\S+)", told.stdout)
+    first, second = (set(_expand(text)) for text in lists)
+    assert first and second and not first & second, told.stdout
+
+
+def _expand(text: str) -> list[int]:
+    cpus: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        cpus.extend(range(int(low), int(high or low) + 1))
+    return cpus
+
+
+class Machine:
+    """A made-up machine: two threads a core, NUMA nodes as given, GPUs at PCI buses of given nodes."""
+
+    def __init__(self, root: Path, cores_of_nodes: list[int], gpus: list[int] | None = None) -> None:
+        self.root, self.bin = root, root / "bin"
+        cores = sum(cores_of_nodes)
+        self._write("sys/devices/system/cpu/online", f"0-{2 * cores - 1}")
+        self._write("proc/status", f"Name:\tbash\nCpus_allowed_list:\t0-{2 * cores - 1}\n")
+        for cpu in range(2 * cores):
+            siblings = f"{cpu % cores},{cpu % cores + cores}"
+            self._write(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
+        first = 0
+        for node, count in enumerate(cores_of_nodes):
+            low, high = first, first + count - 1
+            self._write(
+                f"sys/devices/system/node/node{node}/cpulist", f"{low}-{high},{low + cores}-{high + cores}"
+            )
+            first += count
+        self._command("taskset", 'if [[ $# == 2 ]]; then echo "pid 1: 0-1"; fi')
+        if gpus is not None:
+            buses = [f"00000000:{number:02X}:1C.0" for number in range(len(gpus))]
+            for bus, node in zip(buses, gpus, strict=True):
+                self._write(f"sys/bus/pci/devices/{bus[4:].lower()}/numa_node", str(node))
+            self._command("nvidia-smi", f"printf '%s\\n' {' '.join(buses)}")
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+    def _command(self, name: str, body: str) -> None:
+        self._write(f"bin/{name}", f"#!/bin/bash\n{body}")
+        (self.bin / name).chmod(0o755)
+
+    def bind(self, plan: Plan, **env: str) -> list[str]:
+        """What each task of a node says of its cores."""
+        script = render(plan).task.replace("/sys/", f"{self.root}/sys/")
+        script = script.replace("/proc/$$/status", f"{self.root}/proc/status")
+        told = []
+        for rank in range(plan.job.resources.tasks_per_node):
+            variables = {
+                "PATH": f"{self.bin}:/usr/bin:/bin",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                **env,
+            }
+            done = subprocess.run(
+                ["bash", "-c", script, "task.sh", "true"], env=variables, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            told.append(done.stdout.strip().partition(": ")[2])
+        return told
+
+
+def test_eight_tasks_of_a_machine_with_two_numa_nodes(tmp_path: Path) -> None:
+    """48 cores each, as p5: 8 of them for each task, with both threads."""
+    told = Machine(tmp_path / "m", [48, 48]).bind(planned(tmp_path, 8))
+    assert told[0] == f"on CPUs {','.join(f'{c},{c + 96}' for c in range(8))} of NUMA node 0"
+    assert told[3].startswith("on CPUs 24,120,25,") and told[3].endswith("of NUMA node 0")
+    assert told[4].startswith("on CPUs 48,144,") and told[4].endswith("of NUMA node 1")
+    cpus = [cpu for text in told for cpu in text.split()[2].split(",")]
+    assert len(cpus) == len(set(cpus)) == 8 * 16
+
+
+def test_cores_are_near_the_gpu(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m", [4, 4], gpus=[1, 1, 0, 0])
+    assert [text.split()[-1] for text in machine.bind(planned(tmp_path, 4))] == ["1", "1", "0", "0"]
+
+
+def test_tasks_get_equally_many_unless_told_otherwise(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m", [6, 4], gpus=[0, 1, 1, 1])
+    one_thread = "numa_mapping.cores=single_logical"
+    told = machine.bind(planned(tmp_path, 4, one_thread))
+    assert [len(text.split()[2].split(",")) for text in told] == [1, 1, 1, 1]
+    told = machine.bind(planned(tmp_path, 4, one_thread, "numa_mapping.balanced=False"))
+    assert [len(text.split()[2].split(",")) for text in told] == [6, 1, 1, 1]
+
+
+def test_too_few_cores_leave_the_tasks_alone(tmp_path: Path) -> None:
+    told = Machine(tmp_path / "m", [2]).bind(planned(tmp_path, 4))
+    assert all("too few cores" in text for text in told)
+    told = Machine(tmp_path / "n", [8]).bind(planned(tmp_path, 4, "numa_mapping.min_cores=3"))
+    assert all("too few cores" in text for text in told)
+
+
+def test_a_part_of_a_node_is_left_as_the_scheduler_chose(tmp_path: Path) -> None:
+    told = Machine(tmp_path / "m", [8]).bind(planned(tmp_path, 2), SLURM_CPUS_ON_NODE="4")
+    assert told == ["its cores are left as the scheduler chose them"] * 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["numa_mapping.enable=False"],
+        ["training=gpt3/tiny"],  # on CPUs
+        ["cluster.srun_args=['--cpu-bind=cores']"],
+    ],
+)
+def test_no_binding(tmp_path: Path, overrides: list[str]) -> None:
+    plan = planned(tmp_path, 2, *overrides)
+    assert plan.job.binding is None
+    assert "taskset" not in render(plan).task
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("numa_mapping.mode=single", "'unique_contiguous'"),
+        ("numa_mapping.scope=socket", "'node'"),
+        ("numa_mapping.max_cores=0", "1 or more"),
+        ("numa_mapping.min_cores=9", "numa_mapping.max_cores=8: less than min_cores, 9"),
+        ("numa_mapping.max_core=9", "did you mean 'max_cores'"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(tmp_path: Path, override: str, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        planned(tmp_path, 2, override)

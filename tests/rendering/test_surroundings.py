@@ -1,0 +1,155 @@
+"""What surrounds the payload: variables that follow from the model, secrets, the profiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.plan import Job, Payload, Plan
+from launcher.rendering.render import render
+from launcher.stages.planning import plan_launch
+
+
+def plan_of(tmp_path: Path, *overrides: str) -> Plan:
+    config = compose([f"base_results_dir={tmp_path}", *overrides]).config
+    return plan_launch(config, number=1, tag="x")
+
+
+def job_of(*overrides: str) -> Job:
+    return plan_of(Path("/r"), *overrides).job
+
+
+def run_task(plan: Plan, tmp_path: Path, command: str, rank: int = 0, **env: str) -> str:
+    """Run one task's script with a command for its payload; `tmp_path/bin` has the machine's tools."""
+    payload = Payload(argv=("bash", "-c", command), working_dir="/")
+    job = dataclasses.replace(plan.job, payload=payload, binding=None)
+    script = render(dataclasses.replace(plan, job=job)).task
+    variables = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "LOCAL_RANK": str(rank), **env}
+    done = subprocess.run(
+        ["bash", "-c", script, "task.sh", *payload.argv],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def tool(tmp_path: Path, name: str, body: str) -> None:
+    path = tmp_path / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "value"),
+    [
+        ([], None),
+        (["training.model.tensor_model_parallel_size=2"], "1"),
+        (["training.model.context_parallel_size=2"], "1"),
+        (["training.model.tensor_model_parallel_size=2", "training.model.fsdp=True"], None),
+        (["training.model.tensor_model_parallel_size=2", "env_vars.CUDA_DEVICE_MAX_CONNECTIONS=8"], "8"),
+        (["training.model.tensor_model_parallel_size=2", "env_vars.CUDA_DEVICE_MAX_CONNECTIONS=null"], None),
+        (
+            ["training.model.tensor_model_parallel_size=2", "cluster.env_vars.CUDA_DEVICE_MAX_CONNECTIONS=4"],
+            "4",
+        ),
+        (["training=gpt3/tiny"], None),  # two tensor parallel ranks, on CPUs
+    ],
+)
+def test_one_connection_for_tensor_and_context_parallel(overrides: list[str], value: str | None) -> None:
+    assert job_of(*overrides).environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == value
+
+
+VARIABLES = "NVTE_FWD_LAYERNORM_SM_MARGIN NVTE_BWD_LAYERNORM_SM_MARGIN NVTE_UB_SPLIT_AG"
+SHOW = f"for name in {VARIABLES}; do echo ${{!name-unset}}; done"
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [("8.0", "unset unset unset"), ("9.0", "8 8 0"), ("10.0", "8 8 unset"), (None, "unset unset unset")],
+)
+def test_what_hopper_and_blackwell_ask_for(tmp_path: Path, capability: str | None, expected: str) -> None:
+    if capability:
+        tool(tmp_path, "nvidia-smi", f"printf '{capability}\\n%.0s' 1 2 3 4 5 6 7 8")
+    else:
+        tool(tmp_path, "nvidia-smi", "exit 9")
+    plan = plan_of(tmp_path, "training=llama/llama2_70b")
+    assert run_task(plan, tmp_path, SHOW).split() == expected.split()
+
+
+def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
+    tool(tmp_path, "nvidia-smi", "echo 9.0")
+    plan = plan_of(tmp_path, "training=llama/llama2_70b")
+    assert run_task(plan, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split() == ["8", "8", "1"]
+    dropped = plan_of(tmp_path, "training=llama/llama2_70b", "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN=null")
+    assert run_task(dropped, tmp_path, SHOW).split() == ["unset", "8", "0"]
+
+
+@pytest.mark.parametrize(
+    "overrides", [["training=gpt3/126m"], ["training=llama/llama1_7b"], ["training=gpt3/40b_improved"]]
+)
+def test_without_a_virtual_pipeline_nothing_is_asked(overrides: list[str]) -> None:
+    assert job_of(*overrides).gpu_environment == {}
+
+
+def test_only_the_chosen_ranks_run_under_the_profiler(tmp_path: Path) -> None:
+    tool(tmp_path, "nsys", 'echo "nsys $*"')
+    plan = plan_of(
+        tmp_path / "a %p b",
+        "training.model.nsys_profile.enabled=True",
+        "training.model.nsys_profile.ranks=[0,3]",
+    )
+    told = [
+        run_task(plan, tmp_path, "echo payload", rank, SLURM_JOB_ID="7", SLURM_NODEID="1")
+        for rank in range(4)
+    ]
+    assert told[1] == told[2] == "payload\n"
+    reports = f"{tmp_path}/a %%p b/gpt3_126m/launches/1/results/profile_logs"  # nsys reads patterns
+    assert f"-o {reports}/profile_7_node1_rank3 --force-overwrite true" in told[3]
+    assert told[0].startswith("nsys profile -s none -t nvtx,cuda -o ") and "bash -c echo payload" in told[0]
+    assert plan.paths.profiles in plan.job.directories
+
+
+def test_our_own_trainer_is_not_profiled() -> None:
+    assert job_of("training.model.nsys_profile.enabled=True", "engine=megatron").profile is None
+    assert job_of("training=gpt3/5b_16k").profile is not None
+
+
+def test_a_secret_reaches_the_tasks_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "my key").write_text("hunter2\nsecond line\n")
+    overrides = [
+        "cluster=local",
+        "training=gpt3/tiny",
+        "training.trainer.num_nodes=1",
+        "training.trainer.devices=1",
+    ]
+    secret = [f"wandb_api_key_file='{tmp_path}/my key'", f"env_files.HF_TOKEN='{tmp_path}/my key'"]
+    plan = plan_of(tmp_path / "r", *overrides, *secret)
+    payload = Payload(argv=("bash", "-c", 'echo "$WANDB_API_KEY-$HF_TOKEN" | rev'), working_dir="/")
+    plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
+    rendered = render(plan)
+    plan.paths.directory.mkdir(parents=True)
+    plan.paths.script.write_text(rendered.script)
+    plan.paths.task_script.write_text(rendered.task)
+    done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
+    assert "2retnuh-2retnuh" in done.stdout
+    assert "hunter2" not in rendered.script + rendered.task + json.dumps(plan.job.config, default=str)
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_job_whose_secret_is_missing_fails_before_it_trains(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "cluster=local", "training=gpt3/tiny", "env_files.HF_TOKEN=/no/such/file")
+    rendered = render(plan)
+    plan.paths.directory.mkdir(parents=True)
+    plan.paths.script.write_text(rendered.script)
+    done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "/no/such/file" in done.stderr
+    assert not (plan.paths.directory / "started.json").exists()
