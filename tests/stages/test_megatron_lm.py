@@ -45,7 +45,7 @@ OPTIONS = {f"--{name}" for name in _NAMES.split()}
 
 
 def job_of(*overrides: str) -> Job:
-    config = compose(["engine=megatron_lm", "launcher_scripts_path=/work", *overrides]).config
+    config = compose(["engine=megatron_lm", "launcher_scripts_path=/shared", *overrides]).config
     return plan_launch(config, number=1, tag="x").job
 
 

@@ -13,7 +13,7 @@ _SCRIPTS = "examples/nlp/language_modeling"
 
 
 def plan_of(*overrides: str) -> Plan:
-    config = compose(["engine=nemo", "launcher_scripts_path=/work", *overrides]).config
+    config = compose(["engine=nemo", "launcher_scripts_path=/shared", *overrides]).config
     return plan_launch(config, number=2, tag="x")
 
 
@@ -43,9 +43,9 @@ def test_nemo_may_be_anywhere() -> None:
 def test_logs_are_of_the_launch_and_checkpoints_of_the_run() -> None:
     config = plan_of().job.config
     assert config is not None
-    assert config["exp_manager"]["explicit_log_dir"] == "/work/results/gpt3_126m/launches/2/results"
+    assert config["exp_manager"]["explicit_log_dir"] == "/shared/results/gpt3_126m/launches/2/results"
     checkpoints = config["exp_manager"]["checkpoint_callback_params"]["dirpath"]
-    assert checkpoints == "/work/results/gpt3_126m/checkpoints"
+    assert checkpoints == "/shared/results/gpt3_126m/checkpoints"
 
 
 def test_the_time_is_of_each_launch() -> None:
