@@ -31,7 +31,12 @@ time_limit() {
     local days=${BASH_REMATCH[1]%d} hours=${BASH_REMATCH[2]%h}
     local minutes=${BASH_REMATCH[3]%m} seconds=${BASH_REMATCH[4]%s}
     # 10#: 08 is a number, not a mistake in octal.
-    local all=$(((10#${days:-0} * 24 + 10#${hours:-0}) * 3600 + 10#${minutes:-0} * 60 + 10#${seconds:-0}))
+    local all
+    all=$(((10#${days:-0} * 24 + 10#${hours:-0}) * 3600 + 10#${minutes:-0} * 60 + 10#${seconds:-0}))
+    if ((all == 0)); then
+        echo "RUNTIME=$1: a time is needed" >&2 # to Slurm, 0 is no limit
+        exit 2
+    fi
     printf '%02d:%02d:%02d' $((all / 3600)) $((all / 60 % 60)) $((all % 60))
 }
 
@@ -40,16 +45,22 @@ quoted() {
     printf "'%s'" "${1//\'/\\\'}"
 }
 
+limit=$(time_limit "$RUNTIME")
 results=$TARGET_PATH/results
-if [[ $UNIQUE_OUTPUT_DIR == 1 ]]; then
-    results+=-$(date +%Y%m%d-%H%M%S)
-fi
+case $UNIQUE_OUTPUT_DIR in
+    1) results+=-$(date +%Y%m%d-%H%M%S) ;;
+    0) ;;
+    *)
+        echo "UNIQUE_OUTPUT_DIR=$UNIQUE_OUTPUT_DIR: 0 or 1" >&2
+        exit 2
+        ;;
+esac
 
 args=(
     'stages=[training]'
     "training=$MODEL/$MODEL_SIZE"
     "training.trainer.num_nodes=$NUM_NODES"
-    "training.run.time_limit=$(quoted "$(time_limit "$RUNTIME")")"
+    "training.run.time_limit=$(quoted "$limit")"
     "training.trainer.max_steps=$MAX_STEPS"
 
     "launcher_scripts_path=$(quoted "$TARGET_PATH")"
@@ -57,7 +68,8 @@ args=(
     "container=$ENROOT_IMAGE"
     "env_vars.TRANSFORMERS_OFFLINE=$TRANSFORMERS_OFFLINE"
 
-    # Only the training is timed.
+    # Only the training is timed, so its schedule does not matter.
+    --no-check=schedule.warmup
     "training.trainer.val_check_interval=$MAX_STEPS"
     training.trainer.limit_val_batches=0.0
     training.exp_manager.create_checkpoint_callback=False

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.secrecy import MASK, is_secret_name, without_secrets
+
 _LONGEST = 160
 
 
@@ -91,7 +93,7 @@ def nearest(name: str, valid: Iterable[str], count: int = 1) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value as the user would write it, in one line."""
+    """A value as the user would write it, in one line and without the secrets in it."""
     return shortened(_shown(value))
 
 
@@ -107,8 +109,12 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_shown(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
-    return repr(value)
+        return f"{{{', '.join(f'{key}: {_shown_at(str(key), item)}' for key, item in value.items())}}}"
+    return repr(without_secrets(value) if isinstance(value, str) else value)
+
+
+def _shown_at(key: str, value: Any) -> str:
+    return MASK if value is not None and is_secret_name(key) else _shown(value)
 
 
 def one_line(text: str) -> str:

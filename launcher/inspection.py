@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,13 @@ from launcher.config.overrides import parse_override
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.plan import Plan
-from launcher.preflight.facts import Facts
+from launcher.preflight.facts import Facts, LostSecret
 from launcher.preflight.findings import Finding, Severity
+from launcher.preflight.gpus import gpus_of
 from launcher.preflight.registry import run_checks
+from launcher.preflight.types import KEYS
 from launcher.runs.paths import LAUNCHES
+from launcher.stages.stage_cluster import stage_cluster
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
 
@@ -43,6 +47,8 @@ def gather(made: Draft, *, look: bool = True) -> Facts:
         if look
         else None,
         open_secrets=_open_secrets(made.plan) if look else None,
+        lost_secrets=_lost_secrets(made) if look else None,
+        node_gpus=_node_gpus(made),
     )
 
 
@@ -73,7 +79,7 @@ def as_mistakes(made: Draft, findings: Sequence[Finding]) -> list[UserError]:
 
 
 def _keys(made: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The keys of NeMo's nodes that the user added to the shipped tree, and those of the shipped tree.
+    """The keys of NeMo's nodes that the user added to the shipped tree, and those that are known.
 
     Nothing is read where nothing can have been added.
     """
@@ -82,7 +88,7 @@ def _keys(made: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
     adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in signs)
     if training is None or not (adds or composition.config_dir):
         return (), frozenset()
-    shipped = _shipped_keys()
+    shipped = _shipped_keys() | KEYS
     nodes = {name: getattr(training, name) for name in _NEMO_NODES}
     return tuple(key for key in _keys_below(nodes) if key not in shipped), shipped
 
@@ -94,11 +100,25 @@ def _shipped_keys() -> frozenset[str]:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     keys: set[str] = set()
-    for path in (CONF_DIR / "training").rglob("*.yaml"):
-        content = yaml.load(path.read_text(encoding="utf-8"), loader)
-        if isinstance(content, dict):
-            keys.update(_keys_below({name: content[name] for name in _NEMO_NODES if name in content}))
+    files = {
+        f"/{path.relative_to(CONF_DIR).with_suffix('')}": yaml.load(path.read_text(encoding="utf-8"), loader)
+        for path in (CONF_DIR / "training").rglob("*.yaml")
+    }
+    for content in files.values():
+        if not isinstance(content, dict):
+            continue
+        keys.update(_keys_below({name: content[name] for name in _NEMO_NODES if name in content}))
+        for name, package in _packaged(content):
+            keys.update((package, *_keys_below(files[name], f"{package}.")))
     return frozenset(keys)
+
+
+def _packaged(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files that a file takes in below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``."""
+    for entry in content.get("defaults", ()):
+        name, _, package = entry.partition("@") if isinstance(entry, str) else ("", "", "")
+        if package.startswith(tuple(f"{node}." for node in _NEMO_NODES)):
+            yield name, package
 
 
 def _keys_below(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -146,3 +166,43 @@ def _open_secrets(plan: Plan) -> dict[str, str]:
         if mode & (stat.S_IRGRP | stat.S_IROTH):
             found[variable] = path
     return found
+
+
+def _lost_secrets(made: Draft) -> tuple[LostSecret, ...]:
+    """The files of secrets that are not there, or that the user may not read."""
+    config = made.composition.config
+    lost = []
+    for variable, path in made.plan.job.environment_files.items():
+        why = _why_lost(path)
+        if why is not None:
+            key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
+            lost.append(LostSecret(key, path, why, certain=_is_directory(Path(path).parent)))
+    return tuple(lost)
+
+
+def _why_lost(path: str) -> str | None:
+    """Why a file cannot be read, if it cannot."""
+    try:
+        mode = Path(path).stat().st_mode
+    except PermissionError:
+        return "its directory may not be entered"
+    except OSError:
+        return "there is no such file"
+    if stat.S_ISDIR(mode):
+        return "a directory, not a file"
+    return None if os.access(path, os.R_OK) else "you may not read this file"
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _node_gpus(made: Draft) -> int | None:
+    """The GPUs of a node, of whichever key the cluster names them with."""
+    config, stage = made.composition.config, made.plan.job.stage
+    changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
+    cluster = stage_cluster(config.cluster, stage, changes)
+    return gpus_of(cluster.gpus_per_node, cluster.gres)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
+from launcher.secrecy import redacted
 
 # Verb: its module. Only the module of the verb in use is imported, so that each stays quick to start.
 _VERBS = {
@@ -109,9 +110,9 @@ def _stands_somewhere() -> bool:
 
 def _parse(given: list[str]) -> argparse.Namespace:
     if not given[0].startswith("-") and given[0] not in _VERBS:
-        told = f"{one_line(given[0])}: there is no such verb"
+        told = f"{one_line(redacted(given[0]))}: there is no such verb"
         if "=" in given[0]:
-            raise UserError(told, hint=f"to launch: slipway launch {shlex.join(given)}")
+            raise UserError(told, hint=f"to launch: slipway launch {shlex.join(map(redacted, given))}")
         raise UserError(told, hint=did_you_mean(given[0], _VERBS))
     parser = argparse.ArgumentParser(
         prog="slipway",

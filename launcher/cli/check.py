@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from launcher import readiness
-from launcher.cli.findings import add_no_check
+from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.printing import print_styled
 from launcher.drafting import Draft, draft
@@ -34,10 +34,6 @@ exit code:
 """
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
-
-# Those that are no pure functions of the plan: what this machine has, and what the scheduler says.
-_MACHINE = "machine"
-_SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +67,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
-    require_known(args.no_check)
+    require_known(args.no_check, (MACHINE, SCHEDULER))
     made = draft(request_of(args, args.overrides))
-    told = [*_found(made, args.no_check), *_machine(made), *_scheduler(made)]
+    told = [*_found(made, args.no_check)]
+    for name, look in ((MACHINE, _machine), (SCHEDULER, _scheduler)):
+        if name not in args.no_check:
+            told += look(made)
     told.sort(key=lambda item: list(Severity).index(item.severity))
     if args.json:
         print(_to_json(made, told))
@@ -95,10 +94,10 @@ def _machine(made: Draft) -> Iterator[Told]:
     """What a launch would look at on this machine."""
     try:
         for warning in readiness.check(made):
-            yield Told(Severity.WARNING, _MACHINE, warning)
+            yield Told(Severity.WARNING, MACHINE, warning)
     except UserError as error:
         for mistake in error.mistakes:
-            yield Told(Severity.ERROR, _MACHINE, mistake.message, mistake.key, mistake.source, mistake.hint)
+            yield Told(Severity.ERROR, MACHINE, mistake.message, mistake.key, mistake.source, mistake.hint)
 
 
 def _scheduler(made: Draft) -> Iterator[Told]:
@@ -106,18 +105,18 @@ def _scheduler(made: Draft) -> Iterator[Told]:
     plan = made.plan
     if plan.scheduler != "slurm":
         told = f"the script was not shown to Slurm: cluster.scheduler={plan.scheduler}"
-        yield Told(Severity.SKIPPED, _SCHEDULER, told)
+        yield Told(Severity.SKIPPED, SCHEDULER, told)
         return
     try:
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(made.rendered.script)
     except Unreachable as error:
         told = f"the script was not shown to Slurm: {error.message}"
-        yield Told(Severity.SKIPPED, _SCHEDULER, told)
+        yield Told(Severity.SKIPPED, SCHEDULER, told)
     except UserError as error:
-        yield Told(Severity.ERROR, _SCHEDULER, error.message, fix=error.hint)
+        yield Told(Severity.ERROR, SCHEDULER, error.message, fix=error.hint)
     else:
         if waits is not None:
-            yield Told(Severity.WARNING, _SCHEDULER, waits)
+            yield Told(Severity.WARNING, SCHEDULER, waits)
 
 
 def _to_json(made: Draft, told: Sequence[Told]) -> str:

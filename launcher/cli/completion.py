@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from launcher.config.candidates import candidates, runs
+from launcher.errors import UserError
 
 _EPILOG = """\
 examples:
@@ -24,6 +25,8 @@ exit code:
   0  printed
   2  there is no such shell
 """
+
+_ASKED = ("words",)
 
 _TEMPLATES = Path(__file__).with_name("completions")
 
@@ -58,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("shell", choices=["bash", "zsh", "words"], metavar="bash|zsh")
+    parser.add_argument("shell", choices=["bash", "zsh", *_ASKED], metavar="bash|zsh")
     # `words KIND WORD OTHERS…` is what the scripts ask.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -66,7 +69,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the script, or the candidates that it asks for; return the exit code."""
-    if args.shell == "words":
+    if args.shell in _ASKED:
+        if len(args.words) < 2:
+            raise UserError("completion words: this is what the printed scripts ask, not a shell")
         print("\n".join(_asked(args.words[0], args.words[1], args.words[2:])))
         return 0
     script = (_TEMPLATES / f"slipway.{args.shell}").read_text(encoding="utf-8")
@@ -118,7 +123,7 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
             options += [text for text in action.option_strings if text.startswith("--")]
             valued += action.option_strings if action.nargs != 0 else []
         elif action.help != argparse.SUPPRESS:
-            known = " ".join(choice for choice in action.choices or () if choice != "words")
+            known = " ".join(choice for choice in action.choices or () if choice not in _ASKED)
             kind = known or _KINDS.get(str(action.metavar), "")
     yield Command(name, tuple(options), tuple(valued), kind)
 

@@ -15,7 +15,8 @@ import yaml
 from launcher.cli.printing import print_styled
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
-from launcher.errors import UserError, did_you_mean, one_line
+from launcher.errors import UserError, nearest, one_line
+from launcher.secrecy import hidden
 
 _EPILOG = """\
 examples:
@@ -107,8 +108,9 @@ def _child(node: Any, name: str, key: str, tree: dict[str, Any]) -> Any:
         return node[name]
     known = list(_keys(tree))
     near = [other for other in known if other.endswith(f".{key}")][:3]
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else did_you_mean(key, known)
-    raise UserError(f"{one_line(key)}: there is no such key", hint=hint)
+    near = near or nearest(key, known)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid: {', '.join(tree)}"
+    raise UserError(f"{one_line(key) or repr(key)}: there is no such key", hint=hint)
 
 
 def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -124,8 +126,9 @@ def _leaves(node: dict[str, Any], sources: Sources, above: tuple[str, ...] = ())
         if isinstance(value, dict) and value:
             yield from _leaves(value, sources, path)
         else:
-            source = sources.locate(".".join(path))
-            yield Leaf(path, value, source.removeprefix("from ") if source else None)
+            key = ".".join(path)
+            source = sources.locate(key)
+            yield Leaf(path, hidden(key, value), source.removeprefix("from ") if source else None)
 
 
 def _print(leaves: Sequence[Leaf], *, plain: bool) -> None:

@@ -14,7 +14,7 @@ GROUPS = ("cluster", *STAGES)
 
 # Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:24.07.
 _TEXTS = re.compile(
-    r"((cluster\.)?env_vars(\..*)?|env_files(\..*)?|(cluster\.)?container"
+    r"((cluster\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|(cluster\.)?container"
     r"|launcher_scripts_path|data_dir|base_results_dir)$",
     re.DOTALL,
 )

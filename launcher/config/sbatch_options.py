@@ -6,7 +6,6 @@ From sbatch's manual pages of Slurm 22.05 to 25.05.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.errors import did_you_mean
 
@@ -14,6 +13,8 @@ _GPUS = "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"
 _TASKS = "trainer.num_nodes and trainer.devices of the stage"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
 _SUBMITTING = "the launcher, which submits the script and reads the job's id"
+
+_SUBMITTERS = "array clusters help parsable quiet test-only usage verbose version wait wrap"
 
 # Slipway sets these, or could not follow the job any more: what to use instead.
 SET_BY: Mapping[str, str] = {
@@ -49,11 +50,7 @@ SET_BY: Mapping[str, str] = {
     "signal": "cluster.signal",
     "switches": "cluster.switches",
     "time": "run.time_limit of the stage",
-    **dict.fromkeys(
-        ("array", "clusters", "help", "parsable", "quiet", "test-only", "usage", "verbose", "version"),
-        _SUBMITTING,
-    ),
-    **dict.fromkeys(("wait", "wrap"), _SUBMITTING),
+    **dict.fromkeys(_SUBMITTERS.split(), _SUBMITTING),
 }
 
 # The others are free for `cluster.sbatch`.
@@ -70,31 +67,17 @@ wckey
 _FREE = frozenset(_NAMES.split())
 
 
-def checked_options(value: Any) -> Any:
-    """Check the names of a mapping of further flags, written with dashes or with underscores.
+def checked_name(name: str) -> str:
+    """The name of a flag, written with dashes or with underscores, as sbatch has it.
 
     Raises
     ------
     ValueError
         If sbatch has no such option, or Slipway sets it.
     """
-    if not isinstance(value, dict):
-        return value
-    return {_checked_name(str(name)): _checked_value(str(name), item) for name, item in value.items()}
-
-
-def _checked_name(name: str) -> str:
     flag = name.replace("_", "-")
     if flag in SET_BY:
         raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
     if flag not in _FREE:
         raise ValueError(f"sbatch has no option --{flag}; {did_you_mean(flag, sorted(_FREE))}")
     return flag
-
-
-def _checked_value(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, (int, float)):
-        return str(value)
-    raise ValueError(f"{name}: expected text, a number, or true for a flag without a value")

@@ -4,10 +4,12 @@
 schema would rot.
 """
 
+import copy
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from launcher.config.values import (
     Debug,
@@ -48,14 +50,14 @@ class ClusterConfig(_Strict):
     qos: Text | None
     reservation: Text | None
     constraint: Text | None
-    nodelist: Words | None
-    exclude: Words | None
+    nodelist: Words
+    exclude: Words
     switches: Text | None
-    licenses: Words | None
+    licenses: Words
     begin: Text | None
     deadline: Text | None
     comment: Text | None
-    mail_type: Words | None
+    mail_type: Words
     mail_user: Text | None
     signal: Text | None
     requeue: bool | None
@@ -72,6 +74,26 @@ class ClusterConfig(_Strict):
     srun_args: LineList
     stderr_to_stdout: bool
     env_vars: dict[Line, Text | None]
+
+
+@cache
+def _any_of_the_cluster() -> type[BaseModel]:
+    """The cluster's keys, none of them needed; what is no key at all is told with the merged cluster."""
+    fields = {name: copy.copy(field) for name, field in ClusterConfig.model_fields.items()}
+    for field in fields.values():
+        field.default = None
+    given: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    return create_model("StageChanges", __config__=ConfigDict(extra="ignore"), **given)
+
+
+def _changes(value: Any) -> Any:
+    # Here already, where a number for a text can be read as it was written.
+    if isinstance(value, dict) and value:
+        _any_of_the_cluster().model_validate(value)
+    return value
+
+
+StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
 class ContainerOptions(_Strict):
@@ -176,7 +198,7 @@ class RunConfig(_Strict):
     enable_vboost: bool
     dry_run: bool
     cluster: ClusterConfig
-    stage_cluster: dict[StageName, dict[str, Any]]
+    stage_cluster: dict[StageName, StageChanges]
     # The NeMo launcher's, which say nothing here.
     cluster_type: NemoClusterType
     debug: Debug

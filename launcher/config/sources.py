@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.overrides import GROUPS, STAGES, Override, parse_override, requested_stages
 from launcher.errors import UserError, one_line, shortened
+from launcher.secrecy import MASK, redacted, secrets_of
 
 # What looking for a source may run into, in trees that have mistakes: then there is none to tell.
 LOST = (
@@ -46,7 +47,7 @@ class TreeFile:
 
 
 def name_sources(error: UserError, overrides: Sequence[str], roots: Sequence[Path]) -> None:
-    """Fill in where the values that an error is about are from.
+    """Fill in where the values that an error is about are from, and mask the secrets among the overrides.
 
     Parameters
     ----------
@@ -63,6 +64,21 @@ def name_sources(error: UserError, overrides: Sequence[str], roots: Sequence[Pat
                 source = sources.locate(key)
                 told.append(source and f"{key} is {source}")
             mistake.source = "\n".join(line for line in told if line) or None
+    for mistake in {error, *error.mistakes}:
+        mistake.message = _told_without_secrets(mistake.message, overrides)
+        mistake.source = mistake.source and _told_without_secrets(mistake.source, overrides)
+        mistake.hint = mistake.hint and _told_without_secrets(mistake.hint, overrides)
+
+
+def _told_without_secrets(told: str, overrides: Sequence[str]) -> str:
+    """What Hydra or we say of overrides, whole or in part, with the values of secrets masked."""
+    for text in overrides:
+        told = told.replace(one_line(text), one_line(redacted(text)))
+    for secret in sorted(
+        (one_line(s) for text in overrides for s in secrets_of(text)), key=len, reverse=True
+    ):
+        told = told.replace(secret, MASK)
+    return told
 
 
 def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
@@ -135,7 +151,7 @@ class Sources:
     def _locate(self, key: str, depth: int) -> str | None:
         setting = _setting_override(key, self._overrides)
         if setting is not None:
-            return f"from the command line: {shortened(one_line(setting.text))}"
+            return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
         for file in reversed(self.files):
             found = _position(self._node(file), file, key)
             if found is None:

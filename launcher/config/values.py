@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from launcher.config.sbatch_options import checked_options
+from launcher.config.sbatch_options import checked_name
 from launcher.times import parse_time_limit
 
 
@@ -34,7 +34,17 @@ def _one_line(value: str) -> str:
 
 def _joined(value: Any) -> Any:
     # Hydra takes a list on the command line more easily than a text with commas.
-    return ",".join(map(str, value)) if isinstance(value, list) else _as_text(value)
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value if item is not None) or None
+    return _as_text(value)
+
+
+def _flag_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, (int, float, str)):
+        raise ValueError("expected text, a number, or true for a flag without a value")
+    return _one_line(_as_text(value))
 
 
 def _whole(value: Any) -> Any:
@@ -86,11 +96,12 @@ def _not_on_bcp(value: Any) -> Any:
 Line = Annotated[str, AfterValidator(_one_line)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
-Words = Annotated[Line, BeforeValidator(_joined)]
+Words = Annotated[Line | None, BeforeValidator(_joined)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
 Memory = Annotated[Text, AfterValidator(_memory)]
-Flags = Annotated[dict[Line, bool | Line | None], BeforeValidator(checked_options)]
+FlagName = Annotated[Line, AfterValidator(checked_name)]
+Flags = dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]]
 Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]
 
 # The NeMo launcher's keys that say nothing here: their harmless values alone.

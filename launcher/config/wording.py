@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
+from launcher.secrecy import MASK, hidden
 
 _SEVERAL = "a list, such as [a, b]"
 _KEYS = "keys below it, as in {key: value}"
@@ -33,7 +34,7 @@ class NumberForText(UserError):
     """A number where text is meant: how it was written decides."""
 
     def __init__(self, path: str, value: Any) -> None:
-        super().__init__(f"{one_line(path)}={shown(value)}: expected text; a number needs quotes", key=path)
+        super().__init__(f"{_set(path, value)}: expected text; a number needs quotes", key=path)
         self.path, self.value = path, value
 
 
@@ -55,8 +56,13 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
         return UserError(f"{one_line(key)}: this key is needed", key=key)
     if detail["type"] == "number_for_text":
         return NumberForText(key, detail["input"])
-    value = one_line(key) if "[key]" in detail["loc"] else f"{one_line(key)}={shown(detail['input'])}"
+    value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
+
+
+def _set(key: str, value: Any) -> str:
+    value = hidden(key, value)
+    return f"{one_line(key)}={value if value == MASK else shown(value)}"
 
 
 def _told(detail: Any) -> str:

@@ -27,8 +27,15 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
         yield error("batch.rampup", RAMPUP, rampup, f"expected {expected}", "such as [32, 32, 500000]")
         return
     start, increment, _ = rampup
+    data = shape.data(nodes)
+    step = shape.micro * data
     way = shape.batch - start
-    if way <= 0 or way % increment:
+    if way <= 0:
+        more = "is more than" if way < 0 else "is already"
+        told = f"the first batch, {start}, {more} the global batch, {shape.batch}: nothing would grow"
+        yield error("batch.rampup", RAMPUP, rampup, told, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
+        return
+    if way % increment:
         yield error(
             "batch.rampup",
             RAMPUP,
@@ -38,8 +45,6 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
             also=(keys.GLOBAL,),
         )
         return
-    data = shape.data(nodes)
-    step = shape.micro * data
     odd = [batch for batch in (start, increment) if step and batch % step]
     if odd:
         yield error(
@@ -47,9 +52,16 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
             RAMPUP,
             rampup,
             f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data} = {step}",
-            f"a first batch and an increment that are multiples of {step}",
+            _rampup_fix(shape.batch, step),
             also=(keys.MICRO, keys.NODES),
         )
+
+
+def _rampup_fix(batch: int, step: int) -> str:
+    """Both numbers are multiples of the step, and the first is below the global batch: there may be none."""
+    if step == 0 or batch % step or batch <= step:
+        return "null, or fewer nodes or a smaller micro batch"
+    return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
 
 
 def _is_rampup(value: object) -> bool:

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class LostSecret(NamedTuple):
+    """A file of a secret that the job may not be able to read.
+
+    `key` is where the configuration names it; `certain` is whether this machine has its directory, so that
+    what it lacks there the nodes lack too.
+    """
+
+    key: str
+    path: str
+    why: str
+    certain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,17 +27,23 @@ class Facts:
     Attributes
     ----------
     added_keys
-        Keys of `trainer`, `exp_manager` and `model` that no shipped file shows, such as
+        Keys of `trainer`, `exp_manager` and `model` that no shipped file shows and no check reads, such as
         ``model.micro_batchsize``.
     shipped_keys
-        Those that the shipped files show, to find the nearest.
+        Those that the shipped files show or the checks read, to find the nearest.
     same_job_name
         Other run directories whose newest launch has the name of this plan's job.
     open_secrets
         Files of secrets that others may read, by the variable that is read from them.
+    lost_secrets
+        Files of secrets that are not there, or cannot be read.
+    node_gpus
+        The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
     """
 
     added_keys: tuple[str, ...] | None = None
     shipped_keys: frozenset[str] | None = None
     same_job_name: tuple[str, ...] | None = None
     open_secrets: Mapping[str, str] | None = None
+    lost_secrets: tuple[LostSecret, ...] | None = None
+    node_gpus: int | None = None

@@ -6,22 +6,52 @@ import re
 from collections.abc import Iterator
 
 from launcher.plan import Resources
+from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
 from launcher.preflight.shape import DEVICES
 from launcher.preflight.values import Values, count
 
 _GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
+_PER_TASK = "cluster.gpus_per_task"
 
 
-def gpu_problems(values: Values, resources: Resources) -> Iterator[Finding]:
+def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator[Finding]:
     """One task per GPU: `trainer.devices` on each node, and as many GPUs from the cluster."""
     if values.raw("trainer.accelerator") == "cpu":
         return
-    tasks = resources.tasks_per_node
-    key, given = "cluster.gpus_per_node", resources.gpus_per_node
-    if given is None:
-        named = _GRES.fullmatch(resources.gres or "")
-        key, given = "cluster.gres", int(named[1]) if named else None
+    if resources.gpus_per_task is not None:
+        yield from _per_task(resources.tasks_per_node, resources.gpus_per_task, facts.node_gpus)
+    else:
+        yield from _per_node(resources)
+
+
+def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
+    """The GPUs of a node, as far as one of the two says it."""
+    named = _GRES.fullmatch(gres or "")
+    return gpus_per_node if gpus_per_node is not None else int(named[1]) if named else None
+
+
+def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
+    """GPUs that are asked for by the task: a node must have them all, and a task uses one."""
+    if each == 0:
+        yield error("layout.gpus", _PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
+    elif node is not None and tasks * each > node:
+        told = (
+            f"{count(tasks, 'task')} to a node ({full(DEVICES)}) need {tasks * each} GPUs, and it has {node}"
+        )
+        ways = [f"{_PER_TASK}=1"] * (each > 1) + [f"{full(DEVICES)}={node}"] * (0 < node < tasks)
+        yield error("layout.gpus", _PER_TASK, each, told, " and ".join(ways) or None, also=(DEVICES,))
+    elif each > 1:
+        told = f"a task uses one GPU: {count(tasks * (each - 1), 'GPU')} of each node would be idle"
+        yield warning("layout.gpus", _PER_TASK, each, told, f"{_PER_TASK}=1")
+    elif node is not None and tasks < node:
+        told = f"{count(node - tasks, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
+        yield warning("layout.gpus", _PER_TASK, each, told, f"{full(DEVICES)}={node}", also=(DEVICES,))
+
+
+def _per_node(resources: Resources) -> Iterator[Finding]:
+    tasks, given = resources.tasks_per_node, gpus_of(resources.gpus_per_node, resources.gres)
+    key = "cluster.gpus_per_node" if resources.gpus_per_node is not None else "cluster.gres"
     if given is None or given == tasks:
         return
     shown = resources.gres if key == "cluster.gres" else given

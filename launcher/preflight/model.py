@@ -106,14 +106,15 @@ def _uneven(values: Values, stack: Stack, how: str) -> Finding:
 
 
 def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
+    sizes = [size for size in divisors(per_stage) if size > 1]
+    # Virtual stages need more than one real one, and a model that is no encoder-decoder: `virtual_problems`.
+    offered = sizes and stack.node == "model" and values.whole(keys.PIPELINE, 1) != 1
     return error(
         "layout.layers",
         keys.VIRTUAL,
         virtual,
         f"does not divide {per_stage} layers of a pipeline stage: {how} / pipeline {stack.stages}",
-        f"valid virtual sizes: null, {listed([size for size in divisors(per_stage) if size > 1])}"
-        if per_stage > 1
-        else "valid: null",
+        f"valid virtual sizes: null, {listed(sizes)}" if offered else "valid: null",
         also=(f"{stack.node}.num_layers", keys.PIPELINE),
     )
 
@@ -123,10 +124,15 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
 
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
     two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
-    at a time. NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`.
+    at a time. NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`. megatron-core 0.12 (schedules.py)
+    asserts that nothing interleaved needs cross-attention.
     """
     virtual, pipeline = values.whole(keys.VIRTUAL), values.whole(keys.PIPELINE, 1)
     if virtual is None or virtual == 1 or pipeline is None:
+        return
+    if is_encoder_decoder(values):
+        told = "Megatron has no virtual stages for an encoder-decoder, whose decoder attends to its encoder"
+        yield error("layout.virtual", keys.VIRTUAL, virtual, told, f"{full(keys.VIRTUAL)}=null")
         return
     if pipeline == 1:
         yield error(
@@ -193,16 +199,21 @@ def context_problems(values: Values) -> Iterator[Finding]:
     NeMo: megatron_gpt_model.py, get_batch_on_this_context_parallel_rank; so does megatron/core/utils.py.
     """
     context, length = values.whole(keys.CONTEXT, 1), values.whole("model.encoder_seq_length")
-    if context is None or context == 1 or length is None or length % (2 * context) == 0:
+    if context is None or length is None or context_fits(values, context):
         return
     yield error(
         "layout.context",
         "model.encoder_seq_length",
         length,
         f"not a multiple of 2 × context {context} = {2 * context}",
-        f"such as {-(-length // (2 * context)) * 2 * context}",
         also=(keys.CONTEXT,),
     )
+
+
+def context_fits(values: Values, context: int) -> bool:
+    """Whether a sequence can be cut for as many context ranks."""
+    length = values.whole("model.encoder_seq_length")
+    return context == 1 or length is None or length % (2 * context) == 0
 
 
 def split_rank_problems(values: Values) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ _RUNS_SHOWN = 3
 
 
 def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
-    """Keys of NeMo's nodes that no shipped file shows, and that are near to one that is."""
+    """Keys of NeMo's nodes that neither a shipped file shows nor a check reads, and that are near to one."""
     for key in facts.added_keys or ():
         near = nearest_key(key, facts.shipped_keys or ())
         if near is not None:
@@ -27,10 +27,16 @@ def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
-    """The shipped key that a key is likely to be a slip of: of a like name, first of all in the same node."""
+    """The shipped key that a key is likely to be a slip of: of a like name, first of all in the same node.
+
+    `trainer`, `exp_manager` and `model` have different readers: what is meant for one is no slip in another.
+    """
     node, _, name = key.rpartition(".")
+    top = f"{key.partition('.')[0]}."
     likeness = {}
     for other in shipped:
+        if not other.startswith(top):
+            continue
         other_node, _, other_name = other.rpartition(".")
         ratio = difflib.SequenceMatcher(None, _plain(name), _plain(other_name)).ratio()
         if ratio >= _LIKENESS:

@@ -8,10 +8,12 @@ from launcher.errors import UserError, did_you_mean
 from launcher.plan import Plan
 from launcher.preflight import (
     batches,
+    data,
     gpus,
     limits,
     model,
     names,
+    profiling,
     recompute,
     schedule,
     secrets,
@@ -59,7 +61,7 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
 
 
 def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
-    """Refuse ids that no check has.
+    """Refuse ids that no check has, nor the `others` that a verb looks at beside the checks.
 
     Raises
     ------
@@ -116,6 +118,19 @@ def _at_node_count(check: str) -> Callable[[Plan, Facts], Iterator[Finding]]:
     return ask
 
 
+def _context(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """The context size, with others that would do at the plan's node count."""
+    values, nodes = Values(plan.job.config or {}), plan.job.resources.nodes
+    shape = shape_of(values)
+    for found in model.context_problems(values):
+        if shape is None:
+            yield found
+        else:
+            from launcher.preflight.ways_out import ways_out  # late, as above
+
+            yield replace(found, fix=ways_out(found.id, values, shape, nodes))
+
+
 def _rampup(plan: Plan, facts: Facts) -> Iterable[Finding]:
     values = Values(plan.job.config or {})
     shape = shape_of(values)
@@ -123,7 +138,9 @@ def _rampup(plan: Plan, facts: Facts) -> Iterable[Finding]:
 
 
 def _gpus(plan: Plan, facts: Facts) -> Iterable[Finding]:
-    return () if plan.job.config is None else gpus.gpu_problems(Values(plan.job.config), plan.job.resources)
+    if plan.job.config is None:
+        return ()
+    return gpus.gpu_problems(Values(plan.job.config), plan.job.resources, facts)
 
 
 def _time_limit(plan: Plan, facts: Facts) -> Iterable[Finding]:
@@ -170,7 +187,7 @@ CHECKS: tuple[Check, ...] = (
         "sequence parallel has tensor > 1, and sequences that it can cut",
         _engine(model.sequence_parallel_problems),
     ),
-    Check("layout.context", "sequences are a multiple of 2 × context", _nemo(model.context_problems)),
+    Check("layout.context", "sequences are a multiple of 2 × context", _context),
     Check("layout.split_rank", "a T5's decoder begins in a pipeline stage", _nemo(model.split_rank_problems)),
     Check(
         "layout.experts",
@@ -205,6 +222,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "model.recompute", "the options of recomputing activations agree", _nemo(recompute.recompute_problems)
     ),
+    Check("data.prefix", "there is data, and weights go with prefixes", _nemo(data.prefix_problems)),
+    Check("profile.ranks", "profiled ranks are there", lambda plan, facts: profiling.rank_problems(plan)),
     Check("schedule.warmup", "the learning rate has steps to decay in", _nemo(schedule.warmup_problems)),
     Check("schedule.min_lr", "the learning rate falls, and does not rise", _nemo(schedule.rate_problems)),
     Check("schedule.validation", "there is a validation before the end", _nemo(schedule.validation_problems)),
@@ -221,6 +240,12 @@ CHECKS: tuple[Check, ...] = (
         "no other run's jobs have the same name, to wait for each other",
         names.singleton_problems,
         needs=("same_job_name",),
+    ),
+    Check(
+        "secret.file",
+        "files of secrets are there, and can be read",
+        secrets.file_problems,
+        needs=("lost_secrets",),
     ),
     Check(
         "secret.permissions",

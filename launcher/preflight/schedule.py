@@ -31,14 +31,15 @@ def warmup_problems(values: Values) -> Iterator[Finding]:
         return
     least = warmup + constant
     if warmup >= steps:
-        least = warmup
-        told = f"the warm-up is longer than the training: {full(_MAX_STEPS)}={steps}"
+        told = f"the training has no more steps than the warm-up: {full(_MAX_STEPS)}={steps}"
     else:
         told = (
             f"warm-up {warmup} + constant {constant} steps are more than {full(_MAX_STEPS)}={steps}:"
             " after the warm-up the learning rate is min_lr at once"
         )
-    fix = f"fewer of them, or {full(_MAX_STEPS)} of more than {least}"
+    fix = (
+        f"fewer of them, or {full(_MAX_STEPS)} of more than warm-up {warmup} + constant {constant} = {least}"
+    )
     yield warning("schedule.warmup", _WARMUP, warmup, told, fix, also=(_CONSTANT, _MAX_STEPS))
 
 

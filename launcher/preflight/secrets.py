@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from launcher.errors import one_line
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts
-from launcher.preflight.findings import Finding, Severity
+from launcher.preflight.findings import Finding, Severity, error, warning
+
+
+def file_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """The job reads a secret as it starts, and ends there without its file."""
+    for lost in facts.lost_secrets or ():
+        fix = f"the whole path of a file whose first line is the secret, or {lost.key}=null"
+        if lost.certain:
+            yield error("secret.file", lost.key, lost.path, lost.why, fix)
+        else:
+            told = f"{lost.why} on this machine; every node must have it"
+            yield warning("secret.file", lost.key, lost.path, told, fix)
 
 
 def permission_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from launcher.preflight import shape
 from launcher.preflight.findings import Finding, error
+from launcher.preflight.shape import is_encoder_decoder
 from launcher.preflight.values import Values, is_number, is_whole
 
 _SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"
@@ -18,7 +20,9 @@ _WHOLE: dict[str, int] = {
     **{f"model.{name}": 1 for name in ("encoder_seq_length", "seq_length", "max_position_embeddings")},
     **{f"{stack}.{name}": 1 for stack in _STACKS for name in _STACK.split()},
     **{f"{stack}.activations_checkpoint_num_layers": 0 for stack in _STACKS},
+    **{f"{stack}.num_layers_in_{end}_pipeline_stage": 1 for stack in _STACKS for end in ("first", "last")},
     "model.make_vocab_size_divisible_by": 1,
+    "model.override_vocab_size": 1,
     "model.num_moe_experts": 1,
     "model.pipeline_model_parallel_split_rank": 0,
     "model.microbatch_group_size_per_vp_stage": 1,
@@ -30,16 +34,9 @@ _WHOLE: dict[str, int] = {
     "model.optim.sched.constant_steps": 0,
 }
 
-# A training cannot be without these, where their node is there.
-_NEEDED = (
-    *(f"trainer.{name}" for name in ("max_steps",)),
-    *(f"model.{name}_batch_size" for name in ("micro", "global")),
-    *(
-        f"{stack}.{name}"
-        for stack in _STACKS
-        for name in ("num_layers", "hidden_size", "num_attention_heads")
-    ),
-)
+# A training cannot be without these, nor a stack without those.
+_NEEDED = ("trainer.max_steps", shape.MICRO, shape.GLOBAL)
+_NEEDED_OF_A_STACK = ("num_layers", "hidden_size", "num_attention_heads")
 
 
 class Range(NamedTuple):
@@ -78,8 +75,12 @@ _MODEL_FLAGS = (
 )
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
+    *(f"{stack}.account_for_{part}_in_pipeline_split" for stack in _STACKS for part in ("embedding", "loss")),
     *(f"exp_manager.{name}" for name in ("resume_if_exists", "create_checkpoint_callback")),
 )
+
+# Keys that the checks read, whether or not a shipped configuration shows them.
+KEYS = frozenset((*_WHOLE, *_NUMBERS, *_FLAGS))
 
 
 def whole_problems(values: Values) -> Iterator[Finding]:
@@ -87,18 +88,48 @@ def whole_problems(values: Values) -> Iterator[Finding]:
         value = values.raw(key)
         if value is not None and not (is_whole(value) and value >= least):
             yield error("type.whole", key, value, f"expected a whole number of at least {least}")
-    for key in _NEEDED:
-        node, _, name = key.rpartition(".")
-        held = values.node(node)
-        if held is not None and name in held and held[name] is None:
-            yield error("type.whole", key, None, "a whole number is needed")
+    for key in _needed(values):
+        if values.raw(key) is None:
+            yield error("type.whole", key, None, f"a whole number is needed{_if_absent(values, key)}")
+
+
+def _needed(values: Values) -> Iterator[str]:
+    """What a training cannot be without; a node that is not there at all is not ours to judge."""
+    two = is_encoder_decoder(values)
+    length = "model.seq_length" if two else "model.encoder_seq_length"
+    of_stacks = [
+        f"{stack}.{name}" for stack in (_STACKS[1:] if two else _STACKS[:1]) for name in _NEEDED_OF_A_STACK
+    ]
+    for key in (*_NEEDED, length, *of_stacks):
+        if values.node(key.partition(".")[0]) is not None:
+            yield key
+
+
+def _if_absent(values: Values, key: str) -> str:
+    node, _, name = key.rpartition(".")
+    return "" if name in (values.node(node) or {}) else ", and the key is not there"
 
 
 def number_problems(values: Values) -> Iterator[Finding]:
     for key, valid in _NUMBERS.items():
         value = values.raw(key)
         if value is not None and not (is_number(value) and valid.holds(value)):
-            yield error("type.number", key, value, f"expected {valid}")
+            endless = isinstance(value, float) and not is_number(value)
+            told = f"expected {valid}{', and not infinite' if endless else ''}"
+            yield error("type.number", key, value, told)
+    yield from _rate_needed(values)
+
+
+def _rate_needed(values: Values) -> Iterator[Finding]:
+    """There is an optimizer, and it has a learning rate."""
+    if values.node("model") is None:
+        return
+    if values.node("model.optim") is None:
+        told = "an optimizer is needed: its name, lr and sched"
+        yield error("type.number", "model.optim", values.raw("model.optim"), told)
+    elif values.raw("model.optim.lr") is None:
+        told = f"a learning rate is needed{_if_absent(values, 'model.optim.lr')}"
+        yield error("type.number", "model.optim.lr", None, told, "such as 1e-4")
 
 
 def flag_problems(values: Values) -> Iterator[Finding]:

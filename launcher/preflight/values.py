@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+# Larger factors are found beside their small partners alone: a slip of many digits must not take minutes.
+_MOST_TRIED = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,20 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    """A number that can be counted with: neither infinite, nor nan, nor too large to be a float."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def divisors(number: int) -> list[int]:
     """What a positive number can be divided by, ascending."""
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    tried = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)
+    small = [candidate for candidate in tried if number % candidate == 0]
+    return sorted({*small, *(number // candidate for candidate in small)})
 
 
 def listed(numbers: list[int], most: int = 12) -> str:

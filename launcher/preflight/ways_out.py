@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.preflight import shape as keys
+from launcher.preflight.findings import Severity
 from launcher.preflight.layout import blamed, fits, node_counts
-from launcher.preflight.model import layers_fit, tensor_sizes
+from launcher.preflight.model import context_fits, layers_fit, sequence_parallel_problems, tensor_sizes
 from launcher.preflight.shape import MOST_NODES, Shape, is_encoder_decoder
 from launcher.preflight.values import Values, count, divisors, listed
 
@@ -37,12 +38,35 @@ def _sizes(values: Values, shape: Shape, nodes: int) -> str | None:
             size for size in divisors(nodes * shape.devices) if _pipeline_fits(values, shape, size, nodes)
         ]
         return f"pipeline sizes that would do with tensor {shape.tensor}: {listed(found)}" if found else None
-    return None
+    return _contexts(values, shape, nodes)
 
 
 def _with_tensor(shape: Shape, tensor: int) -> Shape:
     expert_tensor = tensor if shape.expert_tensor == shape.tensor else shape.expert_tensor
     return shape._replace(tensor=tensor, expert_tensor=expert_tensor)
+
+
+def _contexts(values: Values, shape: Shape, nodes: int) -> str:
+    """Context sizes that the sequence, the world and the batch can be divided by.
+
+    Another sequence length would do too, and then the data's and the positions would have to change.
+    """
+    found = [
+        size
+        for size in divisors(nodes * shape.devices)
+        if fits(shape._replace(context=size), nodes) and _sequence_fits(values, size)
+    ]
+    if not found:
+        return f"no context size would do on {count(nodes, 'node')} with these batch sizes"
+    return f"context sizes that would do: {listed(found)}"
+
+
+def _sequence_fits(values: Values, context: int) -> bool:
+    model = {**(values.node("model") or {}), keys.CONTEXT.removeprefix("model."): context}
+    tried = Values({**values.config, "model": model})
+    # NeMo's answer: without tensor parallel there is a warning alone, whatever the context size.
+    cut = next(iter(sequence_parallel_problems(tried, "nemo")), None)
+    return context_fits(tried, context) and (cut is None or cut.severity is not Severity.ERROR)
 
 
 def _node_counts(values: Values, shape: Shape, nodes: int) -> str:
@@ -110,6 +134,7 @@ Way = Callable[[Values, Shape, int], str | None]
 
 _WAYS: Mapping[str, tuple[Way, ...]] = {
     "layout.world": (_sizes, _node_counts, _layouts),
+    "layout.context": (_contexts,),
     "layout.experts": (_node_counts,),
     "batch.global": (_global_batches, _micro_batches, _node_counts),
     "batch.interleaved": (_global_batches, _micro_batches, _node_counts),

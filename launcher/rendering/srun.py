@@ -19,7 +19,9 @@ _YES_AND_NO = {
 
 def srun_arguments(job: Job) -> list[str]:
     """What srun is told beyond what it takes from the allocation."""
-    arguments = ["--kill-on-bad-exit=1"]  # one dead rank would leave the others waiting for ever
+    # One dead rank would leave the others waiting for ever. What the script exports is for the tasks, also
+    # where sbatch was told to take nothing over from the shell (--export=NONE): srun would obey that too.
+    arguments = ["--kill-on-bad-exit=1", "--export=ALL"]
     if job.resources.cpus_per_task is not None:
         # From 22.05 on srun does not take it over from sbatch.
         arguments.append(f"--cpus-per-task={job.resources.cpus_per_task}")

@@ -12,6 +12,8 @@ from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
 from launcher.errors import UserError, shown
 from launcher.plan import Container, ContainerOptions, Mount, Queue, Resources
 from launcher.runs.paths import LaunchPaths
+from launcher.secrecy import is_secret_key
+from launcher.stages.secrets import secret_in_script
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 
@@ -19,12 +21,6 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 _LONGEST_NAME = 200
 
 _IMAGE_FILE = (".sqsh", ".squashfs")
-
-# Names of variables whose values are secrets; those that end in FILE or PATH name where one is.
-_SECRET = re.compile(
-    r"(^|_)(API_?KEY|TOKEN|PASSWORD|PASSWD)$|(^|_)SECRET(S|_KEY|_ACCESS_KEY)?$", re.IGNORECASE
-)
-
 
 # Names that mean something else in the script. To some of bash's own it assigns by evaluating the value.
 _TAKEN = re.compile(
@@ -217,11 +213,12 @@ def _mount(path: Path, key: str, flags: str | None = None) -> Mount:
 
 def _parse_mount(text: str) -> Mount:
     parts = text.split(":")
-    if "," in text or len(parts) > 3 or not all(parts):
+    whole = all(part.startswith("/") for part in parts[:2])
+    if "," in text or len(parts) > 3 or not all(parts) or not whole:
         raise UserError(
             f"container_mounts: {shown(text)} is not a mount",
             key="container_mounts",
-            hint="valid: source, source:target or source:target:flags; Pyxis separates with , and :",
+            hint="valid: source, source:target or source:target:flags, by whole paths without , and :",
         )
     source = parts[0]
     target = parts[1] if len(parts) > 1 else source
@@ -239,12 +236,8 @@ def environment(config: RunConfig) -> dict[str, str]:
     for key, variables in (("cluster.env_vars", config.cluster.env_vars), ("env_vars", config.env_vars)):
         check_names(key, variables)
         for name, value in variables.items():
-            if value and _SECRET.search(name):
-                # No key: the value's source would show it.
-                raise UserError(
-                    f"{key}.{name}: a secret must not be written into a script",
-                    hint=f"keep it in a file that only you can read: env_files={{{name}: /path/of/the/file}}",
-                )
+            if value and is_secret_key(f"{key}.{name}"):
+                raise secret_in_script(f"{key}.{name}", name)
     merged = {**config.cluster.env_vars, **config.env_vars}
     return {name: value for name, value in merged.items() if value is not None}
 

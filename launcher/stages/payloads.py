@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher.errors import UserError, shown
 from launcher.runs.paths import LaunchPaths
+from launcher.secrecy import MASK, hidden
 
 
 def config_arguments(paths: LaunchPaths) -> tuple[str, str]:
@@ -22,9 +23,10 @@ def whole_path(given: str, key: str) -> str:
         If it is given by a relative path.
     """
     if not Path(given).is_absolute():
+        secret = hidden(key, given) == MASK  # in the place of its file's path
         raise UserError(
-            f"{key}={shown(given)}: a whole path is needed",
+            f"{key}={MASK if secret else shown(given)}: a whole path is needed",
             key=key,
-            hint=f"{key}={Path(given).expanduser().absolute()}",
+            hint=f"{key}={'/path/of/the/file' if secret else Path(given).expanduser().absolute()}",
         )
     return given.rstrip("/") or "/"

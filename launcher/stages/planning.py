@@ -10,6 +10,7 @@ from launcher.plan import Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.data_preparation import data_preparation_job
+from launcher.stages.secrets import check_exports, check_nodes
 from launcher.stages.stage_cluster import stage_cluster
 from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
@@ -54,6 +55,9 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
 def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
     """Plan one launch of a run. A pure function of its arguments."""
     config = _for_stage(config)
+    check_exports(config.cluster)
+    if config.training is not None:
+        check_nodes(config.training)
     paths = _launch_paths(config, number)
     return Plan(
         paths=paths,

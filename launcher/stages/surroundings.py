@@ -98,9 +98,9 @@ def _binding(config: RunConfig) -> Binding | None:
             key="numa_mapping.max_cores",
             also=("numa_mapping.min_cores",),
         )
-    # A site that tells srun how to bind knows its reasons.
+    # A site that tells srun how to bind knows its reasons; without a scheduler nobody keeps two runs apart.
     by_srun = any(text.startswith("--cpu-bind") for text in config.cluster.srun_args)
-    if not mapping.enable or by_srun:
+    if not mapping.enable or by_srun or config.cluster.scheduler == "local":
         return None
     return Binding(
         all_threads=mapping.cores == "all_logical",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.config.compose import compose, list_options
-from launcher.config.sbatch_options import SET_BY, checked_options
+from launcher.config.sbatch_options import SET_BY, checked_name
 from launcher.errors import UserError
 from launcher.plan import Job
 from launcher.rendering.sbatch_flags import FLAGS
@@ -62,11 +63,67 @@ def test_further_flags_are_named_with_dashes_or_underscores() -> None:
     assert further.queue.further == {"spread-job": True, "wait-all-nodes": "1", "tmp": "10G"}
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+cluster.sbatch.job_name=x",
+        "++cluster.sbatch.nic=100",
+        "cluster.sbatch={nic: 1}",
+        "cluster.sbatch.nice=[1]",
+    ],
+)
+def test_a_mistake_in_a_further_flag_is_the_users_own(override: str) -> None:
+    with pytest.raises(UserError) as raised:
+        compose([override])
+    key = override.lstrip("+").partition("=")[0].removesuffix("={nic: 1}")
+    assert str(raised.value).startswith(key if "{" not in override else "cluster.sbatch.nic")
+    assert f"from the command line: {override}" in str(raised.value)
+
+
+def test_numbers_among_further_flags_are_as_written(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text(
+        "defaults: [bcm, _self_]\nsbatch: {wckey: 1.10, open_mode: append, tmp: 0100, nice: 1e3}\n"
+    )
+    plain = job("cluster.sbatch.wckey=1.10", "cluster.sbatch.nice=0100", "cluster.sbatch.hold=true")
+    assert plain.queue.further == {"wckey": "1.10", "nice": "0100", "hold": True}
+    config = compose(["cluster=ours"], tmp_path).config
+    further = plan_launch(config, number=1, tag="x").job.queue.further
+    assert further == {"wckey": "1.10", "open-mode": "append", "tmp": "0100", "nice": "1e3"}
+
+
+def test_numbers_in_a_stages_own_cluster_are_as_written() -> None:
+    own = job(
+        *(
+            f"stage_cluster.training.{text}"
+            for text in ("env_vars.A=1.10", "sbatch.wckey=2.10", "account=0042")
+        ),
+        "cluster.env_vars.B=x",
+    )
+    assert (own.environment["A"], own.environment["B"]) == ("1.10", "x")
+    assert (own.queue.account, own.queue.further) == ("0042", {"wckey": "2.10"})
+    with pytest.raises(UserError, match=r"stage_cluster\.training\.sbatch\.nic: ") as raised:
+        compose(["stage_cluster.training.sbatch.nic=1"])
+    assert "from the command line" in str(raised.value)
+
+
+def test_an_empty_list_is_no_flag() -> None:
+    queue = job("cluster.mail_type=[]", "cluster.nodelist=[null]", "cluster.exclude=[]").queue
+    assert (queue.mail_type, queue.nodelist, queue.exclude) == (None, None, None)
+
+
+@pytest.mark.parametrize("mount", ["relative/x:/b", "/a:b", "relative", "~/a:/b", "/a:ro"])
+def test_a_mount_has_whole_paths(mount: str) -> None:
+    with pytest.raises(UserError, match="is not a mount") as raised:
+        job("cluster.container=/x.sqsh", f"container_mounts=['{mount}']")
+    assert raised.value.key == "container_mounts"
+
+
 def test_every_flag_that_we_set_is_refused_as_a_further_one() -> None:
     for flag in [flag for flag, _ in FLAGS] + ["job-name", "output", "error"]:
         assert flag in SET_BY
         with pytest.raises(ValueError, match=f"--{flag} is set by"):
-            checked_options({flag: "x"})
+            checked_name(flag)
 
 
 def test_variables_of_the_cluster_are_below_those_of_the_root() -> None:

@@ -138,7 +138,7 @@ MISTAKES = [
     (["cluster.sbatch.ntasks_per_node=8"], ["--ntasks-per-node is set by trainer.num_nodes"]),
     (["cluster.sbatch.spread_jobs=true"], ["no option --spread-jobs", "did you mean 'spread-job'"]),
     (["cluster.sbatch.wrap=x"], ["--wrap is set by the launcher"]),
-    (["cluster.sbatch.nice=[1]"], ["cluster.sbatch", "nice: expected text, a number, or true"]),
+    (["cluster.sbatch.nice=[1]"], ["cluster.sbatch.nice=[1]: expected text, a number, or true"]),
     (["cluster.sbatch=spread"], ["cluster.sbatch='spread'"]),
     (["cluster.env_vars.A-B=1"], ["cluster.env_vars.A-B", "shell variable"]),
     (
@@ -148,7 +148,7 @@ MISTAKES = [
     (["container_options.writeable=true"], ["container_options.writeable", "did you mean 'writable'"]),
     (["container_options.save=here.sqsh"], ["container_options.save='here.sqsh'", "a whole path"]),
     (["env_files.A-B=/x"], ["env_files.A-B", "shell variable"]),
-    (["env_files.TOKEN=secret"], ["env_files.TOKEN='secret'", "a whole path"]),
+    (["env_files.TOKEN=secret"], ["env_files.TOKEN=***", "a whole path"]),
     (["env_files.A=/x", "env_vars.A=1"], ["env_files.A", "env_vars.A is set too"]),
     (["stage_cluster.trainin.mem=0"], ["stage_cluster.trainin", "'training'"]),
     (["stage_cluster.training.memory=0"], ["stage_cluster.training.memory", "there is no such key"]),

@@ -35,6 +35,7 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
         "cluster.requeue=False",
         "cluster.comment='a try'",
         "cluster.sbatch.nice=100",
+        "cluster.sbatch.export=NONE",  # of the shell's; what the script exports reaches the tasks
         "enable_vboost=True",
         f"env_files.HF_TOKEN={key}",
         f"env_vars.PATH={tools}:{os.environ['PATH']}",

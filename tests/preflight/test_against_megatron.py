@@ -16,7 +16,13 @@ from launcher.preflight.batches import rampup_problems
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.layout import layout_problems, node_counts
-from launcher.preflight.model import layer_problems, tensor_problems, virtual_problems, width_problems
+from launcher.preflight.model import (
+    context_problems,
+    layer_problems,
+    tensor_problems,
+    virtual_problems,
+    width_problems,
+)
 from launcher.preflight.recompute import recompute_problems
 from launcher.preflight.registry import run_checks
 from launcher.preflight.shape import shape_of
@@ -93,14 +99,17 @@ def test_the_ways_out_lead_out(layout: dict[str, Any], nodes: int) -> None:
                 assert list(layer_problems(values)) == []
                 told = virtual_problems(values, "nemo")
                 assert not any(found.severity is Severity.ERROR for found in told)
+            if "model.context_parallel_size" in changes:
+                assert list(context_problems(values)) == []
             if "model.tensor_model_parallel_size" in changes:
                 assert list(tensor_problems(values)) == []
 
 
-_COUNTED = ("layout.world", "batch.global", "batch.interleaved")
+_COUNTED = ("layout.world", "layout.context", "batch.global", "batch.interleaved")
 _NAMED = {
     "valid tensor sizes": "model.tensor_model_parallel_size",
     "pipeline sizes that would do": "model.pipeline_model_parallel_size",
+    "context sizes that would do": "model.context_parallel_size",
     "node counts that would do": "trainer.num_nodes",
     "global batches near it": "model.global_batch_size",
     "valid micro batch sizes": "model.micro_batch_size",

@@ -79,6 +79,20 @@ def test_a_check_that_is_left_out_is_said_to_be(capsys: pytest.CaptureFixture[st
     assert "skipped: --no-check=time.max_time [time.max_time]\n" in told
 
 
+@pytest.mark.parametrize("name", ["machine", "scheduler"])
+def test_what_a_launch_always_looks_at_is_left_out_by_a_check_alone(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake = f"container={here}/no-such.sqsh"
+    assert main(["check", mistake, f"--no-check={name}"]) == (0 if name == "machine" else 2)
+    told = capsys.readouterr().out
+    assert f"skipped: --no-check={name} [{name}]\n" in told
+    assert ("not shown to Slurm" in told) == (name == "machine")
+    assert main(["launch", mistake, f"--no-check={name}"]) == 2
+    told = capsys.readouterr().err
+    assert f"--no-check={name}: a launch always looks at that\n  slipway check --no-check={name}" in told
+
+
 def test_what_this_machine_lacks_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "nemo-24.07.sqsh").touch()
     assert main(["check", f"container={here}/nemo-24.7.sqsh"]) == 2

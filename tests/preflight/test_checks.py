@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.preflight.facts import Facts
+from launcher.plan import Profile
+from launcher.preflight.facts import Facts, LostSecret
 from launcher.preflight.findings import Finding, Severity
 from launcher.preflight.registry import CHECKS, require_known, run_checks
+from launcher.preflight.values import divisors
 from tests.preflight.plans import GPT, T5, changed, plan_of
 
-KNOWN = Facts(added_keys=(), shipped_keys=frozenset(), same_job_name=(), open_secrets={})
+KNOWN = Facts((), frozenset(), same_job_name=(), open_secrets={}, lost_secrets=())
 
 T = "model.tensor_model_parallel_size"
 P = "model.pipeline_model_parallel_size"
@@ -55,6 +57,24 @@ def good(id: str, changes: dict[str, Any], **more: Any) -> Case:
     return Case(id, changes, (), **more)
 
 
+def _without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in GPT["model"].items() if key != name}
+
+
+def per_task(each: int, node: int | None) -> dict[str, Any]:
+    """A job that asks for GPUs by the task, on nodes of so many."""
+    asked = {"gpus_per_node": None, "gpus_per_task": each}
+    return {"plan": {"resources": asked}, "facts": replace(KNOWN, node_gpus=node)}
+
+
+def lost(certain: bool) -> Facts:
+    secret = LostSecret("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
+    return replace(KNOWN, lost_secrets=(secret,))
+
+
+PREFIX = "model.data.data_prefix"
+MMAP = {"model.data.data_impl": "mmap"}
+
 CASES = [
     # types
     bad(
@@ -71,6 +91,18 @@ CASES = [
     bad("type.whole", {"model.encoder.num_layers": "x"}, "model.encoder.num_layers='x'", base=T5),
     bad("type.whole", {"trainer.max_steps": None}, "training.trainer.max_steps=null"),
     good("type.whole", {WARMUP: 0, "model.data.num_workers": 0, V: None}),
+    bad("type.whole", {"model": _without("num_layers")}, "num_layers=null", "the key is not there"),
+    bad(
+        "type.whole", {"model.encoder_seq_length": None}, "encoder_seq_length=null: a whole number is needed"
+    ),
+    bad("type.whole", {"model.seq_length": None}, "model.seq_length=null", base=T5),
+    bad("type.whole", {"model.num_layers_in_first_pipeline_stage": 0}, "first_pipeline_stage=0"),
+    bad("type.number", {"model.optim": None}, "model.optim=null: an optimizer is needed"),
+    bad("type.number", {"model.optim.lr": None}, "lr=null: a learning rate is needed"),
+    bad(
+        "type.number", {"model.optim.lr": float("inf")}, "lr=inf: expected a number above 0, and not infinite"
+    ),
+    bad("type.number", {"model.optim.lr": 10**400}, "expected a number above 0"),
     bad("type.number", {"model.optim.lr": "fast"}, "lr='fast': expected a number above 0"),
     bad("type.number", {"model.optim.lr": 0}, "above 0"),
     bad("type.number", {"model.hidden_dropout": 1.0}, "at least 0 and below 1"),
@@ -129,6 +161,9 @@ CASES = [
         },
     ),
     good("layout.layers", {"model.num_layers": 26, P: 4, "model.num_layers_in_last_pipeline_stage": 2}),
+    bad("layout.layers", {V: 5}, "does not divide 24 layers", "valid: null"),
+    bad("layout.virtual", {P: 4, SPLIT: 2, V: 2}, "no virtual stages for an encoder-decoder", base=T5),
+    bad("layout.virtual", {V: 2}, "no virtual stages for an encoder-decoder", base=T5),
     bad("layout.virtual", {V: 2}, "pipeline is 1", "=null, or a pipeline size of 2 or more"),
     warns("layout.virtual", {P: 2, V: 2}, "Megatron-LM refuses that", "overlap_p2p_comm=True"),
     bad("layout.virtual", {P: 2, V: 2}, "Megatron-LM refuses that", plan={"engine": "megatron_lm"}),
@@ -151,7 +186,19 @@ CASES = [
         "tensor 8 × context 1 = 8",
     ),
     good("layout.sequence_parallel", {"model.sequence_parallel": True, T: 2}),
-    bad("layout.context", {C: 4, "model.encoder_seq_length": 2052}, "2 × context 4 = 8", "such as 2056"),
+    bad("layout.world", {C: 3}, "context_parallel_size=3", "context sizes that would do: 1, 2, 4, 8, 16"),
+    bad(
+        "layout.context",
+        {C: 3, "trainer.num_nodes": 3, B: 288, "model.encoder_seq_length": 2048},
+        "2 × context 3 = 6",
+        "context sizes that would do: 1, 2, 4, 8",
+    ),
+    bad(
+        "layout.context",
+        {C: 4, "model.encoder_seq_length": 2052},
+        "2 × context 4 = 8",
+        "context sizes that would do: 1, 2",
+    ),
     good("layout.context", {C: 4}),
     bad("layout.split_rank", {P: 2}, "begins in one of the stages 1 to 1", base=T5),
     bad("layout.split_rank", {P: 4, SPLIT: 4}, "stages 1 to 3", "such as 2", base=T5),
@@ -176,6 +223,26 @@ CASES = [
     ),
     good("layout.gpus", {"trainer.accelerator": "cpu"}, plan={"resources": {"gpus_per_node": 2}}),
     good("layout.gpus", {}, plan={"resources": {"gpus_per_node": None, "gpus_per_task": 1}}),
+    bad("layout.gpus", {}, "8 tasks to a node", "need 16 GPUs, and it has 8", "=1", **per_task(2, 8)),
+    bad("layout.gpus", {}, "need 8 GPUs, and it has 4", "training.trainer.devices=4", **per_task(1, 4)),
+    bad("layout.gpus", {}, "cluster.gpus_per_task=0: tasks without a GPU", **per_task(0, None)),
+    warns("layout.gpus", {}, "a task uses one GPU: 8 GPUs of each node", **per_task(2, None)),
+    warns("layout.gpus", {"trainer.devices": 4}, "4 GPUs of each node would be idle", **per_task(1, 8)),
+    good("layout.gpus", {}, **per_task(1, 8)),
+    # data
+    bad("data.prefix", {**MMAP, PREFIX: []}, "data_prefix=[]: no data is named", "data_impl=mock"),
+    bad("data.prefix", {**MMAP, PREFIX: None}, "data_prefix=null: expected a list"),
+    bad("data.prefix", {**MMAP, PREFIX: [0.5, "a", "b"]}, "do not come in pairs"),
+    bad("data.prefix", {**MMAP, PREFIX: ["a", 0.5]}, "do not come in pairs"),
+    bad("data.prefix", {**MMAP, PREFIX: [["a"]]}, "expected prefixes, and numbers"),
+    bad("data.prefix", {**MMAP, PREFIX: {"train": [], "test": None}}, "data_prefix.train=[]: no data"),
+    *(
+        good("data.prefix", {**MMAP, PREFIX: prefix})
+        for prefix in (["a"], "a", [0.5, "a", "0.5", "b"], ["a", "b"], {"train": ["a"], "test": None})
+    ),
+    good("data.prefix", {"model.data.data_impl": "mock", PREFIX: []}),
+    bad("profile.ranks", {}, "ranks=[0, 16]: there is no rank 16 among 16 tasks", plan={"ranks": (0, 16)}),
+    good("profile.ranks", {}, plan={"ranks": (0, 15)}),
     # batches
     bad(
         "batch.global",
@@ -200,8 +267,30 @@ CASES = [
     bad("batch.rampup", {"model.rampup_batch_size": [64, 64, 0]}, "three whole numbers"),
     bad("batch.rampup", {"model.rampup_batch_size": "64,64,1000"}, "three whole numbers"),
     bad("batch.rampup", {"model.rampup_batch_size": [64, 128, 1000]}, "from 64 to global batch 256 is 192"),
-    bad("batch.rampup", {"model.rampup_batch_size": [256, 64, 1000]}, "is 0, not a multiple"),
-    bad("batch.rampup", {"model.rampup_batch_size": [32, 32, 1000]}, "32 is not a multiple of micro batch 4"),
+    bad(
+        "batch.rampup", {"model.rampup_batch_size": [256, 64, 1000]}, "256, is already the global batch, 256"
+    ),
+    bad(
+        "batch.rampup",
+        {"model.rampup_batch_size": [512, 64, 1000]},
+        "512, is more than the global batch, 256",
+    ),
+    bad(
+        "batch.rampup",
+        {"model.rampup_batch_size": [32, 64, 1000], B: 96},
+        "null, or fewer nodes or a smaller",
+    ),
+    bad(
+        "batch.rampup",
+        {"model.rampup_batch_size": [32, 32, 1000], B: 64},
+        "null, or fewer nodes or a smaller",
+    ),
+    bad(
+        "batch.rampup",
+        {"model.rampup_batch_size": [32, 32, 1000]},
+        "32 is not a multiple of micro batch 4",
+        "of 64, such as 64",
+    ),
     good("batch.rampup", {"model.rampup_batch_size": [64, 64, 1000]}),
     bad("batch.accumulation", {"trainer.accumulate_grad_batches": 4}, "accumulated already"),
     good("batch.accumulation", {"trainer.accumulate_grad_batches": None}),
@@ -238,7 +327,13 @@ CASES = [
     good("model.recompute", {f"{RECOMPUTE}_granularity": "selective"}),
     # the schedule
     warns("schedule.warmup", {WARMUP: 900, CONSTANT: 200}, "warm-up 900 + constant 200 steps are more than"),
-    warns("schedule.warmup", {WARMUP: 2000}, "the warm-up is longer than the training"),
+    warns(
+        "schedule.warmup",
+        {WARMUP: 2000, CONSTANT: 500},
+        "no more steps than the warm-up",
+        "max_steps of more than warm-up 2000 + constant 500 = 2500",
+    ),
+    good("schedule.warmup", {WARMUP: 2000, CONSTANT: 500, "trainer.max_steps": 2501}),
     bad("schedule.warmup", {WARMUP: 10}, "takes this or warmup_ratio", base=T5),
     good("schedule.warmup", {WARMUP: 900, CONSTANT: 100}),
     bad("schedule.min_lr", {"model.optim.sched.min_lr": 1e-3}, "not below the learning rate 0.0001"),
@@ -280,12 +375,7 @@ CASES = [
         "did you mean training.model.micro_batch_size?",
         facts=Facts(("model.micro_batchsize",), SHIPPED, (), {}),
     ),
-    warns(
-        "keys.unknown",
-        {"model.max_step": 4},
-        "did you mean training.trainer.max_steps?",
-        facts=Facts(("model.max_step",), SHIPPED, (), {}),
-    ),
+    good("keys.unknown", {"model.max_step": 4}, facts=Facts(("model.max_step",), SHIPPED, (), {})),
     good("keys.unknown", {"model.rotary_base": 4}, facts=Facts(("model.rotary_base",), SHIPPED, (), {})),
     warns(
         "run.singleton",
@@ -308,11 +398,18 @@ CASES = [
         facts=Facts((), frozenset(), (), {"WANDB_API_KEY": "/home/u/key"}),
     ),
     good("secret.permissions", {}),
+    bad("secret.file", {}, "env_files.HF_TOKEN='/no/x': there is no such file", facts=lost(True)),
+    warns("secret.file", {}, "there is no such file on this machine; every node", facts=lost(False)),
+    good("secret.file", {}),
 ]
 
 
 def findings_of(case: Case) -> list[Finding]:
-    plan = plan_of(changed(case.base, case.changes), **case.plan)
+    more = dict(case.plan)
+    ranks = more.pop("ranks", None)
+    plan = plan_of(changed(case.base, case.changes), **more)
+    if ranks is not None:
+        plan = replace(plan, job=replace(plan.job, profile=Profile(ranks, ("cuda",), "/profiles")))
     return [finding for finding in run_checks(plan, case.facts) if finding.id == case.id]
 
 
@@ -348,7 +445,8 @@ def test_a_check_may_be_left_out() -> None:
 def test_what_is_not_known_skips_a_check() -> None:
     found = run_checks(plan_of(GPT), Facts())
     assert {finding.severity for finding in found} == {Severity.SKIPPED}
-    assert [finding.id for finding in found] == ["keys.unknown", "run.singleton", "secret.permissions"]
+    skipped = ["keys.unknown", "run.singleton", "secret.file", "secret.permissions"]
+    assert [finding.id for finding in found] == skipped
 
 
 def test_errors_come_first() -> None:
@@ -360,6 +458,7 @@ def test_errors_come_first() -> None:
 
 def test_an_unknown_id_names_the_nearest() -> None:
     require_known(["layout.world"])
+    require_known(["machine"], ["machine"])
     with pytest.raises(UserError, match=r"--no-check=layout.wrld: there is no such check") as told:
         require_known(["layout.wrld"])
     assert told.value.hint == "did you mean 'layout.world'?"
@@ -372,3 +471,16 @@ def test_no_shape_of_the_tree_breaks_a_check(key: str, value: Any) -> None:
     for base in (GPT, T5):
         plan = plan_of(base)
         run_checks(replace(plan, job=replace(plan.job, config=changed(base, {key: value}))), KNOWN)
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 1024, 5040])
+def test_divisors_are_all_there_are(number: int) -> None:
+    assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+def test_large_numbers_are_no_reason_to_wait() -> None:
+    """A prime of many digits: trying every number would take minutes, or for ever."""
+    assert divisors(2000000011) == [1, 2000000011]
+    assert divisors(10**40)[-1] == 10**40
+    plan = plan_of(changed(GPT, {B: 2000000011, "model.hidden_size": 999999937}))
+    assert {"batch.global", "model.heads"} <= {found.id for found in run_checks(plan, KNOWN)}

@@ -101,3 +101,53 @@ def test_secrets_that_others_may_read_are_found(here: Path) -> None:
     job = replace(made.plan.job, environment_files=files)
     made = replace(made, plan=replace(made.plan, job=job))
     assert gather(made).open_secrets == {"A_TOKEN": str(here / "open")}
+
+
+@pytest.mark.parametrize(
+    "size", ["gpt3/126m", "gpt2/124m", "llama/llama3_8b", "t5/3b", "mt5/3b", "bert/110m"]
+)
+def test_the_keys_of_a_shipped_size_are_no_news(size: str) -> None:
+    """Those of a T5's stacks are in a file that is taken in twice, below other nodes."""
+    made = drafted(f"training={size}", "+training.model.foo_bar=1")
+    assert gather(made).added_keys == ("model.foo_bar",)
+
+
+def test_keys_that_checks_read_are_known() -> None:
+    experts = ("num_moe_experts=8", "expert_model_parallel_size=2", "override_vocab_size=50304")
+    made = drafted(*(f"+training.model.{text}" for text in experts), "+training.model.num_moe_expert=8")
+    assert gather(made).added_keys == ("model.num_moe_expert",)
+    hints = [found.fix for found in inspect_draft(made, ()) if found.id == "keys.unknown"]
+    assert hints == ["did you mean training.model.num_moe_experts?"]
+
+
+def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("closed", "good"):
+        (here / name).touch()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "closed")
+    made = drafted(
+        f"env_files.A={here}/lost",
+        f"env_files.B={here}",
+        f"env_files.C={here}/closed",
+        f"env_files.D={here}/good",
+        "wandb_api_key_file=/nonexist/x",
+    )
+    lost = gather(made).lost_secrets
+    assert lost is not None
+    assert [(secret.key, secret.why, secret.certain) for secret in lost] == [
+        ("env_files.A", "there is no such file", True),
+        ("env_files.B", "a directory, not a file", True),
+        ("env_files.C", "you may not read this file", True),
+        ("wandb_api_key_file", "there is no such file", False),
+    ]
+    assert gather(made, look=False).lost_secrets is None
+    severities = [found.severity for found in inspect_draft(made, ()) if found.id == "secret.file"]
+    assert severities == [Severity.ERROR] * 3 + [Severity.WARNING]
+
+
+def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:
+    by_task = ("cluster=bcm", "cluster.gpu_request=gpus_per_task", "cluster.gpus_per_task=2")
+    (found,) = (finding for finding in inspect_draft(drafted(*by_task), ()) if finding.id == "layout.gpus")
+    assert (found.severity, found.key) == (Severity.ERROR, "cluster.gpus_per_task")
+    assert "need 16 GPUs, and it has 8" in found.message
+    wider = drafted(*by_task, "+stage_cluster.training={gpus_per_node: 16, gres: null}")
+    assert gather(wider).node_gpus == 16

@@ -20,11 +20,17 @@ OWN = sorted(os.sched_getaffinity(0))
 
 
 def planned(tmp_path: Path, tasks: int, *overrides: str, command: str = "taskset -pc $$") -> Plan:
-    places = ["cluster=local", f"base_results_dir={tmp_path}", "training.trainer.num_nodes=1"]
-    config = compose([*places, f"training.trainer.devices={tasks}", *overrides]).config
-    plan = plan_launch(config, number=1, tag="x")
+    places = [
+        "cluster=bcm",
+        "container=null",
+        f"training.trainer.devices={tasks}",
+        f"base_results_dir={tmp_path}",
+        "training.trainer.num_nodes=1",
+    ]
+    plan = plan_launch(compose([*places, *overrides]).config, number=1, tag="x")
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
-    return dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
+    # Rendered for this machine, so that it runs without a Slurm.
+    return dataclasses.replace(plan, scheduler="local", job=dataclasses.replace(plan.job, payload=payload))
 
 
 @pytest.mark.skipif(len(OWN) < 2 or len(OWN) != os.cpu_count(), reason="needs two cores, and all of them")
@@ -144,6 +150,7 @@ def test_a_part_of_a_node_is_left_as_the_scheduler_chose(tmp_path: Path) -> None
         ["numa_mapping.enable=False"],
         ["training=gpt3/tiny"],  # on CPUs
         ["cluster.srun_args=['--cpu-bind=cores']"],
+        ["cluster=local"],
     ],
 )
 def test_no_binding(tmp_path: Path, overrides: list[str]) -> None:
@@ -165,3 +172,28 @@ def test_no_binding(tmp_path: Path, overrides: list[str]) -> None:
 def test_what_is_not_implemented_is_refused(tmp_path: Path, override: str, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         planned(tmp_path, 2, override)
+
+
+def test_a_kernel_that_does_not_tell_of_threads_ends_no_training(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m", [4])
+    for path in (machine.root / "sys").rglob("thread_siblings_list"):
+        path.unlink()
+    told = machine.bind(planned(tmp_path, 2))
+    assert told == ["on CPUs 0,1,2,3 of NUMA node 0", "on CPUs 4,5,6,7 of NUMA node 0"]
+    (machine.root / "sys/devices/system/cpu/online").unlink()
+    assert machine.bind(planned(tmp_path, 2)) == ["its cores are left as the scheduler chose them"] * 2
+
+
+def test_one_thread_of_a_core_is_one_that_is_allowed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m", [4])
+    machine._write("proc/status", "Cpus_allowed_list:\t6-7\n")
+    plan = planned(tmp_path, 2, "numa_mapping.cores=single_logical")
+    told = machine.bind(plan, SLURM_CPUS_ON_NODE="2")
+    assert told == ["on CPUs 6 of NUMA node 0", "on CPUs 7 of NUMA node 0"]
+
+
+def test_what_the_user_confined_is_not_widened(tmp_path: Path) -> None:
+    """Without Slurm's word that the node is the job's."""
+    machine = Machine(tmp_path / "m", [4])
+    machine._write("proc/status", "Cpus_allowed_list:\t0-1\n")
+    assert machine.bind(planned(tmp_path, 1))[0] == "on CPUs 0,1 of NUMA node 0"

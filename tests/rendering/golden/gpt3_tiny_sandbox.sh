@@ -38,6 +38,7 @@ echo "Run $run, launch $launch, job $job_id on ${hosts//$'\n'/, }; rendezvous at
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
 srun \
     --kill-on-bad-exit=1 \
+    --export=ALL \
     bash "$launch_dir/task.sh" \
     /shared/venv/bin/python \
     -u \

@@ -40,6 +40,7 @@ echo "Run $run, launch $launch, job $job_id on ${hosts//$'\n'/, }; rendezvous at
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
 srun \
     --kill-on-bad-exit=1 \
+    --export=ALL \
     '--container-image=nvcr.io#nvidia/nemo:24.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
     --no-container-mount-home \

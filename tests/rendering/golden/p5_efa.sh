@@ -43,6 +43,7 @@ echo "Run $run, launch $launch, job $job_id on ${hosts//$'\n'/, }; rendezvous at
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
 srun \
     --kill-on-bad-exit=1 \
+    --export=ALL \
     '--container-image=nvcr.io#nvidia/nemo:24.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
     --no-container-mount-home \
@@ -117,14 +118,15 @@ bind_to_cores() { # bind_to_cores MIN MAX|all equally|unequally all|one: cores f
     local -A allowed=() cores=() tasks=() threads=()
     local -a cpus=() nodes=() near=() picked=()
 
-    read -r online </sys/devices/system/cpu/online
+    online=
+    read -r online 2>/dev/null </sys/devices/system/cpu/online || true
     expand "$online" cpus
-    own_cpus=${SLURM_CPUS_ON_NODE:-${#cpus[@]}}
     before=$(taskset -pc $$)
     # Where the whole node is the job's, a narrower choice was the scheduler's habit, and not to protect others.
-    if ((own_cpus == ${#cpus[@]})); then taskset -pc "$online" $$ >/dev/null || true; fi
+    if ((${SLURM_CPUS_ON_NODE:-0} == ${#cpus[@]})); then taskset -pc "$online" $$ >/dev/null || true; fi
     allowed_cpus cpus
-    if ((${#cpus[@]} != own_cpus)); then
+    own_cpus=${SLURM_CPUS_ON_NODE:-${#cpus[@]}}
+    if [[ -z $online ]] || ((${#cpus[@]} != own_cpus)); then
         echo "Rank $RANK: its cores are left as the scheduler chose them"
         return
     fi
@@ -133,11 +135,12 @@ bind_to_cores() { # bind_to_cores MIN MAX|all equally|unequally all|one: cores f
     # The physical cores of each NUMA node, each with its hardware threads.
     for list in /sys/devices/system/node/node[0-9]*/cpulist; do
         node=${list%/cpulist} node=${node##*node}
-        read -r siblings <"$list"
+        read -r siblings 2>/dev/null <"$list" || continue
         expand "$siblings" cpus
         for cpu in "${cpus[@]}"; do
             if [[ ! -v allowed[$cpu] ]]; then continue; fi
-            read -r siblings <"/sys/devices/system/cpu/cpu$cpu/topology/thread_siblings_list"
+            siblings=$cpu # where the kernel does not tell, each is a core of its own
+            read -r siblings 2>/dev/null <"/sys/devices/system/cpu/cpu$cpu/topology/thread_siblings_list" || true
             first=${siblings%%[,-]*}
             if [[ ! -v threads[$first] ]]; then cores[$node]+="$first "; fi
             threads[$first]+="${threads[$first]:+,}$cpu"
@@ -170,7 +173,7 @@ bind_to_cores() { # bind_to_cores MIN MAX|all equally|unequally all|one: cores f
 
     list=
     for first in "${picked[@]:index * share:share}"; do
-        if [[ $of_each == all ]]; then list+="${list:+,}${threads[$first]}"; else list+="${list:+,}$first"; fi
+        if [[ $of_each == all ]]; then list+="${list:+,}${threads[$first]}"; else list+="${list:+,}${threads[$first]%%,*}"; fi
     done
     taskset -pc "$list" $$ >/dev/null || list="whatever it gets, for it may not choose"
     echo "Rank $RANK: on CPUs $list of NUMA node $mine"

@@ -1,0 +1,156 @@
+"""Secrets: known by their names, refused where they would be written, and never printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.config.compose import CONF_DIR, compose, list_options
+from launcher.errors import UserError
+from launcher.secrecy import is_secret_name, redacted
+from launcher.stages.planning import plan_launch
+
+VALUE = "s3cr3tvalue"
+
+SECRETS = """
+WANDB_API_KEY OPENAI_KEY WANDB_KEY PGPASSWORD MYSQL_PWD DB_PWD DB_PASS SSH_PASSPHRASE PRIVATE_KEY ACCESS_KEY
+APIKEY GITHUB_PAT MY_CREDENTIALS HF_TOKEN HF_TOKENS HF_TOKEN_2 HF_AUTH HUGGING_FACE_HUB_TOKEN
+AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN CLIENT_SECRET SECRET SECRETS NGC_CLI_API_KEY api_key apiKey
+accessToken hf_token password secret_key wandb_api_bcp_secret_key access_token
+"""
+
+# Of networks, libraries and models.
+HARMLESS = """
+TOKENIZERS_PARALLELISM MY_TOKENIZER TOKENIZER_PATH MONKEY SECRETARY KEYBOARD PATH PWD OLDPWD COMPASS
+SSH_AUTH_SOCK GOOGLE_APPLICATION_CREDENTIALS AWS_ACCESS_KEY_ID AWS_WEB_IDENTITY_TOKEN_FILE HF_TOKEN_PATH
+HF_HOME HF_HUB_OFFLINE HF_HUB_CACHE HF_HUB_DISABLE_IMPLICIT_TOKEN HF_HUB_ENABLE_HF_TRANSFER
+HF_DATASETS_CACHE HF_ENDPOINT GIT_ASKPASS NCCL_DEBUG NCCL_IB_PKEY NCCL_IB_HCA NCCL_SOCKET_IFNAME
+NCCL_P2P_LEVEL NCCL_TOPO_FILE NCCL_NET_PLUGIN NCCL_NVLS_ENABLE FI_PROVIDER FI_EFA_USE_DEVICE_RDMA
+FI_EFA_FORK_SAFE FI_OPX_KEY FI_MR_CACHE_MONITOR UCX_TLS UCX_NET_DEVICES UCX_IB_PKEY UCX_RNDV_THRESH
+PMIX_MCA_psec PMIX_MCA_gds OMPI_MCA_btl MAX_TOKENS EOS_TOKEN SSH_PUBLIC_KEY CUDA_DEVICE_MAX_CONNECTIONS
+tokenizer max_tokens end_of_token eos_token pad_token additional_special_tokens num_sentinel_tokens
+label_key sort_key apply_query_key_layer_scaling key_value_channels num_query_groups share_token_embeddings
+author passes key keys tokens
+"""
+
+
+@pytest.mark.parametrize("name", SECRETS.split())
+def test_a_secret_is_known_by_its_name(name: str) -> None:
+    assert is_secret_name(name)
+
+
+def test_nothing_else_is_a_secret() -> None:
+    assert [name for name in HARMLESS.split() if is_secret_name(name)] == []
+
+
+def test_no_key_of_the_shipped_tree_is_a_secret() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in CONF_DIR.rglob("*.yaml")]
+    names = {name for text in texts for name in re.findall(r"([A-Za-z_]\w*):", text)}
+    reference = Path(__file__).with_name("reference").glob("*.csv")
+    names |= set(
+        re.findall(r"[A-Za-z_]\w*", " ".join(path.read_text(encoding="utf-8") for path in reference))
+    )
+    assert len(names) > 300
+    # The first in a comment on `env_files`, the other with null as its only value.
+    assert {name for name in names if is_secret_name(name)} == {"HF_TOKEN", "wandb_api_bcp_secret_key"}
+
+
+def test_every_shipped_size_is_planned_as_before() -> None:
+    for size in list_options("training")[::7]:
+        plan_launch(compose([f"training={size}"]).config, number=1, tag="x")
+
+
+OVERRIDES = [
+    f"env_vars.OPENAI_KEY={VALUE}",
+    f"+env_vars.hf_token={VALUE}",
+    f"cluster.env_vars.DB_PWD='{VALUE}'",
+    f"stage_cluster.training.env_vars.GITHUB_PAT={VALUE}",
+    f"+training.exp_manager.wandb_logger_kwargs.api_key={VALUE}",
+    f"+training.model.hub={{a: [{{hf_token: {VALUE}}}]}}",
+    f"+training.trainer.access_token={VALUE}",
+    f"cluster.sbatch.export='ALL,HF_TOKEN={VALUE}'",
+    f"stage_cluster.training.sbatch.export='HF_TOKEN={VALUE}'",
+    f"cluster.srun_args=['--export=ALL,HF_TOKEN={VALUE}']",
+    f"cluster.srun_args=['--export=HF_TOKEN={VALUE}']",
+    f"env_files.HF_TOKEN={VALUE}",
+    f"env_files={{MY_LOGIN: {VALUE}}}",
+    f"wandb_api_key_file={VALUE}",
+    f"wandb_api_bcp_secret_key={VALUE}",
+    f"+env_vars={{HF_TOKEN: {VALUE}, 1BAD: x}}",
+    f"env_vars.HF_TOKEN=[{VALUE}]",
+    f"env_vars.HF_TOKEN='{VALUE}",
+    f"training.exp_manager.api_key={VALUE}",
+    f"+training.exp_manager.api_key={VALUE},b",
+    f"env_vars.HF_TOKEN={'x' * 150}{VALUE}",
+]
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+@pytest.mark.parametrize("verb", ["launch", "render", "check", "show"])
+def test_a_secret_is_neither_written_nor_printed(
+    verb: str,
+    override: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = main([verb, "training=gpt3/126m", *(["--dry-run"] if verb == "launch" else []), override])
+    printed = "".join(capsys.readouterr())
+    assert VALUE not in printed
+    assert "xxxxx" not in printed
+    assert code == 2 or verb == "show"
+    assert list(tmp_path.iterdir()) == []
+    assert main([override]) == 2
+    assert VALUE not in "".join(capsys.readouterr())
+
+
+def test_show_masks_what_the_users_tree_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster").mkdir()
+    ours = (
+        f"defaults: [bcm, _self_]\nenv_vars: {{HF_TOKEN: {VALUE}}}\nsrun_args: ['--export=A_KEY={VALUE}']\n"
+    )
+    (tmp_path / "cluster" / "ours.yaml").write_text(ours)
+    for form in ([], ["--json"]):
+        assert main(["show", "--config-dir", str(tmp_path), "cluster=ours", *form]) == 0
+        printed = capsys.readouterr().out
+        assert VALUE not in printed
+        assert "HF_TOKEN" in printed
+        assert "ours.yaml:2" in printed
+
+
+def test_the_refusal_names_its_key_and_a_way_out() -> None:
+    overrides = [f"+training.exp_manager.wandb_logger_kwargs.api_key={VALUE}"]
+    composition = compose(overrides)
+    with pytest.raises(UserError) as raised, composition.naming_sources():
+        plan_launch(composition.config, number=1, tag="x")
+    told = str(raised.value)
+    assert told.startswith("training.exp_manager.wandb_logger_kwargs.api_key: ")
+    assert "from the command line: +training.exp_manager.wandb_logger_kwargs.api_key=***" in told
+    assert "env_files={WANDB_API_KEY: " in told
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+training.exp_manager.wandb_logger_kwargs.api_key=null",
+        "+training.model.tokenizer.eos_token=x",
+        "+training.model.use_auth_token=true",
+        "cluster.sbatch.export='ALL,HF_TOKEN'",
+        "cluster.srun_args=['--export=ALL,NCCL_DEBUG=INFO']",
+        "env_files.HF_TOKEN=/home/me/token",
+    ],
+)
+def test_what_holds_no_secret_stays_usable(override: str) -> None:
+    assert redacted(override) == override
+    plan_launch(compose([override]).config, number=1, tag="x")
+
+
+def test_overrides_are_redacted() -> None:
+    assert redacted("+env_vars={HF_TOKEN: 'a,b', X: y}") == "+env_vars={HF_TOKEN: ***, X: y}"
+    assert redacted('cluster.sbatch.export="ALL,A_KEY=b,X=1"') == 'cluster.sbatch.export="ALL,A_KEY=***,X=1"'
+    assert redacted("env_vars.A_KEY=a=b,c") == "env_vars.A_KEY=***"
+    assert redacted("training=gpt3/126m") == "training=gpt3/126m"
