@@ -51,7 +51,26 @@ def check(made: Draft) -> list[str]:
             told = [_container_ignored(plan), _interpreter(plan)]
         else:
             told = [_image(plan.job.container.image), _pyxis(plan)]
+        if plan.scheduler == "allocation":
+            _check_allocation(plan)
     return [warning for warning in told if warning is not None]
+
+
+def _check_allocation(plan: Plan) -> None:
+    """The allocation that the shell is in must have the nodes that the run wants."""
+    found, wanted = os.environ.get("SLURM_JOB_NUM_NODES", ""), plan.job.resources.nodes
+    if not os.environ.get("SLURM_JOB_ID"):
+        raise UserError(
+            "cluster.scheduler='allocation': this shell is in no allocation",
+            key="cluster.scheduler",
+            hint=f"salloc --nodes={wanted} --ntasks-per-node={plan.job.resources.tasks_per_node}",
+        )
+    if found.isdecimal() and int(found) < wanted:
+        raise UserError(
+            f"training.trainer.num_nodes={wanted}: the allocation that this shell is in has {found}",
+            key="training.trainer.num_nodes",
+            hint=f"salloc --nodes={wanted} --ntasks-per-node={plan.job.resources.tasks_per_node}",
+        )
 
 
 def _container_ignored(plan: Plan) -> str | None:

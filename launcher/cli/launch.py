@@ -134,7 +134,8 @@ def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"job_id": manifest.job_id, "run_dir": str(paths.run_dir), "launch": paths.number}))
         return
-    where = "on this machine" if manifest.scheduler == "local" else "to Slurm"
+    places = {"local": "on this machine", "allocation": "in this allocation"}
+    where = places.get(manifest.scheduler, "to Slurm")
     layout = f"{manifest.nodes} × {manifest.tasks_per_node} tasks"
     print(f"Submitted {where}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
     print(f"  directory  {short(paths.run_dir)}")

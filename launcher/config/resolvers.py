@@ -21,6 +21,7 @@ def register_resolvers() -> None:
     for name, function in PURE.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     OmegaConf.register_new_resolver("sandbox_slurm_conf", _sandbox_slurm_conf, replace=True)
+    OmegaConf.register_new_resolver("where_we_stand", _where_we_stand, replace=True)
 
 
 def _multiply(*factors: float) -> float:
@@ -57,3 +58,8 @@ def _sandbox_slurm_conf() -> str:
     if named and is_sandbox(Path(named).parent.parent):
         return named
     return str(slurm_conf_path(default_directory()))
+
+
+def _where_we_stand() -> str:
+    """The scheduler of `cluster=interactive`: the allocation that the shell is in, else this machine."""
+    return "allocation" if os.environ.get("SLURM_JOB_ID") else "local"

@@ -40,7 +40,7 @@ class _Strict(BaseModel):
 class ClusterConfig(_Strict):
     """Where jobs run, in Slurm's words; ``None`` leaves an option out."""
 
-    scheduler: Literal["slurm", "local"]
+    scheduler: Literal["slurm", "local", "allocation"]
     engine: Engine
     container: Line | None
     python: Line | None

@@ -29,7 +29,7 @@ from launcher.rendering.srun import host_arguments, srun_arguments
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 
-_TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2"}
+_TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 
 
 @dataclass(frozen=True, slots=True)

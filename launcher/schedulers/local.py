@@ -1,4 +1,4 @@
-"""This machine without Slurm: the script is a background process, and its pid the job's id."""
+"""No queue: the script is a background process of this machine, and its pid the job's id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
 
 
 class LocalScheduler:
-    """Runs jobs at once, as processes of their own session."""
+    """Runs jobs at once, as processes of their own session.
+
+    Parameters
+    ----------
+    in_allocation
+        Whether the jobs are to use the allocation of the `salloc` that the shell is in.
+    """
+
+    def __init__(self, in_allocation: bool = False) -> None:
+        self._in_allocation = in_allocation
 
     def validate(self, script_text: str) -> str | None:
         """Nothing can refuse a job here, nor keep it waiting."""
@@ -37,7 +46,7 @@ class LocalScheduler:
             pid = os.posix_spawn(
                 "/bin/bash",
                 ["bash", "-c", _START, "bash", str(log_prefix_beside(script)), str(script), tag],
-                clean_environment(None),
+                dict(os.environ) if self._in_allocation else clean_environment(None),
                 file_actions=[(os.POSIX_SPAWN_DUP2, nothing.fileno(), number) for number in range(3)],
                 setsid=True,
             )
@@ -66,7 +75,7 @@ def _status(ticket: Ticket) -> JobStatus:
     if marked is not None and marked.state.is_final:
         return marked
     if _runs_script_of(ticket):
-        return JobStatus(State.RUNNING, nodes="localhost")
+        return JobStatus(State.RUNNING, nodes=(marked and marked.nodes) or "localhost")
     # The mark may have been written between the two looks.
     marked = from_markers(ticket.launch_dir, ticket.job_id)
     if marked is not None and marked.state.is_final:

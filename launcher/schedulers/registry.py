@@ -10,7 +10,9 @@ from launcher.schedulers.slurm import SlurmScheduler
 
 def scheduler_for(name: str, slurm_conf: str | None) -> Scheduler:
     """The scheduler that `cluster.scheduler` names."""
-    return LocalScheduler() if name == "local" else SlurmScheduler(slurm_conf)
+    if name == "slurm":
+        return SlurmScheduler(slurm_conf)
+    return LocalScheduler(in_allocation=name == "allocation")
 
 
 def open_scheduler(manifest: Manifest) -> Scheduler:

@@ -36,6 +36,7 @@ CASES = {
     "gpt3_126m_megatron_engine": ["engine=megatron", "cluster.python=null"],
     "gpt3_tiny_sandbox": ["training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf=null"],
     "gpt3_tiny_local": ["training=gpt3/tiny", "cluster=local"],
+    "gpt3_tiny_interactive": ["training=gpt3/tiny", "cluster=interactive", "cluster.scheduler=allocation"],
     "separate_stderr": ["cluster.stderr_to_stdout=False", "cluster.cpus_per_task=12"],
     "gres_instead": ["cluster.gpus_per_node=null", "cluster.gres=gpu:h100:8"],
     "qos_reservation_constraint": [

@@ -1,0 +1,71 @@
+"""`cluster=interactive`: in the allocation of a real salloc, and without one on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+RECORDER = """#!/bin/sh
+printf '%s' "$SLURMD_NODENAME $RANK $WORLD_SIZE $LOCAL_RANK $SLURM_JOB_NAME $MASTER_ADDR" >"$RECORD/$RANK"
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> list[str | Path]:
+    (tmp_path / "record").mkdir()
+    recorder = tmp_path / "recorder"
+    recorder.write_text(RECORDER)
+    recorder.chmod(0o755)
+    chosen = [f"cluster.python={recorder}", f"env_vars.RECORD={tmp_path / 'record'}", "training=gpt3/tiny"]
+    return [SLIPWAY, "launch", "cluster=interactive", *chosen, "--follow"]
+
+
+def recorded(tmp_path: Path) -> list[str]:
+    return sorted(path.read_text() for path in (tmp_path / "record").iterdir())
+
+
+@pytest.mark.slurm
+def test_in_an_allocation_the_tasks_are_on_its_nodes(
+    tmp_path: Path, sandbox: Sandbox, launch: list[str | Path]
+) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    salloc = ["salloc", "--quiet", "--nodes=3", "--ntasks-per-node=2"]
+    done = run_command(*salloc, *launch, cwd=tmp_path, **conf)
+    assert "in this allocation" in done.stdout
+    assert "COMPLETED" in done.stdout
+    told = [line.split() for line in recorded(tmp_path)]
+    first, second = sorted({node for node, *_ in told})
+    assert [words[1:] for words in sorted(told, key=lambda words: words[1])] == [
+        [rank, "4", local, "nemo-megatron-gpt3_tiny", first]
+        for rank, local in (("0", "0"), ("1", "1"), ("2", "0"), ("3", "1"))
+    ]
+    assert first != second
+    (row,) = json.loads(run_command(SLIPWAY, "status", "--json", cwd=tmp_path, **conf).stdout)
+    assert (row["state"], row["node_list"]) == ("COMPLETED", f"{first},{second}")
+
+
+@pytest.mark.slurm
+def test_an_allocation_that_is_too_small_is_refused(
+    tmp_path: Path, sandbox: Sandbox, launch: list[str | Path]
+) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    done = run_command("salloc", "--quiet", "--nodes=1", *launch, cwd=tmp_path, check=2, **conf)
+    assert "num_nodes=2: the allocation that this shell is in has 1" in done.stderr
+    assert "salloc --nodes=2 --ntasks-per-node=2" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_an_allocation_it_is_this_machine(
+    tmp_path: Path, launch: list[str | Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert "on this machine" in run_command(*launch, cwd=tmp_path).stdout
+    assert [line.split()[0] for line in recorded(tmp_path)] == ["0", "1", "2", "3"]
+    chosen = ["cluster.scheduler=allocation", "training.run.name=other"]
+    done = run_command(*launch, *chosen, cwd=tmp_path, check=2)
+    assert "this shell is in no allocation" in done.stderr

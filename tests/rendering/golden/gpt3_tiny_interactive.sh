@@ -1,0 +1,72 @@
+#!/bin/bash
+
+# Made by Slipway. The configuration is beside this file, and task.sh, which sets up each task.
+set -euo pipefail
+set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
+
+run=gpt3_tiny
+launch=1  # tag golden
+launch_dir=/shared/results/gpt3_tiny/launches/1
+job_id=$$
+export SLURM_JOB_NAME=nemo-megatron-gpt3_tiny # salloc's, `interactive`, means to some that there are no tasks
+
+# --- marks: what became of this job, for those who cannot ask the scheduler ---
+mark() { # mark FILE TEXT, written under a temporary name so that it is never seen half done
+    printf '%s\n' "$2" >"$launch_dir/.$1.$job_id"
+    mv -f "$launch_dir/.$1.$job_id" "$launch_dir/$1"
+}
+trap 'mark exit.json "{\"job_id\": \"$job_id\", \"exit_code\": $?, \"ended\": $(date +%s)}"' EXIT
+
+# --- environment ---
+export TRANSFORMERS_OFFLINE=0
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1
+export NCCL_NVLS_ENABLE=0
+
+# --- rendezvous: the first host, and a port below the ephemeral ones that differs between jobs ---
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1,2p)
+export MASTER_ADDR=${hosts%%$'\n'*}
+export MASTER_PORT=$((20000 + $$ % 12000)) # several runs may share the allocation
+mark started.json "{\"job_id\": \"$job_id\", \"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\"}"
+echo "Run $run, launch $launch, job $job_id on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+# --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
+srun --overlap --nodes=2 --nodelist="${hosts//$'\n'/,}" \
+    --ntasks=4 --ntasks-per-node=2 \
+    --kill-on-bad-exit=1 \
+    --export=ALL \
+    bash "$launch_dir/task.sh" \
+    /shared/venv/bin/python \
+    -u \
+    -m \
+    trainer.pretrain \
+    --config-path=/shared/results/gpt3_tiny/launches/1 \
+    --config-name=gpt3_tiny_hydra.yaml &
+tasks=$!
+trap 'kill -s TERM "$tasks" 2>/dev/null || true' TERM INT
+trap 'kill -s USR1 "$tasks" 2>/dev/null || true' USR1
+
+# A signal ends a wait early; once the tasks are gone, the last wait tells their own exit code.
+while kill -0 "$tasks" 2>/dev/null; do
+    wait "$tasks" || true
+done
+code=0
+wait "$tasks" || code=$?
+echo "Job $job_id: the tasks ended with exit code $code"
+exit "$code"
+
+##### task.sh #####
+#!/bin/bash
+# task.sh COMMAND [ARGUMENT ...]: runs COMMAND once for each task (one process, one GPU), in the container when there is one.
+set -euo pipefail
+set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
+
+# torch's names for what srun calls PROCID, NTASKS and LOCALID.
+export RANK=${SLURM_PROCID:-$RANK}
+export WORLD_SIZE=4
+export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
+export LOCAL_WORLD_SIZE=2
+export PYTHONPATH=/shared/results/gpt3_tiny/launches/1/code${PYTHONPATH:+:$PYTHONPATH}
+
+cd /shared/results/gpt3_tiny/launches/1/code
+# exec, so that a signal to the task is one to its payload.
+exec "$@"
