@@ -38,7 +38,10 @@ def stranger(tmp_path: Path) -> int:
         if path == Path("/tmp"):
             break
         path.chmod(0o755)
-    code, told = slipway("--version", cwd=tmp_path, user=nobody)
+    try:
+        code, told = slipway("--version", cwd=tmp_path, user=nobody)
+    except PermissionError as error:
+        code, told = 1, str(error)
     if code != 0:
         pytest.skip(f"the checkout is not for everybody to read: {told.splitlines()[-1]}")
     (tmp_path / "private" / "there").mkdir(parents=True)
@@ -89,7 +92,7 @@ def test_names_that_no_file_can_have(tmp_path: Path, arguments: list[str]) -> No
     assert "name too long" in told.lower()
 
 
-@pytest.mark.parametrize("arguments", [["launch", *LOCAL], ["launch", "--help"], ["status", "--json"]])
+@pytest.mark.parametrize("arguments", [["launch", *LOCAL], ["status", "--json"]])
 def test_an_output_that_is_full(tmp_path: Path, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         code, told = slipway(*arguments, cwd=tmp_path, stdout=full.fileno())

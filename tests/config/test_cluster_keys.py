@@ -144,7 +144,7 @@ def test_the_aws_clusters(cluster: str) -> None:
 
 
 def test_parts_of_clusters_are_no_choices() -> None:
-    assert list_options("cluster") == ["bcm", "local", "p4d", "p4de", "p5", "p5en", "sandbox"]
+    assert list_options("cluster") == ["bcm", "interactive", "local", "p4d", "p4de", "p5", "p5en", "sandbox"]
 
 
 def test_a_stage_has_its_own_cluster() -> None:

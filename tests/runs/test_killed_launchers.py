@@ -80,7 +80,7 @@ def slurm_jobs(cwd: Path, env: dict[str, str], prefix: str) -> dict[str, str]:
 @pytest.mark.slurm
 def test_killed_before_every_step_with_slurm(tmp_path: Path, plain_sandbox: Sandbox) -> None:
     """Without accounting; the partition is down, so that no job leaves a mark of its own."""
-    env = {**os.environ, "SLURM_CONF": plain_sandbox.environment()["SLURM_CONF"]}
+    env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": plain_sandbox.environment()["SLURM_CONF"]}
     names = ["cluster=sandbox", "cluster.partition=cloud", "cluster.job_name_prefix=dying-"]
     killed = killed_launchers(tmp_path, env, *names)
     for launch in (tmp_path / "results").glob("*/launches/1"):
@@ -110,7 +110,7 @@ def test_killed_before_every_step_with_slurm(tmp_path: Path, plain_sandbox: Sand
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("partition", ["gpu", "cloud"])
 def test_killed_while_slurm_answers(tmp_path: Path, sandbox: Sandbox, when: str, partition: str) -> None:
-    env = {**os.environ, "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     programs = tmp_path / "bin"
     programs.mkdir()
     real = run("bash", "-c", "command -v sbatch", cwd=tmp_path, env=env).strip()
@@ -155,7 +155,7 @@ def test_an_answer_that_is_lost_is_no_refusal(tmp_path: Path, sandbox: Sandbox) 
     conf = Path(sandbox.environment()["SLURM_CONF"])
     hasty = tmp_path / "slurm.conf"
     hasty.write_text(conf.read_text() + "\nMessageTimeout=2\n")
-    env = {**os.environ, "SLURM_CONF": str(conf)}
+    env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": str(conf)}
     real = run("bash", "-c", "command -v sbatch", cwd=tmp_path, env=env).strip()
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -198,7 +198,7 @@ def controller_pid(conf: Path) -> int:
 
 @pytest.mark.slurm
 def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, sandbox: Sandbox) -> None:
-    env = {**os.environ, "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     chosen = [*STAGE, "cluster=sandbox", "cluster.job_name_prefix=accounted-"]
     told = json.loads(run(SLIPWAY, "launch", *chosen, "--json", cwd=tmp_path, env=env))
     launch = Path(told["run_dir"]) / "launches" / "1"
@@ -224,7 +224,7 @@ def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, sandbox: 
 
 
 def test_killed_before_every_step_without_slurm(tmp_path: Path) -> None:
-    env = dict(os.environ)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
     killed = killed_launchers(tmp_path, env, "cluster=local")
     results = tmp_path / "results"
     age_manifests(results)
