@@ -105,8 +105,7 @@ def _write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
 def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
     paths, config = made.plan.paths, made.plan.job.config
     files = {
-        paths.script: made.rendered.script,
-        paths.task_script: made.rendered.task,
+        **made.rendered.files(paths),
         paths.directory / names.COMMAND_LOG: _pasteable(request.command, made.plan),
         paths.manifest: manifest.to_json(),
     }

@@ -1,4 +1,7 @@
-# --- cores: whole ones of the GPU's NUMA node, shared with no other task of this node ---
+#!/bin/bash
+# What task.sh reads to bind itself to cores of its own, near its GPU. It has set these:
+: "${RANK:?}" "${LOCAL_RANK:?}" "${LOCAL_WORLD_SIZE:?}"
+
 expand() { # expand LIST ARRAY: "0-2,8", as the kernel writes it, to (0 1 2 8)
     local -n expanded=$2
     local part cpu

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import (
     BaseLoader,
@@ -25,19 +24,33 @@ from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines
 from launcher.rendering.srun import host_arguments, srun_arguments
+from launcher.runs.paths import LaunchPaths
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
+
+# Functions without a value of ours in them: copied as they are.
+_BINDING = TEMPLATE_DIR / "binding.sh"
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The text of a launch's scripts: `script` is submitted, `task` is what each of its tasks runs."""
+    """The text of a launch's scripts.
+
+    `script` is submitted, `task` is what each of its tasks runs, and `binding` holds the functions that
+    `task` reads to bind itself to its cores; ``None`` where it does not.
+    """
 
     script: str
     task: str
+    binding: str | None
+
+    def files(self, paths: LaunchPaths) -> dict[Path, str]:
+        """The text of each file of a launch's directory."""
+        files = {paths.script: self.script, paths.task_script: self.task}
+        return files if self.binding is None else {**files, paths.binding: self.binding}
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
@@ -64,7 +77,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "srun_arguments": srun_arguments(plan.job),
         "host_arguments": host_arguments(plan.job),
-        **_binding(plan.job.binding),
+        "binding_arguments": _binding_arguments(plan.job.binding),
         # Without Slurm all tasks are on one machine, whatever the number of nodes.
         "local_world_size": resources.tasks if plan.scheduler == "local" else resources.tasks_per_node,
     }
@@ -72,6 +85,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         return Rendered(
             script=environment.get_template(_TEMPLATES[plan.scheduler]).render(values),
             task=environment.get_template("task.sh.j2").render(values),
+            binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
         )
     except UserError:
         raise
@@ -97,16 +111,13 @@ def _check_templates(template_dir: Path) -> None:
             raise UserError(f"{path}: this template is not a file that can be read")
 
 
-def _binding(binding: Binding | None) -> dict[str, Any]:
-    """The functions of ``binding.sh``, as they are, and what they are called with."""
+def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
+    """What ``binding.sh`` is called with."""
     if binding is None:
-        return {}
-    cores = binding.max_cores if binding.max_cores is not None else "all"
+        return ()
+    cores = str(binding.max_cores) if binding.max_cores is not None else "all"
     equally, threads = "equally" if binding.balanced else "unequally", "all" if binding.all_threads else "one"
-    return {
-        "binding_functions": RawShell((TEMPLATE_DIR / "binding.sh").read_text(encoding="utf-8")),
-        "binding_arguments": RawShell(f"{binding.min_cores} {cores} {equally} {threads}"),
-    }
+    return str(binding.min_cores), cores, equally, threads
 
 
 def _line_of(error: Exception, template_dir: Path) -> str:

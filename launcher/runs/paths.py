@@ -86,6 +86,11 @@ class LaunchPaths:
         return self.directory / TASK_SCRIPT
 
     @property
+    def binding(self) -> Path:
+        """Functions that the task script reads."""
+        return self.directory / "binding.sh"
+
+    @property
     def code(self) -> Path:
         return self.directory / CODE
 

@@ -45,8 +45,8 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
     rendered = render(dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload)))
     plan.paths.directory.mkdir(parents=True)
-    plan.paths.script.write_text(rendered.script)
-    plan.paths.task_script.write_text(rendered.task)
+    for path, text in rendered.files(plan.paths).items():
+        path.write_text(text)
     submitted = subprocess.run(
         ["sbatch", "--wait", "--parsable", plan.paths.script],
         env=sandbox.environment(),

@@ -38,8 +38,8 @@ def test_two_tasks_share_no_core(tmp_path: Path) -> None:
     plan = planned(tmp_path, 2)
     rendered = render(plan)
     plan.paths.directory.mkdir(parents=True)
-    plan.paths.script.write_text(rendered.script)
-    plan.paths.task_script.write_text(rendered.task)
+    for path, text in rendered.files(plan.paths).items():
+        path.write_text(text)
     told = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
     lists = re.findall(r"current affinity list: (\S+)", told.stdout)
     first, second = (set(_expand(text)) for text in lists)
@@ -90,7 +90,10 @@ class Machine:
 
     def bind(self, plan: Plan, **env: str) -> list[str]:
         """What each task of a node says of its cores."""
-        script = render(plan).task.replace("/sys/", f"{self.root}/sys/")
+        rendered = render(plan)
+        assert rendered.binding is not None
+        script = rendered.task.replace(f"source {plan.paths.binding}", rendered.binding)
+        script = script.replace("/sys/", f"{self.root}/sys/")
         script = script.replace("/proc/$$/status", f"{self.root}/proc/status")
         told = []
         for rank in range(plan.job.resources.tasks_per_node):

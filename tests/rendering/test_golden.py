@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import compose
-from launcher.rendering.render import render
+from launcher.rendering.render import Rendered, render
 from launcher.stages.planning import plan_launch
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,8 +112,12 @@ CASES = {
 }
 
 
+def render_case(overrides: list[str]) -> Rendered:
+    return render(plan_launch(compose([*_PLACES, *overrides]).config, number=1, tag="golden"))
+
+
 def rendered(overrides: list[str]) -> str:
-    made = render(plan_launch(compose([*_PLACES, *overrides]).config, number=1, tag="golden"))
+    made = render_case(overrides)
     return f"{made.script}\n##### task.sh #####\n{made.task}"
 
 
@@ -133,10 +137,20 @@ def test_no_golden_script_without_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bash_and_shellcheck_accept_it(name: str) -> None:
     for script in rendered(CASES[name]).split("\n##### task.sh #####\n"):
-        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-        shellcheck = Path(sys.executable).with_name("shellcheck")
-        done = subprocess.run([shellcheck, "-"], input=script, text=True, capture_output=True)
-        assert done.returncode == 0, done.stdout
+        accept(script)
+
+
+def test_bash_and_shellcheck_accept_what_task_sh_reads() -> None:
+    binding = render_case(CASES["gpt3_126m_bcm"]).binding
+    assert binding is not None
+    accept(binding)
+
+
+def accept(script: str) -> None:
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "-"], input=script, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_header_is_what_users_of_the_nemo_launcher_expect() -> None:

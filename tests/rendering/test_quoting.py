@@ -90,8 +90,8 @@ def test_hostile_values_arrive_through_the_whole_way(
     plan = plan_launch(compose(overrides).config, number=1, tag="x")
     rendered = render(plan)
     plan.paths.code.mkdir(parents=True)
-    plan.paths.script.write_text(rendered.script)
-    plan.paths.task_script.write_text(rendered.task)
+    for path, text in rendered.files(plan.paths).items():
+        path.write_text(text)
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         ["bash", plan.paths.script], cwd=base, env=environment, capture_output=True, text=True

@@ -136,8 +136,8 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(tmp_path: Path) -> None:
     plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
     rendered = render(plan)
     plan.paths.directory.mkdir(parents=True)
-    plan.paths.script.write_text(rendered.script)
-    plan.paths.task_script.write_text(rendered.task)
+    for path, text in rendered.files(plan.paths).items():
+        path.write_text(text)
     done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
     assert "2retnuh-2retnuh" in done.stdout
     assert "hunter2" not in rendered.script + rendered.task + json.dumps(plan.job.config, default=str)

@@ -30,8 +30,8 @@ def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) ->
 def start(plan: Plan) -> subprocess.Popen[str]:
     rendered = render(plan)
     plan.paths.directory.mkdir(parents=True)
-    plan.paths.script.write_text(rendered.script)
-    plan.paths.task_script.write_text(rendered.task)
+    for path, text in rendered.files(plan.paths).items():
+        path.write_text(text)
     return subprocess.Popen(
         ["bash", plan.paths.script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
