@@ -58,10 +58,6 @@ class UserError(Exception):
         return "\n".join(lines).replace("\n", "\n  ")
 
 
-class NoAnswer(UserError):
-    """Nobody answered in time: whether what was asked for was done is not known."""
-
-
 class Mistakes(UserError):
     """Several mistakes that were found at once, each with its own key and source."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher import __version__, readiness
 from launcher.drafting import Draft, Request, render_launch, results_key
-from launcher.errors import NoAnswer, UserError
+from launcher.errors import UserError
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs import paths as names
@@ -21,7 +21,7 @@ from launcher.runs.files import write_atomic
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, next_launch_number, short
 from launcher.runs.write import LaunchExists, link_newest, make_directories, write_launch
-from launcher.schedulers.base import Intent, Scheduler
+from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.registry import scheduler_for
 
 TRAINER = Path(__file__).resolve().parents[1] / "trainer"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from launcher.errors import UserError
+
 
 class State(enum.Enum):
     """The states of a job, in Slurm's words, and those that only we know."""
@@ -71,6 +73,10 @@ class Ticket:
 
     job_id: str
     launch_dir: Path
+
+
+class NoAnswer(UserError):
+    """The scheduler did not answer in time: whether it took the job is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from launcher.errors import NoAnswer, UserError
+from launcher.errors import UserError
+from launcher.schedulers.base import NoAnswer
 from launcher.schedulers.commands import words
 
 # sbatch's words for a controller that said nothing; it may have taken the job.

@@ -50,6 +50,24 @@ def test_in_an_allocation_the_tasks_are_on_its_nodes(
 
 
 @pytest.mark.slurm
+def test_two_runs_share_an_allocation(tmp_path: Path, sandbox: Sandbox, launch: list[str | Path]) -> None:
+    """At the same time, and each with a rendezvous of its own: each waits until both have begun."""
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    recorder = tmp_path / "recorder"
+    meet = 'touch "$RECORD/$RUN"; until [ -e "$RECORD/a" ] && [ -e "$RECORD/b" ]; do sleep 0.1; done\n'
+    recorder.write_text(f'#!/bin/sh\n{meet}printf "%s" "$MASTER_PORT" >"$RECORD/$RUN.$RANK"\n')
+    one = '"$@" env_vars.RUN={0} training.run.name={0} &'
+    both = f"{one.format('a')} {one.format('b')} wait -n && wait -n"
+    salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", both, "bash"]
+    run_command(*salloc, *launch, cwd=tmp_path, **conf)
+    ports = {
+        name: {(tmp_path / "record" / f"{name}.{rank}").read_text() for rank in range(4)} for name in "ab"
+    }
+    assert len(ports["a"]) == len(ports["b"]) == 1
+    assert ports["a"] != ports["b"]
+
+
+@pytest.mark.slurm
 def test_an_allocation_that_is_too_small_is_refused(
     tmp_path: Path, sandbox: Sandbox, launch: list[str | Path]
 ) -> None:
