@@ -11,6 +11,7 @@ import submitit
 from submitit.core.core import PicklingExecutor
 
 from launcher.errors import UserError
+from launcher.schedulers.base import NoAnswer
 from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.slurm import SlurmScheduler
 
@@ -85,6 +86,15 @@ def test_a_refusal_is_told_in_slurms_words(
 ) -> None:
     monkeypatch.setenv("REFUSE", "nope")
     with pytest.raises(UserError, match="invalid partition specified: nope"):
+        SlurmScheduler(None).submit(script, "a-tag")
+
+
+@pytest.mark.parametrize("told", ["Socket timed out on send", "Unable to contact slurm controller"])
+def test_a_controller_that_says_nothing_has_not_refused(
+    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv("REFUSE", f"{told} (connect failure)")
+    with pytest.raises(NoAnswer, match=told):
         SlurmScheduler(None).submit(script, "a-tag")
 
 
