@@ -16,6 +16,7 @@ import torch
 
 # The modules on GPT's path that spell device="cuda" out.
 _LITERAL_CUDA = (
+    "megatron.core.models.common.embeddings.rope_utils",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.optimizer.clip_grads",
     "megatron.core.optimizer.optimizer",
@@ -109,7 +110,7 @@ def _replace_rng() -> None:
 
 
 class _TorchOnCpu(types.ModuleType):
-    """``torch``, whose tensor factories read ``device="cuda"`` as the CPU."""
+    """``torch``, whose tensor factories read ``device="cuda"`` as the CPU, and pin nothing."""
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -124,6 +125,7 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
     return create

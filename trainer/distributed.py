@@ -29,6 +29,8 @@ class Place:
     world: World
     layout: Layout
     tensor_rank: int
+    pipeline_rank: int
+    context_rank: int
     data_rank: int
     device: Any
 
@@ -52,8 +54,10 @@ def process_group(world: World) -> Iterator[Any]:
         "nccl" if device.type == "cuda" else "gloo", rank=world.rank, world_size=world.size, timeout=_TIMEOUT
     )
     yield device
-    dist.barrier()
-    dist.destroy_process_group()
+    # All is done by now: a rank that has left before, at a signal, takes nothing from that.
+    with contextlib.suppress(RuntimeError):
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def make_place(world: World, layout: Layout, device: Any) -> Place:
@@ -61,12 +65,18 @@ def make_place(world: World, layout: Layout, device: Any) -> Place:
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor, create_gloo_process_groups=device.type == "cuda"
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        create_gloo_process_groups=device.type == "cuda",
     )
     return Place(
         world=world,
         layout=layout,
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        context_rank=parallel_state.get_context_parallel_rank(),
         data_rank=parallel_state.get_data_parallel_rank(),
         device=device,
     )

@@ -1,7 +1,9 @@
 """Errors that end a training, and the exit code of each.
 
 A user's mistake is one message and exit code 2. A diverged loss is exit code 3. Everything else is a bug or
-a broken machine: it keeps its traceback and exits with 1.
+a broken machine: it keeps its traceback and exits with 1. A training that was asked to stop is no error: it
+has saved, and says with 75 that it is to be launched again. One that leaves at a second signal exits with 128
+and the signal's number, as a shell would say it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 3
+# EX_TEMPFAIL of sysexits.h: all is well, try again later.
+EXIT_STOPPED = 75
 
 
 class UserError(Exception):

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+from trainer import failures
 from trainer.errors import UserError
 from trainer.world import World
 
@@ -57,11 +58,52 @@ def start_logging(log_dir: Path, world: World) -> None:
         LOGGER.addHandler(to_stdout)
 
 
-def record_failure(log_dir: Path | None, world: World) -> None:
-    """Write the current exception's traceback, with this rank's name, to stderr and to both log files."""
-    text = f"rank {world.rank} (local rank {world.local_rank}) failed:\n{traceback.format_exc()}"
-    print(text, file=sys.stderr, flush=True)
-    _append(log_dir, world, text)
+def record_failure(log_dir: Path | None, world: World, error: Exception, peers: failures.Peers) -> None:
+    """Write an exception's traceback, with this rank's name, to stderr and to both log files.
+
+    Where it only says that another rank was lost, or what another rank has said before, one line is enough
+    there; the rank's own log always has the traceback.
+
+    Parameters
+    ----------
+    log_dir
+        The directory of logs; None if it is not known yet.
+    world
+        This process among all.
+    error
+        What it failed of.
+    peers
+        The other processes, if they are known yet.
+    """
+    name = f"rank {world.rank} (local rank {world.local_rank})"
+    trace = "".join(traceback.format_exception(error))
+    text = f"{name} failed:\n{trace}"
+    if log_dir is None or not log_dir.is_dir():
+        print(text, file=sys.stderr, flush=True)
+        return
+    _append(log_dir, [rank_log_name(world)], text)
+    line = _of_another(log_dir, world, error, peers)
+    if line is None:
+        print(text, file=sys.stderr, flush=True)
+        _append(log_dir, [ERROR_LOG], text)
+    elif world.local_rank == 0:
+        # One of a node is enough: thousands would hide what they tell of.
+        print(f"{name}: {line}", file=sys.stderr, flush=True)
+        _append(log_dir, [ERROR_LOG], f"{name}: {line}\n")
+    if line is not None:
+        _append(log_dir, [rank_log_name(world)], f"{name}: {line}\n")
+
+
+def _of_another(log_dir: Path, world: World, error: Exception, peers: failures.Peers) -> str | None:
+    """Return the line that says what another rank failed of; None if this rank has a cause of its own."""
+    if world.size > 1 and failures.lost_peer(error):
+        return failures.describe(failures.find_cause(log_dir, world, peers), error)
+    mine = failures.make(world, error, rank_log_name(world))
+    before = failures.first(log_dir, world.size)
+    mine.write(log_dir)
+    if before and before.rank != mine.rank and before.error == mine.error:
+        return f"the same as rank {before.rank}: {mine.error}"
+    return None
 
 
 # Longer than ranks differ in reaching the same mistake; the teller's exit ends the wait.
@@ -74,16 +116,16 @@ def record_mistake(log_dir: Path | None, world: World, error: UserError) -> None
     if is_teller[error.found_by]:
         text = f"error: {error}"
         print(text, file=sys.stderr, flush=True)
-        _append(log_dir, world, f"{text}\n")
+        if log_dir is not None and log_dir.is_dir():
+            _append(log_dir, [ERROR_LOG, rank_log_name(world)], f"{text}\n")
+            failures.make(world, error, ERROR_LOG).write(log_dir)
         return
     # The first rank to leave ends the others: leaving before the one that tells would silence it.
     time.sleep(TELLING_SECONDS)
 
 
-def _append(log_dir: Path | None, world: World, text: str) -> None:
-    if log_dir is None or not log_dir.is_dir():
-        return
-    for name in (ERROR_LOG, rank_log_name(world)):
+def _append(log_dir: Path, names: list[str], text: str) -> None:
+    for name in names:
         with (log_dir / name).open("a", encoding="utf-8") as file:
             file.write(text)
 

@@ -1,8 +1,9 @@
-"""Pretrain a GPT: ``python -m trainer.pretrain --config-path DIR --config-name NAME``.
+"""Pretrain a GPT or a T5: ``python -m trainer.pretrain --config-path DIR --config-name NAME``.
 
 The world is read from torchrun's environment variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
 MASTER_PORT); without them one process trains alone. Exit codes: 0 done, 2 a mistake in the configuration,
-3 the loss is no longer finite, 1 anything else.
+3 the loss is no longer finite, 75 stopped before its end by its time limit, SIGUSR1 or SIGTERM and to be
+launched again, 1 anything else.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer import errors, logs, requirements
+from trainer import errors, failures, logs, requirements
 from trainer.config.check import check_keys, unused
 from trainer.config.layout import Layout, make_layout
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import Settings, read_settings
+from trainer.report.provenance import write_git_info
+from trainer.signals import StopSignals
 from trainer.world import World
 
 
@@ -33,11 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_USER_ERROR
-    return _pretrain(options, world, started)
+    signals = StopSignals(world.rank)
+    signals.install()
+    return _pretrain(options, _Process(world, signals, started))
 
 
-def _pretrain(options: argparse.Namespace, world: World, started: float) -> int:
+@dataclass
+class _Process:
+    """This process, and what becomes known of it on the way."""
+
+    world: World
+    signals: StopSignals
+    started: float
     log_dir: Path | None = None
+    peers: failures.Peers = field(default_factory=failures.Peers)
+
+
+def _pretrain(options: argparse.Namespace, process: _Process) -> int:
+    world = process.world
     try:
         requirements.check(requirements.TRAINING)
         config = load_config(options.config_path, options.config_name)
@@ -47,19 +64,20 @@ def _pretrain(options: argparse.Namespace, world: World, started: float) -> int:
         layout = make_layout(settings, world.size)
         if settings.output.tensorboard:
             requirements.check(requirements.TENSORBOARD, "; or exp_manager.create_tensorboard_logger=False")
-        log_dir = settings.output.log_dir
-        _open_logs(log_dir, world, config)
-        _train(settings, layout, world, flat, started, options.stop_after)
+        process.log_dir = settings.output.log_dir
+        _open_logs(settings.output.log_dir, world, config)
+        return _train(settings, layout, process, flat, options.stop_after)
     except errors.UserError as error:
-        logs.record_mistake(log_dir, world, error)
+        # The rank that tells of it may be gone first, and bring signals to those that wait for that.
+        process.signals.ended(errors.EXIT_USER_ERROR)
+        logs.record_mistake(process.log_dir, world, error)
         return errors.EXIT_USER_ERROR
     except errors.DivergedError as error:
         logs.LOGGER.error("%s", error)
         return errors.EXIT_DIVERGED
-    except Exception:
-        logs.record_failure(log_dir, world)
+    except Exception as error:
+        logs.record_failure(process.log_dir, world, error, process.peers)
         return errors.EXIT_FAILURE
-    return errors.EXIT_OK
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -81,22 +99,19 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
         logs.start_logging(log_dir, world)
     except OSError as error:
         raise errors.UserError(f"exp_manager.explicit_log_dir={log_dir}: {error.strerror}", "node") from None
+    failures.forget(log_dir, world.rank)
     if not world.is_main:
         return
     import yaml
 
     (log_dir / "cmd-args.log").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
     (log_dir / "hparams.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_git_info(log_dir)
 
 
 def _train(
-    settings: Settings,
-    layout: Layout,
-    world: World,
-    flat: dict[str, Any],
-    started: float,
-    stop_after: int | None,
-) -> None:
+    settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
+) -> int:
     if settings.accelerator == "cpu":
         # CUDA, and all that asks for it, is then not there: torch reads this when it first looks for devices.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -110,14 +125,21 @@ def _train(
     from trainer.loop.run import train
     from trainer.loop.saving import sole_writer
     from trainer.loop.session import open_session
+    from trainer.loop.stopping import REASONS, Stopping
 
-    with process_group(world) as device:
-        place = make_place(world, layout, device)
+    with process_group(process.world) as device:
+        process.peers = failures.Peers.introduce()
+        place = make_place(process.world, layout, device)
         with sole_writer(settings.saving, place):
             session = open_session(settings, place)
             for line in header(session, unused(flat, cuda=not on_cpu)):
                 logs.LOGGER.info(line)
-            train(session, started, stop_after)
+            stopping = Stopping(settings, place, process.signals, process.started)
+            reason = train(session, stopping, stop_after)
+            code = errors.EXIT_STOPPED if reason in REASONS else errors.EXIT_OK
+            # The first rank to leave with another code than 0 may bring signals to those that are behind it.
+            process.signals.ended(code)
+    return code
 
 
 def _end_at_once(code: int) -> NoReturn:

@@ -8,13 +8,15 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.trainer.warm import WarmPool
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SEQ_LENGTH = 32
@@ -67,8 +69,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
+# A value of `edited` that takes a key away. Compared by value: pytest imports this file under another name.
+REMOVED = "~"
+
+
 def edited(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with dotted keys changed."""
+    """Return the configuration with dotted keys changed, or removed."""
     config = copy.deepcopy(CONFIG)
     for key, value in changes.items():
         *path, last = key.split(".")
@@ -76,6 +82,8 @@ def edited(changes: dict[str, Any]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
         node[last] = value
+        if value == REMOVED:
+            del node[last]
     return config
 
 
@@ -101,15 +109,17 @@ class Outcome:
 class Trainings:
     """Starts trainings; each `name` is a run with a log directory of its own."""
 
-    def __init__(self, root: Path, prefix: Path | None, tokenizer: Path | None) -> None:
+    def __init__(self, root: Path, prefix: Path | None, tokenizer: Path | None, pool: WarmPool) -> None:
         self.root = root
+        self._pool = pool
+        self._launches = 0
         self._prefix = prefix
         self._tokenizer = tokenizer
 
     def start(
         self, name: str, changes: dict[str, Any], world: int, arguments: list[str]
     ) -> tuple[list[subprocess.Popen[str]], Path]:
-        """Start the processes of a training and return them and its log directory."""
+        """Start processes of their own for a training; return them and its log directory."""
         options, log_dir = self.configure(name, changes, world)
         command = [sys.executable, "-m", "trainer.pretrain", *options, *arguments]
         port = free_port()
@@ -145,9 +155,22 @@ class Trainings:
         world: int = 1,
         arguments: list[str] | None = None,
     ) -> Outcome:
-        """Run a training to its end."""
-        processes, log_dir = self.start(name, changes or {}, world, arguments or [])
-        return self.finish(processes, log_dir)
+        """Run a training to its end; its processes are forked from a warm one."""
+        options, log_dir = self.configure(name, changes or {}, world)
+        port, self._launches = free_port(), self._launches + 1
+        files = [
+            [self.root / f"{self._launches}.rank{rank}.{kind}" for rank in range(world)]
+            for kind in ("out", "err")
+        ]
+        started = [
+            self._pool.start(
+                [*options, *(arguments or [])], environment(rank, world, port), output, errors=errors
+            )
+            for rank, (output, errors) in enumerate(zip(*files, strict=True))
+        ]
+        codes = [process.wait() for process in started]
+        stdout, stderr = ([path.read_text() for path in paths] for paths in files)
+        return Outcome(codes, stdout, stderr, log_dir)
 
     @staticmethod
     def finish(processes: list[subprocess.Popen[str]], log_dir: Path) -> Outcome:
@@ -227,6 +250,13 @@ def tokenized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokeniz
 
 
 @pytest.fixture(scope="session")
-def trainings(tokenized: Tokenized, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+def trainings(tokenized: Tokenized, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     """Trainings on the tokenized corpus."""
-    return Trainings(tmp_path_factory.mktemp("trainings"), tokenized.prefix, tokenized.tokenizer)
+    return Trainings(tmp_path_factory.mktemp("trainings"), tokenized.prefix, tokenized.tokenizer, pool)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WarmPool]:
+    """Processes that start to train at once."""
+    with WarmPool() as started:
+        yield started

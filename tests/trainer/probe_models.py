@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -64,7 +65,8 @@ def one_step(settings: Settings, place: Any) -> dict[str, Any]:
     from trainer.data.batches import BatchMaker
     from trainer.data.source import MockSource
     from trainer.loop.step import train_losses
-    from trainer.model.gpt import build_model, parameter_count
+    from trainer.model.build import build_model
+    from trainer.model.counting import parameter_count
     from trainer.optim.build import Optimizer
 
     model = build_model(settings, place, 304)
@@ -76,7 +78,7 @@ def one_step(settings: Settings, place: Any) -> dict[str, Any]:
     return {
         "loss": loss,
         "grad_norm": optimizer.step(1e-3),
-        "parameters": parameter_count(model, 1),
+        "parameters": parameter_count(model),
         "names": [name for name, _ in model.named_parameters()],
         "after": train_losses(settings, model, maker.batches(source, windows), 4),
     }
@@ -84,7 +86,7 @@ def one_step(settings: Settings, place: Any) -> dict[str, Any]:
 
 def weight_decay(settings: Settings, place: Any) -> dict[str, list[float]]:
     """Return, for weights and for biases and norms, by how much a step without gradient shrinks them."""
-    from trainer.model.gpt import build_model
+    from trainer.model.build import build_model
     from trainer.optim.build import Optimizer
 
     heavy = replace(settings, optimization=replace(settings.optimization, weight_decay=0.5))
@@ -138,14 +140,15 @@ def generators_that_differ(place: Any) -> str:
 def overflowing_gradient(settings: Settings, place: Any) -> str:
     """Return what is said of a step whose loss is finite and whose gradient is not."""
     from trainer.errors import DivergedError
-    from trainer.loop.run import _step
+    from trainer.loop.run import _feed, _step
     from trainer.loop.session import open_session
 
     session = open_session(settings, place)
-    weight = session.model.module.decoder.final_layernorm.weight
+    weight = session.model.chunks[0].module.decoder.final_layernorm.weight
     weight.register_hook(lambda gradient: gradient * float("inf"))
     try:
-        _step(session)
+        with contextlib.closing(_feed(session)) as feed:
+            _step(session, feed)
     except DivergedError as error:
         return str(error)
     return ""

@@ -23,7 +23,7 @@ CHANGES = ("os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "os.t
 
 def save(directory: Path, step: int) -> store.Found:
     """Save as a training of two ranks does, that keeps two checkpoints and finds what an earlier one left."""
-    saving = Saving(True, directory, "{step}", every=1, keep=1, monitor="step", mode="max")
+    saving = Saving(True, directory, "{step}", every=1, background=False, keep=1, monitor="step", mode="max")
     leftovers = store.leftovers(directory)
     unfinished = store.begin(directory, f"step={step}")
     files = {}

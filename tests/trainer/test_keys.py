@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,6 @@ from trainer.errors import UserError
 pytestmark = pytest.mark.trainer
 
 CALLBACK = "exp_manager.checkpoint_callback_params"
-GPT3_KEYS = [
-    line
-    for line in (Path(__file__).parent / "data" / "gpt3_keys.txt").read_text().splitlines()
-    if not line.startswith("#")
-]
 
 
 @pytest.fixture
@@ -30,11 +27,6 @@ def flat(configuration: Any, tmp_path: Path) -> dict[str, Any]:
     return flatten(
         configuration({"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_prefix": [prefix]})
     )
-
-
-@pytest.mark.parametrize("key", GPT3_KEYS)
-def test_every_key_of_every_gpt3_size_is_in_the_table(key: str) -> None:
-    assert status_of(key) is not None
 
 
 def test_a_misspelt_key_is_refused_with_the_right_spelling(flat: dict[str, Any]) -> None:
@@ -52,12 +44,13 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("model.pipeline_model_parallel_size", 2, "valid here: 1 or null"),
-        ("model.context_parallel_size", 4, "valid here: 1"),
-        ("model.sequence_parallel", True, "valid here: False"),
-        ("model.rampup_batch_size", [16, 16, 100], "valid here: null"),
+        ("model.optim.sched.last_epoch", 10, "valid here: -1 or null"),
         ("model.fp8", True, "FP8"),
-        ("model.data.reset_position_ids", True, "valid here: False"),
+        ("model.use_emha", True, "valid here: False"),
+        ("model.deterministic_mode", True, "valid here: False"),
+        ("model.fp32_residual_connection", True, "valid here: False"),
+        ("model.low_freq_factor", 2, "valid here: 1"),
+        ("model.activations_checkpoint_layers_per_pipeline", 1, "valid here: null or 0"),
         (f"{CALLBACK}.save_weights_only", True, "a training continues from all of its state"),
         (f"{CALLBACK}.every_n_epochs", 2, "every_n_train_steps says how often"),
         (f"{CALLBACK}.train_time_interval", "00:01:00:00", "every_n_train_steps says how often"),
@@ -84,22 +77,39 @@ def test_the_very_small_configuration_passes(flat: dict[str, Any]) -> None:
     [
         ("model.num_layers", "four", "expected a number"),
         ("model.num_layers", 2.5, "expected a whole number"),
+        ("model.num_layers", 10**400, "expected a number"),
+        ("model.num_layers", math.nan, "expected a number"),
+        ("model.num_layers", {}, "expected a number"),
+        ("model.seed", 2**63, "below 2^63"),
+        ("model.tokenizer.vocab_file", "a\0b", "a non-empty string"),
         ("model.hidden_size", 33, "divisor of model.hidden_size=33"),
         ("model.num_query_groups", 3, "divisor of model.num_attention_heads=4"),
         ("model.hidden_dropout", 1.0, "below 1"),
         ("model.activation", "swigl", "did you mean 'swiglu'"),
         ("model.normalization", "batchnorm", "layernorm1p"),
+        ("model.attention_backend", "flash", "one of auto, transformer_engine, sdpa, local"),
         ("model.data.seq_length", 64, "the same as model.encoder_seq_length=32"),
         ("model.max_position_embeddings", 16, "at least"),
         ("model.data.splits_string", "90,10,0,0", "three weights"),
-        ("model.data.data_prefix", [0.5, "/a", 0.5, "/b"], "blending comes later"),
-        ("model.optim.sched.name", "WarmupAnnealing", "CosineAnnealing"),
+        ("model.data.data_prefix", [0.5, "/a", "/b"], "weights and prefixes in pairs"),
+        ("model.data.data_prefix", [10**400, "/a"], "[weight, prefix,"),
+        ("model.data.data_prefix", {}, "[weight, prefix,"),
+        ("model.optim.sched.name", "WarmupAnneal", "did you mean 'WarmupAnnealing'"),
+        ("model.optim.sched.warmup_ratio", 0.1, "null beside model.optim.sched.warmup_steps=2"),
+        ("model.optim.sched.constant_ratio", 1.5, "at most 1"),
+        ("model.do_layer_norm_weight_decay", "yes", "True or False"),
+        ("model.rampup_batch_size", [4, 2], "three whole numbers"),
+        ("model.rampup_batch_size", [4, 2, 0], "three whole numbers"),
+        ("model.rampup_batch_size", [4, 2.0, 10], "three whole numbers"),
+        ("model.rampup_batch_size", [8, 2, 10], "below model.global_batch_size=8"),
+        ("model.rampup_batch_size", [2, 4, 10], "lead from 2 to model.global_batch_size=8"),
         ("model.optim.sched.min_lr", 1.0, "at most"),
         ("model.optim.betas", [0.9], "two numbers"),
         ("trainer.precision", 16, "one of bf16"),
         ("trainer.accelerator", "tpu", "one of gpu, cuda, cpu, auto"),
         ("trainer.precision", "bf16", "megatron_amp_O2"),
         ("trainer.max_time", 1800, "days:hours:minutes:seconds"),
+        ("trainer.max_time", "00:00:00:3²", "days:hours:minutes:seconds"),
         ("trainer.val_check_interval", 0.25, "whole number of steps"),
         ("trainer.limit_val_batches", 1.0, "whole number of global batches"),
         (f"{CALLBACK}.monitor", "val_los", "did you mean 'val_loss'"),
@@ -116,6 +126,15 @@ def test_a_wrong_value_is_named_with_what_is_valid(
         read_settings({**flat, key: value})
     assert told in str(error.value)
     assert key.rsplit(".", 1)[-1] in str(error.value) or "hidden_size" in str(error.value)
+
+
+def test_openai_gelu_is_gelu_and_nothing_else(flat: dict[str, Any]) -> None:
+    asked = {**flat, "model.openai_gelu": True}
+    assert read_settings({**asked, "model.activation": "geglu"}).architecture.activation == "geglu"
+    with pytest.raises(
+        UserError, match=r"model\.openai_gelu=True: expected False, as model\.activation=swiglu"
+    ):
+        read_settings({**asked, "model.activation": "swiglu"})
 
 
 def test_a_checkpoint_follows_each_validation_unless_told_otherwise(flat: dict[str, Any]) -> None:
@@ -154,7 +173,9 @@ def test_what_nemo_and_lightning_know_of_checkpoints_is_in_the_table(flat: dict[
     given = {**flat, **{f"{CALLBACK}.{name}": value for name, value in nemo.items()}}
     check_keys(given)
     del flat[f"{CALLBACK}.filename"]
-    assert read_settings(given).saving == read_settings(flat).saving
+    ours = read_settings(flat).saving
+    assert ours.background
+    assert read_settings(given).saving == replace(ours, background=False)
 
 
 def test_a_missing_value_is_named(flat: dict[str, Any]) -> None:
@@ -214,6 +235,19 @@ def test_the_settings_read_the_keys_that_the_table_calls_implemented_and_no_othe
     watched = Watched({**flat, **more, "model.megatron_amp_O2": True})
     read_settings(watched)
     assert watched.read == {key for key, status in KEYS.items() if isinstance(status, Implemented)}
+
+
+def test_a_node_without_keys_asks_for_nothing_and_a_key_without_a_value_is_told(flat: dict[str, Any]) -> None:
+    assert flatten({"model": {"optim": {"sched": {}}, "seed": 1}, "run": {}}) == {
+        "model.optim.sched": {},
+        "model.seed": 1,
+    }
+    check_keys({**flat, "model.optim.sched": {}, "exp_manager.wandb_logger_kwargs": {}})
+    with pytest.raises(UserError, match="unknown key"):
+        check_keys({**flat, "model.optim": None})
+    for key in ("model.optim.schde", "model.fp8", "trainer.max_epochs"):
+        with pytest.raises(UserError, match=rf"{key}=\{{\}}"):
+            check_keys({**flat, key: {}})
 
 
 def test_a_node_that_is_null_is_as_its_keys_are() -> None:

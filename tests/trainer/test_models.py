@@ -56,6 +56,11 @@ def probe(configuration: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return result
 
 
+def test_the_shim_stays_one_small_file() -> None:
+    (shim,) = (Path(__file__).resolve().parents[2] / "trainer").rglob("*shim*.py")
+    assert len(shim.read_text().splitlines()) < 150
+
+
 def test_the_shim_changes_nothing_with_cuda(probe: dict[str, Any]) -> None:
     assert probe["cuda"] == {"installed": False, "changed": False, "imported": False}
     assert probe["cpu"] is True

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.heldout import entropy, heldout_windows, unigram_entropy
 from trainer.data.order import Order, rank_share
 from trainer.data.permutation import Permutation
-from trainer.data.source import MockSource, Tokens, loss_mask
+from trainer.data.seeds import HELDOUT, sample_seed
+from trainer.data.source import MockSource, Tokens, counted_targets, loss_mask
 
 pytestmark = pytest.mark.trainer
 
@@ -20,12 +22,14 @@ pytestmark = pytest.mark.trainer
 class Counting:
     """Window `i` holds the tokens ``[i, i, i]``."""
 
-    windows: int | None = 10
+    def __init__(self, windows: int | None = 10) -> None:
+        self.windows = windows
 
     def window(self, index: int) -> Tokens:
         return np.full(3, index, dtype=np.int64)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63), stream=st.integers(0, 2**64 - 1))
 def test_a_permutation_takes_every_value_once(size: int, seed: int, stream: int) -> None:
     permutation = Permutation(size, seed, stream)
@@ -47,6 +51,28 @@ def test_seeds_and_epochs_differ() -> None:
     assert len({tuple(first(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
+def test_the_first_data_generation_is_the_order_of_earlier_versions() -> None:
+    """Recorded before there were generations: a run continues with the samples that it had not seen."""
+    order = Order(1000, seed=1234)
+    samples = [0, 1, 2, 3, 999, 1000, 1001, 123456789]
+    assert [order.window(sample) for sample in samples] == [186, 126, 98, 514, 545, 358, 548, 330]
+    order = Order(5_000_000, seed=7)
+    assert [order.window(sample) for sample in (0, 4_999_999)] == [1340068, 3225190]
+
+
+def test_another_data_generation_is_another_order_of_all_windows() -> None:
+    orders = [Order(50, seed, generation) for seed in (1, 2) for generation in (0, 1, 2)]
+    epochs = [tuple(order.window(sample) for sample in range(50)) for order in orders]
+    assert len(set(epochs)) == 6
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+
+
+def test_what_is_drawn_for_a_sample_depends_on_all_three_numbers() -> None:
+    seeds = {sample_seed(s, g, n) for s in (0, 1, 2**32) for g in (0, 1, HELDOUT) for n in (0, 1, 2**32)}
+    assert len(seeds) == 27
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
 def test_each_epoch_sees_every_window_once() -> None:
     order = Order(7, seed=5)
     epochs = [[order.window(sample) for sample in range(7 * e, 7 * e + 7)] for e in range(3)]
@@ -57,6 +83,7 @@ def test_each_epoch_sees_every_window_once() -> None:
     assert order.window(3) == epochs[0][3]
 
 
+@settings(deadline=None)
 @given(ranks=st.sampled_from([1, 2, 3, 4, 6, 12]), consumed=st.integers(0, 500), windows=st.integers(1, 60))
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks(
     ranks: int, consumed: int, windows: int
@@ -72,33 +99,40 @@ def test_the_global_batch_does_not_depend_on_the_number_of_ranks(
 
 
 def test_mock_samples_depend_on_seed_and_number_only() -> None:
-    source = MockSource(16, 512, seed=1, validation=False)
-    assert np.array_equal(source.window(7), MockSource(16, 512, seed=1, validation=False).window(7))
+    source = MockSource(16, 512, seed=1)
+    assert np.array_equal(source.window(7), MockSource(16, 512, seed=1).window(7))
     assert not np.array_equal(source.window(7), source.window(8))
-    assert not np.array_equal(source.window(7), MockSource(16, 512, 2, False).window(7))
-    assert not np.array_equal(source.window(7), MockSource(16, 512, 1, True).window(7))
+    assert not np.array_equal(source.window(7), MockSource(16, 512, 2).window(7))
+    assert not np.array_equal(source.window(7), MockSource(16, 512, 1, generation=1).window(7))
+    assert not np.array_equal(source.window(7), MockSource(16, 512, 1, HELDOUT).window(7))
     assert source.window(7).shape == (17,)
     assert source.window(7).max() < 512
+    steps = {int(source.window(number)[1] - source.window(number)[0]) % 512 for number in range(100)}
+    assert steps == {1, 2, 3, 4}
 
 
 def test_held_out_windows_are_the_same_whatever_the_world() -> None:
     def real(multiple: int) -> list[int]:
-        batches = heldout_windows(25, 3, 8, multiple, seed=1)
+        batches = heldout_windows(Counting(25), 3, 8, multiple, seed=1)
         assert all(len(batch) % multiple == 0 for batch in batches)
         return [window for batch in batches for window in batch if window is not None]
 
     assert real(2) == real(8) == real(16)
     assert len(set(real(2))) == 24
-    few = heldout_windows(5, 3, 8, 4, seed=1)
+    few = heldout_windows(Counting(5), 3, 8, 4, seed=1)
     assert [len(batch) for batch in few] == [8]
     assert sorted(window for window in few[0] if window is not None) == list(range(5))
 
 
 def test_the_entropy_is_of_the_evaluated_targets() -> None:
     batches: list[list[int | None]] = [[1, 2, None, None]]
-    assert unigram_entropy(Counting(), batches, None, 10) == (4, pytest.approx(math.log(2)))
+
+    def targets(masked: int | None) -> Callable[[int], Tokens]:
+        return lambda window: counted_targets(Counting().window(window), masked)
+
+    assert unigram_entropy(targets(None), batches, 10) == (4, pytest.approx(math.log(2)))
     # Window 2's loss does not count: only ones are left.
-    assert unigram_entropy(Counting(), batches, 2, 10) == (2, 0.0)
+    assert unigram_entropy(targets(2), batches, 10) == (2, 0.0)
     assert entropy(np.array([3, 1])) == (4, pytest.approx(0.75 * math.log(4 / 3) + 0.25 * math.log(4)))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.checkpoint.marker import Marker
 from trainer.checkpoint.retention import keep_best
-from trainer.checkpoint.store import Found, begin, complete, finish, sync_part
+from trainer.checkpoint.store import REMOVING, Found, begin, complete, finish, sync_part
 from trainer.config.saving import Saving
 
 pytestmark = pytest.mark.trainer
@@ -28,7 +28,7 @@ MARKED = Marker(
 
 @pytest.fixture
 def saving(tmp_path: Path) -> Saving:
-    return Saving(True, tmp_path, "{step}", every=1, keep=2, monitor="val_loss", mode="min")
+    return Saving(True, tmp_path, "{step}", every=1, background=False, keep=2, monitor="val_loss", mode="min")
 
 
 def save(saving: Saving, step: int, loss: float | None = None, **more: Any) -> Found:
@@ -96,6 +96,19 @@ def test_what_another_put_there_stays(saving: Saving) -> None:
     }
 
 
+def test_a_damaged_checkpoint_is_none_of_the_best_and_stays(
+    saving: Saving, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = save(saving, 1, 1.0)
+    (damaged.path / "__0_0.distcp").write_text("wei")
+    with caplog.at_level("WARNING", logger="trainer"):
+        for step, loss in enumerate([2.0, 3.0, 4.0, 5.0], start=2):
+            save(saving, step, loss)
+    # Two that can be loaded, and the newest.
+    assert steps(saving) == [1, 2, 3, 5]
+    assert f"not counting checkpoint {damaged.path}: __0_0.distcp is missing or" in caplog.text
+
+
 def test_a_checkpoint_that_cannot_be_removed_ends_no_training(
     saving: Saving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,3 +121,21 @@ def test_a_checkpoint_that_cannot_be_removed_ends_no_training(
             save(saving, step)
     assert steps(saving) == [2, 3]
     assert "Device or resource busy" in caplog.text
+
+
+def test_a_checkpoint_that_cannot_be_renamed_ends_no_training(
+    saving: Saving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target.name.startswith(REMOVING):
+            raise OSError(2, "No such file or directory")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with caplog.at_level("WARNING", logger="trainer"):
+        for step in (1, 2, 3):
+            save(saving, step)
+    assert steps(saving) == [1, 2, 3]
+    assert "cannot remove" in caplog.text

@@ -1,14 +1,53 @@
-"""NeMo's CosineAnnealing at points worked out by hand from its formula."""
+"""NeMo's schedules: at points recorded from NeMo itself, and at some worked out by hand."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer.optim.schedule import CosineAnnealing
+from trainer.config.optimization import read_optimization
+from trainer.config.values import Values
+from trainer.errors import UserError
+from trainer.optim.schedule import CosineAnnealing, Schedule, WarmupAnnealing, make_schedule, remark
 
 pytestmark = pytest.mark.trainer
+
+# What tests/nemo/record_schedules.py wrote; tests/nemo holds it against NeMo again.
+RECORDED = json.loads((Path(__file__).parent / "data" / "nemo_schedules.json").read_text())
+
+
+def configured(lr: float, steps: int, lr_scale: float = 1.0, **sched: Any) -> Schedule:
+    """Return the schedule of a configuration's ``model.optim`` in a training of so many steps."""
+    flat = {"model.optim.lr": lr, **{f"model.optim.sched.{name}": value for name, value in sched.items()}}
+    return make_schedule(read_optimization(Values(flat), steps), lr_scale)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: json.dumps(recorded["sched"]))
+def test_the_rates_are_nemos(recorded: dict[str, Any]) -> None:
+    """To the last bit: the same operations in the same order.
+
+    But for the cosine, in whose last bit the mathematics libraries of two machines may differ: multiplied by
+    half the range and rounded again, that is less than two ulps of the highest rate.
+    """
+    schedule, rates = (
+        configured(recorded["lr"], recorded["max_steps"], **recorded["sched"]),
+        recorded["rates"],
+    )
+    assert len(rates) >= 1000
+    tolerance = 2 * math.ulp(recorded["lr"]) if recorded["sched"]["name"] == "CosineAnnealing" else 0.0
+    far = [(step, rate) for step, rate in enumerate(rates) if not abs(schedule(step) - rate) <= tolerance]
+    assert far == []
+
+
+def test_recorded_are_warm_ups_and_constant_ends_of_either_kind() -> None:
+    names = {frozenset(recorded["sched"]) - {"min_lr", "last_epoch"} for recorded in RECORDED}
+    cosine = [set(), {"warmup_steps", "constant_steps"}, {"warmup_ratio", "constant_ratio"}, {"warmup_ratio"}]
+    line = [set(), {"warmup_ratio"}, {"warmup_steps"}]
+    assert {frozenset({"name", *one}) for one in (*cosine, *line, {"constant_steps"})} == names
 
 
 def test_without_constant_steps_the_warm_up_starts_above_zero() -> None:
@@ -34,3 +73,72 @@ def test_a_run_shorter_than_its_warm_up_only_warms_up() -> None:
 
 def test_without_warm_up_it_starts_at_the_highest_rate() -> None:
     assert CosineAnnealing(max_lr=1.0, min_lr=0.0, warmup=0, constant=0, total=10)(0) == 1.0
+    assert WarmupAnnealing(max_lr=1.0, min_lr=0.0, warmup=0, total=10)(0) == 1.0
+
+
+def test_where_nemo_would_divide_by_zero_the_rate_is_the_constant_one() -> None:
+    schedule = CosineAnnealing(max_lr=1.0, min_lr=0.25, warmup=0, constant=10, total=10)
+    assert [schedule(step) for step in (0, 5, 10, 11)] == [0.25] * 4
+
+
+def test_warmup_annealing_falls_in_a_straight_line() -> None:
+    schedule = WarmupAnnealing(max_lr=1.0, min_lr=0.5, warmup=4, total=14)
+    assert [schedule(step) for step in (0, 3, 4)] == pytest.approx([0.2, 0.8, 1.0])
+    assert [schedule(step) for step in (5, 9, 14, 15, 99)] == pytest.approx([0.95, 0.75, 0.5, 0.5, 0.5])
+    # Within its warm-up at the last step, and past both at once after it.
+    short = WarmupAnnealing(max_lr=1.0, min_lr=0.5, warmup=4, total=2)
+    assert [short(step) for step in (2, 4, 5)] == pytest.approx([0.6, 1.0, 0.5])
+
+
+def test_a_ratio_is_a_share_of_the_schedules_steps_rounded_down() -> None:
+    sched = {"warmup_ratio": 0.015, "constant_ratio": 0.25, "min_lr": 0.0}
+    read = read_optimization(
+        Values({"model.optim.lr": 1.0, **{f"model.optim.sched.{key}": sched[key] for key in sched}}), 1010
+    )
+    assert (read.warmup_steps, read.constant_steps, read.schedule_steps) == (15, 252, 1010)
+
+
+def test_a_schedule_that_ends_elsewhere_than_the_training() -> None:
+    assert configured(1.0, 10, name="WarmupAnnealing", max_steps=20)(10) == 0.5
+    assert configured(1.0, 10, name="WarmupAnnealing")(10) == 0.0
+
+
+def test_all_of_a_schedule_can_be_scaled() -> None:
+    plain, half = configured(1e-3, 100, warmup_steps=10), configured(1e-3, 100, 0.5, warmup_steps=10)
+    assert [half(step) for step in range(120)] == [plain(step) / 2 for step in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("sched", "told"),
+    [
+        (
+            {"warmup_steps": 5, "warmup_ratio": 0.1},
+            r"sched\.warmup_ratio=0\.1: expected null beside .*steps=5",
+        ),
+        ({"constant_steps": 5, "constant_ratio": 0.1}, r"sched\.constant_ratio=0\.1: expected null beside"),
+        ({"warmup_ratio": 1.01}, "at most 1"),
+        ({"warmup_ratio": -0.1}, "at least 0"),
+        ({"name": "WarmupAnnealing", "constant_steps": 5}, r"sched\.constant_steps=5: expected null or 0"),
+        (
+            {"name": "WarmupAnnealing", "constant_ratio": 0.5},
+            r"sched\.constant_ratio=0\.5: expected null or 0",
+        ),
+        ({"min_lr": 2.0}, r"sched\.min_lr=2: expected at most model\.optim\.lr=1"),
+        ({"name": "PolynomialDecayAnnealing"}, "one of CosineAnnealing, WarmupAnnealing"),
+    ],
+)
+def test_what_makes_no_schedule_is_told(sched: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        configured(1.0, 100, **sched)
+
+
+def test_a_schedule_without_room_to_fall_is_remarked() -> None:
+    def said(max_steps: int) -> str | None:
+        flat = {f"model.optim.sched.{part}_steps": 5 for part in ("warmup", "constant")}
+        return remark(read_optimization(Values({"model.optim.lr": 1.0, **flat}), max_steps))
+
+    assert said(11) is None
+    assert said(10) == (
+        "warm-up (5) and constant steps (5) fill the 10 steps of the schedule: "
+        "the learning rate does not fall in between"
+    )

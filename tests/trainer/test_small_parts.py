@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 
 from trainer.config.load import flatten, load_config
-from trainer.config.settings import Data
-from trainer.data.vocabulary import read_vocabulary
 from trainer.errors import UserError
 from trainer.logs import record_mistake
 from trainer.report.progress import Pace, count, duration, step_line
@@ -70,39 +67,12 @@ def test_lines_for_people() -> None:
     assert [count(n) for n in (999, 1_500, 125_300_000, 2 * 10**9)] == ["999", "1.5k", "125.3M", "2.0B"]
 
 
-def data(kind: str, vocab: Path | None, merges: Path | None) -> Data:
-    return Data(
-        kind="mock" if kind == "mock" else "mmap",
-        prefix=None,
-        splits=(1.0, 0.0, 0.0),
-        eod_mask_loss=False,
-        vocab_file=vocab,
-        merge_file=merges,
-    )
-
-
-def test_mock_data_need_no_tokenizer_and_real_data_do(tmp_path: Path) -> None:
-    missing = tmp_path / "vocab.json"
-    assert read_vocabulary(data("mock", missing, None)).size == 50257
-    with pytest.raises(UserError, match=rf"model\.tokenizer\.vocab_file={missing}"):
-        read_vocabulary(data("mmap", missing, None))
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", "{", '{"a": 0}', '{"a": 0, "<|endoftext|>": 7}'])
-def test_a_file_that_is_no_vocabulary(tmp_path: Path, text: str) -> None:
-    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
-    vocab.write_text(text)
-    merges.touch()
-    with pytest.raises(UserError, match=str(vocab)):
-        read_vocabulary(data("mmap", vocab, merges))
-    vocab.write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
-    assert read_vocabulary(data("mmap", vocab, merges)).end_of_text == 1
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("model: {a: [}", "not valid YAML"),
+        ("model: {a: 2026-13-01}", "not valid YAML: month must be in 1..12"),
+        ("model: \udcff", "not valid YAML"),
         ("- 1", "expected a mapping"),
         ("modle: {}", "did you mean 'model'"),
         ("model: {}\ntrainer: {}", "missing root key 'exp_manager'"),
@@ -110,7 +80,7 @@ def test_a_file_that_is_no_vocabulary(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, told: str) -> None:
-    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "a.yaml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=r"a\.yaml") as error:
         load_config(tmp_path, "a")
     assert told in str(error.value)

@@ -22,19 +22,19 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from megatron.core.datasets.indexed_dataset import IndexedDataset
-from trainer.data.indexed import IndexedSource, open_indexed, split_documents
+from trainer.data.index import build_index, split_documents
+from trainer.data.indexed import IndexedSource
 from trainer.errors import UserError
 prefix = sys.argv[1]
 dataset = IndexedDataset(prefix)
 documents = [dataset[number].tolist() for number in range(len(dataset))]
-opened = open_indexed(Path(prefix))
-weights = (80.0, 20.0, 0.0)
+index = build_index(Path(prefix), (80.0, 20.0, 0.0))
 windows = []
 for split in (0, 1):
-    source = IndexedSource(opened, split, weights, 32)
+    source = IndexedSource(Path(prefix), index, split, 32)
     windows.append([source.window(index).tolist() for index in range(source.windows)])
 try:
-    IndexedSource(opened, 2, weights, 32)
+    IndexedSource(Path(prefix), index, 2, 32)
 except UserError as error:
     refused = str(error)
 print(json.dumps({

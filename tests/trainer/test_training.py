@@ -57,6 +57,12 @@ def test_the_loss_falls_and_everything_is_told(plain: Any) -> None:
     assert abs(steps[0]["loss"] - math.log(304)) < 0.2
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
     assert [line["lr"] for line in steps[:3]] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])
+    for line in steps:
+        flops = start["model_flops_per_sample"] * 8 / line["step_time"]
+        assert line["tflops_per_gpu"] == pytest.approx(flops / 1e12)
+        assert line["mfu"] is None
+        assert 0 < line["data_wait"] < 1
+        assert line["memory_bytes"] > 100 << 20
     assert [line["step"] for line in plain.lines("validation")] == [4, 6]
     (data,) = plain.lines("data")
     # Whole windows, but not whole batches: the last one is padded, and differently in each world.
@@ -70,6 +76,7 @@ def test_the_files_of_a_log_directory(plain: Any) -> None:
     names = {path.name for path in plain.log_dir.iterdir()}
     expected = {"nemo_log_globalrank-0_localrank-0.txt", "cmd-args.log", "hparams.yaml", "metrics.jsonl"}
     assert expected <= names
+    assert {"nemo_error_log.txt", "failures"}.isdisjoint(names)
     assert any(name.startswith("events.out.tfevents") for name in names)
     # After each validation, and at the end.
     saved = [(line["step"], Path(line["path"]).name) for line in plain.lines("checkpoint")]
@@ -114,6 +121,10 @@ def test_tensorboard_has_nemos_names(plain: Any) -> None:
         "consumed_samples",
         "epoch",
         "train_step_timing in s",
+        "tflops_per_sec_per_gpu",
+        "tokens_per_second",
+        "data_wait",
+        "memory_bytes",
         "validation_step_timing in s",
         "grad_norm",
     }
@@ -171,9 +182,10 @@ def test_a_resumed_tensor_parallel_training_is_bitwise_the_same(tensor_parallel:
 def test_a_complete_training_is_left_alone_and_another_size_is_refused(
     tensor_parallel: Any, trainings: Any
 ) -> None:
-    other = trainings("tensor_parallel")
+    other = trainings("tensor_parallel", {"model.ffn_hidden_size": 64})
     assert other.codes == [2]
-    assert "model.tensor_model_parallel_size=1, but the checkpoint" in other.stderr[0]
+    assert "the model has ffn_hidden_size=64, but the checkpoint" in other.stderr[0]
+    assert "has 128: keep it, or train into another" in other.stderr[0]
     assert "Traceback" not in other.stderr[0]
     again = trainings("tensor_parallel", TENSOR_2, world=2)
     assert ended_well(again)
@@ -228,9 +240,10 @@ def test_one_dead_rank_ends_the_job_and_the_other_tells(trainings: Any) -> None:
     processes[1].send_signal(signal.SIGKILL)
     outcome = trainings.finish(processes, log_dir)
     assert outcome.codes == [1, -signal.SIGKILL]
-    assert "rank 0 (local rank 0) failed" in outcome.stderr[0]
-    for name in ("nemo_error_log.txt", "nemo_log_globalrank-0_localrank-0.txt"):
-        assert "Traceback" in (log_dir / name).read_text()
+    assert outcome.stderr[0].startswith("rank 0 (local rank 0): rank 1 on ")
+    assert len(outcome.stderr[0].splitlines()) == 1
+    assert (log_dir / "nemo_error_log.txt").read_text() == outcome.stderr[0]
+    assert "Traceback" in (log_dir / "nemo_log_globalrank-0_localrank-0.txt").read_text()
 
 
 def test_mistakes_exit_with_2_and_one_line(trainings: Any) -> None:

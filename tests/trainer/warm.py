@@ -9,16 +9,23 @@ the process's id, an order to wait for an id with its exit code.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.trainer.sabotage import sabotage
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Of linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 
 class WarmProcess:
@@ -48,11 +55,31 @@ class WarmPool:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._server.communicate(timeout=60)
+        try:
+            self._server.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            # It waits for a process that does not end; what it forked ends with it.
+            self._server.kill()
+            self._server.communicate()
 
-    def start(self, arguments: list[str], environment: dict[str, str], output: Path) -> WarmProcess:
-        """Start ``python -m trainer.pretrain`` with its stdout and stderr in a file."""
-        order = {"arguments": arguments, "environment": environment, "output": str(output)}
+    def start(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        output: Path,
+        module: str = "trainer.pretrain",
+        errors: Path | None = None,
+    ) -> WarmProcess:
+        """Start the ``main`` of a module, as of ``python -m``.
+
+        Its stdout goes into a file, and its stderr too, unless there is a file for `errors`.
+        """
+        order = {
+            "arguments": arguments,
+            "environment": environment,
+            "outputs": [str(output), str(errors or output)],
+            "module": module,
+        }
         return WarmProcess(self, int(self.order(order)))
 
     def order(self, order: dict[str, Any]) -> str:
@@ -84,18 +111,18 @@ def _serve() -> None:
 
 
 def _train(order: dict[str, Any]) -> None:
-    from trainer import pretrain
-
-    descriptor = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    # Nothing is left when the tests are over, however they end.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    for number, output in enumerate(order["outputs"], start=1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(order["environment"])
     code = 1
+    sabotage()
     try:
-        sys.argv = ["pretrain", *order["arguments"]]
-        code = pretrain.main(order["arguments"])
+        sys.argv = [order["module"], *order["arguments"]]
+        code = importlib.import_module(order["module"]).main(order["arguments"])
     finally:
         sys.stdout.flush()
         os._exit(code)

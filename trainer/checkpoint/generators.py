@@ -12,31 +12,44 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from trainer.distributed import Place
+from trainer.model.seeding import seed_training
 
 
 def sharded_generators(place: Place) -> ShardedObject:
-    """Return this rank's generators as one of the tensor-parallel ranks'.
+    """Return this rank's generators as one of the pipeline stages' and tensor-parallel ranks'.
 
-    Data-parallel ranks hold equal ones (:func:`check_equal`), so that their number may change.
+    Ranks that share both, data- and context-parallel ones, hold equal ones (:func:`check_equal`), so that
+    their number may change.
     """
+    layout = place.layout
     return ShardedObject(
-        "random", _states(), (place.layout.tensor,), (place.tensor_rank,), replica_id=place.data_rank
+        "random",
+        _states(),
+        (layout.pipeline, layout.tensor),
+        (place.pipeline_rank, place.tensor_rank),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
 
 
 def check_equal() -> None:
-    """Hold the generators of the data-parallel ranks against each other; every rank calls this.
+    """Hold the generators of the data- and context-parallel ranks against each other; every rank calls this.
 
     Raises
     ------
     RuntimeError
         If they differ: a checkpoint that holds one of them would not continue the training.
     """
-    group = parallel_state.get_data_parallel_group()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     digests = [""] * dist.get_world_size(group)
     dist.all_gather_object(digests, _digest(_states()), group=group)
     if len(set(digests)) > 1:
         raise RuntimeError(f"the random generators of the data-parallel ranks differ: {digests}")
+
+
+def start_anew(seed: int, step: int) -> None:
+    """Set the generators where there are none to continue with: from the seed and the completed steps."""
+    digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
+    seed_training(int.from_bytes(digest[:7], "big"))
 
 
 def restore_generators(states: dict[str, Any], place: Place) -> None:

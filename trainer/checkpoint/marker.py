@@ -21,14 +21,18 @@ class Marker:
     step, consumed_samples
         How far the training had come.
     world_size, tensor_model_parallel_size, pipeline_model_parallel_size
-        The processes that wrote it.
+        The processes that wrote it, ...
+    virtual_pipeline_model_parallel_size, context_parallel_size
+        ... and the other ways in which they shared the model; 0 where the first version did not tell.
     architecture
         The sizes its weights have.
     metrics
         What was known of the training then, by the names that ``monitor`` may have.
     training
         Names the training over all of its launches; one that starts from step 0 in the same directory has
-        another.
+        another, and so has one that goes back to an earlier checkpoint.
+    resume
+        The ``resume`` node with which it was trained: the intervention that it comes after.
     serial
         Counts the checkpoints of a directory upwards.
     files
@@ -41,8 +45,11 @@ class Marker:
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     architecture: dict[str, Any]
+    virtual_pipeline_model_parallel_size: int = 0
+    context_parallel_size: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     training: str = ""
+    resume: dict[str, Any] = field(default_factory=dict)
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.checkpoint.files import sync
 from trainer.checkpoint.marker import MARKER
-from trainer.checkpoint.store import REMOVING, Found, complete, unique
+from trainer.checkpoint.store import REMOVING, Found, complete, damage, unique
 from trainer.config.saving import Saving
 from trainer.logs import LOGGER
 
@@ -21,26 +21,29 @@ def keep_best(saving: Saving, latest: Found) -> None:
         if foreign:
             LOGGER.warning("keeping checkpoint %s: %s is not of it", found.path, foreign)
             continue
-        if remove([_set_aside(found.path)]):
+        hidden = _set_aside(found.path)
+        if hidden and remove([hidden]):
             LOGGER.info("removed checkpoint %s: save_top_k=%d keeps others", found.path, saving.keep)
 
 
 def surplus(checkpoints: Iterable[Found], latest: Found, saving: Saving) -> list[Found]:
     """Return those of `latest`'s training that are not among the best ``saving.keep``.
 
-    The newest is never surplus, nor is what an earlier training left in the directory. A checkpoint without
-    the monitored value ranks behind those that have it; among equals the later step is better.
+    The newest is never surplus, nor is what an earlier training left in the directory, nor what was damaged
+    after it was complete, which does not count as one of the best either. A checkpoint without the monitored
+    value ranks behind those that have it; among equals the later step is better.
     """
-    if saving.keep < 0:
-        return []
     own = [found for found in checkpoints if found.marker.training == latest.marker.training]
+    if saving.keep < 0 or len(own) <= saving.keep:
+        return []
     sign = 1.0 if saving.mode == "min" else -1.0
 
     def rank(found: Found) -> tuple[bool, float, int, int]:
         value = found.marker.metrics.get(saving.monitor)
         return (value is None, sign * (value or 0.0), -found.marker.step, -found.marker.serial)
 
-    return [found for found in sorted(own, key=rank)[saving.keep :] if found.path != latest.path]
+    whole = [found for found in sorted(own, key=rank) if _is_whole(found)]
+    return [found for found in whole[saving.keep :] if found.path != latest.path]
 
 
 def remove(hidden: Iterable[Path]) -> bool:
@@ -55,11 +58,22 @@ def remove(hidden: Iterable[Path]) -> bool:
     return gone
 
 
-def _set_aside(path: Path) -> Path:
+def _is_whole(found: Found) -> bool:
+    wrong = damage(found)
+    if wrong:
+        LOGGER.warning("not counting checkpoint %s: %s", found.path, wrong)
+    return wrong is None
+
+
+def _set_aside(path: Path) -> Path | None:
     # From here on nothing takes it for a checkpoint, however far the removal gets.
     hidden = path.with_name(f"{REMOVING}{path.name}-{unique()}")
-    path.rename(hidden)
-    sync(path.parent)
+    try:
+        path.rename(hidden)
+        sync(path.parent)
+    except OSError as error:
+        LOGGER.warning("cannot remove %s: %s", path, error.strerror or error)
+        return None
     return hidden
 
 

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint import CheckpointException
 
-from trainer.checkpoint import generators, store
+from trainer.checkpoint import compatible, generators
+from trainer.checkpoint.choice import Choice
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.writer import make_strategy
-from trainer.config.architecture import Architecture
-from trainer.distributed import Place, from_main
-from trainer.errors import UserError
+from trainer.checkpoint.pending import Pending
+from trainer.distributed import Place
+from trainer.logs import LOGGER
+from trainer.model.model import Model
 
-# What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
-_SHAPES = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "max_positions",
-    "position",
-    "activation",
-    "normalization",
-    "zero_centered_gamma",
-    "bias",
-    "tied_embeddings",
-)
+# The distributed optimizer's states by parameter, whatever the layout. dp_reshardable is faster, and what it
+# loads is not what it saved: a training continued from it diverges in silence.
 _FULLY_RESHARDABLE = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
@@ -47,16 +31,17 @@ class Progress:
     consumed_samples: int = 0
 
 
-def shapes(architecture: Architecture, vocabulary: int, precision: str) -> dict[str, Any]:
-    """Return what a checkpoint's weights depend on."""
-    chosen = {name: value for name, value in asdict(architecture).items() if name in _SHAPES}
-    return {**chosen, "padded_vocabulary": vocabulary, "precision": precision}
-
-
 def save(
-    directory: Path, name: str, model: Any, optimizer: Any, progress: Progress, place: Place, marker: Marker
-) -> store.Found:
-    """Write a checkpoint; every rank calls this.
+    directory: Path,
+    name: str,
+    model: Model,
+    optimizer: Any,
+    progress: Progress,
+    place: Place,
+    marker: Marker,
+    background: bool,
+) -> Pending:
+    """Begin to write a checkpoint; every rank calls this.
 
     Parameters
     ----------
@@ -67,75 +52,72 @@ def save(
     place
         This process.
     marker
-        What is known of the checkpoint beforehand; its files and its serial are filled in.
+        What is known of the checkpoint beforehand.
+    background
+        Whether the training goes on while the files are written.
 
     Returns
     -------
-    Found
-        The complete checkpoint. Until it is complete it lies under a hidden name without a marker.
+    Pending
+        The state is as it was in this moment, whatever the training changes from now on.
     """
     generators.check_equal()
-    unfinished = from_main(lambda: store.begin(directory, name))
-    state = _state(model, optimizer, progress, place, False)
-    with _as_exception(f"the checkpoint {unfinished} cannot be written"):
-        dist_checkpointing.save(state, str(unfinished), make_strategy())
-    # A barrier too: nobody returns before every rank's files are on disk.
-    parts: list[dict[str, int]] = [{}] * place.layout.world
-    dist.all_gather_object(parts, store.sync_part(unfinished, place.world.rank))
-    files = {name: size for part in parts for name, size in part.items()}
-    return from_main(lambda: store.finish(unfinished, name, replace(marker, files=files)))
-
-
-def restore(found: store.Found, model: Any, optimizer: Any, place: Place, shape: dict[str, Any]) -> Progress:
-    """Load a checkpoint into the model, the optimizer and the random generators.
-
-    Raises
-    ------
-    UserError
-        If the model or the tensor-parallel size is not the checkpoint's.
-    """
-    _check(found, place, shape)
-    with _as_exception(f"the checkpoint {found.path} cannot be read"):
-        state = dist_checkpointing.load(_state(model, optimizer, Progress(), place, True), str(found.path))
-    model.module.load_state_dict(state["model"])
-    with torch.no_grad():
-        optimizer.load_state_dict(state["optimizer"])
-    generators.restore_generators(state["random"], place)
-    return Progress(state["step"], state["consumed_samples"])
-
-
-@contextlib.contextmanager
-def _as_exception(message: str) -> Iterator[None]:
-    """Turn torch's CheckpointException, which is no Exception and would be handled as an interrupt."""
-    try:
-        yield
-    except CheckpointException as error:
-        raise RuntimeError(message) from error
-
-
-def _check(found: store.Found, place: Place, shape: dict[str, Any]) -> None:
-    saved = found.marker
-    way_out = "keep it, or train into another exp_manager.explicit_log_dir"
-    if saved.tensor_model_parallel_size != place.layout.tensor:
-        raise UserError(
-            f"model.tensor_model_parallel_size={place.layout.tensor}, but the checkpoint {found.path} was "
-            f"written with {saved.tensor_model_parallel_size}: {way_out}"
-        )
-    for name, value in saved.architecture.items():
-        if shape.get(name, value) != value:
-            raise UserError(
-                f"the model has {name}={shape[name]}, but the checkpoint {found.path} has {value}: {way_out}"
-            )
-
-
-def _state(model: Any, optimizer: Any, progress: Progress, place: Place, is_loading: bool) -> dict[str, Any]:
-    weights = model.module.sharded_state_dict()
-    return {
-        "model": weights,
-        "optimizer": optimizer.sharded_state_dict(
-            weights, is_loading=is_loading, metadata=_FULLY_RESHARDABLE
-        ),
+    state = {
+        **_tensors(model, optimizer, is_loading=False),
         "random": generators.sharded_generators(place),
         "step": progress.step,
         "consumed_samples": progress.consumed_samples,
     }
+    return Pending(directory, name, state, marker, place, background)
+
+
+def restore(choice: Choice, model: Model, optimizer: Any, place: Place, seed: int) -> Progress:
+    """Load a checkpoint into the model, the optimizer and the random generators; every rank calls this.
+
+    Parameters
+    ----------
+    choice
+        Which, and whether the optimizer's states are taken from it too. The model has to be of its shapes
+        (:func:`trainer.checkpoint.compatible.check`).
+    model, optimizer
+        What is loaded into.
+    place
+        This process.
+    seed
+        Where the generators start from if other ranks share the model than did in the checkpoint.
+    """
+    found = choice.found
+    wanted = _tensors(model, optimizer if choice.load_optimizer else None, is_loading=True)
+    continues = compatible.is_laid_out_as(found, place.layout)
+    if continues:
+        wanted["random"] = generators.sharded_generators(place)
+    try:
+        state = dist_checkpointing.load(wanted, str(found.path))
+    except CheckpointException as error:
+        # It is no Exception, and would be handled as an interrupt.
+        raise RuntimeError(f"the checkpoint {found.path} cannot be read") from error
+    model.load_state_dict(state["model"])
+    if choice.load_optimizer:
+        with torch.no_grad():
+            optimizer.load_state_dict(state["optimizer"])
+    else:
+        # The masters, where there are any, come from the weights.
+        optimizer.reload_model_params()
+    if continues:
+        generators.restore_generators(state["random"], place)
+    else:
+        generators.start_anew(seed, state["step"])
+        if place.is_main:
+            LOGGER.info(
+                "the checkpoint was written with other parallel sizes: dropout does not continue bit by bit"
+            )
+    return Progress(state["step"], state["consumed_samples"])
+
+
+def _tensors(model: Model, optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    """Return the weights, and an optimizer's states if given, as megatron-core's sharded tensors."""
+    weights = model.sharded_state_dict()
+    if optimizer is None:
+        return {"model": weights}
+    states = optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=_FULLY_RESHARDABLE)
+    return {"model": weights, "optimizer": states}

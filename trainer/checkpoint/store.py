@@ -61,11 +61,33 @@ def newest(directory: Path) -> tuple[Found | None, dict[Path, str]]:
     marked = complete(directory)
     torn = dict.fromkeys(_unmarked(directory, {one.path for one in marked}), f"no {MARKER}")
     for found in reversed(marked):
-        wrong = _wrong_file(found)
+        wrong = damage(found)
         if wrong is None:
             return found, torn
-        torn[found.path] = f"{wrong} is missing or has another size than {MARKER} says"
+        torn[found.path] = wrong
     return None, torn
+
+
+def open_checkpoint(path: Path) -> tuple[Found | None, str | None]:
+    """Return the complete checkpoint in a directory, or None and what is wrong."""
+    marker = read_marker(path)
+    if marker is None:
+        return None, f"no {MARKER}"
+    found = Found(path, marker)
+    wrong = damage(found)
+    return (found, None) if wrong is None else (None, wrong)
+
+
+def damage(found: Found) -> str | None:
+    """Return what is wrong with a marked checkpoint's files; None if they are as the marker says."""
+    for name, size in found.marker.files.items():
+        try:
+            if (found.path / name).stat().st_size == size:
+                continue
+        except OSError:
+            pass
+        return f"{name} is missing or has another size than {MARKER} says"
+    return None
 
 
 def begin(directory: Path, name: str) -> Path:
@@ -147,16 +169,6 @@ def _unmarked(directory: Path, marked: set[Path]) -> Iterator[Path]:
         # Other hidden directories are a file system's, or a removal's.
         if path not in marked and (path.name.startswith(UNFINISHED) or not path.name.startswith(".")):
             yield path
-
-
-def _wrong_file(found: Found) -> str | None:
-    for name, size in found.marker.files.items():
-        try:
-            if (found.path / name).stat().st_size != size:
-                return name
-        except OSError:
-            return name
-    return None
 
 
 def _writer(path: Path) -> int:

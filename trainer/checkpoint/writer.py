@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 from typing import Any
 
+import torch
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
@@ -23,6 +24,31 @@ def make_strategy() -> Any:
     # megatron-core would keep a server process for this queue, which outlives a killed rank.
     filesystem_async._results_queue = queue.Queue()
     return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+
+
+def take_snapshot(buckets: list[Any], copy: bool) -> None:
+    """Replace the tensors that are going to be written by such in host memory.
+
+    Parameters
+    ----------
+    buckets
+        megatron-core's: for each file its path, its name and what is in it. Objects are bytes already.
+    copy
+        Whether the training goes on before they are written: tensors in host memory are then copied as well.
+    """
+    # In place, so that megatron-core's writer does not keep what it had on the device.
+    buckets[:] = [
+        (path, name, (objects, [(item, _fetched(tensor, copy)) for item, tensor in tensors]))
+        for path, name, (objects, tensors) in buckets
+    ]
+    # Copies from a device may still be under way.
+    torch.cuda.synchronize()
+
+
+def _fetched(tensor: Any, copy: bool) -> Any:
+    if tensor.is_cpu:
+        return tensor.clone() if copy else tensor
+    return tensor.to("cpu", non_blocking=True)
 
 
 def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:

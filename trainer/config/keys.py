@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,23 +38,27 @@ Status = Implemented | Irrelevant | Refused
 
 _IMPLEMENTED = Implemented()
 _LIGHTNING = Irrelevant("an option of Lightning's trainer, which does not run here")
-_LAUNCHER = Irrelevant("the launcher's")
+LAUNCHER = Irrelevant("the launcher's")
 _WANDB = Irrelevant("no Weights & Biases logger here")
 _FP8_OFF = Irrelevant("FP8 is off")
 _FSDP_OFF = Irrelevant("FSDP is off")
 _FP16_OFF = Irrelevant("loss scaling is for fp16")
 _PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
 _NEMO_ARCHIVE = "a .nemo archive needs NeMo"
-_PIPELINE = Irrelevant("there is one pipeline stage")
+_STAGES = Irrelevant("megatron-core chooses how pipeline stages exchange, by `overlap_p2p_comm`")
 _BUCKETS = Irrelevant("megatron-core sizes its gradient buffers itself")
 _NO_OVERLAP = Irrelevant("gradients are reduced after the backward pass")
 _LEGACY = Irrelevant("an option of NeMo's old model classes, not of megatron-core's")
+
+_ROPE_SCALING = "megatron-core scales rotary positions with Llama 3.1's numbers"
+_TEXT = Irrelevant("the text was tokenized beforehand")
+_DEFERRED = Irrelevant("it needs Apex's accumulation of gradients")
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 
 KEYS: dict[str, Status] = {
     # run: the launcher's own node
-    "run.*": _LAUNCHER,
+    "run.*": LAUNCHER,
     # trainer
     "trainer.num_nodes": _IMPLEMENTED,
     "trainer.devices": _IMPLEMENTED,
@@ -101,27 +106,30 @@ KEYS: dict[str, Status] = {
     f"{_CALLBACK}.train_time_interval": Refused((None,), "every_n_train_steps says how often"),
     f"{_CALLBACK}.save_on_train_epoch_end": Refused((False, None), "every_n_train_steps says how often"),
     f"{_CALLBACK}.save_weights_only": Refused((False, None), "a training continues from all of its state"),
-    f"{_CALLBACK}.async_save": Refused((False, None), "the training waits for its checkpoints"),
+    f"{_CALLBACK}.async_save": _IMPLEMENTED,
     f"{_CALLBACK}.filepath": Refused((None,), "dirpath and filename say where"),
     f"{_CALLBACK}.prefix": Irrelevant("filename is the whole name"),
     f"{_CALLBACK}.auto_insert_metric_name": Refused((True, None), "a name tells its values with their names"),
     f"{_CALLBACK}.verbose": Irrelevant("each checkpoint is logged"),
     f"{_CALLBACK}.always_save_nemo": Refused((False, None), _NEMO_ARCHIVE),
-    f"{_CALLBACK}.save_nemo_on_train_end": Refused((False, None), _NEMO_ARCHIVE),
+    f"{_CALLBACK}.save_nemo_on_train_end": Irrelevant(f"{_NEMO_ARCHIVE}: the last checkpoint is like others"),
     f"{_CALLBACK}.save_best_model": Refused((False, None), _NEMO_ARCHIVE),
     f"{_CALLBACK}.postfix": Irrelevant(_NEMO_ARCHIVE),
     f"{_CALLBACK}.model_parallel_size": Irrelevant("taken from the model's parallel sizes"),
+    # resume: our own node
+    "resume.checkpoint": _IMPLEMENTED,
+    "resume.load_optimizer": _IMPLEMENTED,
+    "resume.lr_scale": _IMPLEMENTED,
+    "resume.data_generation": _IMPLEMENTED,
     # model: batches and parallelism
     "model.micro_batch_size": _IMPLEMENTED,
     "model.global_batch_size": _IMPLEMENTED,
-    "model.rampup_batch_size": Refused((None,), "a growing batch size is not in this version"),
+    "model.rampup_batch_size": _IMPLEMENTED,
     "model.tensor_model_parallel_size": _IMPLEMENTED,
-    "model.pipeline_model_parallel_size": Refused((1, None), "pipeline parallelism is not in this version"),
-    "model.virtual_pipeline_model_parallel_size": Refused(
-        (None, 1), "pipeline parallelism is not in this version"
-    ),
-    "model.context_parallel_size": Refused((1, None), "context parallelism is not in this version"),
-    "model.sequence_parallel": Refused((False, None), "torch's layer norm has no sequence parallelism"),
+    "model.pipeline_model_parallel_size": _IMPLEMENTED,
+    "model.virtual_pipeline_model_parallel_size": _IMPLEMENTED,
+    "model.context_parallel_size": _IMPLEMENTED,
+    "model.sequence_parallel": _IMPLEMENTED,
     # model: architecture
     "model.mcore_gpt": Refused((True, None), "the model is megatron-core's"),
     "model.encoder_seq_length": _IMPLEMENTED,
@@ -141,23 +149,33 @@ KEYS: dict[str, Status] = {
     "model.layernorm_zero_centered_gamma": _IMPLEMENTED,
     "model.normalization": _IMPLEMENTED,
     "model.activation": _IMPLEMENTED,
-    "model.openai_gelu": Refused((False, None), "megatron-core has no such activation"),
+    "model.openai_gelu": _IMPLEMENTED,
     "model.bias": _IMPLEMENTED,
     "model.position_embedding_type": _IMPLEMENTED,
     "model.rotary_percentage": _IMPLEMENTED,
     "model.rotary_base": _IMPLEMENTED,
+    "model.rotary_interleaved": _IMPLEMENTED,
+    "model.seq_len_interpolation_factor": _IMPLEMENTED,
+    "model.scale_positional_embedding": _IMPLEMENTED,
+    "model.scale_factor": _IMPLEMENTED,
+    "model.low_freq_factor": Refused((1, 1.0, None), _ROPE_SCALING),
+    "model.high_freq_factor": Refused((4, 4.0, None), _ROPE_SCALING),
+    "model.old_context_len": Refused((8192, None), _ROPE_SCALING),
     "model.share_embeddings_and_output_weights": _IMPLEMENTED,
     "model.make_vocab_size_divisible_by": _IMPLEMENTED,
+    "model.override_vocab_size": _IMPLEMENTED,
+    "model.use_flash_attention": _LEGACY,
+    "model.use_emha": Refused((False, None), "NeMo has it not either"),
     "model.attention_type": Refused(("multihead", None), "megatron-core's GPT has no other"),
     "model.transformer_block_type": Refused(("pre_ln", None), "megatron-core's GPT has no other"),
-    "model.normalize_attention_scores": Refused(
-        (True, None), "megatron-core always divides by sqrt(kv_channels)"
-    ),
+    "model.normalize_attention_scores": _IMPLEMENTED,
     "model.headscale": Refused((False, None), "megatron-core's GPT has no such option"),
-    "model.pre_process": Refused((True, None), _PIPELINE.reason),
-    "model.post_process": Refused((True, None), _PIPELINE.reason),
+    "model.pre_process": Refused((True, None), "the first pipeline stage has the embeddings"),
+    "model.post_process": Refused((True, None), "the last pipeline stage has the head"),
     "model.apply_query_key_layer_scaling": Irrelevant("as in NeMo, only fp16 uses it"),
-    "model.fp32_residual_connection": _IMPLEMENTED,
+    "model.fp32_residual_connection": Refused(
+        (False, None), "megatron-core 0.16 adds residuals in the layers' own precision all the same"
+    ),
     "model.fp16_lm_cross_entropy": Refused((False, None), "the loss is computed in 32 bits"),
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
     "model.seed": _IMPLEMENTED,
@@ -185,10 +203,18 @@ KEYS: dict[str, Status] = {
     "model.transformer_engine": Implemented(
         on_cpu="Transformer Engine needs CUDA: megatron-core's local layers"
     ),
-    "model.bias_activation_fusion": _IMPLEMENTED,
+    # Values of ours beside NeMo's auto and local.
+    "model.attention_backend": _IMPLEMENTED,
+    "model.bias_activation_fusion": Implemented(on_cpu="megatron-core's fused functions are slower on CPUs"),
     "model.bias_dropout_add_fusion": _IMPLEMENTED,
     "model.masked_softmax_fusion": Irrelevant("a kernel of Apex"),
     "model.gradient_accumulation_fusion": Irrelevant("a kernel of Apex"),
+    "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
+    "model.cross_entropy_loss_fusion": _IMPLEMENTED,
+    **dict.fromkeys(("model.defer_embedding_wgrad_compute", "model.wgrad_deferral_limit"), _DEFERRED),
+    "model.deterministic_mode": Refused(
+        (False, None), "CPUs compute the same each time; CUDA's deterministic kernels are not in this version"
+    ),
     "model.ub_tp_comm_overlap": Irrelevant("an option of Transformer Engine"),
     "model.grad_div_ar_fusion": _BUCKETS,
     "model.grad_allreduce_chunk_size_mb": _BUCKETS,
@@ -198,7 +224,8 @@ KEYS: dict[str, Status] = {
     "model.optim.contiguous_param_buffer": _BUCKETS,
     "model.optim.overlap_grad_sync": _NO_OVERLAP,
     "model.optim.overlap_param_sync": _NO_OVERLAP,
-    **dict.fromkeys(("model.batch_p2p_comm", "model.overlap_p2p_comm", "model.sync_batch_comm"), _PIPELINE),
+    **dict.fromkeys(("model.batch_p2p_comm", "model.sync_batch_comm"), _STAGES),
+    "model.overlap_p2p_comm": Implemented(on_cpu="gloo exchanges between pipeline stages one after another"),
     "model.sharp": Refused((False, None), "SHARP is not in this version"),
     **dict.fromkeys(("model.onnx_safe", "model.apex_transformer_log_level"), _LEGACY),
     "model.gc_interval": _IMPLEMENTED,
@@ -206,8 +233,8 @@ KEYS: dict[str, Status] = {
     "model.activations_checkpoint_granularity": _IMPLEMENTED,
     "model.activations_checkpoint_method": _IMPLEMENTED,
     "model.activations_checkpoint_num_layers": _IMPLEMENTED,
-    "model.num_micro_batches_with_partial_activation_checkpoints": Refused((None,), _LEGACY.reason),
-    "model.activations_checkpoint_layers_per_pipeline": Refused((None,), _LEGACY.reason),
+    "model.num_micro_batches_with_partial_activation_checkpoints": Refused((None, 0), _LEGACY.reason),
+    "model.activations_checkpoint_layers_per_pipeline": Refused((None, 0), _LEGACY.reason),
     # model: FSDP and profiling
     "model.fsdp": Refused((False, None), "FSDP is not in this version"),
     **dict.fromkeys(
@@ -220,7 +247,9 @@ KEYS: dict[str, Status] = {
     "model.tokenizer.type": _IMPLEMENTED,
     "model.tokenizer.vocab_file": _IMPLEMENTED,
     "model.tokenizer.merge_file": _IMPLEMENTED,
-    "model.tokenizer.model": Refused((None,), "a SentencePiece model is not in this version"),
+    "model.tokenizer.model": _IMPLEMENTED,
+    "model.tokenizer.use_fast": _TEXT,
+    "model.tokenizer.sentencepiece_legacy": _TEXT,
     "model.tokenizer.delimiter": Refused((None,), "only tabular data has one"),
     # model: optimizer
     "model.optim.name": _IMPLEMENTED,
@@ -230,34 +259,39 @@ KEYS: dict[str, Status] = {
     "model.optim.eps": _IMPLEMENTED,
     "model.optim.sched.name": _IMPLEMENTED,
     "model.optim.sched.warmup_steps": _IMPLEMENTED,
+    "model.optim.sched.warmup_ratio": _IMPLEMENTED,
     "model.optim.sched.constant_steps": _IMPLEMENTED,
+    "model.optim.sched.constant_ratio": _IMPLEMENTED,
     "model.optim.sched.min_lr": _IMPLEMENTED,
     "model.optim.sched.max_steps": _IMPLEMENTED,
-    "model.do_layer_norm_weight_decay": Refused((False, None), "norms are never decayed"),
+    "model.optim.sched.last_epoch": Refused((-1, None), "the completed steps say where the schedule stands"),
+    "model.do_layer_norm_weight_decay": _IMPLEMENTED,
     # model: data
     "model.data.data_impl": _IMPLEMENTED,
     "model.data.data_prefix": _IMPLEMENTED,
+    "model.data.data_prefix.train": _IMPLEMENTED,
+    "model.data.data_prefix.validation": _IMPLEMENTED,
+    "model.data.data_prefix.test": Irrelevant("the test split is never evaluated"),
     "model.data.splits_string": _IMPLEMENTED,
     "model.data.seq_length": _IMPLEMENTED,
     "model.data.eod_mask_loss": _IMPLEMENTED,
-    "model.data.reset_position_ids": Refused(
-        (False, None), "documents share a window's positions in this version"
-    ),
-    "model.data.reset_attention_mask": Refused((False, None), "attention crosses documents in this version"),
+    "model.data.reset_position_ids": _IMPLEMENTED,
+    "model.data.reset_attention_mask": _IMPLEMENTED,
+    "model.get_attention_mask_from_fusion": Irrelevant("reset_attention_mask says whether there is a mask"),
     "model.data.dataloader_type": Refused(("single", None), "samples come in one seeded order"),
     "model.data.num_workers": Irrelevant("samples are read from mapped memory as they are needed"),
-    "model.data.index_mapping_dir": Irrelevant("the sample order is computed: there are no index files"),
-    "model.data.skip_warmup": Irrelevant("the sample order is computed: there are no index files"),
+    "model.data.index_mapping_dir": _IMPLEMENTED,
+    "model.data.skip_warmup": Irrelevant("files are mapped into memory and read where they are needed"),
 }
 
 
-def status_of(key: str) -> Status | None:
+def status_of(key: str, table: Mapping[str, Status] = KEYS) -> Status | None:
     """Return the table's entry for a dotted key, or for the nearest node (itself too) that ends in ``.*``."""
-    if key in KEYS:
-        return KEYS[key]
+    if key in table:
+        return table[key]
     parts = key.split(".")
     for depth in range(len(parts), 0, -1):
-        entry = KEYS.get(".".join(parts[:depth]) + ".*")
+        entry = table.get(".".join(parts[:depth]) + ".*")
         if entry is not None:
             return entry
     return None

@@ -4,49 +4,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.config.parallel import PIPELINE, VIRTUAL
 from trainer.config.settings import Settings
 from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the parallel dimensions, and micro batches that each data-parallel rank does in a step."""
+    """Sizes of the parallel dimensions, and micro batches that each data-parallel rank does in a step.
+
+    `data` counts the copies of the model that see other samples; `virtual` is 1 where a pipeline stage holds
+    one chunk of layers.
+    """
 
     world: int
     tensor: int
+    pipeline: int
+    virtual: int
+    context: int
     data: int
     micro_batches: int
 
+    @property
+    def group(self) -> int:
+        """Micro batches that virtual stages take at a time."""
+        return self.pipeline if self.virtual > 1 else 1
+
 
 def make_layout(settings: Settings, world: int) -> Layout:
-    """Divide `world` processes into tensor- and data-parallel groups.
+    """Divide `world` processes into tensor-, pipeline-, context- and data-parallel groups.
 
     Raises
     ------
     UserError
         If the sizes do not divide each other.
     """
-    tensor = settings.tensor_parallel
+    parallel = settings.parallel
     _check_world(settings, world)
-    if world % tensor:
-        raise UserError(
-            f"model.tensor_model_parallel_size={tensor}: expected a divisor of the {world} processes"
-        )
-    _check_tensor(settings, tensor)
-    data = world // tensor
+    if world % parallel.model:
+        raise UserError(f"{_sizes(settings)}: expected a divisor of the {world} processes")
+    _check_tensor(settings, parallel.tensor)
+    _check_stages(settings)
+    _check_sequence(settings)
+    data = world // parallel.model
     per_pass = settings.micro_batch * data
     if settings.global_batch % per_pass:
         raise UserError(
             f"model.global_batch_size={settings.global_batch}: expected a multiple of model.micro_batch_size="
             f"{settings.micro_batch} times the data-parallel size {data} = {per_pass}"
         )
-    return Layout(world, tensor, data, settings.global_batch // per_pass)
+    micro_batches = settings.global_batch // per_pass
+    _check_interleaving(settings, micro_batches)
+    _check_rampup(settings, per_pass)
+    return Layout(
+        world=world,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        virtual=parallel.virtual,
+        context=parallel.context,
+        data=data,
+        micro_batches=micro_batches,
+    )
 
 
 def padded_vocabulary(size: int, divisor: int, tensor: int) -> int:
     """Round a vocabulary size up to a multiple of ``divisor * tensor``, as NeMo and Megatron do."""
     multiple = divisor * tensor
     return -(-size // multiple) * multiple
+
+
+def _sizes(settings: Settings) -> str:
+    parallel = settings.parallel
+    sizes = {
+        "tensor_model": parallel.tensor,
+        "pipeline_model": parallel.pipeline,
+        "context": parallel.context,
+    }
+    named = [f"model.{name}_parallel_size={size}" for name, size in sizes.items() if size > 1]
+    return named[0] if len(named) == 1 else f"{' times '.join(named)} = {parallel.model}"
 
 
 def _check_world(settings: Settings, world: int) -> None:
@@ -69,3 +104,47 @@ def _check_tensor(settings: Settings, tensor: int) -> None:
             raise UserError(
                 f"{key}={value}: expected a multiple of model.tensor_model_parallel_size={tensor}"
             )
+
+
+def _check_stages(settings: Settings) -> None:
+    parallel, layers = settings.parallel, settings.architecture.num_layers
+    chunks = parallel.pipeline * parallel.virtual
+    if layers % chunks:
+        virtual = f" times {VIRTUAL}={parallel.virtual} = {chunks}" if parallel.virtual > 1 else ""
+        raise UserError(
+            f"model.num_layers={layers}: expected a multiple of {PIPELINE}={parallel.pipeline}{virtual}"
+        )
+
+
+def _check_sequence(settings: Settings) -> None:
+    parallel, length = settings.parallel, settings.architecture.seq_length
+    if parallel.sequence and length % (parallel.tensor * parallel.context):
+        raise UserError(
+            f"model.encoder_seq_length={length}: expected a multiple of model.tensor_model_parallel_size="
+            f"{parallel.tensor} times model.context_parallel_size={parallel.context}, among which "
+            "model.sequence_parallel=True shares it"
+        )
+    if parallel.context > 1 and length % (2 * parallel.context):
+        raise UserError(
+            f"model.encoder_seq_length={length}: expected a multiple of 2 times "
+            f"model.context_parallel_size={parallel.context}: each rank has a chunk from either end"
+        )
+
+
+def _check_interleaving(settings: Settings, micro_batches: int) -> None:
+    parallel = settings.parallel
+    if parallel.virtual > 1 and micro_batches % parallel.pipeline:
+        raise UserError(
+            f"{VIRTUAL}={parallel.virtual}: its schedule takes micro batches in groups of {PIPELINE}="
+            f"{parallel.pipeline}, but a step has {micro_batches} "
+            "(global batch / micro batch / data parallel); expected null, or another batch size"
+        )
+
+
+def _check_rampup(settings: Settings, per_pass: int) -> None:
+    if settings.rampup is None:
+        return
+    multiple, told = per_pass, "micro batch x data parallel"
+    if settings.parallel.virtual > 1:
+        multiple, told = per_pass * settings.parallel.pipeline, f"{told} x pipeline stages"
+    settings.rampup.check(multiple, told)

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.errors import UserError, suggest
 
-ROOTS = ("run", "trainer", "exp_manager", "model")
+ROOTS = ("run", "trainer", "exp_manager", "model", "resume")
 
 
 def load_config(directory: Path, name: str) -> dict[str, Any]:
@@ -16,35 +16,37 @@ def load_config(directory: Path, name: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        The nested configuration with the root keys ``run``, ``trainer``, ``exp_manager`` and ``model``.
+        The nested configuration with the root keys ``run``, ``trainer``, ``exp_manager`` and ``model``, and
+        our own ``resume``.
 
     Raises
     ------
     UserError
-        If the file is missing, is not YAML, or its root keys are not NeMo's.
+        If the file is missing, is not YAML, or has other root keys.
     """
     # Not at the top: an interpreter that lacks it is told so before this.
     import yaml
 
     path = directory / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"configuration {path}: {error.strerror}", found_by="node") from None
     try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        config = yaml.safe_load(content.decode())
+    # ValueError: bytes that are no text, and dates that are none, such as 2026-13-01.
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"configuration {path} is not valid YAML: {error}") from None
     _check_roots(path, config)
     return dict(config)
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested mappings into dotted keys; lists stay values."""
+    """Turn nested mappings into dotted keys; lists stay values, and mappings without keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or not prefix):
             flat.update(flatten(value, f"{name}."))
         else:
             flat[name] = value

@@ -25,6 +25,8 @@ class Saving:
         Where, and the template of their names.
     every
         Steps from one to the next; 0 for one at the end alone.
+    background
+        Whether the training goes on while the files are written.
     keep, monitor, mode
         The best `keep` by a value of which less ("min") or more ("max") is better; -1 for all.
     """
@@ -33,6 +35,7 @@ class Saving:
     directory: Path
     name: str
     every: int
+    background: bool
     keep: int
     monitor: str
     mode: Literal["min", "max"]
@@ -55,6 +58,7 @@ def read_saving(values: Values, log_dir: Path, val_interval: int) -> Saving:
         directory=Path(values.text(dirpath)) if values.is_set(dirpath) else log_dir / "checkpoints",
         name=name,
         every=values.integer(f"{_NODE}.every_n_train_steps", val_interval, minimum=0),
+        background=values.flag(f"{_NODE}.async_save", True),
         keep=values.integer(f"{_NODE}.save_top_k", 3, minimum=-1),
         monitor=values.choice(f"{_NODE}.monitor", FIELDS, "val_loss"),
         mode="min" if mode == "min" else "max",

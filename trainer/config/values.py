@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from trainer.errors import UserError, suggest
 
 _REQUIRED: Any = object()
+# What torch and the files of checkpoints hold as a whole number.
+_MOST_BITS = 63
 
 
 class Values:
@@ -29,6 +31,8 @@ class Values:
         value = self._number(key, default)
         if value != int(value):
             self._fail(key, "a whole number")
+        if int(value).bit_length() > _MOST_BITS:
+            self._fail(key, f"a whole number below 2^{_MOST_BITS}")
         if minimum is not None and value < minimum:
             self._fail(key, f"a whole number of at least {minimum}")
         return int(value)
@@ -52,9 +56,9 @@ class Values:
         return value
 
     def text(self, key: str, default: Any = _REQUIRED) -> str:
-        """Return a non-empty string."""
+        """Return a non-empty string, which may be a path."""
         value = self._value(key, default)
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or "\0" in value:
             self._fail(key, "a non-empty string")
         return value
 
@@ -80,7 +84,10 @@ class Values:
                 value = float(value)
             except ValueError:
                 self._fail(key, "a number")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        # Neither infinite nor nan, nor a whole number that is no float.
+        if isinstance(value, bool) or not (
+            isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+        ):
             self._fail(key, "a number")
         # A Python int may exceed what a float holds exactly; counts of samples and tokens stay integers.
         return value

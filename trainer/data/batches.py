@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainer.data.source import Source, Tokens, loss_mask
-from trainer.errors import UserError
+from trainer.data.documents import (
+    Resets,
+    document_numbers,
+    forbidden_attention,
+    positions_in_documents,
+)
+from trainer.data.source import Source, Tokens, check_tokens, counted_targets, loss_mask
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro batch; all tensors are ``[micro batch, seq_length]``, the mask is 1.0 where loss counts."""
+    """A GPT's micro batch; tensors are ``[micro batch, seq_length]``, the mask is 1.0 where loss counts.
+
+    `forbidden` is what attention must not see beyond what is later; see `forbidden_attention`.
+    """
 
     tokens: Any
     labels: Any
     mask: Any
     positions: Any
+    forbidden: Any = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of megatron-core's GPTModel. Without a mask its attention is causal."""
+        return {
+            "input_ids": self.tokens,
+            "position_ids": self.positions,
+            "attention_mask": self.forbidden,
+            "labels": self.labels,
+        }
+
+    def context_share(self, rank: int, ranks: int) -> Batch:
+        """Return the part of the sequences that one context-parallel rank computes.
+
+        They are cut into two chunks for each rank, and a rank has one from either end: so all have as much
+        of the causal attention to do (megatron-core's ``get_batch_on_this_cp_rank``).
+        """
+        whole = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts = {name: _ends(tensor, rank, ranks) for name, tensor in whole.items() if tensor is not None}
+        return replace(self, **parts)
 
 
 class BatchMaker:
@@ -36,18 +64,37 @@ class BatchMaker:
         Sequences in a micro batch.
     device
         Where the tensors go.
+    resets
+        What starts anew with each document; None for nothing.
     """
 
-    def __init__(self, vocabulary: int, masked_token: int | None, micro_batch: int, device: Any) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        masked_token: int | None,
+        micro_batch: int,
+        device: Any,
+        resets: Resets | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self._masked_token = masked_token
         self._micro_batch = micro_batch
         self._device = device
+        self._resets = resets
 
-    def batches(self, source: Source, windows: list[int | None]) -> Iterator[Batch]:
-        """Yield micro batches of the given windows; None stands for padding, whose loss does not count."""
+    def batches(
+        self, source: Source, windows: list[int | None], samples: Sequence[int] | None = None
+    ) -> Iterator[Batch]:
+        """Yield micro batches of the given windows; None stands for padding, whose loss does not count.
+
+        The samples' numbers in the run mean nothing here: what a GPT is given is a window as it is.
+        """
         for start in range(0, len(windows), self._micro_batch):
             yield self._batch(source, windows[start : start + self._micro_batch])
+
+    def targets(self, source: Source, window: int) -> Tokens:
+        """Return the tokens of a window whose prediction counts."""
+        return counted_targets(source.window(window), self._masked_token)
 
     def _batch(self, source: Source, windows: list[int | None]) -> Batch:
         rows = [source.window(window or 0) for window in windows]
@@ -56,19 +103,26 @@ class BatchMaker:
             for row, window in zip(rows, windows, strict=True)
         ]
         stacked = np.stack(rows)
-        self._check(stacked)
+        check_tokens(stacked, self._vocabulary)
         tokens = torch.from_numpy(stacked).to(self._device)
-        length = stacked.shape[1] - 1
-        positions = torch.arange(length, device=self._device).expand(len(rows), length)
         mask = torch.from_numpy(np.stack(masks)).to(self._device)
-        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), mask, positions)
+        inputs = tokens[:, :-1].contiguous()
+        return Batch(inputs, tokens[:, 1:].contiguous(), mask, *self._documents(inputs))
 
-    def _check(self, tokens: Tokens) -> None:
-        # Tensor-parallel embeddings would silently read a foreign token as zeros.
-        highest = int(tokens.max())
-        if highest >= self._vocabulary:
-            raise UserError(
-                f"the data hold token {highest}, but the vocabulary of model.tokenizer.vocab_file ends at "
-                f"{self._vocabulary - 1}: were they made with another tokenizer?",
-                found_by="rank",
-            )
+    def _documents(self, inputs: Any) -> tuple[Any, Any]:
+        """Return the positions, and what attention must not see."""
+        rows, length = inputs.shape
+        # Each row has its own memory: an expanded tensor cannot be pinned.
+        positions, resets = torch.arange(length, device=self._device).repeat(rows, 1), self._resets
+        if resets is None:
+            return positions, None
+        documents = document_numbers(inputs, resets.end_of_text)
+        return (
+            positions_in_documents(documents) if resets.positions else positions,
+            forbidden_attention(documents, resets.same_kernel) if resets.attention else None,
+        )
+
+
+def _ends(tensor: Any, rank: int, ranks: int) -> Any:
+    chunks = tensor.chunk(2 * ranks, dim=1)
+    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim=1)

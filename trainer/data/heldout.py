@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from trainer.data.blended import BlendedSource
 from trainer.data.permutation import Permutation
-from trainer.data.source import Source, loss_mask
+from trainer.data.seeds import order_seed
+from trainer.data.source import Source, Tokens
 
 # Training epochs take the permutations 0, 1, 2, ... of the seed.
 _STREAM = 1 << 63
 
 
 def heldout_windows(
-    windows: int | None, batches: int, global_batch: int, multiple: int, seed: int
+    source: Source, batches: int, global_batch: int, multiple: int, seed: int
 ) -> list[list[int | None]]:
     """Return the windows of each validation batch: always the first ones of one seeded order.
 
@@ -23,44 +25,89 @@ def heldout_windows(
 
     Parameters
     ----------
-    windows
-        Windows in the validation split, or None for no end.
+    source
+        The held-out data. Each source of a blend has its share of what is evaluated, and one window at least.
     batches
         Global batches to evaluate at most (``trainer.limit_val_batches``).
     global_batch
         Windows in a global batch.
     multiple
-        A batch is filled up with None to a multiple of this, micro batch times data-parallel size: what is
-        evaluated does not depend on the number of processes.
+        A batch is filled up with None to a multiple of this, micro batch times data-parallel size, times
+        pipeline stages with virtual ones: what is evaluated does not depend on the number of processes.
     seed
         The run's.
     """
-    count = batches * global_batch
-    order: Sequence[int] = range(count)
-    if windows is not None:
-        count = min(count, windows)
-        permutation = Permutation(windows, seed, _STREAM)
-        order = [permutation[index] for index in range(count)]
+    chosen = _chosen(source, batches * global_batch, seed)
     result: list[list[int | None]] = []
-    for start in range(0, count, global_batch):
-        batch: list[int | None] = list(order[start : start + global_batch])
+    for start in range(0, len(chosen), global_batch):
+        batch: list[int | None] = list(chosen[start : start + global_batch])
         result.append(batch + [None] * (-len(batch) % multiple))
     return result
 
 
+def _chosen(source: Source, count: int, seed: int) -> Sequence[int]:
+    if isinstance(source, BlendedSource):
+        return _chosen_of_blend(source, count, seed)
+    if source.windows is None:
+        return range(count)
+    return _shuffled(source.windows, min(count, source.windows), seed)
+
+
+def _shuffled(windows: int, count: int, seed: int) -> list[int]:
+    """Return the first windows of a seeded order, from the start again after the last."""
+    permutation = Permutation(windows, seed, _STREAM)
+    return [permutation[index % windows] for index in range(count)]
+
+
+def _chosen_of_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
+    """Sources alternate as in training, until each has been seen whole: a small one is repeated meanwhile."""
+    places: list[int] = []
+    left, unseen = list(blend.sizes), len(blend.sizes)
+    while unseen and len(places) < count:
+        source = blend.interleaving.place(len(places))[0]
+        places.append(source)
+        left[source] -= 1
+        unseen -= left[source] == 0
+    _represent_all(places, len(blend.sizes))
+    orders = [
+        iter(_shuffled(size, places.count(source), order_seed(seed, 0, source)))
+        for source, size in enumerate(blend.sizes)
+    ]
+    return [blend.number(source, next(orders[source])) for source in places]
+
+
+def _represent_all(places: list[int], sources: int) -> None:
+    """Give a source whose share is less than one sample the last one of the source that has the most."""
+    for source in range(sources):
+        if source in places:
+            continue
+        most = max(range(sources), key=places.count)
+        if places.count(most) < 2:
+            return
+        last = max(index for index, place in enumerate(places) if place == most)
+        places[last] = source
+
+
 def unigram_entropy(
-    source: Source, batches: list[list[int | None]], masked_token: int | None, vocabulary: int
+    targets: Callable[[int], Tokens], batches: list[list[int | None]], vocabulary: int
 ) -> tuple[int, float]:
     """Return the number of evaluated target tokens, and the entropy of their own distribution.
 
     No model without context can have a lower loss on these tokens: it is the best constant prediction, chosen
     with hindsight. In nats per token, ``-sum p log p``.
+
+    Parameters
+    ----------
+    targets
+        Gives the tokens of a window whose prediction counts.
+    batches
+        The windows; None is nothing.
+    vocabulary
+        Number of tokens.
     """
     counts = np.zeros(vocabulary, dtype=np.int64)
     for window in (window for batch in batches for window in batch if window is not None):
-        tokens = source.window(window)
-        targets = tokens[1:][loss_mask(tokens, masked_token) > 0]
-        counts += np.bincount(targets, minlength=vocabulary)[:vocabulary]
+        counts += np.bincount(targets(window), minlength=vocabulary)[:vocabulary]
     return entropy(counts)
 
 

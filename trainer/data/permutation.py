@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trainer.data.seeds import mix
+
 _MASK = (1 << 64) - 1
 _ROUNDS = 6
 
@@ -27,8 +29,8 @@ class Permutation:
         self._size = size
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)
         self._low = (1 << self._half) - 1
-        key = _mix(_mix(seed & _MASK) ^ (stream & _MASK))
-        self._keys = [key := _mix(key + number) for number in range(_ROUNDS)]
+        key = mix(mix(seed & _MASK) ^ (stream & _MASK))
+        self._keys = [key := mix(key + number) for number in range(_ROUNDS)]
 
     def __len__(self) -> int:
         return self._size
@@ -44,13 +46,5 @@ class Permutation:
     def _encrypt(self, value: int) -> int:
         left, right = value >> self._half, value & self._low
         for key in self._keys:
-            left, right = right, left ^ (_mix(right ^ key) & self._low)
+            left, right = right, left ^ (mix(right ^ key) & self._low)
         return left << self._half | right
-
-
-def _mix(value: int) -> int:
-    """SplitMix64's finalizer (Steele et al. 2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)

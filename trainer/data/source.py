@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from trainer.data.seeds import sample_seed
+from trainer.errors import UserError
 
 Tokens = npt.NDArray[np.int64]
 
 # Enough different tokens to be learnt from, few enough to be learnt quickly.
 _MOCK_ALPHABET = 512
 _MOCK_STEPS = 4
-_VALIDATION_STREAM = 1 << 32
 
 
 def loss_mask(window: Tokens, masked_token: int | None) -> npt.NDArray[np.float32]:
@@ -24,6 +26,30 @@ def loss_mask(window: Tokens, masked_token: int | None) -> npt.NDArray[np.float3
         return np.ones(len(window) - 1, dtype=np.float32)
     mask: npt.NDArray[np.float32] = (window[:-1] != masked_token).astype(np.float32)
     return mask
+
+
+def counted_targets(window: Tokens, masked_token: int | None) -> Tokens:
+    """Return the targets of a window where the loss counts, at most ``[seq_length]``; see `loss_mask`."""
+    return window[1:][loss_mask(window, masked_token) > 0]
+
+
+def check_tokens(tokens: Tokens, vocabulary: int) -> None:
+    """Check that all tokens are of a tokenizer of so many.
+
+    Tensor-parallel embeddings would silently read a foreign one as zeros.
+
+    Raises
+    ------
+    UserError
+        If one is not.
+    """
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or highest >= vocabulary:
+        raise UserError(
+            f"the data hold token {lowest if lowest < 0 else highest}, but the vocabulary of model.tokenizer "
+            f"ends at {vocabulary - 1}: were they made with another tokenizer?",
+            found_by="rank",
+        )
 
 
 class Source(Protocol):
@@ -50,21 +76,19 @@ class MockSource:
         Number of tokens; the first 512 are used.
     seed
         Together with the sample's number it determines every token.
-    validation
-        Whether to draw from the validation stream, which never repeats a training sample's numbers.
+    generation
+        The data generation; `HELDOUT` for validation, which then has other samples than training.
     """
 
     windows: int | None = None
 
-    def __init__(self, seq_length: int, vocabulary: int, seed: int, validation: bool) -> None:
+    def __init__(self, seq_length: int, vocabulary: int, seed: int, generation: int = 0) -> None:
         self._positions = np.arange(seq_length + 1, dtype=np.int64)
         self._alphabet = min(vocabulary, _MOCK_ALPHABET)
-        self._seed = seed
-        self._offset = _VALIDATION_STREAM if validation else 0
+        self._seed, self._generation = seed, generation
 
     def window(self, index: int) -> Tokens:
         """Return sample `index`."""
-        random: Any = np.random.default_rng((self._seed, self._offset + index))
-        start = int(random.integers(self._alphabet))
-        step = 1 + int(random.integers(_MOCK_STEPS))
+        drawn = sample_seed(self._seed, self._generation, index)
+        start, step = drawn % self._alphabet, 1 + (drawn >> 32) % _MOCK_STEPS
         return (start + step * self._positions) % self._alphabet

@@ -1,49 +1,91 @@
-"""The vocabulary of NeMo's GPT2BPETokenizer: ``vocab.json`` and ``merges.txt``."""
+"""How many tokens there are, and which of them ends a document: all that a training needs of a tokenizer."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from trainer.config.settings import Data
+from trainer.config.tokenizer import WORDPIECES, Tokenizer
+from trainer.data.files import why_missing
+from trainer.data.sentencepiece import read_pieces
+from trainer.data.wordpiece import PUBLISHED, read_wordpieces
 from trainer.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_SIZE = 50257
 GPT2_END_OF_TEXT = 50256
+# Touvron et al. 2023 (arXiv 2302.13971 and 2307.09288), section 2.1: 32,000 pieces.
+LLAMA_SIZE = 32000
+LLAMA_END_OF_TEXT = 2
+# Llama team 2024 (arXiv 2407.21783), section 3.2: 128,000 tokens, and 256 special ones in its tokenizer.json.
+LLAMA3_SIZE = 128256
+LLAMA3_END_OF_TEXT = 128001
+LLAMA3_NAMES = ("meta-llama/Meta-Llama-3-", "meta-llama/Meta-Llama-3.1-", "meta-llama/Llama-3.1-")
+_WITHOUT_FILES = "mock data without tokenizer files"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Number of tokens, the end-of-document token's id, and what to tell the user about their origin."""
+    """Number of tokens, the end-of-document token's id, and what to tell the user about their origin.
+
+    A tokenizer may have tokens of its own for the start of a text and for padding. `sentinels` is how many of
+    the tokens, the last ones, stand for what was taken out of a text.
+    """
 
     size: int
     end_of_text: int
     origin: str
+    start: int | None = None
+    padding: int | None = None
+    sentinels: int = 0
+
+    def with_sentinels(self, count: int) -> Vocabulary:
+        """Return the vocabulary followed by as many sentinels."""
+        return replace(self, size=self.size + count, sentinels=count)
 
 
-def read_vocabulary(data: Data) -> Vocabulary:
+def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
     """Read the tokenizer's size. Training needs no more of it: the text was tokenized beforehand.
+
+    Parameters
+    ----------
+    tokenizer
+        Where it is.
+    mock
+        Whether the data are made up: they do without its files.
 
     Raises
     ------
     UserError
-        If a file that real data needs is not set, missing or malformed.
+        If a file that real data needs is not set, missing or malformed, or the tokenizer has more tokens than
+        ``model.override_vocab_size``.
     """
-    files = {"vocab_file": data.vocab_file, "merge_file": data.merge_file}
-    for name, path in files.items():
-        if path is not None and path.is_file():
-            continue
-        if data.kind == "mock":
-            return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, "GPT-2's size: mock data without tokenizer files")
-        problem = "it is not set" if path is None else "there is no such file"
+    kind = "wordpiece" if tokenizer.name in WORDPIECES else tokenizer.library
+    found = _READERS[kind](tokenizer, mock)
+    override = tokenizer.override_size
+    if override is None:
+        return found
+    if override < found.size and found.origin.endswith(_WITHOUT_FILES):
+        return Vocabulary(override, override - 1, "model.override_vocab_size")
+    if override < found.size:
         raise UserError(
-            f"model.tokenizer.{name}={path}: {problem}; `slipway data tokenize` "
-            "writes vocab.json and merges.txt"
+            f"model.override_vocab_size={override}: expected at least the tokenizer's {found.size} tokens "
+            f"({found.origin})"
         )
-    assert data.vocab_file is not None
-    return _from_json(data.vocab_file)
+    return replace(found, size=override)
+
+
+def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
+    for name, path in (("vocab_file", tokenizer.vocab_file), ("merge_file", tokenizer.merge_file)):
+        if path is not None and not why_missing(path):
+            continue
+        if mock:
+            return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, f"GPT-2's size: {_WITHOUT_FILES}")
+        raise _missing(name, path, "; `slipway data tokenize` writes vocab.json and merges.txt")
+    assert tokenizer.vocab_file is not None
+    return _from_json(tokenizer.vocab_file)
 
 
 def _from_json(path: Path) -> Vocabulary:
@@ -51,10 +93,119 @@ def _from_json(path: Path) -> Vocabulary:
         entries = json.loads(path.read_text(encoding="utf-8"))
         size = len(entries)
         ids_are_dense = isinstance(entries, dict) and size > 0 and max(entries.values()) == size - 1
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise UserError(f"model.tokenizer.vocab_file={path}: not a GPT-2 vocabulary: {error}") from None
     if not ids_are_dense:
         raise UserError(f"model.tokenizer.vocab_file={path}: not a GPT-2 vocabulary: token to id, ids from 0")
     if END_OF_TEXT not in entries:
         raise UserError(f"model.tokenizer.vocab_file={path}: it lacks the token {END_OF_TEXT}")
     return Vocabulary(size, int(entries[END_OF_TEXT]), str(path))
+
+
+def _wordpiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
+    path, origin = tokenizer.vocab_file, str(tokenizer.vocab_file)
+    if path is not None and not why_missing(path):
+        try:
+            pieces = read_wordpieces(path)
+        except (ValueError, OSError) as error:
+            raise UserError(f"model.tokenizer.vocab_file={path}: not BERT's vocab.txt: {error}") from None
+    elif mock:
+        pieces, origin = PUBLISHED[tokenizer.name], f"the size of BERT's: {_WITHOUT_FILES}"
+    else:
+        raise _missing("vocab_file", path, "; BERT's vocab.txt has a token in each line")
+    return Vocabulary(pieces.size, pieces.end, origin, pieces.start, pieces.padding)
+
+
+def _sentencepiece(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
+    path = tokenizer.model
+    if path is None or why_missing(path):
+        if mock:
+            return Vocabulary(LLAMA_SIZE, LLAMA_END_OF_TEXT, f"Llama's size: {_WITHOUT_FILES}")
+        raise _missing("model", path, "")
+    try:
+        size, end = read_pieces(path)
+    except (ValueError, OSError) as error:
+        raise UserError(f"model.tokenizer.model={path}: not a SentencePiece model: {error}") from None
+    if end is None:
+        raise UserError(f"model.tokenizer.model={path}: it lacks a piece that ends a document, such as </s>")
+    return Vocabulary(size, end, str(path))
+
+
+def _huggingface(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
+    directory = Path(tokenizer.name)
+    if _is_directory(directory):
+        return _from_directory(directory)
+    if tokenizer.name.startswith(LLAMA3_NAMES):
+        return Vocabulary(LLAMA3_SIZE, LLAMA3_END_OF_TEXT, f"the known size of {tokenizer.name}")
+    size = tokenizer.override_size
+    if mock and size is not None:
+        return Vocabulary(size, size - 1, "model.override_vocab_size")
+    raise UserError(
+        f"model.tokenizer.type={tokenizer.name!r}: there is no such directory, and nothing is downloaded; "
+        "expected a directory with tokenizer.json and tokenizer_config.json, or the name of Llama 3's or "
+        f"3.1's{', or model.override_vocab_size for mock data' if mock else ''}"
+    )
+
+
+def _from_directory(directory: Path) -> Vocabulary:
+    """Read what Hugging Face's ``save_pretrained`` writes: the size is the highest id's, added tokens too."""
+    ids = _tokens(directory / "tokenizer.json")
+    config = _json(directory / "tokenizer_config.json")
+    end = config.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    if not isinstance(end, str) or end not in ids:
+        raise UserError(
+            f"model.tokenizer.type={directory}: the eos_token {end!r} of its tokenizer_config.json is not in "
+            "its tokenizer.json"
+        )
+    return Vocabulary(max(ids.values()) + 1, ids[end], str(directory / "tokenizer.json"))
+
+
+def _tokens(path: Path) -> dict[str, int]:
+    content = _json(path)
+    try:
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, list):
+            # A unigram model's: pairs of piece and score.
+            vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+        added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+        ids = {str(token): int(number) for token, number in {**vocabulary, **added}.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"model.tokenizer.type={path.parent}: {path.name} has no vocabulary: {error!r}"
+        ) from None
+    if not ids:
+        raise UserError(f"model.tokenizer.type={path.parent}: the vocabulary of {path.name} is empty")
+    return ids
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"model.tokenizer.type={path.parent}: {path.name}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"model.tokenizer.type={path.parent}: {path.name} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"model.tokenizer.type={path.parent}: {path.name} is not a mapping")
+    return content
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _missing(name: str, path: Path | None, way_out: str) -> UserError:
+    problem = "it is not set" if path is None else why_missing(path)
+    return UserError(f"model.tokenizer.{name}={path}: {problem}{way_out}")
+
+
+_READERS = {
+    "megatron": _gpt2,
+    "wordpiece": _wordpiece,
+    "sentencepiece": _sentencepiece,
+    "huggingface": _huggingface,
+}

@@ -6,11 +6,17 @@ import os
 
 import torch
 
+from trainer.config.data import Data
+from trainer.config.layout import Layout
+from trainer.config.settings import Settings
+from trainer.data.blended import BlendedSource
+from trainer.data.denoising import sample_lengths
 from trainer.data.indexed import IndexedSource
 from trainer.loop.session import Session
-from trainer.model.gpt import uses_transformer_engine
+from trainer.model.backends import attention_backend, uses_transformer_engine
 from trainer.optim.build import DISTRIBUTED_OPTIMIZERS, uses_distributed_optimizer
-from trainer.report.progress import count
+from trainer.optim.schedule import remark
+from trainer.report.progress import count, number
 
 
 def header(session: Session, unused: list[str]) -> list[str]:
@@ -35,11 +41,14 @@ def header(session: Session, unused: list[str]) -> list[str]:
 
 
 def _model(session: Session) -> str:
-    shape = session.settings.architecture
+    shape, encoder = session.settings.architecture, session.settings.encoder
+    kind = "T5" if encoder else "GPT"
+    layers = f"{encoder.num_layers} + {shape.num_layers}" if encoder else f"{shape.num_layers}"
     precision = "bf16 weights, fp32 masters" if session.settings.precision == "bf16" else "fp32"
     return (
-        f"GPT: {count(session.parameters)} parameters | {shape.num_layers} layers, "
+        f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
+        f"attention: {attention_backend(shape, session.model.config, session.place.device)} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
@@ -47,38 +56,70 @@ def _model(session: Session) -> str:
 def _world(session: Session) -> str:
     place = session.place
     device = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU (gloo)"
-    threads = "" if place.device.type == "cuda" else f", {torch.get_num_threads()} threads each"
+    threads = "" if place.device.type == "cuda" else f", {number(torch.get_num_threads(), 'thread')} each"
+    processes, nodes = number(place.layout.world, "process"), number(session.settings.nodes, "node")
     return (
-        f"world: {place.layout.world} processes on {session.settings.nodes} nodes | "
-        f"tensor {place.layout.tensor} x data {place.layout.data} | {device}{threads} | rendezvous "
+        f"world: {processes} on {nodes} | "
+        f"{_sizes(place.layout)} | {device}{threads} | rendezvous "
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
 
 
+def _sizes(layout: Layout) -> str:
+    sizes = {"pipeline": layout.pipeline, "virtual": layout.virtual, "context": layout.context}
+    others = "".join(f" x {name} {size}" for name, size in sizes.items() if size > 1)
+    return f"tensor {layout.tensor}{others} x data {layout.data}"
+
+
 def _batch(session: Session) -> str:
     settings = session.settings
+    line = (
+        f"batch: {settings.global_batch} x {settings.seq_length} tokens "
+        f"= {settings.tokens_per_step:,} a step{_denoising(settings)} | "
+        f"{number(session.place.layout.micro_batches, 'micro batch')} of {settings.micro_batch} on each "
+        "data-parallel rank"
+    )
+    if (ramp := settings.rampup) is None:
+        return line
+    return f"{line} | growing from {ramp.start} by {ramp.increment} over the first {ramp.samples:,} samples"
+
+
+def _denoising(settings: Settings) -> str:
+    denoising, length = settings.denoising, settings.architecture.seq_length
+    if denoising is None:
+        return ""
+    lengths = sample_lengths(denoising, settings.seq_length, length)
     return (
-        f"batch: {settings.global_batch} x {settings.architecture.seq_length} tokens "
-        f"= {settings.tokens_per_step:,} a step | {session.place.layout.micro_batches} micro batches of "
-        f"{settings.micro_batch} on each data-parallel rank"
+        f" | each from {lengths.raw} of text: {lengths.noise} in {number(lengths.spans, 'span')} become "
+        f"{lengths.targets} targets, padded to {length}"
     )
 
 
 def _data(session: Session) -> list[str]:
     source = session.training
-    if not isinstance(source, IndexedSource):
+    if not isinstance(source, IndexedSource | BlendedSource):
         return [f"data: mock sequences | tokenizer: {session.vocabulary.origin}"]
     lines = [
-        f"data: {session.settings.data.prefix} | training {source.tokens:,} tokens in {source.documents:,} "
+        f"data: {session.settings.data.training} | training {source.tokens:,} tokens in {source.documents:,} "
         f"documents | tokenizer: {session.vocabulary.origin}"
     ]
-    if isinstance(session.heldout, IndexedSource):
+    if isinstance(session.heldout, IndexedSource | BlendedSource):
         evaluated = sum(window is not None for batch in session.heldout_batches for window in batch)
         lines.append(
             f"held out: {session.heldout.tokens:,} tokens in {session.heldout.documents:,} documents, "
             f"of which {evaluated:,} windows are evaluated"
         )
+    if session.settings.data.splits is None:
+        lines.append("data sets are named for each split and taken whole, not by model.data.splits_string")
+        lines += _overlap(session.settings.data)
     return lines
+
+
+def _overlap(data: Data) -> list[str]:
+    if data.training is None or data.heldout is None:
+        return []
+    both = [str(prefix) for prefix in data.heldout.prefixes if prefix in data.training.prefixes]
+    return [f"warning: held out and trained on: {', '.join(both)}"] if both else []
 
 
 def _checkpoints(session: Session) -> str:
@@ -93,7 +134,7 @@ def _checkpoints(session: Session) -> str:
 
 def _notes(session: Session) -> list[str]:
     settings, device = session.settings, session.place.device
-    shape, name, schedule = settings.architecture, settings.optimization.name, session.schedule
+    shape, name = settings.architecture, settings.optimization.name
     notes = []
     if settings.accelerator in ("gpu", "cuda") and device.type == "cpu":
         notes.append(f"note: trainer.accelerator={settings.accelerator}: there is no CUDA device, so the CPU")
@@ -101,11 +142,17 @@ def _notes(session: Session) -> list[str]:
         notes.append("note: Transformer Engine is not importable: megatron-core's local layers")
     if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):
         notes.append(f"note: model.optim.name={name}: AdamW here, every rank keeps whole optimizer states")
-    if schedule.decay <= 0:
+    if settings.data.reset_positions and shape.position != "learned_absolute":
         notes.append(
-            f"note: warm-up ({schedule.warmup}) and constant steps ({schedule.constant}) fill the "
-            f"{schedule.total} steps of the schedule: no cosine in between"
+            "note: model.data.reset_position_ids=True: only learned positions are reset; rotary ones are "
+            "distances, which are the same wherever a document starts"
         )
+    if remarked := remark(settings.optimization):
+        notes.append(f"note: {remarked}")
+    if settings.resume.lr_scale != 1:
+        notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
+    if settings.resume.data_generation:
+        notes.append(f"note: resume.data_generation={settings.resume.data_generation}: an order of its own")
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")
     return notes

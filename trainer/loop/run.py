@@ -1,32 +1,52 @@
-"""Train until the last step, the time limit or a request to stop; validate, save, and say why it ended."""
+"""Train until the last step or a request to stop; validate, save, and say why it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from trainer.data.batches import Batch
 from trainer.data.order import rank_share
-from trainer.distributed import any_rank
+from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher, moved
 from trainer.errors import DivergedError
+from trainer.logs import LOGGER
+from trainer.loop.making import MicroBatch
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import evaluate_losses, train_losses
+from trainer.loop.stopping import REASONS, Stopping
+from trainer.report.reporter import Step
 
 
-def train(session: Session, started: float, stop_after: int | None) -> None:
-    """Run the training of a session.
+@dataclass(frozen=True)
+class _Last:
+    """Why stepping ended, the last training loss, and the validation loss if it was just computed."""
+
+    reason: str
+    loss: float
+    validated: float | None = None
+
+
+def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
+    """Run the training of a session; return why it ended.
 
     Parameters
     ----------
     session
         What :func:`trainer.loop.session.open_session` returned.
-    started
-        ``time.monotonic()`` when this process began; the time limit counts from there.
+    stopping
+        The requests to stop; answered after a step, and by ending a validation.
     stop_after
         Stop once this many steps are completed, as if interrupted; None to go on to the last.
+
+    Returns
+    -------
+    str
+        ``max_steps``, ``already_complete``, ``stop_after``, or one of :data:`trainer.loop.stopping.REASONS`,
+        after which there is more to be done.
 
     Raises
     ------
@@ -37,56 +57,61 @@ def train(session: Session, started: float, stop_after: int | None) -> None:
     reporter.start(progress, session.parameters, session.resumed_from)
     if progress.step >= session.settings.max_steps:
         reporter.end(progress.step, "already_complete")
-        return
+        return "already_complete"
     report_heldout(session)
     if session.settings.gc_interval:
         gc.disable()
     saver = Saver(session)
-    reason, loss, validated = _steps(session, saver, started, stop_after)
-    if session.heldout_batches and validated is None:
-        validated = _validate(session)
-    saver.end(loss, validated)
-    reporter.end(progress.step, reason)
+    stopping.begin()
+    with _settled_if_diverged(saver):
+        with contextlib.closing(_feed(session)) as feed:
+            last = _steps(session, saver, stopping, feed, stop_after)
+        validated = last.validated
+        if validated is None and session.heldout_batches and stopping.agreed() is None:
+            validated = _validate(session, stopping)
+    saver.end(last.loss, validated)
+    reporter.end(progress.step, last.reason, is_stopped=last.reason in REASONS)
+    return last.reason
 
 
 def _steps(
-    session: Session, saver: Saver, started: float, stop_after: int | None
-) -> tuple[str, float, float | None]:
-    """Return why stepping ended, the last training loss, and the validation loss if it was just computed."""
+    session: Session, saver: Saver, stopping: Stopping, feed: Prefetcher[MicroBatch], stop_after: int | None
+) -> _Last:
     settings, progress = session.settings, session.progress
     while True:
-        loss = _step(session)
+        loss = _step(session, feed)
         validated = None
         if session.heldout_batches and progress.step % settings.val_interval == 0:
-            validated = _validate(session)
+            validated = _validate(session, stopping)
         if settings.gc_interval and progress.step % settings.gc_interval == 0:
             gc.collect()
-        reason = _reason_to_end(session, started, stop_after)
-        if reason:
-            return reason, loss, validated
+        if progress.step >= settings.max_steps:
+            return _Last("max_steps", loss, validated)
+        if stop_after is not None and progress.step >= stop_after:
+            return _Last("stop_after", loss, validated)
         saver.step(loss, validated)
+        # After a save that was due: what comes meanwhile is then answered at once, and one save is enough.
+        if reason := stopping.agreed():
+            return _Last(reason, loss, validated)
 
 
-def _reason_to_end(session: Session, started: float, stop_after: int | None) -> str | None:
+@contextlib.contextmanager
+def _settled_if_diverged(saver: Saver) -> Iterator[None]:
+    """Complete the checkpoint of an earlier step, if one is being written; all ranks diverge at once."""
+    try:
+        yield
+    except DivergedError:
+        saver.settle()
+        raise
+
+
+def _step(session: Session, feed: Prefetcher[MicroBatch]) -> float:
     settings, progress = session.settings, session.progress
-    if progress.step >= settings.max_steps:
-        return "max_steps"
-    if stop_after is not None and progress.step >= stop_after:
-        return "stop_after"
-    if settings.max_seconds is not None:
-        over = time.monotonic() - started > settings.max_seconds
-        if any_rank(over, session.place.device):
-            return "max_time"
-    return None
-
-
-def _step(session: Session) -> float:
-    settings, progress = session.settings, session.progress
-    began = time.perf_counter()
+    began, waited = time.perf_counter(), feed.waited
     epoch = session.order.epoch(progress.consumed_samples)
-    loss = train_losses(
-        settings, session.model, _training_batches(session), session.place.layout.micro_batches
-    )
+    batch = settings.batch_after(progress.consumed_samples)
+    micro_batches = batch // (settings.micro_batch * session.place.layout.data)
+    loss = train_losses(settings, session.model, feed.step(), micro_batches)
     _check_finite("training loss", loss, progress.step)
     lr = session.schedule(progress.step)
     grad_norm = session.optimizer.step(lr)
@@ -94,8 +119,11 @@ def _step(session: Session) -> float:
     _check_finite("gradient norm", grad_norm, progress.step)
     session.optimizer.zero_grad()
     progress.step += 1
-    progress.consumed_samples += settings.global_batch
-    session.reporter.step(progress, loss, lr, grad_norm, time.perf_counter() - began, epoch)
+    progress.consumed_samples += batch
+    seconds = time.perf_counter() - began
+    session.reporter.step(
+        progress, Step(loss, lr, grad_norm, seconds, (feed.waited - waited) / seconds, epoch, batch)
+    )
     return loss
 
 
@@ -107,23 +135,37 @@ def _check_finite(name: str, value: float, step: int) -> None:
         )
 
 
-def _training_batches(session: Session) -> Iterator[Batch]:
-    place = session.place
-    share = rank_share(
-        session.progress.consumed_samples, session.settings.global_batch, place.data_rank, place.layout.data
-    )
-    return session.maker.batches(session.training, [session.order.window(sample) for sample in share])
+def _feed(session: Session) -> Prefetcher[MicroBatch]:
+    device = session.place.device
+    return Prefetcher(_batches(session), DEPTH_ON_CUDA if device.type == "cuda" else DEPTH_ON_CPU, device)
 
 
-def _validate(session: Session) -> float:
+def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
+    """Yield this rank's micro batches of each step that is left."""
+    settings, place, consumed = session.settings, session.place, session.progress.consumed_samples
+    for _ in range(session.progress.step, settings.max_steps):
+        batch = settings.batch_after(consumed)
+        share = rank_share(consumed, batch, place.data_rank, place.layout.data)
+        yield session.maker.batches(
+            session.training, [session.order.window(sample) for sample in share], share
+        )
+        consumed += batch
+
+
+def _validate(session: Session, stopping: Stopping) -> float | None:
+    """Return the loss on the held-out batches; None if this is stopped on the way."""
     settings, place = session.settings, session.place
     assert session.heldout is not None
     began = time.perf_counter()
     total, count = 0.0, 0.0
     for windows in session.heldout_batches:
+        if reason := stopping.agreed():
+            LOGGER.warning("step %d | validation is given up: %s", session.progress.step, reason)
+            return None
         share = rank_share(0, len(windows), place.data_rank, place.layout.data)
         mine = [windows[index] for index in share]
-        batches = session.maker.batches(session.heldout, mine)
+        made = session.maker.batches(session.heldout, mine)
+        batches = (moved(batch, place.device) for batch in made)
         sums = evaluate_losses(settings, session.model, batches, len(mine) // settings.micro_batch)
         total, count = total + float(sums[0]), count + float(sums[1])
     loss = total / max(count, 1.0)

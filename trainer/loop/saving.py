@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from trainer.checkpoint import naming, retention, state, store
 from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.pending import Pending
 from trainer.config.saving import Saving
 from trainer.distributed import Place, together
 from trainer.loop.session import Session
@@ -30,16 +32,21 @@ def sole_writer(saving: Saving, place: Place) -> Iterator[None]:
 
 
 class Saver:
-    """Saves a training as its settings say; every rank has one and calls it at the same steps."""
+    """Saves a training as its settings say; every rank has one and calls it at the same steps.
+
+    At most one save is under way: the next one that is due waits for it.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._saving = session.settings.saving
+        self._pending: Pending | None = None
+        self._began, self._saved = 0.0, -1
         # Only those of earlier launches, and only until this one has a checkpoint of its own.
         self._leftovers = store.leftovers(self._saving.directory) if session.place.is_main else []
 
     def step(self, loss: float, validated: float | None) -> None:
-        """Save if a checkpoint is due after this step.
+        """Save if a checkpoint is due after this step, and complete one whose files are written.
 
         Parameters
         ----------
@@ -49,31 +56,53 @@ class Saver:
             The validation loss after it, or None if that is not known.
         """
         if self._saving.every and self._session.progress.step % self._saving.every == 0:
-            self._save(loss, validated)
+            self._save(loss, validated, self._saving.background)
+        elif self._pending and self._pending.is_written():
+            self.settle()
 
     def end(self, loss: float, validated: float | None) -> None:
-        """Save after the last step of this launch, which is not followed by :meth:`step`."""
-        self._save(loss, validated)
+        """Save after the last step, unless :meth:`step` just did, and complete what was begun."""
+        if self._saved != self._session.progress.step:
+            self._save(loss, validated, background=False)
+        self.settle()
 
-    def _save(self, loss: float, validated: float | None) -> None:
+    def settle(self) -> None:
+        """Complete the checkpoint that is being written, if there is one.
+
+        Raises
+        ------
+        RuntimeError
+            On every rank, if one could not write.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        found = pending.finish()
+        self._session.reporter.checkpoint(found.marker.step, found.path, time.perf_counter() - self._began)
+        if self._session.place.is_main:
+            retention.keep_best(self._saving, found)
+            retention.remove(self._leftovers)
+            self._leftovers = []
+
+    def _save(self, loss: float, validated: float | None, background: bool) -> None:
+        self.settle()
         if not self._saving.enabled:
             return
-        session, progress, began = self._session, self._session.progress, time.perf_counter()
+        session, self._began = self._session, time.perf_counter()
         known = {"val_loss": validated, **self._counts(), "reduced_train_loss": loss}
-        found = state.save(
+        self._pending = state.save(
             self._saving.directory,
             naming.render(self._saving.name, known),
             session.model,
             session.optimizer.inner,
-            progress,
+            session.progress,
             session.place,
             self._marker({name: float(value) for name, value in known.items() if value is not None}),
+            background,
         )
-        session.reporter.checkpoint(progress.step, found.path, time.perf_counter() - began)
-        if session.place.is_main:
-            retention.keep_best(self._saving, found)
-            retention.remove(self._leftovers)
-            self._leftovers = []
+        self._saved = session.progress.step
+        if not background:
+            self.settle()
 
     def _counts(self) -> dict[str, int]:
         progress = self._session.progress
@@ -90,8 +119,11 @@ class Saver:
             consumed_samples=session.progress.consumed_samples,
             world_size=layout.world,
             tensor_model_parallel_size=layout.tensor,
-            pipeline_model_parallel_size=1,
+            pipeline_model_parallel_size=layout.pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual,
+            context_parallel_size=layout.context,
             architecture=session.shape,
             metrics=metrics,
             training=session.training_id,
+            resume=asdict(session.settings.resume),
         )

@@ -6,23 +6,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import state, store
+from trainer.checkpoint import compatible, state, store
+from trainer.checkpoint.choice import choose
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import padded_vocabulary
-from trainer.config.saving import Saving
 from trainer.config.settings import Settings
-from trainer.data.batches import BatchMaker
 from trainer.data.heldout import heldout_windows, unigram_entropy
-from trainer.data.indexed import IndexedSource, open_indexed
-from trainer.data.order import Order
+from trainer.data.order import SampleOrder
+from trainer.data.seeds import HELDOUT
 from trainer.data.source import MockSource, Source
-from trainer.data.vocabulary import Vocabulary, read_vocabulary
+from trainer.data.sources import Indices, find_indices, make_order, open_heldout, open_training
+from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import Place, from_main, together
 from trainer.errors import UserError
-from trainer.logs import LOGGER
-from trainer.model.gpt import build_model, parameter_count
+from trainer.loop.making import Maker, make_maker, vocabulary_of, window_length
+from trainer.model.build import build_model
+from trainer.model.counting import parameter_count
+from trainer.model.model import Model
 from trainer.optim.build import Optimizer
-from trainer.optim.schedule import CosineAnnealing
+from trainer.optim.schedule import Schedule, make_schedule
 from trainer.report.reporter import Reporter
 
 
@@ -41,12 +43,11 @@ class Session:
     training: Source
     heldout: Source | None
     heldout_batches: list[list[int | None]]
-    order: Order
-    maker: BatchMaker
-    masked_token: int | None
-    model: Any
+    order: SampleOrder
+    maker: Maker
+    model: Model
     optimizer: Optimizer
-    schedule: CosineAnnealing
+    schedule: Schedule
     reporter: Reporter
     parameters: int
     shape: dict[str, Any]
@@ -63,11 +64,11 @@ def open_session(settings: Settings, place: Place) -> Session:
     UserError
         If files are missing or do not fit the configuration.
     """
-    vocabulary = together(lambda: read_vocabulary(settings.data))
-    training, heldout = together(lambda: _open_sources(settings, vocabulary))
+    vocabulary = together(lambda: vocabulary_of(settings))
+    indices = from_main(lambda: _indices(settings))
+    training, heldout = together(lambda: _open_sources(settings, vocabulary, indices))
     padded = padded_vocabulary(vocabulary.size, settings.architecture.vocab_divisor, place.layout.tensor)
     model = build_model(settings, place, padded)
-    masked = vocabulary.end_of_text if settings.data.eod_mask_loss else None
     session = Session(
         settings=settings,
         place=place,
@@ -76,15 +77,14 @@ def open_session(settings: Settings, place: Place) -> Session:
         training=training,
         heldout=heldout,
         heldout_batches=_heldout_batches(settings, place, heldout),
-        order=Order(training.windows, settings.seed),
-        maker=BatchMaker(vocabulary.size, masked, settings.micro_batch, place.device),
-        masked_token=masked,
+        order=make_order(training, settings.seed, settings.resume.data_generation),
+        maker=make_maker(settings, place, vocabulary),
         model=model,
         optimizer=Optimizer(settings, model, place.device),
-        schedule=CosineAnnealing.from_settings(settings.optimization),
-        reporter=Reporter(settings, place),
-        parameters=parameter_count(model, place.layout.tensor),
-        shape=state.shapes(settings.architecture, padded, settings.precision),
+        schedule=make_schedule(settings.optimization, settings.resume.lr_scale),
+        reporter=Reporter(settings, place, padded),
+        parameters=parameter_count(model),
+        shape=compatible.shapes(settings, padded),
     )
     _resume(session)
     return session
@@ -94,59 +94,55 @@ def report_heldout(session: Session) -> None:
     """Tell the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
     if session.heldout is None or session.settings.data.kind == "mock" or not session.place.is_main:
         return
+    heldout, maker = session.heldout, session.maker
     tokens, entropy = unigram_entropy(
-        session.heldout, session.heldout_batches, session.masked_token, session.vocabulary.size
+        lambda window: maker.targets(heldout, window), session.heldout_batches, session.vocabulary.size
     )
     session.reporter.heldout(tokens, entropy)
 
 
-def _open_sources(settings: Settings, vocabulary: Vocabulary) -> tuple[Source, Source | None]:
-    data, length = settings.data, settings.architecture.seq_length
-    wants_heldout = settings.val_batches > 0
+def _indices(settings: Settings) -> Indices:
+    """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
+    return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
+
+
+def _open_sources(
+    settings: Settings, vocabulary: Vocabulary, indices: Indices
+) -> tuple[Source, Source | None]:
+    data, length, seed = settings.data, window_length(settings), settings.seed
+    wants_heldout, text = settings.val_batches > 0, vocabulary.size - vocabulary.sentinels
     if data.kind == "mock":
-        heldout = MockSource(length, vocabulary.size, settings.seed, True) if wants_heldout else None
-        return MockSource(length, vocabulary.size, settings.seed, False), heldout
-    assert data.prefix is not None
-    dataset = open_indexed(data.prefix)
+        heldout = MockSource(length, text, seed, HELDOUT) if wants_heldout else None
+        return MockSource(length, text, seed, settings.resume.data_generation), heldout
     return (
-        IndexedSource(dataset, 0, data.splits, length),
-        IndexedSource(dataset, 1, data.splits, length) if wants_heldout else None,
+        open_training(data, indices, length),
+        open_heldout(data, indices, length) if wants_heldout else None,
     )
 
 
 def _heldout_batches(settings: Settings, place: Place, heldout: Source | None) -> list[list[int | None]]:
     if heldout is None:
         return []
-    multiple = settings.micro_batch * place.layout.data
-    return heldout_windows(
-        heldout.windows, settings.val_batches, settings.global_batch, multiple, settings.seed
-    )
+    multiple = settings.micro_batch * place.layout.data * place.layout.group
+    return heldout_windows(heldout, settings.val_batches, settings.global_batch, multiple, settings.seed)
 
 
 def _resume(session: Session) -> None:
     output, saving = session.settings.output, session.settings.saving
     if not output.resume:
         return
-    found = from_main(lambda: _find(saving))
-    if found is None:
+    choice = from_main(lambda: choose(saving, session.settings.resume))
+    if choice is None:
         if output.resume_or_start:
             return
         raise UserError(
             f"exp_manager.resume_ignore_no_checkpoint=False, but there is no complete checkpoint in "
             f"{saving.directory}: True starts from step 0"
         )
+    compatible.check(choice.found, session.shape, session.place.layout)
     session.progress = state.restore(
-        found, session.model, session.optimizer.inner, session.place, session.shape
+        choice, session.model, session.optimizer.inner, session.place, session.settings.seed
     )
-    session.training_id = found.marker.training or session.training_id
-    session.resumed_from = found.path
-
-
-def _find(saving: Saving) -> store.Found | None:
-    found, torn = store.newest(saving.directory)
-    for path, reason in torn.items():
-        LOGGER.warning("skipping %s: it is not a complete checkpoint (%s)", path, reason)
-    if found and saving.enabled:
-        # The launch before may have been killed between naming a checkpoint and this.
-        store.point_latest(found.path)
-    return found
+    if not choice.is_branch:
+        session.training_id = choice.found.marker.training or session.training_id
+    session.resumed_from = choice.found.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,14 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from trainer.config.settings import Settings
 from trainer.data.batches import Batch
+from trainer.loop.making import MicroBatch
+from trainer.model.model import Model
 
 
-def train_losses(settings: Settings, model: Any, batches: Iterator[Batch], micro_batches: int) -> float:
-    """Accumulate the gradients of a global batch into the model; return the batch's mean loss.
+def train_losses(
+    settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int
+) -> float:
+    """Accumulate the gradients of a global batch into the model; return the batch's mean loss on every rank.
 
     As in NeMo, a micro batch's loss is the mean over its unmasked tokens, and the global loss the mean over
     micro batches and data-parallel ranks. In nats per token.
@@ -23,26 +28,37 @@ def train_losses(settings: Settings, model: Any, batches: Iterator[Batch], micro
     model.train()
     model.zero_grad_buffer()
     sums = _run(settings, model, batches, micro_batches, forward_only=False)
-    return _mean_over_data_parallel(torch.stack([total / count.clamp(min=1) for total, count in sums]).mean())
+    means = [total / count.clamp(min=1) for total, count in sums]
+    loss = torch.stack(means).mean() if means else torch.zeros((), device=torch.cuda.current_device())
+    return _mean_over_data_parallel(_from_last_stage(loss))
 
 
-def evaluate_losses(settings: Settings, model: Any, batches: Iterator[Batch], micro_batches: int) -> Any:
+def evaluate_losses(
+    settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int
+) -> Any:
     """Return the loss sum and the number of unmasked tokens over all ranks, ``[2]``, in 64 bits."""
     model.eval()
     with torch.no_grad():
         sums = _run(settings, model, batches, micro_batches, forward_only=True)
-    local = torch.stack([torch.stack(pair) for pair in sums]).double().sum(0)
+    local = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+    if sums:
+        local = torch.stack([torch.stack(pair) for pair in sums]).double().sum(0)
+    local = _from_last_stage(local)
     dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
     return local
 
 
 def _run(
-    settings: Settings, model: Any, batches: Iterator[Batch], micro_batches: int, forward_only: bool
+    settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int, forward_only: bool
 ) -> list[tuple[Any, Any]]:
+    """Return the loss sum and the token count of each micro batch; nothing but on the last pipeline stage."""
+    # Each chunk runs through the same micro batches, at its own pace.
+    iterators = list(itertools.tee(batches, len(model.chunks)))
+    many = len(model.chunks) > 1
     results = get_forward_backward_func()(
         forward_step_func=_forward,
-        data_iterator=batches,
-        model=model,
+        data_iterator=iterators if many else iterators[0],
+        model=model.chunks if many else model.chunks[0],
         num_microbatches=micro_batches,
         seq_length=settings.architecture.seq_length,
         micro_batch_size=settings.micro_batch,
@@ -51,17 +67,34 @@ def _run(
     return [result["sums"] for result in results]
 
 
-def _forward(batches: Iterator[Batch], model: Any) -> tuple[Any, Any]:
-    batch = next(batches)
-    # The attention is causal by itself: no mask is passed.
-    losses = model(batch.tokens, batch.positions, None, labels=batch.labels)
+def _forward(batches: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
+    batch, contexts = next(batches), parallel_state.get_context_parallel_world_size()
+    if contexts > 1:
+        assert isinstance(batch, Batch), "a T5 has no context parallelism"
+        batch = batch.context_share(parallel_state.get_context_parallel_rank(), contexts)
+    losses = chunk(**batch.arguments())
 
     def reduce(output: Any) -> tuple[Any, dict[str, Any]]:
-        total = (output.float() * batch.mask).sum()
-        count = batch.mask.sum()
-        return total / count.clamp(min=1), {"sums": (total.detach(), count)}
+        total, count = (output.float() * batch.mask).sum(), batch.mask.sum()
+        if contexts == 1:
+            return total / count.clamp(min=1), {"sums": (total.detach(), count)}
+        # The mean over the whole sequences; megatron-core adds up the context-parallel ranks' gradients.
+        whole = torch.stack((total.detach(), count))
+        dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+        return total / whole[1].clamp(min=1), {"sums": (whole[0], whole[1])}
 
     return losses, reduce
+
+
+def _from_last_stage(value: Any) -> Any:
+    """Return the last pipeline stage's value: it alone has seen the loss."""
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        dist.broadcast(
+            value,
+            src=parallel_state.get_pipeline_model_parallel_last_rank(),
+            group=parallel_state.get_pipeline_model_parallel_group(),
+        )
+    return value
 
 
 def _mean_over_data_parallel(loss: Any) -> float:

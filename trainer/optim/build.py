@@ -30,7 +30,7 @@ def uses_distributed_optimizer(settings: Settings, device: Any) -> bool:
 class Optimizer:
     """AdamW on fp32 master weights, with clipping of the global gradient norm.
 
-    As in Megatron, biases and norms (one-dimensional parameters) are not decayed.
+    As in Megatron, biases and norms (one-dimensional parameters) are decayed only if the settings ask for it.
     """
 
     def __init__(self, settings: Settings, model: Any, device: Any) -> None:
@@ -38,16 +38,20 @@ class Optimizer:
         self._on_cpu = device.type == "cpu"
         with self._type_names():
             self.inner = get_megatron_optimizer(
-                _config(settings, device), [model], use_gloo_process_groups=device.type == "cuda"
+                _config(settings, device), model.chunks, use_gloo_process_groups=device.type == "cuda"
             )
 
     def step(self, lr: float) -> float:
         """Apply the gradients with learning rate `lr`; return their global L2 norm before clipping."""
+        chosen = self._chosen
         for group in self.inner.param_groups:
             # All of them, each time: a checkpoint brings the values of the launch that wrote it.
             group["lr"] = lr
-            group["weight_decay"] = self._chosen.weight_decay * group["wd_mult"]
-            group["betas"], group["eps"] = self._chosen.betas, self._chosen.eps
+            group["weight_decay"] = chosen.weight_decay * (1.0 if chosen.decay_all else group["wd_mult"])
+            group["betas"], group["eps"] = chosen.betas, chosen.eps
+            if "fused" in group:
+                # torch's AdamW in one pass over the memory: the same numbers on any number of threads.
+                group["fused"] = True
         with self._type_names():
             _, norm, _ = self.inner.step()
         return float(norm)

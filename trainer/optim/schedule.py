@@ -1,21 +1,63 @@
-"""NeMo's CosineAnnealing, as a pure function of the step."""
+"""NeMo's schedules of the learning rate, as pure functions of the step.
+
+The formulas are those of NeMo 2.4, ``nemo/core/optim/lr_scheduler.py``, operation by operation, so that the
+values are the same to the last bit. A step is the number of optimizer steps completed before it: 0 for the
+first, with which torch's schedulers too are at the first ``optimizer.step()``.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
-from trainer.config.settings import Optimization
+from trainer.config.optimization import Optimization
+
+
+class Schedule(Protocol):
+    """The learning rate as a function of the completed steps."""
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of the optimizer step after `step` completed ones."""
+
+
+def make_schedule(settings: Optimization, lr_scale: float = 1.0) -> Schedule:
+    """Return the schedule that the settings name, all of it multiplied by `lr_scale`."""
+    schedule: Schedule
+    if settings.schedule == "WarmupAnnealing":
+        schedule = WarmupAnnealing(
+            settings.lr, settings.min_lr, settings.warmup_steps, settings.schedule_steps
+        )
+    else:
+        schedule = CosineAnnealing(
+            settings.lr,
+            settings.min_lr,
+            settings.warmup_steps,
+            settings.constant_steps,
+            settings.schedule_steps,
+        )
+    return schedule if lr_scale == 1.0 else Scaled(schedule, lr_scale)
+
+
+def remark(settings: Optimization) -> str | None:
+    """Return what is worth a note: that warm-up and constant end leave no step to fall in."""
+    warmup, constant, total = settings.warmup_steps, settings.constant_steps, settings.schedule_steps
+    if warmup + constant < total:
+        return None
+    return (
+        f"warm-up ({warmup}) and constant steps ({constant}) fill the {total} steps of the schedule: "
+        "the learning rate does not fall in between"
+    )
 
 
 @dataclass(frozen=True)
 class CosineAnnealing:
     """Linear warm-up, a cosine from `max_lr` to `min_lr`, then `min_lr`.
 
-    The formula is that of NeMo 2.x, ``nemo/core/optim/lr_scheduler.py``: ``CosineAnnealing`` over
-    ``WarmupAnnealHoldPolicy`` and, with constant steps, ``_linear_warmup_with_cosine_annealing``. It has two
-    warm-ups: with constant steps Megatron-LM's ``max_lr * step / warmup`` (whose first step has learning
-    rate 0), without them ``max_lr * (step + 1) / (warmup + 1)``.
+    NeMo's ``CosineAnnealing`` over ``WarmupAnnealHoldPolicy`` and, with constant steps,
+    ``_linear_warmup_with_cosine_annealing``. It has two warm-ups: with constant steps Megatron-LM's
+    ``max_lr * step / warmup`` (whose first step has learning rate 0), without them
+    ``max_lr * (step + 1) / (warmup + 1)``.
 
     Attributes
     ----------
@@ -31,31 +73,58 @@ class CosineAnnealing:
     constant: int
     total: int
 
-    @classmethod
-    def from_settings(cls, settings: Optimization) -> CosineAnnealing:
-        """Take the schedule's numbers from the settings."""
-        return cls(
-            settings.lr,
-            settings.min_lr,
-            settings.warmup_steps,
-            settings.constant_steps,
-            settings.schedule_steps,
-        )
-
-    @property
-    def decay(self) -> int:
-        """Steps between warm-up and constant end; not positive if these two leave no room."""
-        return self.total - self.warmup - self.constant
-
     def __call__(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0 for the first optimizer step."""
+        """Return the learning rate after `step` completed steps."""
         if self.warmup > 0 and step <= self.warmup:
             if self.constant > 0:
                 return self.max_lr * step / self.warmup
-            return self.max_lr * (step + 1) / (self.warmup + 1)
-        if step > self.total or step > self.warmup + self.decay:
+            return self.max_lr * ((step + 1) / (self.warmup + 1))
+        decay = self.total - self.warmup - self.constant
+        # At the end of the decay the cosine is there. NeMo divides by zero if there is no warm-up nor decay.
+        if step >= self.warmup + decay:
             return self.min_lr
-        if self.decay == 0:
-            return self.max_lr
-        progress = (step - self.warmup) / self.decay
-        return self.min_lr + (self.max_lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+        past, span = step - self.warmup, self.max_lr - self.min_lr
+        if self.constant > 0:
+            return self.min_lr + 0.5 * (math.cos(math.pi * (past / decay)) + 1.0) * span
+        return span * (0.5 * (1 + math.cos(math.pi * past / decay))) + self.min_lr
+
+
+@dataclass(frozen=True)
+class WarmupAnnealing:
+    """Linear warm-up, a straight line from `max_lr` to `min_lr`, then `min_lr`.
+
+    NeMo's ``WarmupAnnealing`` over ``WarmupPolicy``.
+
+    Attributes
+    ----------
+    max_lr, min_lr
+        Highest and lowest learning rate.
+    warmup, total
+        Steps of the warm-up, and of the whole schedule.
+    """
+
+    max_lr: float
+    min_lr: float
+    warmup: int
+    total: int
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate after `step` completed steps."""
+        if self.warmup > 0 and step <= self.warmup:
+            return self.max_lr * ((step + 1) / (self.warmup + 1))
+        if step > self.total:
+            return self.min_lr
+        share = (step - self.warmup) / (self.total - self.warmup)
+        return self.min_lr + (1 - share) * (self.max_lr - self.min_lr)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Another schedule, all of it multiplied by `factor`."""
+
+    schedule: Schedule
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate after `step` completed steps."""
+        return self.factor * self.schedule(step)

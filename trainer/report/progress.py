@@ -34,11 +34,13 @@ def step_line(
     tokens_per_second: float,
     seconds: float,
     eta: float,
+    mfu: float | None = None,
 ) -> str:
     """Format one training step."""
+    share = "" if mfu is None else f"MFU {100 * mfu:.1f} % | "
     return (
         f"step {step:>{len(str(total))}}/{total} | loss {loss:.4f} | lr {lr:.1e} | "
-        f"grad norm {grad_norm:.2f} | {tokens_per_second:,.0f} tokens/s | {seconds:.2f} s/step | "
+        f"grad norm {grad_norm:.2f} | {tokens_per_second:,.0f} tokens/s | {seconds:.2f} s/step | {share}"
         f"eta {duration(eta)}"
     )
 
@@ -53,9 +55,15 @@ def duration(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def count(number: int) -> str:
+def count(many: int) -> str:
     """Format a large number with its unit: 124.4M."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
+        if many >= size:
+            return f"{many / size:.1f}{unit}"
+    return str(many)
+
+
+def number(of: int, noun: str) -> str:
+    """Format a number of things: 1 batch, 2 batches."""
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{of:,} {noun}{plural * (of != 1)}"

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
 from trainer.distributed import Place
 from trainer.logs import LOGGER
+from trainer.report.flops import model_flops, peak_flops
+from trainer.report.memory import used_bytes
 from trainer.report.metrics import MetricsFile
 from trainer.report.progress import Pace, step_line
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is told of a completed step.
+
+    Attributes
+    ----------
+    loss, lr, grad_norm
+        The loss in nats per token, the learning rate, and the gradient's norm before clipping.
+    seconds
+        What the step took.
+    data_wait
+        Share of it that rank 0 waited for its data.
+    epoch, samples
+        The epoch in which it began, from 0, and its samples.
+    """
+
+    loss: float
+    lr: float
+    grad_norm: float
+    seconds: float
+    data_wait: float
+    epoch: int
+    samples: int
 
 
 class Reporter:
@@ -21,12 +51,17 @@ class Reporter:
         What is trained.
     place
         This process; on every rank but 0 all methods do nothing.
+    vocabulary
+        Size of the padded vocabulary, of which the logits are.
     """
 
-    def __init__(self, settings: Settings, place: Place) -> None:
+    def __init__(self, settings: Settings, place: Place, vocabulary: int) -> None:
         self._settings = settings
         self._place = place
         self._pace = Pace(settings.max_steps)
+        self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
+        self._peak = _peak(settings, place)
+        self._saved: Path | None = None
         self._metrics: MetricsFile | None = None
         self._events = None
         if not place.is_main:
@@ -47,51 +82,85 @@ class Reporter:
             consumed_samples=progress.consumed_samples,
             world_size=layout.world,
             tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            virtual=layout.virtual,
+            context=layout.context,
             data=layout.data,
             parameters=parameters,
             tokens_per_step=self._settings.tokens_per_step,
+            model_flops_per_sample=self._flops,
+            peak_flops_per_gpu=self._peak,
             resumed_from=str(resumed_from) if resumed_from else None,
         )
 
     def heldout(self, tokens: int, entropy: float) -> None:
         """Tell what validation will evaluate."""
-        LOGGER.info(
-            "validation tokens: %s, their unigram entropy: %.4f nats per token", f"{tokens:,}", entropy
+        has_sentinels = self._settings.denoising is not None
+        name = "targets, sentinels included" if has_sentinels else "tokens"
+        LOGGER.info("held out: %s %s: unigram entropy %.4f nats per token", f"{tokens:,}", name, entropy)
+        self._write(
+            "data",
+            split="validation",
+            tokens=tokens,
+            unigram_entropy=entropy,
+            has_sentinels=has_sentinels,
         )
-        self._write("data", split="validation", tokens=tokens, unigram_entropy=entropy)
 
-    def step(
-        self, progress: Progress, loss: float, lr: float, grad_norm: float, seconds: float, epoch: int
-    ) -> None:
+    def step(self, progress: Progress, step: Step) -> None:
         """Tell a completed step."""
         settings = self._settings
-        speed = settings.tokens_per_step / seconds
-        self._pace.add(seconds)
+        tokens = step.samples * settings.seq_length
+        speed = tokens / step.seconds
+        flops = self._flops * step.samples / step.seconds / self._place.layout.world
+        mfu = flops / self._peak if self._peak else None
+        memory = used_bytes(self._place.device)
+        self._pace.add(step.seconds)
         eta = self._pace.eta(progress.step)
-        LOGGER.info(step_line(progress.step, settings.max_steps, loss, lr, grad_norm, speed, seconds, eta))
+        LOGGER.info(
+            step_line(
+                progress.step,
+                settings.max_steps,
+                step.loss,
+                step.lr,
+                step.grad_norm,
+                speed,
+                step.seconds,
+                eta,
+                mfu,
+            )
+        )
         self._write(
             "train",
             step=progress.step,
-            loss=loss,
-            lr=lr,
-            grad_norm=grad_norm,
+            loss=step.loss,
+            lr=step.lr,
+            grad_norm=step.grad_norm,
             consumed_samples=progress.consumed_samples,
-            step_time=seconds,
+            global_batch=step.samples,
+            tokens=tokens,
+            step_time=step.seconds,
             tokens_per_second=speed,
+            tflops_per_gpu=flops / 1e12,
+            mfu=mfu,
+            data_wait=step.data_wait,
+            memory_bytes=memory,
         )
         if self._events and self._is_logged(progress.step):
-            self._events.write(
-                progress.step,
-                {
-                    "reduced_train_loss": loss,
-                    "lr": lr,
-                    "grad_norm": grad_norm,
-                    "global_step": float(progress.step),
-                    "consumed_samples": float(progress.consumed_samples),
-                    "epoch": float(epoch),
-                    "train_step_timing in s": seconds,
-                },
-            )
+            # NeMo's names; those of what it does not log are ours.
+            scalars = {
+                "reduced_train_loss": step.loss,
+                "lr": step.lr,
+                "grad_norm": step.grad_norm,
+                "global_step": float(progress.step),
+                "consumed_samples": float(progress.consumed_samples),
+                "epoch": float(step.epoch),
+                "train_step_timing in s": step.seconds,
+                "tflops_per_sec_per_gpu": flops / 1e12,
+                "tokens_per_second": speed,
+                "data_wait": step.data_wait,
+                "memory_bytes": float(memory),
+            }
+            self._events.write(progress.step, scalars if mfu is None else {**scalars, "mfu": mfu})
 
     def validation(self, step: int, loss: float, seconds: float) -> None:
         """Tell a validation loss."""
@@ -102,13 +171,36 @@ class Reporter:
 
     def checkpoint(self, step: int, path: Path, seconds: float) -> None:
         """Tell a complete checkpoint."""
+        self._saved = path
         LOGGER.info("checkpoint %s | %.1f s", path, seconds)
         self._write("checkpoint", step=step, path=str(path))
 
-    def end(self, step: int, reason: str) -> None:
-        """Tell that training ends, and why; close the files."""
-        LOGGER.info("end at step %d: %s", step, reason)
-        self._write("end", step=step, reason=reason)
+    def end(self, step: int, reason: str, is_stopped: bool = False) -> None:
+        """Tell that training ends, and why; close the files.
+
+        Parameters
+        ----------
+        step
+            The last one.
+        reason
+            In one word.
+        is_stopped
+            Whether it ends before its time, to be continued.
+        """
+        nothing = ": there is nothing left to do" if reason == "already_complete" else ""
+        LOGGER.info("end at step %d: %s%s", step, reason, nothing)
+        if is_stopped:
+            saved = f"saved as {self._saved}: launching again continues there"
+            nothing = (
+                "nothing is saved, as create_checkpoint_callback=False asks for: launching again starts anew"
+            )
+            LOGGER.info(
+                "stopped by %s before step %d; %s",
+                reason,
+                self._settings.max_steps,
+                saved if self._saved else nothing,
+            )
+        self._write("end", step=step, reason=reason, saved=str(self._saved) if self._saved else None)
         if self._metrics:
             self._metrics.close()
         if self._events:
@@ -120,3 +212,9 @@ class Reporter:
     def _write(self, kind: str, **fields: object) -> None:
         if self._metrics:
             self._metrics.write(kind, **fields)
+
+
+def _peak(settings: Settings, place: Place) -> float | None:
+    if place.device.type != "cuda":
+        return None
+    return peak_flops(torch.cuda.get_device_name(place.device), settings.precision)

@@ -1,0 +1,136 @@
+"""Run by test_parity.py, one process a rank: our models with Hugging Face's weights, against its outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import Settings, read_settings
+from trainer.logs import quiet
+from trainer.world import World
+
+quiet()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from tests.trainer.parity.parity_weights import Heads, our_tensor, scale  # noqa: E402
+from trainer import cpu_shim  # noqa: E402
+
+
+def main() -> None:
+    cpu_shim.install()
+    from trainer.distributed import make_place, process_group
+
+    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    references = torch.load(sys.argv[2], weights_only=True)
+    cases: dict[str, dict[str, Any]] = json.loads(sys.argv[3])
+    world = World.from_environment(os.environ)
+    with process_group(world) as device:
+        settings = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
+        place = make_place(world, make_layout(next(iter(settings.values())), world.size), device)
+        results = {name: compare(settings[name], place, references, name.split()[0]) for name in cases}
+        checks = {} if device.type == "cuda" else attention_checks(world.size)
+    if world.is_main:
+        print(json.dumps({"cases": results, **checks}))
+
+
+def attention_checks(ranks: int) -> dict[str, Any]:
+    from tests.trainer.parity import attention_probe
+
+    return attention_probe.on_two_ranks() if ranks > 1 else attention_probe.on_one_rank()
+
+
+def compare(settings: Settings, place: Any, references: dict[str, Any], family: str) -> dict[str, float]:
+    """Return the largest differences: of logits, and of a parameter's gradient, relative to its largest.
+
+    `ours` and `theirs` are differences of logits in 32 bits from Hugging Face's in 64 bits.
+    """
+    from trainer.model.build import build_model
+
+    reference = references[family]
+    model = build_model(settings, place, reference["logits"].shape[-1])
+    model.train()
+    model.zero_grad_buffer()
+    chunk = model.chunks[0]
+    load(settings, chunk.module, place, family, reference["weights"])
+    arguments = ours(family, {name: x.to(place.device) for name, x in reference["arguments"].items()})
+    with torch.no_grad():
+        logits = whole(chunk(**arguments), place).cpu()
+    labels = {"lm_labels" if settings.encoder else "labels": reference["labels"].to(place.device)}
+    chunk(**arguments, **labels).float().mean().backward()
+    model.config.finalize_model_grads_func(model.chunks)
+    exact = reference["exact"]
+    return {
+        "ours": float((logits - exact).abs().max()),
+        "theirs": float((reference["logits"] - exact).abs().max()),
+        "logits": float((logits - reference["logits"]).abs().max()),
+        "largest": float(exact.abs().max()),
+        "gradient": worst_gradient(settings, chunk.module, place, family, reference["gradients"]),
+    }
+
+
+def ours(family: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of megatron-core's model from those of Hugging Face's."""
+    tokens = arguments["input_ids"]
+    if family.startswith("t5"):
+        masks = dict.fromkeys(("encoder_attn_mask", "decoder_attn_mask", "encoder_decoder_attn_mask"))
+        return {"encoder_input_ids": tokens, "decoder_input_ids": arguments["decoder_input_ids"], **masks}
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    return {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
+
+
+def load(settings: Settings, module: Any, place: Any, family: str, weights: dict[str, Any]) -> None:
+    for name, parameter in module.named_parameters():
+        tensor = our_tensor(family, weights, name, heads(settings))
+        factor = scale(family, name, settings.architecture.hidden_size)
+        parameter.data.copy_(own_part(parameter, tensor * factor, place))
+
+
+def worst_gradient(
+    settings: Settings, module: Any, place: Any, family: str, gradients: dict[str, Any]
+) -> float:
+    worst = torch.zeros(())
+    for name, parameter in module.named_parameters():
+        if name == "lm_head.output_layer.bias":
+            continue
+        tensor = our_tensor(family, gradients, name, heads(settings))
+        expected = own_part(parameter, tensor / scale(family, name, settings.architecture.hidden_size), place)
+        difference = (parameter.main_grad.cpu() - expected).abs().max()
+        worst = worst.maximum(difference / expected.abs().max())
+    worst = worst.to(place.device)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def heads(settings: Settings) -> Heads:
+    shape = settings.architecture
+    return Heads(shape.num_attention_heads, shape.num_query_groups)
+
+
+def own_part(parameter: Any, tensor: Any, place: Any) -> Any:
+    """Return this tensor-parallel rank's part of a whole parameter."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return tensor
+    ranks = place.layout.tensor
+    # A gated unit's two matrices are cut apart each: that is the stride.
+    blocks = tensor.chunk(ranks * parameter.partition_stride, parameter.partition_dim)
+    return torch.cat(blocks[place.tensor_rank :: ranks], parameter.partition_dim)
+
+
+def whole(logits: Any, place: Any) -> Any:
+    """Gather ``[b, s, v / ranks]`` from the tensor-parallel ranks: ``[b, s, v]``."""
+    parts = [torch.empty_like(logits) for _ in range(place.layout.tensor)]
+    dist.all_gather(parts, logits.contiguous())
+    return torch.cat(parts, -1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Run by test_llama.py in a process of its own: what Llama's keys change in a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import Settings, read_settings
+from trainer.logs import quiet
+from trainer.world import World
+
+quiet()
+
+import torch  # noqa: E402
+
+from trainer import cpu_shim  # noqa: E402
+
+END, LENGTH, FIRST = 299, 32, 11
+ROPE = {
+    "model.position_embedding_type": "rope",
+    "model.rotary_base": 500000,
+    "model.kv_channels": 64,
+    "model.normalization": "rmsnorm",
+}
+
+
+class Written:
+    """One window: a document of twelve tokens, its end among them, and one of twenty."""
+
+    windows = 1
+
+    def __init__(self, first: int) -> None:
+        self._tokens = np.concatenate(([first] * FIRST, [END], np.arange(LENGTH - FIRST) * 7 % 290))
+
+    def window(self, index: int) -> Any:
+        return self._tokens.astype(np.int64)
+
+
+def main() -> None:
+    cpu_shim.install()
+
+    from trainer.distributed import make_place, process_group
+
+    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+
+    def settings(**changes: Any) -> Settings:
+        return read_settings({**base, **{f"model.{key}": value for key, value in changes.items()}})
+
+    with process_group(world) as device:
+        place = make_place(world, make_layout(settings(), 1), device)
+        rope = {key.removeprefix("model."): value for key, value in ROPE.items()}
+        scaled = {**rope, "scale_positional_embedding": True}
+        result = {
+            "plain": frequencies(settings(**rope), place),
+            "scaled": frequencies(settings(**scaled), place),
+            "by four": frequencies(settings(**scaled, scale_factor=4), place),
+            "halved": half_positions(settings(**rope, seq_len_interpolation_factor=2), place),
+            "interleaved": chunk(settings(**rope, rotary_interleaved=True), place).config.rotary_interleaved,
+            "fused": fused_loss(settings(**rope), settings(**rope, cross_entropy_loss_fusion=True), place),
+            "documents": {
+                f"{backend}, {name}": documents(settings(**changes, attention_backend=backend), place)
+                for backend in ("local", "sdpa")
+                for name, changes in {"rope": rope, "learned": {}}.items()
+            },
+            "always masked": [always_masked(settings(attention_dropout=p), place) for p in (0.0, 0.1)],
+        }
+    print(json.dumps(result))
+
+
+def chunk(settings: Settings, place: Any) -> Any:
+    """Return a GPT as megatron-core made it."""
+    from trainer.model.build import build_model
+
+    return build_model(settings, place, 304).chunks[0].module
+
+
+def frequencies(settings: Settings, place: Any) -> list[float]:
+    """Return how fast each pair of channels turns, in radians per token."""
+    return [float(value) for value in chunk(settings, place).rotary_pos_emb.inv_freq]
+
+
+def half_positions(settings: Settings, place: Any) -> float:
+    """Return the first pair's angle at the second position."""
+    return float(chunk(settings, place).rotary_pos_emb.get_freqs_non_repeated(2)[1, 0])
+
+
+def fused_loss(plain: Settings, fused: Settings, place: Any) -> list[float]:
+    """Return the loss without and with the fused cross entropy."""
+    from trainer.data.batches import BatchMaker
+
+    found = []
+    for settings in (plain, fused):
+        model = chunk(settings, place)
+        batch = next(BatchMaker(304, None, 1, place.device).batches(Written(5), [0]))
+        found.append(float(model(**batch.arguments()).mean()))
+        assert model.config.cross_entropy_loss_fusion is settings.architecture.loss_fusion
+    return found
+
+
+def always_masked(settings: Settings, place: Any) -> bool:
+    """Return whether attention has a mask even where a window is one document."""
+    from trainer.data.vocabulary import Vocabulary
+    from trainer.loop.resets import resets_of
+
+    data = replace(settings.data, reset_attention=True)
+    resets = resets_of(replace(settings, data=data), place, Vocabulary(304, END, "by hand"))
+    assert resets is not None
+    return resets.same_kernel
+
+
+def documents(settings: Settings, place: Any) -> dict[str, float]:
+    """Return how far the second document's losses move with the first one's tokens, and from those alone."""
+    from trainer.data.batches import BatchMaker
+    from trainer.data.documents import Resets
+
+    model = chunk(settings, place).eval()
+
+    def losses(first: int, resets: Resets | None) -> Any:
+        batch = next(BatchMaker(304, None, 1, place.device, resets).batches(Written(first), [0]))
+        with torch.no_grad():
+            return model(**batch.arguments())[0, FIRST + 1 :]
+
+    apart = Resets(END, True, True)
+    alone = torch.from_numpy(Written(1).window(0))[FIRST + 1 :]
+    with torch.no_grad():
+        count = len(alone) - 1
+        places = torch.arange(count)[None]
+        expected = model(alone[None, :-1], places, None, labels=alone[None, 1:])[0]
+    return {
+        "together": float((losses(1, None) - losses(2, None)).abs().max()),
+        "apart": float((losses(1, apart) - losses(2, apart)).abs().max()),
+        "alone": float((losses(1, apart) - expected).abs().max()),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Run by test_optimization.py in a process of its own: our steps beside torch's, our ramps by Megatron's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.rampup import Rampup
+from trainer.config.settings import Settings, read_settings
+from trainer.logs import quiet
+from trainer.world import World
+
+quiet()
+
+import torch  # noqa: E402
+
+from trainer import cpu_shim  # noqa: E402
+
+# Of three steps: the learning rates, and the scale of the gradient, whose norm is about 140 times that.
+RATES = (1e-2, 3e-3, 5e-3)
+SCALES = (1.0, 1e-3, 1e-5)
+
+
+def main() -> None:
+    cpu_shim.install()
+
+    from trainer.distributed import make_place, process_group
+
+    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+    with process_group(world) as device:
+        place = make_place(world, make_layout(read_settings(base), 1), device)
+        steps = {
+            name: three_steps(read_settings({**base, **changes}), place)
+            for name, changes in json.loads(sys.argv[3]).items()
+        }
+    print(json.dumps({"steps": steps, "ramps": [ramp(*sizes) for sizes in json.loads(sys.argv[4])]}))
+
+
+def three_steps(settings: Settings, place: Any) -> dict[str, Any]:
+    """Take three steps with made-up gradients, and the same with torch's AdamW and groups told by name.
+
+    Returns
+    -------
+    dict
+        ``differing``, parameters that are not equal to the last bit; ``far``, the largest difference as a
+        share of the largest change of that parameter; ``norms`` and ``expected``, of the gradients.
+    """
+    from trainer.model.build import build_model
+    from trainer.optim.build import Optimizer
+
+    model = build_model(settings, place, 304)
+    optimizer = Optimizer(settings, model, place.device)
+    named = dict(model.named_parameters())
+    before = {name: parameter.detach().float().clone() for name, parameter in named.items()}
+    masters = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}
+    reference = hand_made(settings, masters)
+    generator = torch.Generator().manual_seed(5)
+    norms, expected = [], []
+    for lr, scale in zip(RATES, SCALES, strict=True):
+        model.zero_grad_buffer()
+        for name, parameter in named.items():
+            gradient = torch.randn(parameter.shape, generator=generator) * scale
+            parameter.main_grad.copy_(gradient)
+            masters[name].grad = gradient.clone()
+        norms.append(optimizer.step(lr))
+        optimizer.zero_grad()
+        limit = settings.optimization.gradient_clip or float("inf")
+        expected.append(float(torch.nn.utils.clip_grad_norm_(masters.values(), limit)))
+        for group in reference.param_groups:
+            group["lr"] = lr
+        reference.step()
+    ours = {name: parameter.detach().float() for name, parameter in named.items()}
+    theirs = {name: master.detach().to(named[name].dtype).float() for name, master in masters.items()}
+    far = [
+        float((ours[name] - theirs[name]).abs().max() / (theirs[name] - before[name]).abs().max())
+        for name in named
+    ]
+    return {
+        "differing": [name for name in named if not torch.equal(ours[name], theirs[name])],
+        "far": max(far),
+        "norms": norms,
+        "expected": expected,
+    }
+
+
+def hand_made(settings: Settings, masters: dict[str, Any]) -> torch.optim.AdamW:
+    """Return torch's AdamW; biases and norms are told by their names."""
+    chosen = settings.optimization
+    plain = [name for name in masters if name.endswith("bias") or "norm" in name]
+    assert 0 < len(plain) < len(masters)
+    groups = [
+        {
+            "params": [master for name, master in masters.items() if name not in plain],
+            "weight_decay": chosen.weight_decay,
+        },
+        {
+            "params": [masters[name] for name in plain],
+            "weight_decay": chosen.weight_decay if chosen.decay_all else 0.0,
+        },
+    ]
+    return torch.optim.AdamW(groups, betas=chosen.betas, eps=chosen.eps, fused=True)
+
+
+def ramp(start: int, increment: int, samples: int, end: int) -> dict[str, Any]:
+    """Compare a ramp with megatron-core's, after every number of samples, and list a training's batches."""
+    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+
+    ours = Rampup(start, increment, samples, end)
+    theirs = RampupBatchsizeNumMicroBatchesCalculator(end, 1, 1, False, 1, start, increment, samples)
+
+    def batch(consumed: int) -> int:
+        theirs.update(consumed, consistency_check=True)
+        assert theirs.get() == theirs.get_current_running_global_batch_size()
+        return int(theirs.get())
+
+    consumed, batches = 0, []
+    while consumed <= samples + end:
+        batches.append(ours(consumed))
+        consumed += batches[-1]
+    dense = range(samples + 2 * end)
+    return {"differing": [n for n in dense if ours(n) != batch(n)], "points": len(dense), "batches": batches}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Run by test_resharding.py in processes forked from a warm one: a training that changes its layout.
+
+``probe_resharding CONFIG STAGES``: the stages are JSON, taken by all ranks one after the other: a name, what
+changes in the configuration, and which stage's checkpoint is restored, if any. Each saves what it has then,
+and takes the next step, whose loss is told. Checkpoints lie beside the configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from megatron.core import parallel_state
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from trainer.checkpoint import state, store
+from trainer.checkpoint.choice import Choice
+from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.pending import Pending
+from trainer.checkpoint.state import Progress
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import Settings, read_settings
+from trainer.data.batches import BatchMaker
+from trainer.data.order import rank_share
+from trainer.data.source import MockSource
+from trainer.distributed import Place, make_place, process_group
+from trainer.logs import LOGGER
+from trainer.loop.step import train_losses
+from trainer.model.build import build_model
+from trainer.optim.build import Optimizer
+from trainer.world import World
+
+VOCABULARY = 304
+
+
+@dataclass
+class Training:
+    """A training without a loop around it."""
+
+    settings: Settings
+    place: Place
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.model = build_model(self.settings, self.place, VOCABULARY)
+        self.optimizer = Optimizer(self.settings, self.model, self.place.device)
+
+    def step(self) -> float:
+        """Take a step and return its loss."""
+        settings, layout = self.settings, self.place.layout
+        source = MockSource(settings.architecture.seq_length, VOCABULARY, 1)
+        maker = BatchMaker(VOCABULARY, None, settings.micro_batch, self.place.device)
+        samples = rank_share(
+            self.progress.consumed_samples, settings.global_batch, self.place.data_rank, layout.data
+        )
+        loss = train_losses(settings, self.model, maker.batches(source, list(samples)), layout.micro_batches)
+        self.optimizer.step(1e-2)
+        self.optimizer.zero_grad()
+        self.progress.step += 1
+        self.progress.consumed_samples += settings.global_batch
+        return loss
+
+    def save(self, directory: Path, name: str, background: bool = False) -> Pending:
+        """Begin to save."""
+        layout = self.place.layout
+        marker = Marker(
+            step=self.progress.step,
+            consumed_samples=self.progress.consumed_samples,
+            world_size=layout.world,
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual,
+            context_parallel_size=layout.context,
+            architecture={},
+        )
+        progress = Progress(self.progress.step, self.progress.consumed_samples)
+        inner = self.optimizer.inner
+        return state.save(directory, name, self.model, inner, progress, self.place, marker, background)
+
+    def restore(self, path: Path) -> None:
+        """Load a checkpoint."""
+        found, wrong = store.open_checkpoint(path)
+        assert found, wrong
+        choice = Choice(found, load_optimizer=True, is_branch=False)
+        self.progress = state.restore(
+            choice, self.model, self.optimizer.inner, self.place, self.settings.seed
+        )
+
+
+def main(arguments: list[str]) -> int:
+    config = Path(arguments[0])
+    base, world = flatten(yaml.safe_load(config.read_text())), World.from_environment(os.environ)
+    told: dict[str, Any] = {}
+    LOGGER.addHandler(logging.StreamHandler())
+    LOGGER.setLevel(logging.INFO)
+    with process_group(world) as device:
+        for name, changes, source in json.loads(arguments[1]):
+            settings = read_settings({**base, **changes})
+            place = make_place(world, make_layout(settings, world.size), device)
+            training = Training(settings, place, Progress())
+            if source:
+                training.restore(config.parent / source)
+            else:
+                training.step()
+                training.step()
+            training.save(config.parent, name).finish()
+            told[name] = _beside(training, config.parent, name)
+            parallel_state.destroy_model_parallel()
+    if world.is_main:
+        for name in told:
+            told[name]["tensors"] = _digests(config.parent / name)
+            told[name]["beside"] = _digests(config.parent / f"{name}-beside")
+        (config.parent / f"{world.size}.json").write_text(json.dumps(told))
+    return 0
+
+
+def _beside(training: Training, directory: Path, name: str) -> dict[str, Any]:
+    """Save beside the next step: not a byte is written before the step is done."""
+    gate, write = threading.Event(), Pending._write
+
+    def late(pending: Pending) -> None:
+        gate.wait()
+        write(pending)
+
+    Pending._write = late  # type: ignore[method-assign]
+    pending = training.save(directory, f"{name}-beside", background=True)
+    Pending._write = write  # type: ignore[method-assign]
+    loss = training.step()
+    written_early = pending.is_written()
+    gate.set()
+    found = pending.finish()
+    return {"loss": loss, "written_early": written_early, "step": found.marker.step}
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """Return a digest of each whole tensor in a checkpoint."""
+    reader = FileSystemReader(str(path))
+    wanted = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    _load_state_dict(wanted, storage_reader=reader, no_dist=True)
+    return {name: f"{tuple(tensor.shape)} {_bits(tensor)}" for name, tensor in sorted(wanted.items())}
+
+
+def _bits(tensor: Any) -> str:
+    return hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,0 +1,72 @@
+"""Run by test_sizes.py in a process of its own: builds models whose weights take no memory, and counts."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import replace
+from typing import Any
+
+from trainer.config.layout import make_layout
+from trainer.config.settings import Settings, read_settings
+from trainer.logs import quiet
+from trainer.world import World
+
+quiet()
+
+import torch  # noqa: E402
+
+from trainer import cpu_shim  # noqa: E402
+
+
+def main() -> None:
+    cpu_shim.install()
+
+    from trainer.distributed import make_place, process_group
+
+    asked: dict[str, dict[str, Any]] = json.load(sys.stdin)
+    found = {}
+    with process_group(World.from_environment({"MASTER_PORT": sys.argv[1]})) as device:
+        place = None
+        for size, given in asked.items():
+            settings = on_one_rank(read_settings(given["flat"]))
+            place = place or make_place(settings_world(), make_layout(settings, 1), device)
+            found[size] = parameters(
+                settings, replace(place, device=torch.device("meta")), given["vocabulary"]
+            )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"parameters": found, "megabytes": peak}))
+
+
+def settings_world() -> World:
+    return World.from_environment({})
+
+
+def on_one_rank(settings: Settings) -> Settings:
+    """The whole model on this rank: the stock layouts divide it among up to thousands."""
+    alone = replace(settings.parallel, tensor=1, pipeline=1, virtual=1, context=1, sequence=False)
+    return replace(settings, parallel=alone, nodes=1, devices=1)
+
+
+def parameters(settings: Settings, place: Any, vocabulary: int) -> int:
+    """Build the model's one chunk without its weights, and count."""
+    from trainer.model.gpt import gpt_chunks
+    from trainer.model.seeding import seed_weights
+    from trainer.model.t5 import t5_chunks
+
+    seed_weights(settings.seed)
+    # megatron-core makes weights where it computes.
+    before, torch.cuda.current_device = torch.cuda.current_device, lambda: place.device
+    try:
+        with place.device:
+            build = t5_chunks if settings.encoder else gpt_chunks
+            _, (model,) = build(settings, place, vocabulary)
+    finally:
+        torch.cuda.current_device = before
+    assert all(parameter.is_meta for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+if __name__ == "__main__":
+    main()

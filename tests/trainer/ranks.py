@@ -1,0 +1,72 @@
+"""The ranks of one launch, forked from a warm process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from tests.trainer.conftest import environment, free_port
+from tests.trainer.sabotage import SABOTAGE
+from tests.trainer.warm import WarmPool, WarmProcess
+
+PATIENCE = 60
+
+
+class Run:
+    """The ranks of one launch."""
+
+    def __init__(
+        self,
+        trainings: Any,
+        pool: WarmPool,
+        name: str,
+        changes: dict[str, Any],
+        world: int,
+        sabotage: str = "",
+    ) -> None:
+        options, self.log_dir = trainings.configure(name, changes, world)
+        port = free_port()
+        self._outputs = [trainings.root / f"{name}.rank{rank}" for rank in range(world)]
+        self.ranks: list[WarmProcess] = [
+            pool.start(options, {**environment(rank, world, port), SABOTAGE: sabotage}, output)
+            for rank, output in enumerate(self._outputs)
+        ]
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """Return what all launches told so far; a line may be half written."""
+        path = self.log_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in events if event["kind"] == kind]
+
+    def last_step(self) -> int:
+        """Return the last step that was told."""
+        return max((line["step"] for line in self.lines("train")), default=0)
+
+    def wait_for_step(self, step: int) -> None:
+        """Return when a step was told."""
+        deadline = time.monotonic() + PATIENCE
+        while self.last_step() < step:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.005)
+
+    def send(self, number: signal.Signals, *ranks: int) -> None:
+        """Send a signal to chosen ranks, or to all."""
+        for rank in ranks or range(len(self.ranks)):
+            os.kill(self.ranks[rank].pid, number)
+
+    def end(self) -> list[int]:
+        """Wait for the ranks and return their exit codes."""
+        return [rank.wait() for rank in self.ranks]
+
+    def said(self, *ranks: int) -> str:
+        """Return all that was written to stdout and stderr, by chosen ranks or by all."""
+        return "\n".join(self._outputs[rank].read_text() for rank in ranks or range(len(self.ranks)))
+
+    def checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints."""
+        found = (self.log_dir / "checkpoints").glob("megatron*")
+        return sorted(path.name for path in found)

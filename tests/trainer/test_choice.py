@@ -1,0 +1,134 @@
+"""Which checkpoint a launch starts from: an intervention is made once, however many launches follow."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.test_retention import MARKED
+from trainer.checkpoint.choice import Choice, choose
+from trainer.checkpoint.store import Found, begin, finish, sync_part
+from trainer.config.resume import Resume, read_resume
+from trainer.config.saving import Saving
+from trainer.config.values import Values
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.trainer
+
+CONTINUES = {"exp_manager.resume_if_exists": True}
+AGAIN = Resume(checkpoint="m-step=1", data_generation=1)
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Saving:
+    return Saving(True, tmp_path, "m-{step}", every=1, background=True, keep=-1, monitor="step", mode="max")
+
+
+def save(saving: Saving, step: int, resume: Resume | None = None) -> Found:
+    unfinished = begin(saving.directory, f"m-step={step}")
+    (unfinished / "__0_0.distcp").write_text("weights")
+    recorded = {} if resume is None else asdict(resume)
+    marker = replace(MARKED, step=step, resume=recorded, files=sync_part(unfinished, 0))
+    return finish(unfinished, f"m-step={step}", marker)
+
+
+def test_a_training_continues_from_its_newest_checkpoint(saving: Saving) -> None:
+    assert choose(saving, Resume()) is None
+    # The first version's markers do not know of interventions.
+    for recorded in (None, Resume()):
+        newest = save(saving, 2, recorded)
+        assert choose(saving, Resume()) == Choice(newest, load_optimizer=True, is_branch=False)
+
+
+def test_going_back_is_done_once(saving: Saving) -> None:
+    first, _ = save(saving, 1), save(saving, 2)
+    went_back = Choice(first, load_optimizer=True, is_branch=True)
+    assert choose(saving, AGAIN) == went_back
+    # It was killed before it saved: the next launch goes back as well, and then no more.
+    assert choose(saving, AGAIN) == went_back
+    later = save(saving, 2, AGAIN)
+    assert later.path.name == "m-step=2-v1"
+    assert choose(saving, AGAIN) == Choice(later, load_optimizer=True, is_branch=False)
+
+
+def test_another_intervention_starts_from_what_the_one_before_came_to(saving: Saving) -> None:
+    save(saving, 1)
+    later = save(saving, 2, AGAIN)
+    lower = Resume(lr_scale=0.5, load_optimizer=False)
+    assert choose(saving, lower) == Choice(later, load_optimizer=False, is_branch=False)
+    newest = save(saving, 3, lower)
+    assert choose(saving, lower) == Choice(newest, load_optimizer=True, is_branch=False)
+    # Back to the first once more, in another order of the data.
+    once_more = replace(AGAIN, data_generation=2)
+    choice = choose(saving, once_more)
+    assert choice is not None
+    assert choice.found.marker.step == 1
+    assert choice.is_branch
+
+
+def test_a_checkpoint_of_another_training_starts_this_one(saving: Saving, tmp_path: Path) -> None:
+    other = save(replace(saving, directory=tmp_path / "other"), 7)
+    choice = choose(saving, Resume(checkpoint=str(other.path)))
+    assert choice == Choice(other, load_optimizer=True, is_branch=True)
+
+
+def test_what_is_no_complete_checkpoint_is_refused_with_those_that_are(saving: Saving) -> None:
+    save(saving, 1)
+    (save(saving, 20).path / "__0_0.distcp").write_text("torn")
+    (saving.directory / "m-step=3").mkdir()
+    for name, told in [
+        ("m-step=2", "there is no such directory"),
+        ("m-step=3", "no complete.json"),
+        ("m-step=20", "__0_0.distcp is missing or has"),
+    ]:
+        with pytest.raises(UserError, match=f"resume.checkpoint={name}: ") as error:
+            choose(saving, Resume(checkpoint=name))
+        assert told in str(error.value)
+        assert f"complete ones in {saving.directory} are m-step=1; did you mean 'm-step=1'?" in str(
+            error.value
+        )
+
+
+def test_only_the_newest_is_pointed_at(saving: Saving) -> None:
+    save(saving, 1)
+    newest = save(saving, 2)
+    (saving.directory / "latest").unlink()
+    choose(saving, AGAIN)
+    assert (saving.directory / "latest").readlink() == Path(newest.path.name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("checkpoint", "latest", "or null for the newest"),
+        ("checkpoint", "/run/checkpoints/latest", "or null for the newest"),
+        ("checkpoint", "checkpoints/m-step=1", "absolute path"),
+        ("checkpoint", ".unfinished-m-step=1-0a", "name or the absolute path"),
+        ("checkpoint", 3, "non-empty string"),
+        ("load_optimizer", "no", "True or False"),
+        ("lr_scale", 0, "above 0"),
+        ("lr_scale", -1, "at least 0"),
+        ("data_generation", -1, "at least 0"),
+        ("data_generation", 0.5, "whole number"),
+    ],
+)
+def test_values_that_mean_nothing(key: str, value: object, told: str) -> None:
+    with pytest.raises(UserError, match=f"resume.{key}=") as error:
+        read_resume(Values({f"resume.{key}": value, **CONTINUES}))
+    assert told in str(error.value)
+
+
+def test_what_starts_at_step_0_goes_back_to_no_checkpoint() -> None:
+    with pytest.raises(UserError, match=r"resume_if_exists=False, which starts at step 0"):
+        read_resume(Values({"resume.checkpoint": "m-step=1", "exp_manager.resume_if_exists": False}))
+
+
+def test_the_node_may_be_left_out_or_null() -> None:
+    assert read_resume(Values({})) == Resume()
+    nothing = dict.fromkeys(asdict(Resume()))
+    assert read_resume(Values({f"resume.{key}": value for key, value in nothing.items()})) == Resume()
+    given = {"checkpoint": "m-step=1", "load_optimizer": False, "lr_scale": "5e-1", "data_generation": 1}
+    flat = {f"resume.{key}": value for key, value in given.items()}
+    assert read_resume(Values({**flat, **CONTINUES})) == Resume("m-step=1", False, 0.5, 1)

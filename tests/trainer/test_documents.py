@@ -1,0 +1,90 @@
+"""Documents in one window: their positions, and that none sees another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.trainer
+
+END = 9
+
+
+class Written:
+    """One window after another, as they are written here."""
+
+    def __init__(self, *rows: list[int]) -> None:
+        self._rows = rows
+        self.windows = len(rows)
+
+    def window(self, index: int) -> Any:
+        return np.array(self._rows[index], dtype=np.int64)
+
+
+def batch_of(
+    *rows: list[int], positions: bool = True, attention: bool = True, same_kernel: bool = False
+) -> Any:
+    from trainer.data.batches import BatchMaker
+    from trainer.data.documents import Resets
+
+    maker = BatchMaker(10, None, len(rows), "cpu", Resets(END, positions, attention, same_kernel))
+    return next(maker.batches(Written(*rows), list(range(len(rows)))))
+
+
+def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
+    """Megatron's loop: after each end the positions start anew, and no token looks back across it."""
+    count = len(tokens)
+    positions, forbidden = (
+        list(range(count)),
+        [[key > query for key in range(count)] for query in range(count)],
+    )
+    for place, token in enumerate(tokens):
+        if token == END:
+            for later in range(place + 1, count):
+                positions[later] = later - (place + 1)
+                for before in range(place + 1):
+                    forbidden[later][before] = True
+    return positions, forbidden
+
+
+def test_documents_are_kept_apart() -> None:
+    rows = [[1, 2, END, 3, 4, 5], [END, END, 1, 2, 3, END], [1, 2, 3, 4, END, 5], [1, 2, 3, 4, 5, END]]
+    batch = batch_of(*rows)
+    assert batch.forbidden.shape == (4, 1, 5, 5)
+    for number, row in enumerate(rows):
+        positions, forbidden = by_hand(row[:-1])
+        assert batch.positions[number].tolist() == positions
+        assert batch.forbidden[number, 0].tolist() == forbidden
+    assert batch.arguments()["attention_mask"] is batch.forbidden
+
+
+def test_each_reset_is_of_its_own() -> None:
+    row = [1, END, 2, 3]
+    only_positions = batch_of(row, attention=False)
+    assert (only_positions.positions.tolist(), only_positions.forbidden) == ([[0, 1, 0]], None)
+    only_attention = batch_of(row, positions=False)
+    assert only_attention.positions.tolist() == [[0, 1, 2]]
+    assert only_attention.forbidden[0, 0].tolist() == by_hand(row[:-1])[1]
+
+
+def test_one_document_needs_no_mask() -> None:
+    # The end itself is the document's, and the last token of a window is a label alone.
+    batch = batch_of([1, 2, 3, END], [4, 5, END, END])
+    assert batch.forbidden is None
+    assert batch.positions.tolist() == [[0, 1, 2]] * 2
+
+
+def test_where_dropout_draws_there_is_always_a_mask() -> None:
+    row = [1, 2, 3, END]
+    batch = batch_of(row, same_kernel=True)
+    assert batch.forbidden[0, 0].tolist() == by_hand(row[:-1])[1]
+
+
+def test_no_two_elements_share_memory() -> None:
+    # Memory is pinned as it lies, and a copy into what is expanded is an error.
+    from trainer.data.batches import BatchMaker
+
+    batch = next(BatchMaker(10, None, 2, "cpu").batches(Written([1, 2, 3], [4, 5, 6]), [0, 1]))
+    assert all(tensor.is_contiguous() for tensor in (batch.tokens, batch.labels, batch.mask, batch.positions))

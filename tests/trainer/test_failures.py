@@ -1,0 +1,165 @@
+"""A rank that dies ends the job, and the first that did is the one that is told of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.ranks import Run
+from tests.trainer.warm import WarmPool
+from trainer import failures, logs
+from trainer.failures import Failure, Peers
+from trainer.world import World
+
+pytestmark = pytest.mark.trainer
+
+MOCK: dict[str, Any] = {"trainer.max_steps": 1_000_000, "model.data.data_impl": "mock"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "pipeline": {"model.pipeline_model_parallel_size": 2},
+}
+
+
+def test_one_rank_raises_and_the_others_point_at_it(trainings: Any, pool: WarmPool) -> None:
+    changes = {**MOCK, "model.tensor_model_parallel_size": 2}
+    run = Run(trainings, pool, "raising", changes, 4, sabotage="raise:2:4")
+    assert run.end() == [1, 1, 1, 1]
+    assert run.last_step() == 3
+    # The cause once, whole; the others' errors are lines, and theirs are in their own logs.
+    assert run.said().count("Traceback") == 1
+    assert "rank 2 (local rank 2) failed:\nTraceback" in run.said(2)
+    assert "ValueError: a matrix is missing\nand more" in run.said(2)
+    host = socket.gethostname()
+    line = (
+        f"rank 2 on {host} was lost: ValueError: a matrix is missing; its error is in "
+        "nemo_log_globalrank-2_localrank-2.txt"
+    )
+    assert run.said(0).endswith(f"rank 0 (local rank 0): {line}\n")
+    for rank in (0, 1, 3):
+        log = (run.log_dir / f"nemo_log_globalrank-{rank}_localrank-{rank}.txt").read_text()
+        assert log.endswith(f"rank {rank} (local rank {rank}): {line}\n")
+        assert "Traceback" in log
+    error_log = (run.log_dir / "nemo_error_log.txt").read_text()
+    assert error_log.count("Traceback") == 1
+    assert line in error_log
+    first = failures.first(run.log_dir, 4)
+    assert first is not None
+    assert (first.rank, first.host, first.error) == (2, host, "ValueError: a matrix is missing")
+
+
+def test_one_rank_is_killed_and_another_says_which(trainings: Any, pool: WarmPool) -> None:
+    run = Run(trainings, pool, "killed", MOCK, 4)
+    run.wait_for_step(2)
+    run.send(signal.SIGKILL, 3)
+    assert run.end() == [1, 1, 1, -signal.SIGKILL]
+    assert "Traceback" not in run.said()
+    assert "rank 0 (local rank 0): rank 3 on " in run.said(0)
+    assert "its process is gone without a word" in run.said(0)
+    first = failures.first(run.log_dir, 4)
+    assert first is not None
+    assert first.rank == 3
+    # What one launch left is not told of the next with the same logs.
+    again = Run(trainings, pool, "killed", {**MOCK, "trainer.max_steps": 3}, 4)
+    assert again.end() == [0, 0, 0, 0], again.said()
+    assert failures.first(run.log_dir, 4) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_ends_all_ranks_before_it_is_saved(
+    trainings: Any, pool: WarmPool, layout: str, what: str
+) -> None:
+    """A save is due after each step."""
+    often = {"exp_manager.checkpoint_callback_params.every_n_train_steps": 1, "trainer.limit_val_batches": 0}
+    spoiled = {"model.optim.lr": 1e30, "model.optim.sched.min_lr": 1e29} if what == "loss" else {}
+    changes = {**MOCK, **LAYOUTS[layout], **often, **spoiled}
+    sabotage = "norm:all:3" if what == "gradient" else ""
+    run = Run(trainings, pool, f"diverging_{what}_{layout}", changes, 2, sabotage)
+    assert run.end() == [3, 3], run.said()
+    told = f"the {'training loss' if what == 'loss' else 'gradient norm'} of step {run.last_step() + 1} is "
+    assert told in run.said(0)
+    # The last finite step's is complete, though it may still have been on its way.
+    assert [name for name in run.checkpoints() if f"step={run.last_step()}-" in name]
+    assert not [name for name in run.checkpoints() if f"step={run.last_step() + 1}-" in name]
+    assert not list((run.log_dir / "checkpoints").glob(".unfinished-*"))
+    assert "Traceback" not in run.said()
+
+
+def world(rank: int, size: int) -> World:
+    names = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    return World.from_environment(names)
+
+
+def test_the_first_failure_is_the_earliest_of_the_ranks_that_there_are(tmp_path: Path) -> None:
+    assert failures.first(tmp_path, 8) is None
+    for rank, when in ((1, 30.0), (5, 20.0), (7, 10.0)):
+        Failure(when, rank, "n1", "an error").write(tmp_path)
+    (tmp_path / failures.DIRECTORY / "globalrank-0.json").write_text("{half")
+    first = failures.first(tmp_path, 6)
+    assert first is not None
+    assert first.rank == 5
+    failures.forget(tmp_path, 5)
+    failures.forget(tmp_path, 5)
+    first = failures.first(tmp_path, 6)
+    assert first is not None
+    assert first.rank == 1
+
+
+def test_a_rank_that_left_its_word_is_told_before_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    # Not waited for: a zombie is gone too.
+    here = socket.gethostname()
+    peers = Peers(((here, os.getpid()), (here, child), ("elsewhere", 1)))
+    while peers.gone() != [1]:
+        time.sleep(0.01)
+    Failure(time.time(), 2, "elsewhere", "ValueError: no").write(tmp_path)
+    told = failures.find_cause(tmp_path, world(0, 3), peers)
+    assert told is not None
+    assert told.rank == 2
+    failures.forget(tmp_path, 2)
+    told = failures.find_cause(tmp_path, world(0, 3), peers)
+    assert told is not None
+    assert told.rank == 1
+    os.waitpid(child, 0)
+    failures.forget(tmp_path, 1)
+    monkeypatch.setattr(failures, "PATIENCE_SECONDS", 0.0)
+    assert failures.find_cause(tmp_path, world(0, 3), Peers()) is None
+    assert "(RuntimeError: Socket closed)" in failures.describe(None, RuntimeError("Socket closed\nmore"))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:42"), True),
+        (RuntimeError("Connection reset by peer"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (BrokenPipeError("Broken pipe"), False),
+    ],
+)
+def test_what_says_that_a_rank_is_lost(error: Exception, expected: bool) -> None:
+    assert failures.lost_peer(error) is expected
+    outer = RuntimeError("the checkpoint cannot be written")
+    outer.__cause__ = error
+    assert failures.lost_peer(outer) is expected
+
+
+def test_the_same_error_of_many_ranks_is_told_in_full_once(tmp_path: Path, capsys: Any) -> None:
+    for rank in range(3):
+        logs.record_failure(tmp_path, world(rank, 3), ValueError("no"), Peers())
+    told = capsys.readouterr().err
+    assert told.count("rank 0 (local rank 0) failed:") == 1
+    assert "rank 1" not in told
+    log = (tmp_path / "nemo_log_globalrank-1_localrank-1.txt").read_text()
+    assert log.endswith("rank 1 (local rank 1): the same as rank 0: ValueError: no\n")
+    assert json.loads((tmp_path / failures.DIRECTORY / "globalrank-2.json").read_text())["rank"] == 2

@@ -1,0 +1,161 @@
+"""Megatron's .bin/.idx in both directions: what we write, what megatron-core writes, what no one should."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import indexed_files
+from tests.trainer.indexed_files import Document
+from trainer.data.index import SampleIndex, Split, check_files
+from trainer.data.indexed import IndexedSource
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.trainer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HAND: dict[str, tuple[str, list[Document]]] = {
+    "hand_uint16": ("uint16", [[[11, 12]], [[13], [14, 65535]]]),
+    "hand_int32": ("int32", [[[100000, 1]], [[2, 3, 4]]]),
+    "hand_int64": ("int64", [[[2**40, 1]], [[2]]]),
+    "hand_uint8": ("uint8", [[[1, 255]], [[2, 3]]]),
+    "hand_empty_documents": ("uint16", [[], [[1, 2]], [[]], [[3], [], [4]], []]),
+}
+BUILT: dict[str, tuple[str, list[Document]]] = {
+    "builder_uint16": ("uint16", [[[1, 2, 3]], [[4], [5, 65499]], [[6]]]),
+    "builder_int32": ("int32", [[[70000, 2]], [[3, 4], [], [5]]]),
+    "merged": ("uint16", [[[1, 2, 3]], [[4], [5, 65499]], [[6]], [[11, 12]], [[13], [14, 65535]]]),
+    "ours_small": ("uint16", [[[1, 2, 0]], [[7, 0]], [[9]]]),
+    "ours_large": ("int32", [[[1, 2, 0]], [[7, 0]], [[9]]]),
+}
+ALL = {**HAND, **BUILT}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("indexed")
+
+
+@pytest.fixture(scope="module")
+def read(directory: Path) -> dict[str, Any]:
+    """What megatron-core and we read of everything that the three writers wrote."""
+    for name, (dtype, documents) in HAND.items():
+        indexed_files.write(directory / name, documents, dtype)
+    _write_bad(directory)
+    command = [sys.executable, "-m", "tests.trainer.probe_indexed", str(directory)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # Neither where megatron-core's object is thrown away half made.
+    assert "Traceback" not in done.stderr, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _write_bad(directory: Path) -> None:
+    def idx(name: str) -> Path:
+        return directory / f"bad_{name}.idx"
+
+    for name in ("magic", "version", "code", "many", "short", "header", "order", "longer", "cut", "empty"):
+        indexed_files.write(directory / f"bad_{name}", [[[1, 2, 3]], [[4, 5]]], "uint16")
+    indexed_files.write(directory / "bad_float", [[[1, 2, 3]]], "float32")
+    right = bytearray(idx("magic").read_bytes())
+    idx("magic").write_bytes(b"X" + right[1:])
+    idx("version").write_bytes(right[:9] + b"\x02" + right[10:])
+    idx("code").write_bytes(right[:17] + b"\x63" + right[18:])
+    idx("many").write_bytes(right[:18] + b"\xff" * 8 + right[26:])
+    idx("short").write_bytes(right[:-20])
+    idx("header").write_bytes(right[:20])
+    # The second sequence's offset: it would begin a token later.
+    idx("order").write_bytes(right[:50] + b"\x08" + right[51:])
+    (directory / "bad_longer.bin").write_bytes(bytes(12))
+    (directory / "bad_cut.bin").write_bytes(bytes(8))
+    (directory / "bad_empty.bin").write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_read_the_same_documents(directory: Path, read: dict[str, Any], name: str) -> None:
+    dtype, documents = ALL[name]
+    assert read["megatron"][name] == {"dtype": dtype, "documents": documents}
+    assert indexed_files.read(directory / name) == indexed_files.Found(dtype, documents)
+    tokens = [token for document in documents for sequence in document for token in sequence]
+    assert read["we"][name] == {"tokens": tokens, "documents": len(documents)}
+
+
+def test_what_we_write_is_what_the_format_says_byte_for_byte(directory: Path, read: dict[str, Any]) -> None:
+    for name in BUILT:
+        dtype, documents = ALL[name]
+        indexed_files.write(directory / "again", documents, dtype)
+        for suffix in (".bin", ".idx"):
+            again, written = (Path(f"{directory / stem}{suffix}").read_bytes() for stem in ("again", name))
+            assert again == written, f"{name}{suffix}"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("magic", "bad header"),
+        ("version", "bad version"),
+        ("code", "99 is not a valid DType"),
+        ("many", ""),
+        ("short", "buffer"),
+        ("header", "requires a buffer"),
+        ("order", "sequence 1 does not begin where the one before ends"),
+        ("longer", "its .idx tells of 10 bytes of tokens, its .bin has 12"),
+        ("cut", "its .idx tells of 10 bytes of tokens, its .bin has 8"),
+        ("empty", "empty file"),
+        ("float", "tokens are whole numbers, but these are float32"),
+    ],
+)
+def test_files_that_are_no_data_set_are_refused(read: dict[str, Any], name: str, told: str) -> None:
+    refused = read["we"][f"bad_{name}"]["refused"]
+    assert refused.startswith("model.data.data_prefix=")
+    assert f"bad_{name}: not a Megatron data set: " in refused
+    assert told in refused
+
+
+def test_a_missing_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+    indexed_files.write(tmp_path / "corpus_text_document", [[[1, 2]]], "uint16")
+    check_files(tmp_path / "corpus_text_document")
+    with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/corpus_text_document'"):
+        check_files(tmp_path / "corpus_text_dokument")
+    with pytest.raises(UserError, match="write it without the suffix"):
+        check_files(tmp_path / "corpus_text_document.bin")
+    with pytest.raises(UserError, match=r"absent/corpus\.idx: there is no such file; `slipway"):
+        check_files(tmp_path / "absent" / "corpus")
+    with pytest.raises(UserError, match=r"File name too long"):
+        check_files(tmp_path / ("corpus" * 100))
+
+
+def test_windows_lie_within_their_split(tmp_path: Path) -> None:
+    prefix = tmp_path / "data"
+    indexed_files.write(prefix, [[list(range(10))], [list(range(10, 31))]], "uint16")
+    index = SampleIndex("uint16", 31, (Split(1, 0, 10), Split(1, 10, 21), Split(0, 31, 0)))
+    training, validation = (IndexedSource(prefix, index, split, 5) for split in (0, 1))
+    assert (training.windows, validation.windows) == (1, 4)
+    assert [validation.window(number).tolist() for number in (0, 3)] == [
+        list(range(10, 16)),
+        list(range(25, 31)),
+    ]
+    for outside in (-1, 4):
+        with pytest.raises(IndexError):
+            validation.window(outside)
+
+
+def test_a_data_set_that_changed_under_its_name_is_indexed_anew(read: dict[str, Any]) -> None:
+    assert read["changed"] == [[3, 1, 2]] * 2 + [[1, 5, 6]] * 4
+
+
+def test_a_blend_has_the_counts_of_megatrons_blending_index(read: dict[str, Any]) -> None:
+    assert {row["sources"] for row in read["blending"]} >= {1, 2, 12}
+    for row in read["blending"]:
+        bound = math.ceil(math.log2(row["sources"])) / 2
+        assert row["ours"] <= bound + 1e-6
+        # Both stray from the weights, at every sample of the run, by less than a sample for each source.
+        assert row["theirs"] < row["sources"] + 1
+        assert row["apart"] <= row["ours"] + row["theirs"] + 1e-6

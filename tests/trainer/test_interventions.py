@@ -1,0 +1,75 @@
+"""Going back to an earlier checkpoint, and going on otherwise than before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.ranks import Run
+
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
+
+PARAMS = "exp_manager.checkpoint_callback_params"
+COMMON = {
+    "trainer.max_steps": 6,
+    "trainer.limit_val_batches": 0,
+    "model.optim.sched.max_steps": 8,
+    "model.hidden_dropout": 0.1,
+    f"{PARAMS}.filename": "m-{step}",
+    f"{PARAMS}.every_n_train_steps": 2,
+    f"{PARAMS}.save_top_k": -1,
+}
+
+
+def start(trainings: Any, pool: Any, name: str, directory: Path, changes: dict[str, Any]) -> Run:
+    return Run(trainings, pool, name, {**COMMON, f"{PARAMS}.dirpath": str(directory), **changes}, 1)
+
+
+def numbers(run: Run) -> dict[int, tuple[float, float, float]]:
+    assert run.end() == [0], run.said()
+    return {line["step"]: (line["loss"], line["grad_norm"], line["lr"]) for line in run.lines("train")}
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir() if path.name.startswith("m-")}
+
+
+def test_a_training_goes_back_and_on(trainings: Any, pool: Any, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    base = numbers(start(trainings, pool, "went_on", saved, {}))
+    assert names(saved) == {"m-step=2", "m-step=4", "m-step=6"}
+
+    # With nothing else changed it does the same once more, to the last bit, and leaves what was saved before.
+    back = {"resume.checkpoint": "m-step=2", f"{PARAMS}.save_top_k": 1}
+    assert numbers(start(trainings, pool, "back", saved, back)) == {step: base[step] for step in (3, 4, 5, 6)}
+    assert names(saved) == {"m-step=2", "m-step=4", "m-step=6", "m-step=6-v1"}
+    # Launched again it does not go back once more.
+    again = start(trainings, pool, "back_again", saved, {**back, "trainer.max_steps": 7})
+    assert set(numbers(again)) == {7}
+    assert again.lines("start")[0]["resumed_from"] == str(saved / "m-step=6-v1")
+    assert names(saved) == {"m-step=2", "m-step=4", "m-step=6", "m-step=7"}
+
+    from_there = {"resume.checkpoint": str(saved / "m-step=2"), "trainer.max_steps": 4}
+    fresh, other = (
+        start(trainings, pool, name, tmp_path / name, {**from_there, **changes})
+        for name, changes in {
+            "fresh_optimizer": {"resume.load_optimizer": False},
+            "other_data": {"resume.lr_scale": 0.5, "resume.data_generation": 1},
+        }.items()
+    )
+    seen = numbers(fresh)
+    # The weights are those of the checkpoint; the first update after it is already another.
+    assert seen[3] == base[3]
+    assert seen[4] != base[4]
+    assert "the optimizer starts anew at step 2" in fresh.said()
+    seen = numbers(other)
+    assert [seen[step][2] for step in (3, 4)] == [0.5 * base[step][2] for step in (3, 4)]
+    assert seen[3][0] != base[3][0]
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(trainings: Any, pool: Any, tmp_path: Path) -> None:
+    run = start(trainings, pool, "nowhere", tmp_path, {"resume.checkpoint": "m-step=3"})
+    assert run.end() == [2]
+    assert f"resume.checkpoint=m-step=3: {tmp_path / 'm-step=3'} is not a complete checkpoint" in run.said()

@@ -1,0 +1,94 @@
+"""Micro batches made ahead: the same ones, in the same order, with the same errors."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.data.prefetch import Prefetcher
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.trainer
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Numbered:
+    number: Any
+    name: str = ""
+
+
+def steps(count: int, size: int, wrong: int | None = None) -> Iterator[Iterator[Numbered]]:
+    """Yield `count` steps of `size` micro batches; making number `wrong` fails."""
+    numbers = itertools.count()
+
+    def step() -> Iterator[Numbered]:
+        for number in itertools.islice(numbers, size):
+            if number == wrong:
+                raise UserError(f"token {number} is foreign", found_by="rank")
+            yield Numbered(torch.tensor([number]), str(number))
+
+    for _ in range(count):
+        yield step()
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 100])
+def test_the_order_is_that_of_the_steps(depth: int) -> None:
+    feed = Prefetcher(steps(5, 4), depth, CPU)
+    found = []
+    for step in range(5):
+        batches = feed.step()
+        # megatron-core takes as many as there are, and never asks for the end; the third step takes fewer.
+        found += [int(next(batches).number) for _ in range(2 if step == 2 else 4)]
+    assert found == [number for number in range(20) if number not in (10, 11)]
+    assert list(feed.step()) == []
+    assert list(feed.step()) == []
+    assert feed.waited > 0
+    feed.close()
+    assert "prefetch" not in threads()
+
+
+@pytest.mark.parametrize("depth", [0, 8])
+def test_an_error_comes_at_its_place_and_as_it_is(depth: int) -> None:
+    feed = Prefetcher(steps(3, 2, wrong=3), depth, CPU)
+    assert [batch.name for batch in feed.step()] == ["0", "1"]
+    batches = feed.step()
+    assert next(batches).name == "2"
+    with pytest.raises(UserError, match="token 3 is foreign") as told:
+        next(batches)
+    assert told.value.found_by == "rank"
+    feed.close()
+
+
+def test_it_ends_while_its_queue_is_full() -> None:
+    feed = Prefetcher(steps(1000, 4), 2, CPU)
+    next(feed.step())
+    assert "prefetch" in threads()
+    feed.close()
+    assert "prefetch" not in threads()
+
+
+def test_no_more_is_made_than_is_kept_ready() -> None:
+    made = []
+
+    def endless() -> Iterator[list[Numbered]]:
+        for number in itertools.count():
+            made.append(number)
+            yield [Numbered(torch.tensor(number))]
+
+    feed = Prefetcher(endless(), 4, CPU)
+    next(feed.step())
+    feed.close()
+    # Two entries for each step: its micro batch and its end.
+    assert len(made) <= 1 + 4 // 2 + 2

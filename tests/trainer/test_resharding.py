@@ -1,0 +1,115 @@
+"""A training goes on with other parallel sizes: all that it has learnt is there to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.trainer.conftest import edited, environment, free_port
+from tests.trainer.ranks import Run
+
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
+
+TENSOR = {"model.tensor_model_parallel_size": 2}
+PIPELINE = {"model.pipeline_model_parallel_size": 2}
+VIRTUAL = {**PIPELINE, "model.virtual_pipeline_model_parallel_size": 2}
+CONTEXT = {"model.context_parallel_size": 2}
+# By world size, one launch after the other: the name, what changes, and whose checkpoint is restored.
+LAUNCHES: dict[int, list[tuple[str, dict[str, Any], str | None]]] = {
+    4: [("data4", {}, None)],
+    2: [
+        ("data2", {}, "data4"),
+        ("tensor2", TENSOR, "data2"),
+        ("pipeline2", PIPELINE, "tensor2"),
+        ("virtual2", VIRTUAL, "pipeline2"),
+        ("context2", CONTEXT, "virtual2"),
+        ("tensor2-again", TENSOR, "context2"),
+    ],
+    1: [("one", {}, "tensor2-again")],
+}
+LAYERS = {"model.num_layers": 4, "trainer.devices": None}
+# A GPT-3 in 32 bits; a Llama in bf16, whose gated and grouped weights are laid out otherwise, with masters.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt3": {},
+    "llama": {
+        "trainer.precision": "bf16",
+        "model.megatron_amp_O2": True,
+        "model.position_embedding_type": "rope",
+        "model.normalization": "rmsnorm",
+        "model.activation": "swiglu",
+        "model.num_query_groups": 2,
+        "model.bias": False,
+        "model.share_embeddings_and_output_weights": False,
+    },
+}
+# Sums are taken in another order: some units in the last place of 32 bits, or of the 8 that bf16 has.
+NEAR = {"gpt3": 1e-6, "llama": 1e-3}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
+    pool: Any, tmp_path: Path, family: str
+) -> None:
+    changes = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(edited({**LAYERS, **changes, **FAMILIES[family]})))
+    told: dict[str, Any] = {}
+    for world, stages in LAUNCHES.items():
+        port, outputs = free_port(), [tmp_path / f"{world}.rank{rank}" for rank in range(world)]
+        ranks = [
+            pool.start(
+                [str(config), json.dumps(stages)],
+                environment(rank, world, port),
+                output,
+                "tests.trainer.probe_resharding",
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        assert [rank.wait() for rank in ranks] == [0] * world, outputs[0].read_text()
+        told.update(json.loads((tmp_path / f"{world}.json").read_text()))
+        # Ranks that share no part of the model may be fewer; of each other change the log tells.
+        changed = sum(stage[2] not in (None, "data4") for stage in stages)
+        assert outputs[0].read_text().count("dropout does not continue bit by bit") == changed
+    first = told["data4"]
+    kinds = {name.split(".")[2] for name in first["tensors"] if name.startswith("optimizer.state.")}
+    assert kinds == {"exp_avg", "exp_avg_sq"} | ({"fp32_param"} if family == "llama" else set())
+    for name, one in told.items():
+        assert one["tensors"] == first["tensors"], name
+        assert one["loss"] == pytest.approx(first["loss"], rel=NEAR[family]), name
+        # Saved beside a step: as it was before, though every file was written after.
+        assert not one["written_early"]
+        assert one["step"] == 2
+        assert one["beside"] == one["tensors"], name
+
+
+def test_four_ranks_become_two_and_then_one(trainings: Any, pool: Any, tmp_path: Path) -> None:
+    params = "exp_manager.checkpoint_callback_params"
+    common = {
+        "trainer.val_check_interval": 2,
+        "trainer.limit_val_batches": 2,
+        "model.micro_batch_size": 1,
+        "model.optim.sched.max_steps": 6,
+        f"{params}.save_top_k": -1,
+    }
+
+    def numbers(name: str, world: int, until: int, directory: Path) -> dict[tuple[str, int], tuple[Any, ...]]:
+        changes = {**common, "trainer.max_steps": until, f"{params}.dirpath": str(directory)}
+        run = Run(trainings, pool, name, changes, world)
+        assert run.end() == [0] * world, run.said()
+        fields = {"train": ("consumed_samples", "loss", "grad_norm"), "validation": ("val_loss",)}
+        return {
+            (kind, line["step"]): tuple(line[field] for field in names)
+            for kind, names in fields.items()
+            for line in run.lines(kind)
+        }
+
+    whole = numbers("one_rank", 1, 6, tmp_path / "whole")
+    parts = [
+        numbers(f"of_{world}", world, until, tmp_path / "parts") for world, until in [(4, 2), (2, 4), (1, 6)]
+    ]
+    assert [min(step for _, step in part) for part in parts] == [1, 3, 5]
+    assert {key: pytest.approx(values, rel=5e-6) for part in parts for key, values in part.items()} == whole

@@ -1,0 +1,213 @@
+"""Trainings that are asked to stop: by a signal to one of their ranks, or by the end of their time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import REPOSITORY, environment, free_port
+from tests.trainer.ranks import PATIENCE, Run
+from tests.trainer.warm import WarmPool
+
+pytestmark = pytest.mark.trainer
+
+COMMON: dict[str, Any] = {
+    "trainer.max_steps": 30,
+    "trainer.val_check_interval": 10,
+    "trainer.limit_val_batches": 2,
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
+}
+ENDLESS = {**COMMON, "trainer.max_steps": 1_000_000, "model.data.data_impl": "mock"}
+
+
+@pytest.fixture(scope="module")
+def whole(trainings: Any, pool: WarmPool) -> Run:
+    """A run that nothing stops."""
+    run = Run(trainings, pool, "not_stopped", COMMON, 2)
+    assert run.end() == [0, 0], run.said()
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_step_saves_it_and_costs_no_bit(
+    trainings: Any, pool: WarmPool, whole: Run, number: signal.Signals
+) -> None:
+    name = number.name.lower()
+    run = Run(trainings, pool, name, COMMON, 2)
+    run.wait_for_step(5)
+    # Held in the middle of the step after the last one that was told.
+    run.send(signal.SIGSTOP)
+    before = run.last_step()
+    run.send(number, 1)
+    run.send(signal.SIGCONT)
+    assert run.end() == [75, 75], run.said()
+    (end,) = run.lines("end")
+    assert end["reason"] == number.name
+    assert end["step"] in (before + 1, before + 2)
+    assert [name for name in run.checkpoints() if f"step={end['step']}-" in name] == [Path(end["saved"]).name]
+    assert f"stopped by {number.name} before step 30; saved as {end['saved']}" in run.said()
+    again = Run(trainings, pool, name, COMMON, 2)
+    assert again.end() == [0, 0], again.said()
+    assert again.lines("start")[-1]["step"] == end["step"]
+
+    def numbers(run: Run) -> dict[int, tuple[Any, ...]]:
+        steps = run.lines("train")
+        assert [line["step"] for line in steps] == list(range(1, 31))
+        return {line["step"]: (line["loss"], line["grad_norm"], line["consumed_samples"]) for line in steps}
+
+    assert numbers(again) == numbers(whole)
+    validated = [(line["step"], line["val_loss"]) for line in whole.lines("validation")]
+    assert [(line["step"], line["val_loss"]) for line in again.lines("validation")] == validated
+
+
+def test_max_time_counts_for_each_launch_anew(trainings: Any, pool: WarmPool) -> None:
+    limited = {**ENDLESS, "trainer.max_time": "00:00:00:03"}
+    last = 0
+    for _ in range(2):
+        run = Run(trainings, pool, "limited", limited, 1)
+        assert run.end() == [75], run.said()
+        end = run.lines("end")[-1]
+        assert end["reason"] == "max_time"
+        # More than the one step that a launch does which has no time left.
+        assert end["step"] > last + 1
+        last = end["step"]
+    assert [line["step"] for line in run.lines("train")] == list(range(1, last + 1))
+
+
+def test_a_signal_ends_a_validation_and_nothing_of_it_is_told(trainings: Any, pool: WarmPool) -> None:
+    changes = {**ENDLESS, "trainer.val_check_interval": 3, "trainer.limit_val_batches": 100_000}
+    run = Run(trainings, pool, "validating", changes, 2)
+    run.wait_for_step(3)
+    run.send(signal.SIGTERM)
+    assert run.end() == [75, 75], run.said()
+    assert run.lines("validation") == []
+    # The checkpoint that was due after it is the one: there is no second, and no loss in its name.
+    assert run.checkpoints() == ["megatron_gpt--step=3-consumed_samples=24"]
+    assert run.lines("end")[-1]["step"] == 3
+
+
+def test_a_signal_to_a_rank_that_has_ended_spoils_no_other_rank(trainings: Any, pool: WarmPool) -> None:
+    changes = {**COMMON, "trainer.max_steps": 2}
+    run = Run(trainings, pool, "ended", changes, 2, sabotage="tidy:0:2")
+    deadline = time.monotonic() + PATIENCE
+    while not run.lines("checkpoint"):
+        assert time.monotonic() < deadline, run.said()
+        time.sleep(0.01)
+    # Rank 0 tidies up; the other has nothing left to do but to wait for it.
+    time.sleep(0.5)
+    run.send(signal.SIGTERM)
+    assert run.end() == [0, 0], run.said()
+    assert run.lines("end")[-1]["reason"] == "max_steps"
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "code"),
+    # The latter is what srun sends when another rank has exited, say with 2: it must not look like 75.
+    [(0, signal.SIGUSR1, 75), (0, signal.SIGTERM, 1), (1, signal.SIGTERM, 1)],
+)
+def test_before_the_first_step_it_leaves_at_once(
+    trainings: Any, pool: WarmPool, rank: int, number: signal.Signals, code: int
+) -> None:
+    # The other rank never comes: this one waits for it in C.
+    name = f"early-{rank}-{number.name}"
+    options, log_dir = trainings.configure(name, COMMON, 2)
+    output = trainings.root / f"{name}.out"
+    process = pool.start(options, environment(rank, 2, free_port()), output)
+    deadline = time.monotonic() + PATIENCE
+    while not list(log_dir.glob("nemo_log_*")):
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    assert process.wait() == code
+    told = f"rank 0: {number.name} before the first step: nothing to save\n"
+    assert output.read_text().endswith(told if rank == 0 else "")
+    assert not (log_dir / "metrics.jsonl").exists()
+
+
+def test_a_second_signal_leaves_at_once_out_of_a_collective(trainings: Any, pool: WarmPool) -> None:
+    run = Run(trainings, pool, "stuck", ENDLESS, 2)
+    run.wait_for_step(2)
+    run.send(signal.SIGSTOP, 1)
+    time.sleep(0.3)
+    run.send(signal.SIGUSR1, 0)
+    # The same signal once more, as Slurm may deliver it, is no second one.
+    run.send(signal.SIGUSR1, 0)
+    time.sleep(1.2)
+    run.send(signal.SIGTERM, 0)
+    assert run.ranks[0].wait() == 128 + signal.SIGTERM
+    run.send(signal.SIGKILL, 1)
+    assert run.ranks[1].wait() == -signal.SIGKILL
+    assert run.lines("end") == []
+    assert "SIGTERM after SIGUSR1: leaving at once, unsaved" in run.said()
+
+
+SMALL = """
+import ctypes, sys, time
+from trainer.signals import StopSignals
+signals = StopSignals(0)
+signals.install()
+stage, code = sys.argv[1], int(sys.argv[2])
+if stage != "starting":
+    signals.training()
+if stage == "ended":
+    signals.ended(code)
+if stage == "forked":
+    import os
+    child = os.fork()
+    if child == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(1)
+        os._exit(7)
+    taken = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(taken if signals.asked() is None else 1)
+print(flush=True)
+deadline = time.monotonic() + 30
+while signals.asked() is None and time.monotonic() < deadline:
+    # In C: what waits in here sees no handler of Python's.
+    ctypes.CDLL(None).usleep(10000)
+sys.exit(f"asked by {signals.asked().name}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "code", "expected"),
+    [("starting", 0, 1), ("training", 0, 1), ("ended", 0, 0), ("ended", 75, 75)],
+)
+def test_what_a_first_signal_does(stage: str, code: int, expected: int) -> None:
+    process = small(stage, code)
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == expected
+    assert ("asked by SIGTERM" in error) == (stage == "training")
+
+
+def test_a_forked_process_keeps_its_signals_to_itself() -> None:
+    process = small("forked", 0)
+    assert process.stdout
+    child = int(process.stdout.readline())
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        os.kill(child, number)
+    process.communicate(timeout=PATIENCE)
+    # It went on to its end, and its parent was asked nothing.
+    assert process.returncode == 7
+
+
+def small(stage: str, code: int) -> subprocess.Popen[str]:
+    """Start a process that has nothing but the signals."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SMALL, stage, str(code)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,89 @@
+"""Whether a checkpoint's weights are those of a model. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from trainer.checkpoint.store import Found
+from trainer.config.architecture import Architecture
+from trainer.config.layout import Layout
+from trainer.config.settings import Settings
+from trainer.errors import UserError
+
+# What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
+_SHAPES = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "max_positions",
+    "position",
+    "relative",
+    "activation",
+    "normalization",
+    "zero_centered_gamma",
+    "bias",
+    "tied_embeddings",
+)
+
+
+def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
+    """Return what a checkpoint's weights depend on; `vocabulary` is padded."""
+    encoder = _of_stack(settings.encoder) if settings.encoder else {}
+    return {
+        **_of_stack(settings.architecture),
+        **{f"encoder_{name}": value for name, value in encoder.items()},
+        "padded_vocabulary": vocabulary,
+        "precision": settings.precision,
+    }
+
+
+def check(found: Found, shape: Mapping[str, Any], layout: Layout) -> None:
+    """Hold a checkpoint against a model; how many ranks share it may differ.
+
+    Parameters
+    ----------
+    found
+        The checkpoint.
+    shape
+        The model's, as of :func:`shapes`.
+    layout
+        How it is shared.
+
+    Raises
+    ------
+    UserError
+        If the checkpoint's weights do not fit the model.
+    """
+    for name, value in found.marker.architecture.items():
+        if shape.get(name, value) != value:
+            raise UserError(
+                f"the model has {name}={shape[name]}, but the checkpoint {found.path} has {value}: "
+                f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
+            )
+
+
+def is_laid_out_as(found: Found, layout: Layout) -> bool:
+    """Whether as many ranks share the model as did in a checkpoint, so that dropout continues."""
+    saved = found.marker
+    return (
+        saved.tensor_model_parallel_size == layout.tensor
+        and saved.pipeline_model_parallel_size == layout.pipeline
+        and saved.virtual_pipeline_model_parallel_size == layout.virtual
+        and saved.context_parallel_size == layout.context
+    )
+
+
+def _of_stack(architecture: Architecture) -> dict[str, Any]:
+    return {name: value for name, value in asdict(architecture).items() if name in _SHAPES}
+
+
+def _way_out(name: str, value: Any, layout: Layout) -> str:
+    # The padding takes part in the softmax, so that another one is another model.
+    if name == "padded_vocabulary" and value % layout.tensor == 0:
+        return f"model.make_vocab_size_divisible_by={value // layout.tensor} keeps it"
+    return "keep it"

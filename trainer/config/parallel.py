@@ -1,0 +1,68 @@
+"""How many processes share a model, and in which ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.values import Values
+from trainer.errors import UserError
+
+PIPELINE = "model.pipeline_model_parallel_size"
+VIRTUAL = "model.virtual_pipeline_model_parallel_size"
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Parallel sizes, as in Megatron; 1 means not at all.
+
+    Attributes
+    ----------
+    tensor, pipeline, context
+        Ranks that share a layer, the layers, a sequence.
+    virtual
+        Chunks of layers on each pipeline stage.
+    sequence
+        Whether norms and dropouts are shared among the tensor-parallel ranks too (Korthikanti et al. 2022).
+    overlap_p2p
+        Whether stages compute while they exchange; for virtual stages on CUDA.
+    """
+
+    tensor: int
+    pipeline: int
+    virtual: int
+    context: int
+    sequence: bool
+    overlap_p2p: bool
+
+    @property
+    def model(self) -> int:
+        """Ranks that share one copy of the model and one of its sequences."""
+        return self.tensor * self.pipeline * self.context
+
+
+def read_parallel(values: Values) -> Parallel:
+    """Read and cross-check the sizes.
+
+    Raises
+    ------
+    UserError
+        If a value is invalid, or two values contradict each other.
+    """
+    tensor = values.integer("model.tensor_model_parallel_size", 1, minimum=1)
+    pipeline = values.integer(PIPELINE, 1, minimum=1)
+    virtual = values.integer(VIRTUAL, 1, minimum=1)
+    if virtual > 1 and pipeline == 1:
+        raise UserError(
+            f"{VIRTUAL}={virtual}: virtual stages are parts of pipeline stages, but {PIPELINE}=1; "
+            "expected null, or more pipeline stages"
+        )
+    sequence = values.flag("model.sequence_parallel", False)
+    return Parallel(
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual=virtual,
+        context=values.integer("model.context_parallel_size", 1, minimum=1),
+        # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
+        sequence=sequence and tensor > 1,
+        overlap_p2p=values.flag("model.overlap_p2p_comm", False),
+    )

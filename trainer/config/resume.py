@@ -1,0 +1,73 @@
+"""How a training goes on otherwise than it would have: the root node ``resume``, which is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainer.config.values import Values
+
+
+@dataclass(frozen=True)
+class Resume:
+    """An intervention into a training.
+
+    It is made once: by the first launch whose newest checkpoint was trained with another `resume`. Launches
+    after that just continue.
+
+    Attributes
+    ----------
+    checkpoint
+        Name or path of the checkpoint to go back to; None for the newest.
+    load_optimizer
+        Whether the optimizer's states come from there too; otherwise they start anew.
+    lr_scale
+        The whole schedule of the learning rate is multiplied by it, for as long as it is given.
+    data_generation
+        Another one is another order of the data, for as long as it is given.
+    """
+
+    checkpoint: str | None = None
+    load_optimizer: bool = True
+    lr_scale: float = 1.0
+    data_generation: int = 0
+
+    def was_made(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint was trained with this; `recorded` is its marker's, of any version."""
+        return asdict(self) == {**asdict(Resume()), **recorded}
+
+
+def read_resume(values: Values) -> Resume:
+    """Read the node; by default nothing is changed.
+
+    Raises
+    ------
+    UserError
+        If a value is invalid, or contradicts another.
+    """
+    key, default = "resume.checkpoint", Resume()
+    checkpoint = values.text(key) if values.is_set(key) else None
+    if checkpoint is not None and not _is_one(checkpoint):
+        values.fail(key, "the name or the absolute path of one checkpoint, or null for the newest")
+    if checkpoint is not None and not values.flag("exp_manager.resume_if_exists", False):
+        values.fail(key, "null with exp_manager.resume_if_exists=False, which starts at step 0")
+    lr_scale = values.number("resume.lr_scale", default.lr_scale, minimum=0.0)
+    if lr_scale == 0.0:
+        values.fail("resume.lr_scale", "a number above 0")
+    return Resume(
+        checkpoint=checkpoint,
+        load_optimizer=values.flag("resume.load_optimizer", default.load_optimizer),
+        lr_scale=lr_scale,
+        data_generation=values.integer("resume.data_generation", default.data_generation, minimum=0),
+    )
+
+
+def _is_one(checkpoint: str) -> bool:
+    # A launch's own directory is not the next one's, nor is `latest` always the same.
+    directory, _, name = checkpoint.rpartition("/")
+    return (
+        name not in ("", "latest")
+        and not name.startswith(".")
+        and (checkpoint.startswith("/") or not directory)
+    )

@@ -1,0 +1,37 @@
+"""``python -m trainer.config.verdict``: what the trainer would say of a configuration, before there is a job.
+
+Reads ``{"config": {...}, "world": N}`` from stdin, JSON, and writes ``{"mistake": "..."}`` or
+``{"mistake": null}``. Nothing is read but that: no file, and no torch is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from trainer.config.check import check_keys
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.errors import UserError
+
+
+def mistake_in(config: dict[str, Any], world: int) -> str | None:
+    """Return the first mistake in a configuration for `world` processes, None if there is none."""
+    flat = flatten(config)
+    try:
+        check_keys(flat)
+        make_layout(read_settings(flat), world)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    json.dump({"mistake": mistake_in(asked["config"], asked["world"])}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Whether to stop before the last step: what any rank was asked, and all ranks agree upon."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from trainer.config.settings import Settings
+from trainer.distributed import Place
+from trainer.signals import STOP_SIGNALS, StopSignals
+
+MAX_TIME = "max_time"
+# In the order of their urgency: where ranks were asked different things, the last one is told.
+REASONS = (MAX_TIME, *(number.name for number in STOP_SIGNALS))
+
+
+class Stopping:
+    """The requests to stop that this launch may get: a signal to any rank, or the end of its time.
+
+    Parameters
+    ----------
+    settings
+        Its `max_seconds` count for each launch anew, from `started` on.
+    place
+        This process.
+    signals
+        What this process was asked.
+    started
+        ``time.monotonic()`` when this process began.
+    """
+
+    def __init__(self, settings: Settings, place: Place, signals: StopSignals, started: float) -> None:
+        self._device = place.device
+        self._alone = place.layout.world == 1
+        self._signals = signals
+        seconds = settings.max_seconds
+        self._deadline = None if seconds is None else started + seconds
+        self._agreed = 0
+
+    def begin(self) -> None:
+        """From now on a signal is not answered by leaving at once; every rank is there when this returns."""
+        self._highest(0)
+        self._signals.training()
+
+    def agreed(self) -> str | None:
+        """Return why to stop, one of :data:`REASONS`, or None; every rank calls this and gets the same.
+
+        What was agreed upon once stays so, and costs nothing to ask again.
+        """
+        self._agreed = self._agreed or self._highest(self._asked())
+        return REASONS[self._agreed - 1] if self._agreed else None
+
+    def _asked(self) -> int:
+        if number := self._signals.asked():
+            return 1 + REASONS.index(number.name)
+        is_over = self._deadline is not None and time.monotonic() > self._deadline
+        return 1 + REASONS.index(MAX_TIME) if is_over else 0
+
+    def _highest(self, value: int) -> int:
+        if self._alone:
+            return value
+        box = torch.tensor([value], dtype=torch.int32, device=self._device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return int(box.item())

@@ -1,0 +1,199 @@
+"""The attention inside a layer: PyTorch's fused kernel, or megatron-core's own matrices.
+
+Both are core-attention modules for a megatron-core layer spec, with the arguments of its
+`DotProductAttention`. Shapes here: ``s`` tokens of the query, ``t`` of the keys, ``b`` sequences, ``n`` heads
+and ``g`` query groups of this tensor-parallel rank, ``d`` channels of a head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from trainer.model.context import ahead, gather_tokens
+
+
+class SdpaAttention(MegatronModule):  # type: ignore[misc]
+    """Softmax attention by `torch.nn.functional.scaled_dot_product_attention`.
+
+    Parameters
+    ----------
+    config
+        The model's; `kv_channels`, `attention_dropout` and `context_parallel_size` are read.
+    layer_number
+        Counted from 1; unused, specs pass it.
+    attn_mask_type
+        `causal` needs no mask.
+    attention_type
+        Unused, as in megatron-core.
+    attention_dropout
+        Probability, instead of the configuration's.
+    softmax_scale
+        Factor of the scores, instead of ``1 / sqrt(kv_channels)`` (Vaswani et al. 2017, eq. 1); 1 for T5.
+    cp_comm_type
+        Unused: keys and values are gathered.
+    pg_collection
+        Process groups, instead of the global ones.
+
+    Raises
+    ------
+    ValueError
+        If the configuration asks for what only Transformer Engine or megatron-core's own attention has.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        super().__init__(config=config)
+        _check(config)
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
+        self.scale = 1.0 / math.sqrt(config.kv_channels) if softmax_scale is None else softmax_scale
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.causal = attn_mask_type == AttnMaskType.causal
+        self.contexts = groups.cp if config.context_parallel_size > 1 else None
+        if self.contexts and not self.causal:
+            raise ValueError("context parallelism is for causal attention")
+
+    def forward(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        """Attend.
+
+        Parameters
+        ----------
+        query
+            ``[s, b, n, d]``.
+        key, value
+            ``[t, b, g, d]``; n/g neighbouring heads of the query share a group.
+        attention_mask
+            True where attention is forbidden, broadcastable to ``[b, n, s, t]``; None forbids nothing, or
+            with a causal module what lies ahead.
+        attn_mask_type
+            Unused, as in megatron-core: the module's own decides.
+        attention_bias
+            Added to the scaled scores, broadcastable to ``[b, n, s, t]``, or None.
+        packed_seq_params
+            Only None.
+
+        Returns
+        -------
+        Tensor
+            ``[s, b, n * d]``.
+        """
+        if packed_seq_params is not None:
+            raise ValueError("packed sequences need Transformer Engine's attention")
+        dropout = self.dropout if self.training else 0.0
+        forbidden, causal = attention_mask, False
+        if self.contexts:
+            if attention_mask is not None or attention_bias is not None:
+                raise ValueError("under context parallelism attention has neither a mask nor a bias")
+            key, value = gather_tokens(key, self.contexts), gather_tokens(value, self.contexts)
+            forbidden = ahead(query.size(0), self.contexts, query.device)
+        elif self.causal and attention_mask is None and query.size(0) > 1:
+            causal = attention_bias is None
+            forbidden = None if causal else _ahead(query.size(0), query.device)
+        with self._generator() if dropout else contextlib.nullcontext():
+            context = torch.nn.functional.scaled_dot_product_attention(
+                *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
+                attn_mask=_added(forbidden, attention_bias, query.dtype),
+                dropout_p=dropout,
+                is_causal=causal,
+                scale=self.scale,
+                enable_gqa=key.size(2) != query.size(2),
+            )
+        return context.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+    def _generator(self) -> Any:
+        # As in megatron-core: heads differ between tensor-parallel ranks, and so must their dropout. Under
+        # sequence parallelism the whole layer runs inside this fork already.
+        if self.config.sequence_parallel:
+            return contextlib.nullcontext()
+        return tensor_parallel.get_cuda_rng_tracker().fork()
+
+
+class LocalAttention(DotProductAttention):  # type: ignore[misc]
+    """megatron-core's own attention, which has no bias, with a bias.
+
+    The arguments are those of `SdpaAttention`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scale_mask_softmax: Any = _BiasedSoftmax(self.scale_mask_softmax)
+
+    def forward(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        """Attend; see `SdpaAttention.forward`."""
+        self.scale_mask_softmax.bias = attention_bias
+        try:
+            return super().forward(query, key, value, attention_mask, attn_mask_type, None, packed_seq_params)
+        finally:
+            self.scale_mask_softmax.bias = None
+
+
+class _BiasedSoftmax(torch.nn.Module):  # type: ignore[misc]
+    """megatron-core's masked softmax of scores ``[b, n, s, t]``, to which a bias is added first."""
+
+    def __init__(self, softmax: Any) -> None:
+        super().__init__()
+        self.softmax, self.bias = softmax, None
+
+    def forward(self, scores: Any, mask: Any, offset: Any = None) -> Any:
+        return self.softmax(scores if self.bias is None else scores + self.bias, mask, offset)
+
+
+def _check(config: TransformerConfig) -> None:
+    if config.window_size is not None or config.softmax_type != "vanilla":
+        raise ValueError("a window or an offset of the softmax needs megatron-core's local attention")
+
+
+def _ahead(length: int, device: Any) -> Any:
+    """Return ``[length, length]``, True where a token would attend to a later one."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+def _added(forbidden: Any, bias: Any, dtype: Any) -> Any:
+    """Return what is added to the scores, or None.
+
+    The number for a forbidden place is finite, so that a row of padding, where all is forbidden, attends to
+    everything alike, as it does in megatron-core, and is not NaN. Half of the lowest number leaves room for
+    kernels that multiply it by log2(e).
+    """
+    if forbidden is None:
+        return None if bias is None else bias.to(dtype)
+    lowest = torch.finfo(dtype).min / 2
+    if bias is None:
+        bias = torch.zeros((), dtype=dtype, device=forbidden.device)
+    return bias.to(dtype).masked_fill(forbidden, lowest)

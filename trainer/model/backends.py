@@ -1,0 +1,84 @@
+"""Which attention computes: Transformer Engine's, PyTorch's fused kernel, or megatron-core's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from trainer.config.architecture import Architecture, AttentionBackend
+from trainer.errors import UserError
+from trainer.model.attention import LocalAttention, SdpaAttention
+
+_KEY = "model.attention_backend"
+
+
+def attention_backend(shape: Architecture, config: TransformerConfig, device: Any) -> AttentionBackend:
+    """Choose for one stack of layers: what the key says, or else the fastest that can compute it.
+
+    Parameters
+    ----------
+    shape
+        The stack.
+    config
+        The same in megatron-core's words.
+    device
+        What it is computed on.
+
+    Raises
+    ------
+    UserError
+        If the backend that the key names cannot compute this.
+    """
+    wanted = shape.attention_backend
+    if wanted != "auto":
+        _demand(wanted, f"{_KEY}={wanted}", config, device)
+        return wanted
+    if shape.transformer_engine and _obstacle("transformer_engine", config, device) is None:
+        return "transformer_engine"
+    if device.type == "cuda" or config.context_parallel_size > 1 or _sdpa_is_faster_on_cpu(shape, config):
+        return "sdpa"
+    return "local"
+
+
+def core_attention(shape: Architecture, config: TransformerConfig, device: Any) -> type:
+    """Return the class for a layer spec's `core_attention`; see `attention_backend`."""
+    backend = attention_backend(shape, config, device)
+    if backend == "transformer_engine":
+        from megatron.core.extensions.transformer_engine import TEDotProductAttention
+
+        return TEDotProductAttention  # type: ignore[no-any-return]
+    return SdpaAttention if backend == "sdpa" else LocalAttention
+
+
+def uses_transformer_engine(shape: Architecture, device: Any) -> bool:
+    """Whether the layers are Transformer Engine's: asked for, on a CUDA device, and installed."""
+    return shape.transformer_engine and device.type == "cuda" and _installed()
+
+
+def _demand(backend: AttentionBackend, asked: str, config: TransformerConfig, device: Any) -> None:
+    obstacle = _obstacle(backend, config, device)
+    if obstacle is not None:
+        raise UserError(f"{asked}: {obstacle}")
+
+
+def _obstacle(backend: AttentionBackend, config: TransformerConfig, device: Any) -> str | None:
+    """Return why a backend cannot compute this, or None."""
+    if backend == "local" and config.context_parallel_size > 1:
+        return f"it has no context parallelism; expected {_KEY}=transformer_engine, sdpa or auto"
+    if backend != "transformer_engine":
+        return None
+    if device.type != "cuda":
+        return "it needs a CUDA device; expected auto, sdpa or local"
+    return None if _installed() else "it is not importable here; expected auto, sdpa or local"
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def _sdpa_is_faster_on_cpu(shape: Architecture, config: TransformerConfig) -> bool:
+    # As measured, see the documentation. PyTorch has a fused kernel for CPUs without dropout and without the
+    # gradient of a bias; where it has none, it computes bf16 in 32 bits, and megatron-core is quicker.
+    return not config.bf16 or (shape.attention_dropout == 0 and shape.position != "relative")

@@ -1,0 +1,63 @@
+"""Build a model on this rank's device, wrapped for data parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.transformer.module import Float16Module
+
+from trainer.config.settings import Settings
+from trainer.distributed import Place
+from trainer.model.gpt import gpt_chunks
+from trainer.model.model import Model
+from trainer.model.seeding import seed_training, seed_weights
+from trainer.model.t5 import t5_chunks
+from trainer.optim.build import uses_distributed_optimizer
+
+
+def build_model(settings: Settings, place: Place, vocabulary: int) -> Model:
+    """Build this rank's part of the model.
+
+    On the CPU every rank draws the whole of each weight and keeps its slice, and each layer has its own seed:
+    the initial weights do not depend on the layout at all. On CUDA they depend on the tensor-parallel size.
+
+    Parameters
+    ----------
+    settings
+        What to train.
+    place
+        This process.
+    vocabulary
+        Padded size of the vocabulary.
+
+    Returns
+    -------
+    Model
+        With identical weights on all data-parallel ranks.
+    """
+    seed_weights(settings.seed)
+    build = t5_chunks if settings.encoder else gpt_chunks
+    config, chunks = build(settings, place, vocabulary)
+    chunks = [chunk.to(place.device) for chunk in chunks]
+    if settings.precision == "bf16":
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    seed_training(settings.seed)
+    wrapped = [_wrap(config, chunk, settings, place, number) for number, chunk in enumerate(chunks)]
+    config.finalize_model_grads_func = finalize_model_grads
+    return Model(wrapped, config)
+
+
+def _wrap(config: Any, chunk: Any, settings: Settings, place: Place, number: int) -> Any:
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=uses_distributed_optimizer(settings, place.device),
+        overlap_grad_reduce=False,
+    )
+    wrapped = DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
+    wrapped.broadcast_params()
+    return wrapped
