@@ -20,6 +20,7 @@ from launcher.preflight.registry import run_checks
 from launcher.preflight.types import KEYS
 from launcher.runs.paths import LAUNCHES
 from launcher.stages.stage_cluster import stage_cluster
+from launcher.verdict import trainer_verdict
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
 
@@ -49,6 +50,7 @@ def gather(made: Draft, *, look: bool = True) -> Facts:
         open_secrets=_open_secrets(made.plan) if look else None,
         lost_secrets=_lost_secrets(made) if look else None,
         node_gpus=_node_gpus(made),
+        trainer_verdict=trainer_verdict(made.plan),
     )
 
 

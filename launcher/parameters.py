@@ -14,18 +14,17 @@ from typing import Any
 
 Node = Mapping[str, Any]
 
-# What is known of a tokenizer that is named but not at hand: the published sizes of its vocabulary, with the
-# special tokens that NeMo adds (100 sentinels for T5's).
+# What is known of a tokenizer that is named but not at hand: the published sizes of its vocabulary.
 VOCABULARIES = {
     "GPT2BPETokenizer": 50_257,
     "BertWordPieceLowerCase": 30_522,
-    "BertWordPieceCase": 28_996 + 100,
+    "BertWordPieceCase": 28_996,
     "meta-llama/Meta-Llama-3": 128_256,
     "llama_tokenizer": 32_000,
-    "mt5_tokenizer": 250_100 + 100,
+    "mt5_tokenizer": 250_100,
 }
 
-_ROTARY = ("rope", "none", "alibi", "kerple", "sandwich")
+_NOT_LEARNED = ("rope", "relative", "none", "alibi", "kerple", "sandwich")
 
 
 def vocabulary_size(model: Node) -> int | None:
@@ -35,14 +34,16 @@ def vocabulary_size(model: Node) -> int | None:
     """
     tokenizer = model.get("tokenizer") or {}
     named = f"{tokenizer.get('type')} {tokenizer.get('model')}"
-    size = model.get("override_vocab_size")
-    size = size or next((size for name, size in VOCABULARIES.items() if name in named), None)
+    override = model.get("override_vocab_size")
+    size = override or next((size for name, size in VOCABULARIES.items() if name in named), None)
     if size is None:
         return None
-    divisor = (model.get("make_vocab_size_divisible_by") or 1) * (
-        model.get("tensor_model_parallel_size") or 1
-    )
-    return -(-int(size) // divisor) * divisor
+    # Those of a T5, which stand for what was taken out of a text, follow the tokenizer's own.
+    size = int(size) + (0 if override else int(tokenizer.get("num_sentinel_tokens") or 0))
+    # A size that is given is the model's: as in NeMo it is not padded, but for what the ranks share evenly.
+    multiple = 1 if override else model.get("make_vocab_size_divisible_by") or 1
+    divisor = multiple * (model.get("tensor_model_parallel_size") or 1)
+    return -(-size // divisor) * divisor
 
 
 def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> int:
@@ -72,8 +73,17 @@ def _t5(model: Node, vocabulary: int) -> int:
     encoder, decoder = ({**model, **(model.get(stack) or {})} for stack in ("encoder", "decoder"))
     stacks = encoder["num_layers"] * _layer(encoder) + _norm(encoder)
     stacks += decoder["num_layers"] * _layer(decoder, attentions=2) + _norm(decoder)
-    bias = vocabulary if model.get("tokens_head_bias", True) else 0
-    return int(_embeddings(encoder, vocabulary) + stacks + bias)
+    # A tied output has a bias; an untied one has none, and a matrix of its own.
+    tied = model.get("share_decoder_tokens_head_embeddings", True)
+    output = (
+        (vocabulary if model.get("tokens_head_bias", True) else 0)
+        if tied
+        else vocabulary * encoder["hidden_size"]
+    )
+    if encoder.get("position_embedding_type") == "relative":
+        buckets = encoder.get("relative_attention_num_buckets") or 32
+        stacks += buckets * (encoder["num_attention_heads"] + decoder["num_attention_heads"])
+    return int(_embeddings(encoder, vocabulary) + stacks + output)
 
 
 def _bert(model: Node, vocabulary: int) -> int:
@@ -90,7 +100,7 @@ def _bert(model: Node, vocabulary: int) -> int:
 
 
 def _embeddings(model: Node, vocabulary: int) -> int:
-    learned = model.get("position_embedding_type", "learned_absolute") not in _ROTARY
+    learned = model.get("position_embedding_type", "learned_absolute") not in _NOT_LEARNED
     return (vocabulary + (model["max_position_embeddings"] if learned else 0)) * int(model["hidden_size"])
 
 

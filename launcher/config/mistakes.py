@@ -184,7 +184,7 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     if elsewhere and not nearest(name, valid):
         hint = f"did you mean {' or '.join(map(repr, elsewhere))}?"
     if parent.startswith(_PASS_THROUGH):
-        hint += f" To hand it to NeMo all the same: +{parent}.{name}=..."
+        hint += f" To add it all the same: +{parent}.{name}=..."
     return hint
 
 

@@ -148,10 +148,20 @@ class TrainerNode(BaseModel):
     devices: Whole = Field(ge=1)
 
 
+class ResumeNode(_Strict):
+    """How a training goes on otherwise than it would have; for our trainer, which reads the same node."""
+
+    checkpoint: Line | None = None
+    load_optimizer: bool = True
+    lr_scale: float = Field(default=1.0, gt=0)
+    data_generation: Whole = Field(default=0, ge=0)
+
+
 class TrainingConfig(_Strict):
-    """The `training` node: `run` is ours, the others are NeMo's."""
+    """The `training` node: `run` and `resume` are ours, the others are NeMo's."""
 
     run: TrainingRunNode
+    resume: ResumeNode = ResumeNode()
     trainer: dict[str, Any]
     exp_manager: dict[str, Any]
     model: dict[str, Any]

@@ -69,7 +69,8 @@ class Curves:
     def _advance(self, train: Train) -> None:
         if not self._has_trained:
             self._rewind(train.step)
-        tokens = self.start.tokens_per_step if self.start else None
+        # A batch that grows has fewer tokens at first than the start told.
+        tokens = train.tokens or (self.start.tokens_per_step if self.start else None)
         self.train[train.step] = Step(train.step, train.loss, tokens, train.tokens_per_second)
 
     def _rewind(self, step: int) -> None:

@@ -21,6 +21,9 @@ class Start:
     step: int
     max_steps: int | None
     tensor: int | None
+    pipeline: int | None
+    virtual: int | None
+    context: int | None
     data: int | None
     parameters: int | None
     tokens_per_step: int | None
@@ -28,10 +31,19 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What is known of the held-out tokens; the entropy of their unigrams in nats per token."""
+    """What is known of the held-out tokens; the entropy of their unigrams in nats per token.
+
+    With `has_sentinels` they are a T5's targets: a part of them marks spans and says nothing of the text.
+    """
 
     tokens: int | None
     unigram_entropy: float
+    has_sentinels: bool
+
+    @property
+    def name(self) -> str:
+        """What the entropy is of."""
+        return "held-out targets, sentinels included" if self.has_sentinels else "held-out tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,7 @@ class Train:
     learning_rate: float | None
     grad_norm: float | None
     tokens_per_second: float | None
+    tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +93,27 @@ def _event(content: Mapping[str, Any]) -> Event | None:
     kind = content.get("kind")
     if kind == "data":
         is_held_out = content.get("split") == "validation" and content.get("unigram_entropy") is not None
-        return HeldOut(_whole(content, "tokens"), float(content["unigram_entropy"])) if is_held_out else None
+        return _held_out(content) if is_held_out else None
     if kind not in ("start", "train", "validation", "end"):
         return None
     time, step = float(content["time"]), int(content["step"])
     if kind == "train":
-        numbers = (_real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second"))
-        return Train(time, step, *numbers)
+        loss, rate, norm, speed = (
+            _real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second")
+        )
+        return Train(time, step, loss, rate, norm, speed, _whole(content, "tokens"))
     if kind == "validation":
         return Validation(time, step, float(content["val_loss"]))
     if kind == "end":
         return End(time, step, str(content.get("reason")))
-    keys = ("max_steps", "tensor", "data", "parameters", "tokens_per_step")
+    sizes = ("tensor", "pipeline", "virtual", "context", "data")
+    keys = ("max_steps", *sizes, "parameters", "tokens_per_step")
     return Start(time, step, *(_whole(content, key) for key in keys))
+
+
+def _held_out(content: Mapping[str, Any]) -> HeldOut:
+    entropy = float(content["unigram_entropy"])
+    return HeldOut(_whole(content, "tokens"), entropy, bool(content.get("has_sentinels", False)))
 
 
 def _json_object(line: str) -> Mapping[str, Any] | None:

@@ -89,9 +89,9 @@ def _draw_held_out(axes: Any, curves: Curves) -> None:
 
 
 def _draw_entropy(axes: Any, curves: Curves) -> None:
-    if curves.entropy is None:
+    if curves.held_out is None or curves.entropy is None:
         return
-    label = f"unigram entropy of the held-out tokens ({curves.entropy:.2f})"
+    label = f"unigram entropy of the {curves.held_out.name} ({curves.entropy:.2f})"
     axes.axhline(curves.entropy, color=ENTROPY, linewidth=1.5, linestyle=(0, (5, 3)), label=label, zorder=1)
 
 
@@ -122,8 +122,8 @@ def subtitle(summary: Summary) -> str:
     """What was trained, on what, in one line."""
     parts = [
         f"{formatting.count(summary.parameters)} parameters" if summary.parameters else "",
-        f"{summary.nodes} nodes × {summary.tasks_per_node} tasks",
-        f"tensor {summary.tensor} × data {summary.data}" if summary.tensor and summary.data else "",
+        formatting.tasks(summary.nodes, summary.tasks_per_node),
+        summary.layout if summary.layout != formatting.UNKNOWN else "",
         f"{formatting.count(summary.tokens)} tokens" if summary.tokens else "",
         f"{formatting.count(summary.tokens_per_second)} tokens/s" if summary.tokens_per_second else "",
     ]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.monitor.events import Start
 
 UNKNOWN = "-"
 
@@ -41,6 +45,20 @@ def loss(number: float | None) -> str:
 def small(number: float | None) -> str:
     """Format a learning rate or the like: 6.00e-04."""
     return UNKNOWN if number is None else f"{number:.2e}"
+
+
+def tasks(nodes: int, each: int) -> str:
+    """Format what a job has: 2 nodes × 4 tasks."""
+    return f"{nodes} node{'s' * (nodes != 1)} × {each} task{'s' * (each != 1)}"
+
+
+def layout(start: Start | None) -> str:
+    """Format the parallel sizes that a trainer told: tensor 2 × pipeline 2 × data 4."""
+    if start is None or start.tensor is None or start.data is None:
+        return UNKNOWN
+    between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))
+    sizes = [("tensor", start.tensor), *((n, s) for n, s in between if s and s > 1), ("data", start.data)]
+    return " × ".join(f"{name} {size}" for name, size in sizes)
 
 
 def text(value: object) -> str:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from launcher.monitor import formatting
-from launcher.monitor.events import Event, HeldOut, Start, Train, Validation
+from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
 from launcher.monitor.launches import Launch
 from launcher.monitor.progress import Progress
 from launcher.schedulers.base import JobStatus
@@ -68,7 +68,9 @@ class LinesView:
                 _print(f"step {formatting.steps(event.step, progress.max_steps)}  {held_out}")
             case HeldOut():
                 entropy = formatting.loss(event.unigram_entropy)
-                _print(f"unigram entropy of the held-out tokens {entropy} nats")
+                _print(f"unigram entropy of the {event.name} {entropy} nats")
+            case End(reason="already_complete"):
+                _print("nothing left to do: a larger training.trainer.max_steps would go on")
             case Train() if self._last_step == float("-inf"):
                 # The first step shows that it trains; the next ones wait for their time.
                 self._tell_step(progress)

@@ -67,7 +67,7 @@ class LiveView:
             body += [_bar(status, progress), self._train(progress), _held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((manifest.run, "bold"), f" · launch {self._launch.paths.number}")
-        shape = Text(f"{manifest.nodes} nodes × {manifest.tasks_per_node} tasks", style="dim")
+        shape = Text(formatting.tasks(manifest.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
             Group(*body), box=ROUNDED, title=title, title_align="left", subtitle=shape, border_style=style

@@ -21,7 +21,7 @@ class Summary:
 
     `world` is the number of tasks; `below_entropy` tells whether the last held-out loss is below the
     unigram entropy of the same tokens, that is, whether the model learned more than how often each token
-    occurs.
+    occurs. `entropy_of` names these tokens: a T5's are targets, sentinels among them.
     """
 
     run: str
@@ -34,6 +34,7 @@ class Summary:
     world: int
     tensor: int | None
     data: int | None
+    layout: str
     parameters: int | None
     step: int | None
     max_steps: int | None
@@ -43,6 +44,7 @@ class Summary:
     first_held_out_loss: float | None
     last_held_out_loss: float | None
     unigram_entropy: float | None
+    entropy_of: str
     below_entropy: bool | None
     tokens_per_second: float | None
     seconds: float
@@ -56,19 +58,18 @@ class Summary:
     def rows(self) -> list[tuple[str, str]]:
         """For people: names and values."""
         state = self.state + (f" ({self.reason})" if self.reason else "")
-        layout = f"tensor {formatting.text(self.tensor)} × data {formatting.text(self.data)}"
         return [
             ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
             ("job", formatting.text(self.job_id)),
             ("state", state),
-            ("tasks", f"{self.nodes} nodes × {self.tasks_per_node} tasks = {self.world}"),
-            ("parallel", layout),
+            ("tasks", f"{formatting.tasks(self.nodes, self.tasks_per_node)} = {self.world}"),
+            ("parallel", self.layout),
             ("parameters", formatting.count(self.parameters)),
             ("steps", formatting.steps(self.step, self.max_steps)),
             ("tokens seen", formatting.count(self.tokens)),
             ("train loss", _arrow(self.first_loss, self.last_loss)),
             ("held-out loss", _arrow(self.first_held_out_loss, self.last_held_out_loss)),
-            ("unigram entropy", f"{formatting.loss(self.unigram_entropy)} nats of the held-out tokens"),
+            ("unigram entropy", f"{formatting.loss(self.unigram_entropy)} nats of the {self.entropy_of}"),
             ("below entropy", self._verdict()),
             ("throughput", f"{formatting.count(self.tokens_per_second)} tokens/s, mean"),
             ("wall time", formatting.duration(self.seconds)),
@@ -127,6 +128,7 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         world=manifest.nodes * manifest.tasks_per_node,
         tensor=start.tensor if start else None,
         data=start.data if start else None,
+        layout=formatting.layout(start),
         parameters=start.parameters if start else None,
         step=points[-1].step,
         max_steps=start.max_steps if start else None,
@@ -136,6 +138,7 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         first_held_out_loss=validations[0][1] if validations else None,
         last_held_out_loss=held_out,
         unigram_entropy=entropy,
+        entropy_of=curves.held_out.name if curves.held_out else "held-out tokens",
         below_entropy=None if held_out is None or entropy is None else held_out < entropy,
         tokens_per_second=curves.tokens_per_second,
         seconds=curves.seconds,

@@ -24,6 +24,7 @@ _COLOURS = {
     State.RUNNING: "bold cyan",
     State.COMPLETING: "cyan",
     State.COMPLETED: "green",
+    State.INTERRUPTED: "yellow",
     State.UNKNOWN: "bold magenta",
 }
 

@@ -17,7 +17,8 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
     """Start, increment and samples of a growing batch, the last of which Megatron divides by.
 
     megatron/core/num_microbatches_calculator.py: the way from the start to the global batch is a whole number
-    of increments, at least one, and every batch on it a multiple of micro batch × data parallel.
+    of increments, at least one, and every batch on it a multiple of micro batch × data parallel. With virtual
+    stages the micro batches come in groups (`interleaving_problem`), those of every batch too.
     """
     rampup = values.raw(RAMPUP)
     if rampup is None:
@@ -28,7 +29,8 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
         return
     start, increment, _ = rampup
     data = shape.data(nodes)
-    step = shape.micro * data
+    grouped = shape.virtual is not None and shape.pipeline > 1
+    step = shape.micro * data * (shape.group if grouped else 1)
     way = shape.batch - start
     if way <= 0:
         more = "is more than" if way < 0 else "is already"
@@ -51,7 +53,9 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
             "batch.rampup",
             RAMPUP,
             rampup,
-            f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data} = {step}",
+            f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data}"
+            + (f" × groups of {shape.group} for virtual stages" if grouped else "")
+            + f" = {step}",
             _rampup_fix(shape.batch, step),
             also=(keys.MICRO, keys.NODES),
         )

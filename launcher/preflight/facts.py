@@ -39,6 +39,9 @@ class Facts:
         Files of secrets that are not there, or cannot be read.
     node_gpus
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
+    trainer_verdict
+        What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
+        or if another program is going to train.
     """
 
     added_keys: tuple[str, ...] | None = None
@@ -47,3 +50,4 @@ class Facts:
     open_secrets: Mapping[str, str] | None = None
     lost_secrets: tuple[LostSecret, ...] | None = None
     node_gpus: int | None = None
+    trainer_verdict: str | None = None

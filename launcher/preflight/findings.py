@@ -44,8 +44,9 @@ class Finding:
     also: tuple[str, ...] = ()
 
 
-# NeMo's nodes, as a job's configuration names them; the user's tree has them below `training`.
-_NEMO = ("trainer.", "exp_manager.", "model.")
+# NeMo's nodes, and our trainer's own, as a job's configuration names them; the user's tree has them below
+# `training`.
+_NEMO = ("trainer.", "exp_manager.", "model.", "resume.")
 
 
 def full(key: str) -> str:

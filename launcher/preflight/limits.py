@@ -12,7 +12,7 @@ from launcher.times import TIME_FORMS, format_days, margin_of, parse_time_limit
 
 # Lightning's trainer.max_time adds up over the launches of a run, exp_manager's is of this one.
 _MAX_TIMES = ("trainer.max_time", "exp_manager.max_time_per_run")
-_DURATION = re.compile(r"(\d+):(\d+):(\d+):(\d+)", re.ASCII)
+_DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 
 def limit_problems(key: str, limit: str | None) -> Iterator[Finding]:

@@ -124,8 +124,9 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
 
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
     two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
-    at a time. NeMo (megatron_gpt_model.py): only with `megatron_amp_O2`. megatron-core 0.12 (schedules.py)
-    asserts that nothing interleaved needs cross-attention.
+    at a time; our trainer sends one after the other there. NeMo (megatron_gpt_model.py): only with
+    `megatron_amp_O2`. megatron-core 0.12 (schedules.py) asserts that nothing interleaved needs
+    cross-attention.
     """
     virtual, pipeline = values.whole(keys.VIRTUAL), values.whole(keys.PIPELINE, 1)
     if virtual is None or virtual == 1 or pipeline is None:
@@ -143,7 +144,7 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
             f"{full(keys.VIRTUAL)}=null, or a pipeline size of 2 or more",
             also=(keys.PIPELINE,),
         )
-    elif pipeline == 2 and not values.flag("model.overlap_p2p_comm"):
+    elif pipeline == 2 and not values.flag("model.overlap_p2p_comm") and engine != "megatron":
         tell = error if engine == "megatron_lm" else warning
         yield tell(
             "layout.virtual",
@@ -180,7 +181,7 @@ def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]
         yield tell("layout.sequence_parallel", key, True, told, f"{full(key)}=False", also=(keys.TENSOR,))
         return
     context = values.whole(keys.CONTEXT, 1) or 1
-    for length_key in ("model.encoder_seq_length", "model.seq_length"):
+    for length_key in ("model.encoder_seq_length", "model.seq_length", "model.data.seq_length_dec"):
         length = values.whole(length_key)
         if length is not None and length % (tensor * context):
             yield error(
@@ -193,12 +194,16 @@ def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]
             )
 
 
-def context_problems(values: Values) -> Iterator[Finding]:
+def context_problems(values: Values, engine: str) -> Iterator[Finding]:
     """A sequence is cut into two chunks for each context rank, one from either end.
 
     NeMo: megatron_gpt_model.py, get_batch_on_this_context_parallel_rank; so does megatron/core/utils.py.
     """
     context, length = values.whole(keys.CONTEXT, 1), values.whole("model.encoder_seq_length")
+    if engine == "megatron" and is_encoder_decoder(values) and context != 1:
+        told = "an encoder-decoder's sequences are not cut (engine=megatron)"
+        yield error("layout.context", keys.CONTEXT, context, told, "1")
+        return
     if context is None or length is None or context_fits(values, context):
         return
     yield error(
@@ -216,10 +221,23 @@ def context_fits(values: Values, context: int) -> bool:
     return context == 1 or length is None or length % (2 * context) == 0
 
 
-def split_rank_problems(values: Values) -> Iterator[Finding]:
-    """The stage that a T5's decoder begins with (NeMo: megatron_lm_encoder_decoder_model.py)."""
+def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """The stage that a T5's decoder begins with (NeMo: megatron_lm_encoder_decoder_model.py).
+
+    megatron-core 0.16, which our trainer runs, has no stages for an encoder-decoder any more.
+    """
     pipeline, split = values.whole(keys.PIPELINE, 1), values.raw(keys.SPLIT_RANK)
-    if not is_encoder_decoder(values) or pipeline is None or pipeline == 1:
+    if not is_encoder_decoder(values) or pipeline is None:
+        return
+    if pipeline == 1:
+        if engine == "megatron" and split not in (None, 0):
+            told = "there is one pipeline stage (engine=megatron)"
+            yield error("layout.split_rank", keys.SPLIT_RANK, split, told, "0 or null")
+        return
+    if engine == "megatron":
+        told = "megatron-core 0.16 has no pipeline for an encoder-decoder (engine=megatron)"
+        valid = f"1, and a larger {full(keys.TENSOR)}; or engine=nemo"
+        yield error("layout.split_rank", keys.PIPELINE, pipeline, told, valid, also=(keys.SPLIT_RANK,))
         return
     if isinstance(split, int) and 1 <= split < pipeline:
         return

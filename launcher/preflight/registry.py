@@ -1,10 +1,11 @@
 """The table of checks: their ids, what each looks at, and which facts it needs."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from launcher.errors import UserError, did_you_mean
+from launcher.errors import UserError, did_you_mean, one_line
 from launcher.plan import Plan
 from launcher.preflight import (
     batches,
@@ -21,10 +22,15 @@ from launcher.preflight import (
     types,
 )
 from launcher.preflight.facts import Facts
-from launcher.preflight.findings import Finding, Severity
+from launcher.preflight.findings import Finding, Severity, full
 from launcher.preflight.layout import problems_at
 from launcher.preflight.shape import shape_of
 from launcher.preflight.values import Values
+
+TRAINER = "engine.megatron"
+# How its messages name keys: as in the file that it reads, which has no node `training`.
+_KEY = re.compile(r"(?P<key>[\w.]+)(=| is missing)")
+_NODE = re.compile(r"(?<![\w./])(?=(trainer|exp_manager|model|resume)\.\w)")
 
 
 class Check(NamedTuple):
@@ -56,6 +62,9 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
     Errors first, then warnings, then what could not be looked at.
     """
     found = [finding for check in CHECKS if check.id not in skipped for finding in _ask(check, plan, facts)]
+    if any(finding.severity is Severity.ERROR and finding.id != TRAINER for finding in found):
+        # The trainer stops at the first mistake, which is among the others.
+        found = [finding for finding in found if finding.id != TRAINER]
     order = list(Severity)
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
@@ -80,6 +89,13 @@ def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
     if missing:
         return [Finding(check.id, Severity.SKIPPED, None, f"not looked at: {check.tells}")]
     return check.find(plan, facts)
+
+
+def _trainer(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    if facts.trainer_verdict:
+        named = _KEY.match(facts.trainer_verdict)
+        key = full(named["key"]) if named else None
+        yield Finding(TRAINER, Severity.ERROR, key, one_line(_NODE.sub("training.", facts.trainer_verdict)))
 
 
 def _nemo(find: Callable[[Values], Iterable[Finding]]) -> Callable[[Plan, Facts], Iterable[Finding]]:
@@ -122,8 +138,8 @@ def _context(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """The context size, with others that would do at the plan's node count."""
     values, nodes = Values(plan.job.config or {}), plan.job.resources.nodes
     shape = shape_of(values)
-    for found in model.context_problems(values):
-        if shape is None:
+    for found in model.context_problems(values, plan.job.engine):
+        if shape is None or found.fix:
             yield found
         else:
             from launcher.preflight.ways_out import ways_out  # late, as above
@@ -188,7 +204,9 @@ CHECKS: tuple[Check, ...] = (
         _engine(model.sequence_parallel_problems),
     ),
     Check("layout.context", "sequences are a multiple of 2 × context", _context),
-    Check("layout.split_rank", "a T5's decoder begins in a pipeline stage", _nemo(model.split_rank_problems)),
+    Check(
+        "layout.split_rank", "a T5's decoder begins in a pipeline stage", _engine(model.split_rank_problems)
+    ),
     Check(
         "layout.experts",
         "expert parallel divides the experts, and nodes × GPUs",
@@ -216,7 +234,7 @@ CHECKS: tuple[Check, ...] = (
         "the data's sequences are as long as the model's, and there are positions for them",
         lambda plan, facts: (
             *_nemo(sequences.sequence_problems)(plan, facts),
-            *_nemo(sequences.decoder_problems)(plan, facts),
+            *_engine(sequences.decoder_problems)(plan, facts),
         ),
     ),
     Check(
@@ -225,7 +243,7 @@ CHECKS: tuple[Check, ...] = (
     Check("data.prefix", "there is data, and weights go with prefixes", _nemo(data.prefix_problems)),
     Check("profile.ranks", "profiled ranks are there", lambda plan, facts: profiling.rank_problems(plan)),
     Check("schedule.warmup", "the learning rate has steps to decay in", _nemo(schedule.warmup_problems)),
-    Check("schedule.min_lr", "the learning rate falls, and does not rise", _nemo(schedule.rate_problems)),
+    Check("schedule.min_lr", "the learning rate falls, and does not rise", _engine(schedule.rate_problems)),
     Check("schedule.validation", "there is a validation before the end", _nemo(schedule.validation_problems)),
     Check("time.limit", "the time limit is in one of Slurm's forms", _time_limit),
     Check("time.max_time", "training ends, and saves, before its job does", _max_time),
@@ -234,6 +252,12 @@ CHECKS: tuple[Check, ...] = (
         "keys that no shipped configuration has are not slips of ones that it has",
         _keys,
         needs=("added_keys", "shipped_keys"),
+    ),
+    Check(
+        TRAINER,
+        "our trainer takes the configuration, where engine=megatron",
+        _trainer,
+        needs=("trainer_verdict",),
     ),
     Check(
         "run.singleton",

@@ -11,6 +11,7 @@ _MAX_STEPS = "trainer.max_steps"
 _SCHED = "model.optim.sched"
 _WARMUP = f"{_SCHED}.warmup_steps"
 _CONSTANT = f"{_SCHED}.constant_steps"
+_RATIOS = {_WARMUP: f"{_SCHED}.warmup_ratio", _CONSTANT: f"{_SCHED}.constant_ratio"}
 _INTERVAL = "trainer.val_check_interval"
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 
@@ -23,10 +24,17 @@ def warmup_problems(values: Values) -> Iterator[Finding]:
     """
     warmup, constant = values.whole(_WARMUP, 0, least=0), values.whole(_CONSTANT, 0, least=0)
     steps = values.whole(_MAX_STEPS)
-    if values.raw(_WARMUP) is not None and values.raw(f"{_SCHED}.warmup_ratio") is not None:
-        told = "NeMo takes this or warmup_ratio, and not both"
-        fix = f"~{full(_SCHED)}.warmup_ratio, or ~{full(_WARMUP)}"
-        yield error("schedule.warmup", _WARMUP, values.raw(_WARMUP), told, fix, (f"{_SCHED}.warmup_ratio",))
+    for key, ratio in _RATIOS.items():
+        if values.raw(key) is not None and values.raw(ratio) is not None:
+            told = f"NeMo takes this or {ratio.rpartition('.')[2]}, and not both"
+            yield error(
+                "schedule.warmup", key, values.raw(key), told, f"~{full(ratio)}, or ~{full(key)}", (ratio,)
+            )
+    if values.raw(f"{_SCHED}.name") == "WarmupAnnealing":
+        for key in (_CONSTANT, _RATIOS[_CONSTANT]):
+            if values.raw(key):
+                told = "WarmupAnnealing falls until its last step: NeMo's class knows no constant end"
+                yield error("schedule.warmup", key, values.raw(key), told, f"null, or ~{full(key)}")
     if warmup is None or constant is None or steps is None or warmup + constant <= steps:
         return
     least = warmup + constant
@@ -43,13 +51,17 @@ def warmup_problems(values: Values) -> Iterator[Finding]:
     yield warning("schedule.warmup", _WARMUP, warmup, told, fix, also=(_CONSTANT, _MAX_STEPS))
 
 
-def rate_problems(values: Values) -> Iterator[Finding]:
-    """The learning rate falls to `min_lr`, not up to it (NeMo: lr_scheduler.py, CosineAnnealing)."""
+def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """The learning rate falls to `min_lr`, not up to it.
+
+    NeMo: lr_scheduler.py, CosineAnnealing; our trainer wants that of every schedule.
+    """
     rate, least = values.number("model.optim.lr"), values.number(f"{_SCHED}.min_lr")
     constant = values.whole(_CONSTANT, 0, least=0)
-    if values.raw(f"{_SCHED}.name") != "CosineAnnealing" or rate is None or least is None:
+    is_cosine = values.raw(f"{_SCHED}.name") == "CosineAnnealing"
+    if rate is None or least is None or not (is_cosine or engine == "megatron"):
         return
-    if least > rate or (least == rate and constant):
+    if least > rate or (is_cosine and least == rate and constant):
         told = f"not below the learning rate {rate:g} that it falls from"
         yield error("schedule.min_lr", f"{_SCHED}.min_lr", least, told, also=("model.optim.lr",))
 

@@ -53,7 +53,8 @@ class Values:
 
 
 def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """A whole number that can be counted with: no job's has more than 63 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64
 
 
 def is_number(value: Any) -> bool:

@@ -27,6 +27,8 @@ class State(enum.Enum):
     DEADLINE = "DEADLINE"
     SUSPENDED = "SUSPENDED"
     NOT_SUBMITTED = "NOT_SUBMITTED"
+    # The payload saved and left before its end (exit code 75), to be launched again: FAILED, to Slurm.
+    INTERRUPTED = "INTERRUPTED"
     # Asked, and not told: never to be shown as healthy.
     UNKNOWN = "UNKNOWN"
 
@@ -49,6 +51,7 @@ _FINAL = {
     State.PREEMPTED,
     State.DEADLINE,
     State.NOT_SUBMITTED,
+    State.INTERRUPTED,
 }
 
 

@@ -57,6 +57,10 @@ SLURM_STATES: Mapping[str, State] = {
     "TIMEOUT": State.TIMEOUT,
 }
 
+# What our trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
+EXIT_INTERRUPTED = 75
+INTERRUPTED_REASON = "saved before its end: launching again continues"
+
 _NOTHING = {"", "None", "(null)", "N/A", "None assigned", "Unknown", "INVALID"}
 
 
@@ -168,6 +172,7 @@ def _status(word: str, reason: str, nodes: str, elapsed: str, code: int | None) 
         code = None
     elif code == 0 and not state.is_good:
         code = None  # Slurm has no exit code for a job that it ended itself, and prints a zero
+    state = _interrupted_if_saved(state, code)
     return JobStatus(state, _reason(state, word, reason, code), _told(nodes), _clock(elapsed), code)
 
 
@@ -177,9 +182,15 @@ def _reason(state: State, word: str, reason: str, code: int | None) -> str | Non
         return word.partition(" ")[2] or None
     if state is State.PENDING and word in ("CONFIGURING", "REQUEUE_HOLD"):
         return word
+    if state is State.INTERRUPTED:
+        return INTERRUPTED_REASON
     if state is State.FAILED and code and reason in _NOTHING | {"NonZeroExitCode"}:
         return exit_reason(code)
     return _told(reason)
+
+
+def _interrupted_if_saved(state: State, code: int | None) -> State:
+    return State.INTERRUPTED if state is State.FAILED and code == EXIT_INTERRUPTED else state
 
 
 def exit_reason(code: int) -> str:
@@ -245,5 +256,6 @@ def _ended(marker: Mapping[str, Any], began: float | None, nodes: str | None) ->
         days, seconds = divmod(int(ended - began), 86400)
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         elapsed = f"{days}-{clock}" if days else clock
-    state = State.FAILED if code else State.COMPLETED
-    return JobStatus(state, exit_reason(int(code)) if code else None, nodes, elapsed, int(code))
+    state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, int(code))
+    reason = exit_reason(int(code)) if state is State.FAILED else None
+    return JobStatus(state, _reason(state, "", reason or "", int(code)), nodes, elapsed, int(code))

@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import RunConfig, TrainerNode, TrainingConfig, parse
+from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
 from launcher.errors import UserError, shown
 from launcher.plan import Job, Payload
 from launcher.runs.paths import LaunchPaths
@@ -84,18 +84,30 @@ def _launch_config(training: TrainingConfig, paths: LaunchPaths, engine: str) ->
     if checkpoint.get("dirpath") is None:
         # NeMo looks for what to resume from where it would save: not in explicit_log_dir, if this is given.
         checkpoint["dirpath"] = str(paths.checkpoints)
-    if engine != "megatron" and data.get("data_impl") == "mmap" and data.get("index_mapping_dir") is None:
-        # Index files would be written beside the data, which the container sees read-only.
+    if data.get("data_impl") == "mmap" and data.get("index_mapping_dir") is None:
+        # NeMo would write its index files beside the data, which the container sees read-only.
         data["index_mapping_dir"] = str(paths.run_dir / "index_mapping")
     if engine == "nemo":
         adapt_to_nemo(trainer, exp_manager)
+    if engine != "megatron":
+        _check_resume(training.resume, engine)
     return {
         **(_roots(training) if engine == "nemo" else {}),
         "run": training.run.model_dump(),
         "trainer": trainer,
         "exp_manager": exp_manager,
         "model": model,
+        **({"resume": training.resume.model_dump()} if engine == "megatron" else {}),
     }
+
+
+def _check_resume(resume: ResumeNode, engine: str) -> None:
+    """Refuse what only our trainer does: NeMo ignores a node that it does not know."""
+    for name, value in resume.model_dump().items():
+        if value != getattr(ResumeNode(), name):
+            key = f"training.resume.{name}"
+            told = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
+            raise UserError(told, key=key)
 
 
 def _roots(training: TrainingConfig) -> dict[str, str]:

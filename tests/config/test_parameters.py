@@ -87,6 +87,9 @@ def test_t5_has_two_stacks_and_attention_across_them() -> None:
     # t5-v1_1-base has an output of its own (32128 x 768) and relative positions (2 x 32 x 12).
     published = 247_577_856 - 32_128 * 768 - 2 * 32 * 12
     assert count_parameters(model, 32_128, "t5") == published + 512 * h
+    own = {"share_decoder_tokens_head_embeddings": False}
+    relative = {name: stack | {"position_embedding_type": "relative"} for name in ("encoder", "decoder")}
+    assert count_parameters(model | own | relative, 32_128, "t5") == 247_577_856
     biased = model | {"tokens_head_bias": True}
     biased |= {name: stack | {"bias": True} for name in ("encoder", "decoder")}
     attention, mlp = 3 * width + h, 2 * f + h
@@ -106,9 +109,18 @@ def test_t5_has_two_stacks_and_attention_across_them() -> None:
             },
             51_200,
         ),
+        ({"tokenizer": {"type": "BertWordPieceCase", "num_sentinel_tokens": 100}}, 29_096),
         ({"tokenizer": {"type": None, "model": "/d/llama/llama_tokenizer.model"}}, 32_000),
         ({"tokenizer": {"type": "meta-llama/Meta-Llama-3-8B"}}, 128_256),
-        ({"tokenizer": {"type": "GPT2BPETokenizer"}, "override_vocab_size": 1000}, 1000),
+        (
+            {
+                "tokenizer": {"type": "GPT2BPETokenizer"},
+                "override_vocab_size": 1001,
+                "make_vocab_size_divisible_by": 128,
+                "tensor_model_parallel_size": 2,
+            },
+            1002,
+        ),
         ({"tokenizer": {"type": "ours"}}, None),
         ({}, None),
     ],

@@ -90,8 +90,8 @@ def start(step: int = 0, time: float = 1000.0, **changes: Any) -> dict[str, Any]
     return event | changes
 
 
-def held_out(entropy: float = 6.1) -> dict[str, Any]:
-    return {"kind": "data", "split": "validation", "tokens": 90_000, "unigram_entropy": entropy}
+def held_out(entropy: float = 6.1, **changes: Any) -> dict[str, Any]:
+    return {"kind": "data", "split": "validation", "tokens": 90_000, "unigram_entropy": entropy, **changes}
 
 
 def train(step: int, time: float | None = None, loss: float | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from monitor_samples import FakeScheduler, Runs, append, held_out, start, train,
 from launcher.errors import UserError
 from launcher.monitor.curves import Curves, finite_points, smooth
 from launcher.monitor.events import parse_event
+from launcher.monitor.figure import subtitle
 from launcher.monitor.summary import summarize
 from launcher.monitor.terminal_plot import thin, ticks
 from launcher.schedulers.base import JobStatus, State
@@ -61,6 +62,11 @@ def test_tokens_count_the_steps_between_points() -> None:
     curves = joined(every_tenth, bigger_batches)
     assert curves.tokens == 100 * 2048 + 20 * 4096
     assert curves.tokens_per_second == pytest.approx(4096.0)
+
+
+def test_a_growing_batch_tells_its_tokens_at_each_step() -> None:
+    steps = [{**train(step), "tokens": tokens} for step, tokens in enumerate((512, 512, 1024, 2048), start=1)]
+    assert joined([start(), *steps]).tokens == 4096
 
 
 def test_smoothing() -> None:
@@ -119,6 +125,26 @@ def test_a_model_that_learned_nothing_is_not_below(runs: Runs, scheduler: FakeSc
         summary.below_entropy is False and dict(summary.rows())["below entropy"] == "no, above by 2.9000 nats"
     )
     assert summary.to_json()["last_loss"] == "nan" and summary.state == "UNKNOWN"
+
+
+def test_all_parallel_sizes_are_told(runs: Runs, scheduler: FakeScheduler) -> None:
+    sizes = {"tensor": 1, "pipeline": 2, "virtual": 2, "context": 1, "data": 1}
+    append(runs.launch(nodes=1, tasks_per_node=2), [start(**sizes), train(1)])
+    summary, _ = summarize(runs.base / "gpt3_tiny")
+    rows = dict(summary.rows())
+    assert rows["parallel"] == "tensor 1 × pipeline 2 × virtual 2 × data 1"
+    assert rows["tasks"] == "1 node × 2 tasks = 2"
+    assert subtitle(summary).split("  ·  ")[1:3] == [
+        "1 node × 2 tasks",
+        "tensor 1 × pipeline 2 × virtual 2 × data 1",
+    ]
+
+
+def test_the_entropy_of_a_t5_counts_sentinels(runs: Runs, scheduler: FakeScheduler) -> None:
+    append(runs.launch(), [start(), held_out(5.4, has_sentinels=True), train(1), validation(1, 5.0)])
+    summary, _ = summarize(runs.base / "gpt3_tiny")
+    told = dict(summary.rows())["unigram entropy"]
+    assert told == "5.4000 nats of the held-out targets, sentinels included"
 
 
 def test_a_run_without_validation(runs: Runs, scheduler: FakeScheduler) -> None:

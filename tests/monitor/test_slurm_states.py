@@ -73,6 +73,22 @@ def test_steps_and_garbage_are_passed_over() -> None:
     assert parse_squeue("slurm_load_jobs error: Invalid job id specified\n") == {}
 
 
+def test_a_training_that_saved_before_its_end_has_not_failed(tmp_path: Path) -> None:
+    """Exit code 75 is EX_TEMPFAIL: 75 << 8 in squeue's wait status."""
+    expected = JobStatus(
+        State.INTERRUPTED, "saved before its end: launching again continues", "n1", "00:01:00", 75
+    )
+    assert parse_sacct("12|FAILED|75:0|None|n1|00:01:00") == {"12": expected}
+    assert parse_squeue(f"12|FAILED|NonZeroExitCode|n1|1:00|{75 << 8}|") == {"12": expected}
+    (tmp_path / "started.json").write_text('{"job_id": "12", "started": 100, "nodes": "n1"}')
+    (tmp_path / "exit.json").write_text('{"job_id": "12", "exit_code": 75, "ended": 160}')
+    assert from_markers(tmp_path) == expected
+    # What Slurm ended itself stays what Slurm says it was.
+    assert parse_sacct("12|TIMEOUT|75:0|None|n1|00:01:00")["12"].state is State.TIMEOUT
+    assert State.INTERRUPTED.is_final
+    assert not State.INTERRUPTED.is_good
+
+
 @pytest.mark.parametrize(
     ("word", "state", "reason"),
     [

@@ -10,7 +10,17 @@ import threading
 from pathlib import Path
 
 import pytest
-from monitor_samples import JOB_NAME, FakeScheduler, Runs, append, start, train, validation, whole_training
+from monitor_samples import (
+    JOB_NAME,
+    FakeScheduler,
+    Runs,
+    append,
+    end,
+    start,
+    train,
+    validation,
+    whole_training,
+)
 
 from launcher.cli import follow, logs, plot, status
 from launcher.errors import UserError
@@ -230,6 +240,17 @@ def test_follow_in_a_pipe(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     assert "step 300/300  held-out loss 4.3647" in lines
     assert lines[-1] == "job 11 COMPLETED after 00:01:30"
     assert sum("lr " in line for line in lines) == 1  # hundreds of steps at once are one line
+
+
+def test_follow_tells_a_newcomer_why_nothing_was_trained(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    append(runs.launch(), [start(300), {**end(300, 1001.0), "reason": "already_complete"}])
+    scheduler.set("11", RUNNING, COMPLETED)
+    assert slipway(runs, "follow", "gpt3_tiny") == 0
+    told = capsys.readouterr().out
+    assert "the trainer goes on from step 300" in told
+    assert "nothing left to do: a larger training.trainer.max_steps would go on" in told
 
 
 def test_follow_shows_the_end_of_a_failed_jobs_log(

@@ -15,7 +15,7 @@ from launcher.preflight.registry import CHECKS, require_known, run_checks
 from launcher.preflight.values import divisors
 from tests.preflight.plans import GPT, T5, changed, plan_of
 
-KNOWN = Facts((), frozenset(), same_job_name=(), open_secrets={}, lost_secrets=())
+KNOWN = Facts((), frozenset(), same_job_name=(), open_secrets={}, lost_secrets=(), trainer_verdict="")
 
 T = "model.tensor_model_parallel_size"
 P = "model.pipeline_model_parallel_size"
@@ -205,6 +205,18 @@ CASES = [
     bad("layout.split_rank", {P: 4, SPLIT: None}, "split_rank=null", base=T5),
     good("layout.split_rank", {P: 2, SPLIT: 1}, base=T5),
     good("layout.split_rank", {}, base=T5),
+    bad(
+        "layout.split_rank",
+        {P: 2, SPLIT: 1},
+        "pipeline_model_parallel_size=2",
+        "megatron-core 0.16 has no pipeline for an encoder-decoder",
+        base=T5,
+        plan={"engine": "megatron"},
+    ),
+    good("layout.split_rank", {}, base=T5, plan={"engine": "megatron"}),
+    bad("layout.context", {C: 2}, "sequences are not cut", base=T5, plan={"engine": "megatron"}),
+    bad("layout.split_rank", {SPLIT: 1}, "one pipeline stage", base=T5, plan={"engine": "megatron"}),
+    bad("type.whole", {"model.data.seq_length": 10**400}, "whole number of at least 1", base=T5),
     bad("layout.experts", {E: 2}, "the model has no experts"),
     bad("layout.experts", {E: 3, "model.num_moe_experts": 8}, "8 experts", "valid expert sizes: 1, 2, 4, 8"),
     bad("layout.experts", {E: 8, "model.num_moe_experts": 8, T: 4}, "= 32 does not divide"),
@@ -236,6 +248,12 @@ CASES = [
     bad("data.prefix", {**MMAP, PREFIX: ["a", 0.5]}, "do not come in pairs"),
     bad("data.prefix", {**MMAP, PREFIX: [["a"]]}, "expected prefixes, and numbers"),
     bad("data.prefix", {**MMAP, PREFIX: {"train": [], "test": None}}, "data_prefix.train=[]: no data"),
+    bad("data.prefix", {**MMAP, PREFIX: {"validation": ["a"]}}, "data_prefix.train=null: expected a list"),
+    bad(
+        "data.prefix", {**MMAP, PREFIX: {"train": ["a"], "valid": ["b"]}}, "data_prefix.valid=", "validation"
+    ),
+    bad("data.prefix", {**MMAP, PREFIX: [0, "a", 1, "b"]}, "a weight is not above 0"),
+    bad("data.prefix", {**MMAP, PREFIX: ["nan", "a", 1, "b"]}, "a weight is not above 0"),
     *(
         good("data.prefix", {**MMAP, PREFIX: prefix})
         for prefix in (["a"], "a", [0.5, "a", "0.5", "b"], ["a", "b"], {"train": ["a"], "test": None})
@@ -377,6 +395,15 @@ CASES = [
     ),
     good("keys.unknown", {"model.max_step": 4}, facts=Facts(("model.max_step",), SHIPPED, (), {})),
     good("keys.unknown", {"model.rotary_base": 4}, facts=Facts(("model.rotary_base",), SHIPPED, (), {})),
+    bad(
+        "engine.megatron",
+        {},
+        "training.model.activation='gleu': expected one of gelu; did you mean 'gelu'?",
+        facts=replace(
+            KNOWN, trainer_verdict="model.activation='gleu': expected one of gelu; did you mean 'gelu'?"
+        ),
+    ),
+    good("engine.megatron", {}),
     warns(
         "run.singleton",
         {},
@@ -445,7 +472,7 @@ def test_a_check_may_be_left_out() -> None:
 def test_what_is_not_known_skips_a_check() -> None:
     found = run_checks(plan_of(GPT), Facts())
     assert {finding.severity for finding in found} == {Severity.SKIPPED}
-    skipped = ["keys.unknown", "run.singleton", "secret.file", "secret.permissions"]
+    skipped = ["keys.unknown", "engine.megatron", "run.singleton", "secret.file", "secret.permissions"]
     assert [finding.id for finding in found] == skipped
 
 

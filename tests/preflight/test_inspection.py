@@ -151,3 +151,38 @@ def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:
     assert "need 16 GPUs, and it has 8" in found.message
     wider = drafted(*by_task, "+stage_cluster.training={gpus_per_node: 16, gres: null}")
     assert gather(wider).node_gpus == 16
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "training.model.optim.sched.name=Cosin",
+            "'Cosin': expected one of CosineAnnealing, WarmupAnnealing",
+        ),
+        ("+training.model.attention_backend=sdap", "'sdap': expected one of auto, transformer_engine, sdpa"),
+        ("+training.model.num_layer=3", "3: unknown key; did you mean 'training.model.num_layers'?"),
+    ],
+)
+def test_what_our_trainer_would_refuse_is_no_job(override: str, told: str) -> None:
+    made = drafted("training=gpt3/tiny", "cluster=local", override)
+    found = [one for one in inspect_draft(made, ()) if one.severity is Severity.ERROR]
+    assert [one.id for one in found] == ["engine.megatron"]
+    key = override.lstrip("+").partition("=")[0]
+    assert (found[0].key, found[0].message) == (key, f"{key}={told}{found[0].message.partition(told)[2]}")
+
+
+def test_the_trainer_is_not_heard_beside_other_mistakes_nor_by_other_engines() -> None:
+    both = ("training.model.optim.sched.name=Cosin", "training.model.global_batch_size=33")
+    ids = [one.id for one in inspect_draft(drafted("training=gpt3/tiny", "cluster=local", *both), ())]
+    assert "engine.megatron" not in ids
+    assert "batch.global" in ids
+    assert gather(drafted("training.model.optim.sched.name=Cosin")).trainer_verdict == ""
+
+
+def test_a_trainer_that_cannot_be_asked_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python3")
+    made = drafted("training=gpt3/tiny", "cluster=local")
+    assert gather(made).trainer_verdict is None
+    (found,) = [one for one in inspect_draft(made, ()) if one.id == "engine.megatron"]
+    assert found.severity is Severity.SKIPPED

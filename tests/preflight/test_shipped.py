@@ -11,7 +11,14 @@ from launcher.preflight.registry import run_checks
 from launcher.preflight.summary import summarize
 from launcher.stages.planning import plan_launch
 
-KNOWN = Facts(added_keys=(), shipped_keys=frozenset(), same_job_name=(), open_secrets={}, lost_secrets=())
+KNOWN = Facts(
+    added_keys=(),
+    shipped_keys=frozenset(),
+    same_job_name=(),
+    open_secrets={},
+    lost_secrets=(),
+    trainer_verdict="",
+)
 
 
 @pytest.mark.parametrize("size", list_options("training"))

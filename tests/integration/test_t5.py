@@ -1,0 +1,42 @@
+"""A T5 on real text, from one command: what was taken out is told better than by the tokens' frequencies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+
+@pytest.mark.slurm
+@pytest.mark.trainer
+def test_a_t5_learns_real_text_on_slurm(repository: Path, workplace: Path, sandbox: Sandbox) -> None:
+    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"], "OMP_NUM_THREADS": "1"}
+    main: list[str | Path] = [
+        sys.executable,
+        repository / "launcher" / "main.py",
+        "cluster=sandbox",
+        "training=t5/tiny",
+    ]
+    fewer = ["training.trainer.max_steps=60", "training.trainer.val_check_interval=30"]
+    done = run_command(*main, *fewer, "--follow", cwd=workplace, **conf)
+    assert "COMPLETED" in done.stdout
+
+    run = workplace / "results" / "t5_tiny"
+    lines = [json.loads(line) for line in (run / "results" / "metrics.jsonl").read_text().splitlines()]
+    (entropy,) = [line["unigram_entropy"] for line in lines if line["kind"] == "data"]
+    losses = [line["val_loss"] for line in lines if line["kind"] == "validation"]
+    assert losses[1] < losses[0]
+    assert losses[1] < entropy
+    print(f"held-out loss {losses[-1]:.3f}, unigram entropy {entropy:.3f}")
+
+    run_command(SLIPWAY, "plot", "t5_tiny", cwd=workplace, **conf)
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    refused = run_command(
+        *main, "training.model.pipeline_model_parallel_size=2", cwd=workplace, check=2, **conf
+    )
+    assert "megatron-core 0.16 has no pipeline for an encoder-decoder" in refused.stderr
