@@ -45,6 +45,8 @@ lint: .venv/test.done
 bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/launch_latency.py
 	$(BIN)/python benchmarks/perf/sweep.py
+	$(BIN)/python benchmarks/perf/train_step.py
+	$(BIN)/python benchmarks/perf/resume.py
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
