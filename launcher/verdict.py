@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from launcher.plan import Plan
 
+# The trainer lies beside the launcher, in a checkout and in an installation.
+_HOME = Path(__file__).resolve().parents[1]
 _PATIENCE_SECONDS = 30
 
 
@@ -23,7 +26,13 @@ def trainer_verdict(plan: Plan) -> str | None:
     command = [sys.executable, "-m", "trainer.config.verdict"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(asked), capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+            command,
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+            # Python looks for modules there first: for ours, and not for what the user's directory may hold.
+            cwd=_HOME,
         )
         return json.loads(done.stdout)["mistake"] or ""
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):

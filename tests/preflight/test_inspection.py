@@ -180,6 +180,12 @@ def test_the_trainer_is_not_heard_beside_other_mistakes_nor_by_other_engines() -
     assert gather(drafted("training.model.optim.sched.name=Cosin")).trainer_verdict == ""
 
 
+def test_the_trainer_is_ours_whatever_lies_in_the_users_directory(here: Path) -> None:
+    (here / "trainer").mkdir()
+    (here / "json.py").write_text("raise SystemExit('not this one')")
+    assert gather(drafted("training=gpt3/tiny", "cluster=local")).trainer_verdict == ""
+
+
 def test_a_trainer_that_cannot_be_asked_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python3")
     made = drafted("training=gpt3/tiny", "cluster=local")
