@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.plan import Job, Payload, Plan, Queue, Resources
+from launcher.preflight.facts import Facts
 from launcher.runs.paths import LaunchPaths
+
+# All is known, and there is nothing wrong with it.
+KNOWN = Facts((), frozenset(), same_job_name=(), open_secrets={}, lost_secrets=(), trainer_verdict="")
 
 GPT: dict[str, Any] = {
     "trainer": {

@@ -5,20 +5,11 @@ from __future__ import annotations
 import pytest
 
 from launcher.config.compose import compose, list_options
-from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.registry import run_checks
 from launcher.preflight.summary import summarize
 from launcher.stages.planning import plan_launch
-
-KNOWN = Facts(
-    added_keys=(),
-    shipped_keys=frozenset(),
-    same_job_name=(),
-    open_secrets={},
-    lost_secrets=(),
-    trainer_verdict="",
-)
+from tests.preflight.plans import KNOWN
 
 
 @pytest.mark.parametrize("size", list_options("training"))
