@@ -32,6 +32,8 @@ class UserError(Exception):
         What to do next: the nearest spelling, a command to run.
     """
 
+    exit_code = 2
+
     def __init__(
         self,
         message: str,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +40,11 @@ class State(enum.Enum):
     def is_good(self) -> bool:
         return self is State.COMPLETED
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the scheduler has the job: it waits, runs or ends just now. UNKNOWN is not live."""
+        return not self.is_final and self is not State.UNKNOWN
+
 
 _FINAL = {
     State.COMPLETED,
@@ -60,7 +65,9 @@ class JobStatus:
     """A job as its scheduler sees it.
 
     `reason` is the scheduler's own word (why a job waits, how it ended); `nodes` its node list; `elapsed`
-    the time it ran, as ``[D-]HH:MM:SS``; `exit_code` is ``None`` until it is known.
+    the time it ran, as ``[D-]HH:MM:SS``; `exit_code` is ``None`` until it is known. `restarts` is how often
+    the job was requeued. Of an array `tasks` has the state of each task by its number, and the other fields
+    sum them up.
     """
 
     state: State
@@ -68,18 +75,33 @@ class JobStatus:
     nodes: str | None = None
     elapsed: str | None = None
     exit_code: int | None = None
+    restarts: int = 0
+    tasks: Mapping[str, State] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A job to ask about: its id, and the launch directory in which it leaves its own marks."""
+    """A job to ask about.
+
+    `tag` was given to its script as the argument: a job of the same id without it is another one, of a Slurm
+    that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was submitted,
+    and where it runs if there is no queue.
+    """
 
     job_id: str
     launch_dir: Path
+    tag: str
+    host: str
 
 
 class NoAnswer(UserError):
     """The scheduler did not answer in time: whether it took the job is not known."""
+
+    exit_code = 3  # NOT_KNOWN of tracking.exit_codes
+
+
+class NotHeld(UserError):
+    """A job that was to be released is not held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +152,10 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it refuses.
         """
 
-    def find(self, intent: Intent) -> str | None:
-        """The id of the job that a submission became; ``None`` if the scheduler knows no such job.
+    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+        """The ids of the jobs that submissions became, by tag, in one question for all; the oldest job first.
+
+        A tag without a job is left out.
 
         Raises
         ------
@@ -139,8 +163,41 @@ class Scheduler(Protocol):
             If the scheduler cannot be asked.
         """
 
-    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
-        """The status of each job, by job id, in one question for all of them."""
+    def locate(self, job_id: str) -> Path | None:
+        """The script that a job was submitted with; ``None`` if the scheduler does not know the job.
+
+        Raises
+        ------
+        UserError
+            If the scheduler cannot be asked.
+        """
+
+    def scripts(self) -> Sequence[Path]:
+        """The scripts of this user's own jobs that the scheduler still knows; others' are passed over.
+
+        Raises
+        ------
+        UserError
+            If the scheduler cannot be asked.
+        """
+
+    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """The status of each job, by tag, in one question for all of them."""
 
     def cancel(self, job_id: str) -> None:
-        """End a job."""
+        """End a job.
+
+        Raises
+        ------
+        UserError
+            With the scheduler's own words, if it refuses; this goes for the next three too.
+        """
+
+    def save(self, job_id: str) -> None:
+        """Let a running job's payload save and leave, as its script does before a time limit."""
+
+    def hold(self, job_id: str) -> None:
+        """Keep a waiting job from starting."""
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start; `NotHeld` if it is not held."""

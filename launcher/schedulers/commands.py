@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -24,12 +25,20 @@ _LEAKS = (
     "SCANCEL_",
     "PMI_",
     "PMIX_",
+    "PYXIS_CONTAINER_",  # Pyxis takes its options from there as well
 )
 
 # The configuration of the site, where the user's shell names it.
 _KEPT = ("SLURM_CONF",)
 
-_TIMEOUT_SECONDS = 60
+# In front of what Slurm's commands complain of: their own name, or that of a function of theirs.
+_PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
+
+_TIMEOUT_SECONDS = 60.0
+# After so long somebody who waits is told what for.
+_TELL_AFTER_SECONDS = 3.0
+
+logger = logging.getLogger("launcher.schedulers")
 
 # What to do where there is none.
 WITHOUT_SLURM = (
@@ -40,6 +49,12 @@ WITHOUT_SLURM = (
 
 class Unreachable(UserError):
     """There is no scheduler here that could be asked."""
+
+
+class Silent(Unreachable):
+    """The scheduler does not answer, however often it is asked."""
+
+    exit_code = 3  # NOT_KNOWN of tracking.exit_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +120,35 @@ def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
         If the command does not exist or does not answer.
     """
     try:
-        done = subprocess.run(
+        return run(command, environment, _TIMEOUT_SECONDS, stdin)
+    except TimeoutError as error:
+        raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS:.0f} s") from error
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, stdin: str = "") -> Answer:
+    """Run a command of the cluster's, and tell the user when it takes long.
+
+    Parameters
+    ----------
+    timeout
+        In seconds; the command is ended after that.
+
+    Raises
+    ------
+    Unreachable
+        If there is no such command.
+    TimeoutError
+        If it does not answer.
+    """
+    try:
+        process = subprocess.Popen(
             command,
             env=environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
             errors="surrogateescape",  # other people's jobs may be called anything
-            timeout=_TIMEOUT_SECONDS,
         )
     except FileNotFoundError as error:
         raise Unreachable(
@@ -121,12 +157,30 @@ def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
         ) from error
     except OSError as error:
         raise Unreachable(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
-    except subprocess.TimeoutExpired as error:
-        raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS} s") from error
-    return Answer(done.returncode, done.stdout, done.stderr)
+    with process:
+        try:
+            stdout, stderr = _wait(process, command[0], timeout, stdin)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise TimeoutError(command[0]) from error
+        except BaseException:
+            process.kill()
+            raise
+    return Answer(process.returncode, stdout, stderr)
+
+
+def _wait(process: subprocess.Popen[str], name: str, timeout: float, stdin: str) -> tuple[str, str]:
+    soon = min(_TELL_AFTER_SECONDS, timeout)
+    try:
+        return process.communicate(stdin or None, timeout=soon)
+    except subprocess.TimeoutExpired:
+        if soon == timeout:
+            raise
+    logger.warning("%s has not answered for %.0f s; waiting", name, soon)
+    return process.communicate(timeout=timeout - soon)
 
 
 def words(stderr: str) -> str:
     """Slurm's message without its program's name in front of every line."""
-    lines = [re.sub(r"^\w+: (error: )?", "", line).strip() for line in stderr.splitlines()]
+    lines = [_PROGRAM.sub("", line).strip() for line in stderr.splitlines()]
     return "; ".join(line for line in lines if line) or "no reason given"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.paths import log_prefix_beside
+from launcher.runs.provenance import host
 from launcher.schedulers.base import Intent, JobStatus, State, Ticket
 from launcher.schedulers.commands import clean_environment
-from launcher.schedulers.states import from_markers
+from launcher.schedulers.states import cancelled, from_marks
 
 # The log is named after the job, whose id the shell knows first: `exec` keeps it.
 _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
@@ -25,10 +26,13 @@ class LocalScheduler:
     ----------
     in_allocation
         Whether the jobs are to use the allocation of the `salloc` that the shell is in.
+    host
+        Where the jobs run that are to be acted on; empty for this host.
     """
 
-    def __init__(self, in_allocation: bool = False) -> None:
+    def __init__(self, in_allocation: bool = False, host: str = "") -> None:
         self._in_allocation = in_allocation
+        self._host = host
 
     def validate(self, script_text: str) -> str | None:
         """Nothing can refuse a job here, nor keep it waiting."""
@@ -52,41 +56,103 @@ class LocalScheduler:
             )
         return str(pid)
 
-    def find(self, intent: Intent) -> str | None:
-        """Look for a process that runs the script with the tag."""
-        wanted = [os.fsencode(intent.script.resolve()), os.fsencode(intent.tag)]
+    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+        """Look for processes that run the scripts with their tags."""
+        wanted = {(os.fsencode(i.script.resolve()), os.fsencode(i.tag)): i.tag for i in intents}
+        found: dict[str, list[str]] = {}
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and _command(entry.name)[-2:] == wanted:
-                return entry.name
-        return None
+            pid = entry.name
+            tag = wanted.get(tuple(_command(pid)[-2:])) if pid.isdigit() else None  # type: ignore[arg-type]
+            # Subshells of a script have its arguments; they lead no session.
+            if tag is not None and _leads_session(pid):
+                found.setdefault(tag, []).append(pid)
+        return {tag: sorted(pids, key=_start) for tag, pids in found.items()}
 
-    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
-        return {ticket.job_id: _status(ticket) for ticket in tickets}
+    def locate(self, job_id: str) -> Path | None:
+        """The script of a job that still runs here."""
+        return _script(job_id)
+
+    def scripts(self) -> Sequence[Path]:
+        """The scripts of the jobs that run here, whoever's they are."""
+        pids = (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [script for pid in pids if (script := _script(pid)) is not None]
+
+    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """Look at the processes of this host; a job of another tells of itself by its marks alone."""
+        here = host()
+        return {ticket.tag: _status(ticket, here) for ticket in tickets}
 
     def cancel(self, job_id: str) -> None:
+        """Ask all processes of a job to end."""
+        self._signal(job_id, os.killpg, signal.SIGTERM)
+
+    def save(self, job_id: str) -> None:
+        """Tell a job's script to let its payload save."""
+        self._signal(job_id, os.kill, signal.SIGUSR1)
+
+    def hold(self, job_id: str) -> None:
+        """Refuse: nothing waits here."""
+        self._require_running(job_id)
+        raise UserError(f"job {job_id} has begun: without Slurm nothing waits, and nothing can be held")
+
+    def release(self, job_id: str) -> None:
+        """Refuse: nothing waits here."""
+        self._require_running(job_id)
+        raise UserError(f"job {job_id} is not held: without Slurm nothing waits")
+
+    def _signal(self, job_id: str, kill: Callable[[int, int], None], number: signal.Signals) -> None:
+        self._require_running(job_id)
         try:
-            os.killpg(int(job_id), signal.SIGTERM)
+            kill(int(job_id), number)
         except ProcessLookupError as error:
-            raise UserError(f"job {job_id} is not running") from error
+            raise UserError(f"job {job_id} is over already") from error
+        except PermissionError as error:
+            owner = _owner(job_id)
+            hint = f"the job is {owner}'s: {owner} can, or an administrator"
+            raise UserError(f"job {job_id}: permission denied", hint=hint) from error
+
+    def _require_running(self, job_id: str) -> None:
+        if self._host not in ("", host()):
+            raise UserError(f"job {job_id} runs on {self._host}, without Slurm: do this there")
+        # The number may be that of another process now.
+        if _script(job_id) is None:
+            raise UserError(f"job {job_id} is over already: there is no such process on {host()}")
 
 
-def _status(ticket: Ticket) -> JobStatus:
-    marked = from_markers(ticket.launch_dir, ticket.job_id)
+def _status(ticket: Ticket, here: str) -> JobStatus:
+    marked = from_marks(ticket.launch_dir, ticket.job_id)
     if marked is not None and marked.state.is_final:
-        return marked
+        return cancelled(marked, ticket)
+    if ticket.host not in ("", here):
+        return JobStatus(State.UNKNOWN, f"it runs on {ticket.host}, without Slurm: ask there")
     if _runs_script_of(ticket):
         return JobStatus(State.RUNNING, nodes=(marked and marked.nodes) or "localhost")
     # The mark may have been written between the two looks.
-    marked = from_markers(ticket.launch_dir, ticket.job_id)
-    if marked is not None and marked.state.is_final:
-        return marked
-    return JobStatus(State.FAILED, "the process is gone and left no mark: it was killed")
+    marked = from_marks(ticket.launch_dir, ticket.job_id)
+    if marked is None or not marked.state.is_final:
+        marked = JobStatus(State.FAILED, "the process is gone and left no mark: it was killed")
+    return cancelled(marked, ticket)
+
+
+def _script(pid: str) -> Path | None:
+    """The script of ours that a process runs."""
+    for argument in reversed(_command(pid)[-2:]):
+        if argument.endswith(b"_submission.sh"):
+            return Path(os.fsdecode(argument))
+    return None
+
+
+def _owner(pid: str) -> str:
+    try:
+        return Path(f"/proc/{int(pid)}").owner()
+    except (OSError, KeyError, ValueError):
+        return "somebody else"
 
 
 def _runs_script_of(ticket: Ticket) -> bool:
     """Whether the process is still the job's: pids are used again."""
     # Resolved: the run may be asked for through a link.
-    directory = os.fsencode(ticket.launch_dir.resolve())
+    directory = os.fsencode(ticket.launch_dir.resolve()) + b"/"
     for _ in range(100):
         command = _command(ticket.job_id)
         if command or not _is_alive(ticket.job_id):
@@ -105,8 +171,22 @@ def _command(pid: str) -> list[bytes]:
 
 def _is_alive(pid: str) -> bool:
     """Whether there is such a process, and not only what is left of one until its parent looks."""
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def _leads_session(pid: str) -> bool:
+    return _stat(pid)[3:4] == [pid]
+
+
+def _start(pid: str) -> int:
+    """When a process began, in ticks of the system's clock."""
+    return int((_stat(pid)[19:20] or ["0"])[0])
+
+
+def _stat(pid: str) -> list[str]:
+    """The fields of ``/proc/PID/stat`` that follow the command's name; empty where there is no process."""
     try:
-        stat = Path(f"/proc/{int(pid)}/stat").read_text()
+        stat = Path(f"/proc/{int(pid)}/stat").read_bytes()
     except (OSError, ValueError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return []
+    return stat.rpartition(b")")[2].decode().split()

@@ -8,13 +8,13 @@ from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.slurm import SlurmScheduler
 
 
-def scheduler_for(name: str, slurm_conf: str | None) -> Scheduler:
-    """The scheduler that `cluster.scheduler` names."""
+def scheduler_for(name: str, slurm_conf: str | None, host: str = "") -> Scheduler:
+    """The scheduler that `cluster.scheduler` names; without Slurm that of a host, by default this one."""
     if name == "slurm":
         return SlurmScheduler(slurm_conf)
-    return LocalScheduler(in_allocation=name == "allocation")
+    return LocalScheduler(in_allocation=name == "allocation", host=host)
 
 
 def open_scheduler(manifest: Manifest) -> Scheduler:
     """The scheduler that a launch was submitted to."""
-    return scheduler_for(manifest.scheduler, manifest.slurm_conf)
+    return scheduler_for(manifest.scheduler, manifest.slurm_conf, manifest.host)

@@ -1,17 +1,19 @@
-"""Slurm: submission and cancelling through submitit, states through its own commands."""
+"""Slurm: submission through submitit, all else through Slurm's own commands."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.schedulers import states
+from launcher.runs.provenance import user
+from launcher.schedulers import slurm_verbs as verbs
 from launcher.schedulers.base import Intent, JobStatus, Ticket
 from launcher.schedulers.commands import (
     WITHOUT_SLURM,
+    Answer,
+    Silent,
     Unreachable,
     ask,
     clean_environment,
@@ -19,6 +21,11 @@ from launcher.schedulers.commands import (
     leaked_variables,
     words,
 )
+from launcher.schedulers.failures import is_not_answered, is_without_configuration
+from launcher.schedulers.patience import Patience
+from launcher.schedulers.questions import Questions
+from launcher.schedulers.records import Record, by_job, script_of
+from launcher.schedulers.states import of_ticket
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -29,17 +36,26 @@ _WOULD_WAIT = (
     "Requested reservation is in use",
 )
 
+_VERB_SECONDS = 60.0
 
-# Slurm's commands are there, and no slurm.conf is.
-_NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
+# One for all, so that a controller that is silent is not asked anew for each question.
+_PATIENCE = Patience()
 
 
 class SlurmScheduler:
-    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``."""
+    """The Slurm that `slurm_conf` describes, or the site's own where it is ``None``.
 
-    def __init__(self, slurm_conf: str | None = None) -> None:
+    Parameters
+    ----------
+    patience
+        How long to wait for a controller that does not answer.
+    """
+
+    def __init__(self, slurm_conf: str | None = None, patience: Patience = _PATIENCE) -> None:
         self._slurm_conf = slurm_conf
         self._environment = clean_environment(slurm_conf)
+        self._patience = patience
+        self._questions = Questions(self._environment, patience)
 
     def validate(self, script_text: str) -> str | None:
         """Let sbatch judge the script without submitting it; see `Scheduler.validate`."""
@@ -50,11 +66,13 @@ class SlurmScheduler:
         told = words(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
             return f"as the cluster is now, the job would wait: {told}"
-        if any(sign in answer.stderr for sign in _NO_CONFIGURATION):
+        if is_without_configuration(answer.stderr):
             raise Unreachable(
                 f"there is no Slurm that this machine belongs to: {told}",
                 hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
             )
+        if is_not_answered(told):
+            raise Silent(f"Slurm does not answer: {told} (sbatch --test-only)")
         raise UserError(f"Slurm would refuse this job: {told}")
 
     def ignored_environment(self) -> list[str]:
@@ -69,62 +87,66 @@ class SlurmScheduler:
         unset = leaked_variables(os.environ)
         return submit_script(script, tag, unset=unset, slurm_conf=self._slurm_conf)
 
-    def find(self, intent: Intent) -> str | None:
-        """Look for a job whose script was given the tag, in the queue and then in the accounting."""
+    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+        """Look for jobs whose scripts were given a tag, in the queue and in the accounting."""
+        if not intents:
+            return {}
         self._require_configuration()
-        queue = ["squeue", "--noheader", "--states=all", f"--user={intent.user}"]
-        answer = ask([*queue, f"--Format={states.COMMAND_FORMAT}"], self._environment)
-        if answer.code != 0:
-            raise UserError(f"squeue failed: {words(answer.stderr)}")
-        found = states.job_with_argument(answer.stdout, intent.tag)
-        return found or self._find_accounted(intent)
+        queued = self._questions.queue_of({intent.user for intent in intents})
+        recent = self._questions.accounting_since(intents)
+        tags = {intent.tag for intent in intents}
+        found: dict[str, set[str]] = {}
+        for record in (*queued, *recent):
+            # The last word: one look-up for each job, however many there are of both.
+            tag = record.command.rpartition(" ")[2]
+            if tag in tags:
+                found.setdefault(tag, set()).add(record.of)
+        return {tag: sorted(jobs, key=_in_order) for tag, jobs in found.items()}
 
-    def _find_accounted(self, intent: Intent) -> str | None:
-        options = ["--noheader", "--parsable2", "--allocations", f"--user={intent.user}"]
-        # sacct reads a time in this machine's zone: the day before is early enough in every zone.
-        since = datetime.fromisoformat(intent.since) - timedelta(days=1)
-        options += [f"--starttime={since:%Y-%m-%d}", f"--format={states.SUBMIT_LINE_FORMAT}"]
-        answer = ask(["sacct", *options], self._environment)
-        return states.job_with_argument(answer.stdout, intent.tag) if answer.code == 0 else None
-
-    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
-        """Ask squeue once and, for jobs that it no longer knows as alive, sacct once."""
-        asked = list(tickets)
+    def locate(self, job_id: str) -> Path | None:
+        """The script of a job, from the queue or the accounting; see `Scheduler.locate`."""
         self._require_configuration()
-        live = self._squeue(asked)
-        ended = [t for t in asked if t.job_id not in live or live[t.job_id].state.is_final]
-        accounted = self._sacct(ended) if ended else {}
-        return {t.job_id: states.resolve(t, live.get(t.job_id), accounted.get(t.job_id)) for t in asked}
+        known = self._questions.queue([job_id]) or self._questions.accounting([job_id])
+        return script_of(known[-1]) if known else None
+
+    def scripts(self) -> Sequence[Path]:
+        """The scripts of this user's jobs in the queue; see `Scheduler.scripts`."""
+        self._require_configuration()
+        found = map(script_of, self._questions.queue_of({user()}))
+        return [script for script in found if script is not None]
+
+    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """Ask squeue once and, for jobs that it does not know all of, sacct once."""
+        if not tickets:
+            return {}
+        self._require_configuration()
+        live = by_job(self._questions.queue([ticket.job_id for ticket in tickets]))
+        ended = [t.job_id for t in tickets if not _queue_tells_all(t, live.get(t.job_id, ()))]
+        accounted = by_job(self._questions.accounting(ended) if ended else ())
+        blind = self._questions.unaccounted
+        return {
+            t.tag: of_ticket(t, live.get(t.job_id, ()), accounted.get(t.job_id, ()), blind) for t in tickets
+        }
 
     def cancel(self, job_id: str) -> None:
-        answer = ask(["scancel", job_id], self._environment)
-        if answer.code != 0:
-            raise UserError(f"Slurm did not cancel job {job_id}: {words(answer.stderr)}")
+        verbs.cancel(self._run, job_id, self._known(job_id))
 
-    def _squeue(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
-        jobs = ",".join(ticket.job_id for ticket in tickets)
-        command = [
-            "squeue",
-            "--noheader",
-            "--states=all",
-            f"--Format={states.SQUEUE_FORMAT}",
-            f"--jobs={jobs}",
-        ]
-        answer = ask(command, self._environment)
-        # Asked for one job alone that it has forgotten, squeue calls the id invalid; that is no failure.
-        if answer.code != 0 and "Invalid job id" not in answer.stderr:
-            raise UserError(f"squeue failed: {words(answer.stderr)}")
-        return states.parse_squeue(answer.stdout)
+    def save(self, job_id: str) -> None:
+        verbs.save(self._run, job_id, self._known(job_id))
 
-    def _sacct(self, tickets: list[Ticket]) -> Mapping[str, JobStatus]:
-        jobs = ",".join(ticket.job_id for ticket in tickets)
-        options = ["--noheader", "--parsable2", "--allocations", f"--format={states.SACCT_FORMAT}"]
-        try:
-            answer = ask(["sacct", *options, f"--jobs={jobs}"], self._environment)
-        except UserError:
-            return {}  # what squeue told of the other jobs is still good
-        # Without accounting sacct exits 1; the job's own marks are what is left to go by.
-        return states.parse_sacct(answer.stdout) if answer.code == 0 else {}
+    def hold(self, job_id: str) -> None:
+        verbs.hold(self._run, job_id, self._known(job_id))
+
+    def release(self, job_id: str) -> None:
+        verbs.release(self._run, job_id, self._known(job_id))
+
+    def _known(self, job_id: str) -> list[Record]:
+        self._require_configuration()
+        return self._questions.queue([job_id])
+
+    def _run(self, command: Sequence[str]) -> Answer:
+        # Longer than a question: what is cut short may be done all the same.
+        return self._patience.ask(command, self._environment, timeout=_VERB_SECONDS)
 
     def _require_configuration(self) -> None:
         if self._slurm_conf is not None and not Path(self._slurm_conf).exists():
@@ -132,3 +154,17 @@ class SlurmScheduler:
                 f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
                 hint="for cluster=sandbox, boot it first: slipway sandbox up",
             )
+
+
+def _queue_tells_all(ticket: Ticket, records: Sequence[Record]) -> bool:
+    """Whether the accounting has nothing to add: a job that waits or runs, and no array.
+
+    The queue forgets an array's tasks one by one.
+    """
+    ours = [record for record in records if record.has_argument(ticket.tag)]
+    return any(record.state.is_live and record.task is None for record in ours)
+
+
+def _in_order(job_id: str) -> tuple[int, str]:
+    """Ids of jobs in the order in which they were given."""
+    return (int(job_id) if job_id.isdigit() else 0, job_id)

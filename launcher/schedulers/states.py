@@ -1,192 +1,220 @@
-"""Slurm's words for a job, and the marks a job leaves itself, as one `JobStatus`.
-
-Pure functions over text that was already asked for. The text comes from these commands, in an environment
-without the user's own ``SQUEUE_*`` and ``SACCT_*``::
-
-    squeue --noheader --states=all --Format=<SQUEUE_FORMAT> --jobs=…
-    sacct --noheader --parsable2 --allocations --format=<SACCT_FORMAT> --jobs=…
-"""
+"""What the queue, the accounting and the marks of a job tell, as one `JobStatus`. Pure functions."""
 
 from __future__ import annotations
 
-import json
+import pwd
 import signal
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
-from launcher.runs.paths import EXIT_MARKER
+from launcher.runs.marks import Life, cancelled_by, read_lives
+from launcher.schedulers.arrays import declared_tasks, expand, sum_up
 from launcher.schedulers.base import JobStatus, State, Ticket
-
-# For --Format, not --format: only the long form has the exit code. A field with a suffix and no width is
-# neither padded nor cut.
-SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|"
-SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,Elapsed"
-
-# A job's id and the command line that it was submitted with: squeue's own, and that of sbatch.
-COMMAND_FORMAT = "JobArrayID:|,Command:|"
-SUBMIT_LINE_FORMAT = "JobID,SubmitLine"
-
-STARTED_MARKER = "started.json"
-
-SLURM_STATES: Mapping[str, State] = {
-    "BOOT_FAIL": State.NODE_FAIL,
-    "CANCELLED": State.CANCELLED,
-    "COMPLETED": State.COMPLETED,
-    "COMPLETING": State.COMPLETING,
-    "CONFIGURING": State.PENDING,
-    "DEADLINE": State.DEADLINE,
-    "FAILED": State.FAILED,
-    "NODE_FAIL": State.NODE_FAIL,
-    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
-    "PENDING": State.PENDING,
-    "PREEMPTED": State.PREEMPTED,
-    "REQUEUED": State.PENDING,
-    "REQUEUE_FED": State.PENDING,
-    "REQUEUE_HOLD": State.PENDING,
-    "RESIZING": State.RUNNING,
-    "RESV_DEL_HOLD": State.PENDING,
-    "REVOKED": State.CANCELLED,
-    "RUNNING": State.RUNNING,
-    "SIGNALING": State.RUNNING,
-    "SPECIAL_EXIT": State.FAILED,
-    "STAGE_OUT": State.COMPLETING,
-    "STOPPED": State.SUSPENDED,
-    "SUSPENDED": State.SUSPENDED,
-    "TIMEOUT": State.TIMEOUT,
-}
+from launcher.schedulers.records import LAUNCH_FAILURE, Record
+from launcher.schedulers.words import plain_word, why_waiting
 
 # What our trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
 EXIT_INTERRUPTED = 75
 INTERRUPTED_REASON = "saved before its end: launching again continues"
 
-_NOTHING = {"", "None", "(null)", "N/A", "None assigned", "Unknown", "INVALID"}
+ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
+_FORGOTTEN = "the scheduler does not know this job"
+_NOT_BEGUN = JobStatus(State.UNKNOWN, "it has not begun, as far as its marks tell")
 
 
-def parse_squeue(text: str) -> dict[str, JobStatus]:
-    """Read squeue's answer in `SQUEUE_FORMAT`; the keys are job ids, ``9_2`` for a task of an array."""
-    found = {}
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split("|")]
-        if len(parts) >= 6 and parts[0]:
-            job_id, state, reason, nodes, elapsed, code = parts[:6]
-            found[job_id] = _status(state, reason, nodes, elapsed, _wait_status(code))
-    return found
+def status_of(record: Record) -> JobStatus:
+    """One record as a status."""
+    state, code = record.state, record.exit_code
+    if state is State.UNKNOWN:
+        told = f"Slurm says {record.word!r}"
+        return JobStatus(state, told, record.nodes, record.elapsed, restarts=record.restarts)
+    if not state.is_final or state is State.DEADLINE:
+        code = None
+    elif code == 0 and not state.is_good:
+        code = None  # Slurm has no exit code for a job that it ended itself, and prints a zero
+    state = _interrupted_if_saved(state, code)
+    reason = _reason(state, record, code)
+    return JobStatus(state, reason, record.nodes, record.elapsed, code, record.restarts)
 
 
-def parse_sacct(text: str) -> dict[str, JobStatus]:
-    """Read sacct's answer in `SACCT_FORMAT`. The steps of a job (``12.batch``) are passed over."""
-    found = {}
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split("|")]
-        if len(parts) >= 6 and parts[0] and "." not in parts[0]:
-            job_id, state, code, reason, nodes, elapsed = parts[:6]
-            # sacct's reason is why the job once waited; it says nothing about how the job ended.
-            waits = state.startswith(("PENDING", "REQUEUED"))
-            found[job_id] = _status(state, reason if waits else "", nodes, elapsed, _exit_and_signal(code))
-    return found
-
-
-def job_with_argument(text: str, argument: str) -> str | None:
-    """The id of the job whose command line ends with an argument.
-
-    `text` is squeue's answer in `COMMAND_FORMAT` or sacct's in `SUBMIT_LINE_FORMAT`.
-    """
-    for line in text.splitlines():
-        job_id, _, command = line.strip().partition("|")
-        if command.removesuffix("|").endswith(f" {argument}"):
-            return job_id.strip()
-    return None
-
-
-def from_markers(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
+def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
     """What the job itself left in its launch directory; ``None`` where it left nothing.
 
-    A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed.
+    A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
+    of an array that has not begun.
 
     Parameters
     ----------
     job_id
         Marks of another job are passed over.
     """
-    started = _marker(launch_dir / STARTED_MARKER, job_id)
-    ended = _marker(launch_dir / EXIT_MARKER, job_id)
-    began = _number(started, "started")
-    nodes = str(started["nodes"]) if started.get("nodes") else None
-    # A requeued job starts again beside the exit mark of its first life.
-    if ended and not (began and began > (_number(ended, "ended") or began)):
-        return _ended(ended, began, nodes)
-    if started:
-        return JobStatus(State.UNKNOWN, "it started, and recorded no end", nodes)
-    return None
+    marked = _marked(launch_dir, job_id)
+    if None in marked or not marked:
+        return marked.get(None)
+    tasks = {number: status for number, status in marked.items() if number is not None}
+    return sum_up({**dict.fromkeys(declared_tasks(launch_dir), _NOT_BEGUN), **tasks})
 
 
-def started_job(launch_dir: Path) -> str | None:
-    """The id of the job that began in a launch directory, as its own mark tells it."""
-    job_id = _marker(launch_dir / STARTED_MARKER, None).get("job_id")
-    return str(job_id) if job_id else None
+def cancelled(status: JobStatus, ticket: Ticket) -> JobStatus:
+    """A job that is gone, as one that was cancelled, if it was: its own marks cannot tell."""
+    by = cancelled_by(ticket.launch_dir, ticket.job_id)
+    if by is None or status.state not in (State.UNKNOWN, State.FAILED, State.CANCELLED):
+        return status
+    return replace(status, state=State.CANCELLED, reason=f"by {by}")
 
 
-def resolve(ticket: Ticket, live: JobStatus | None, accounted: JobStatus | None) -> JobStatus:
+def of_ticket(
+    ticket: Ticket, live: Sequence[Record], accounted: Sequence[Record], blind: str | None = None
+) -> JobStatus:
+    """What a job is, by all that Slurm tells of its id, and by its marks.
+
+    A record without the ticket's tag is of another job: Slurm counts anew, or it is another Slurm.
+
+    Parameters
+    ----------
+    live
+        What squeue said of the id.
+    accounted
+        The same of sacct, each life of the job, in their order.
+    blind
+        Why the accounting could not be asked.
+    """
+    ours = [record for record in live if record.has_argument(ticket.tag)]
+    # The accounting learns a job's command and directory late; before Slurm 21.08 it has no commands.
+    accounted = [record for record in accounted if record.command or record.work_dir]
+    past = [record for record in accounted if not record.command or record.has_argument(ticket.tag)]
+    if ours or past:
+        told = _of_job(ticket, ours, past)
+        # The queue does not know by whom.
+        return cancelled(told, ticket) if told.state is State.CANCELLED and not told.reason else told
+    is_another = bool(live or accounted)
+    forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
+    marked = from_marks(ticket.launch_dir, ticket.job_id)
+    return cancelled(marked or JobStatus(State.UNKNOWN, ANOTHER_JOB if is_another else forgotten), ticket)
+
+
+def _of_job(ticket: Ticket, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
+    """What a job is that Slurm knows."""
+    marked = _marked(ticket.launch_dir, ticket.job_id) if not _is_alive(live) else {}
+    by_live, by_past = _by_task(live), _by_task(past)
+    numbers = {*by_live, *by_past, *marked}
+    if numbers == {None}:
+        return resolve(by_live.get(None), by_past.get(None), marked.get(None))
+    tasks = {
+        number: resolve(by_live.get(number), by_past.get(number), marked.get(number))
+        for number in numbers
+        if number is not None
+    }
+    # Slurm keeps no record of a task that was cancelled by its number before it began.
+    missing = JobStatus(State.CANCELLED, "before it began")
+    return sum_up({**dict.fromkeys(declared_tasks(ticket.launch_dir), missing), **tasks})
+
+
+def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStatus | None) -> JobStatus:
     """Decide between the queue, the accounting and the job's own marks.
 
     The queue is believed while it says that the job waits or runs; then the accounting, then the queue's
     memory of jobs that ended lately (``MinJobAge``), then the marks. What nobody can tell is UNKNOWN.
 
-    Parameters
-    ----------
-    live
-        What squeue said of the job; ``None`` if it was not asked or does not know the job.
-    accounted
-        The same of sacct.
+    Each is ``None`` where it was not asked, or does not know the job.
     """
-    if live and not live.state.is_final and live.state is not State.UNKNOWN:
+    if live and live.state.is_live:
         return live
-    marked = from_markers(ticket.launch_dir, ticket.job_id)
+    # Who is late tells of an earlier life, before a requeue.
+    newest = max((told.restarts for told in (live, accounted, marked) if told), default=0)
     for told in (accounted, live, marked):
-        if told and told.state.is_final:
-            return _filled(told, live, marked)
-    if accounted and accounted.state is not State.UNKNOWN:
-        # Slurm leaves "runaway" jobs behind that the accounting believes alive for ever.
+        if told and told.state.is_final and told.restarts == newest:
+            return _with_code(_filled(told, live, accounted, marked), marked, live)
+    if accounted and accounted.state.is_live:
+        # Slurm leaves "runaway" jobs behind that the accounting believes alive for ever; and it is late.
         word = accounted.state.value
         return replace(accounted, state=State.UNKNOWN, reason=f"accounted {word}, but not in the queue")
-    return marked or live or JobStatus(State.UNKNOWN, "the scheduler does not know this job")
+    if marked and marked.restarts == newest and not marked.state.is_final:
+        return marked
+    if newest:
+        return JobStatus(State.UNKNOWN, "it was requeued, and not seen since", restarts=newest)
+    return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
+
+
+def _is_alive(records: Sequence[Record]) -> bool:
+    """Whether the queue tells all: of an array that is not so, because it forgets tasks that have ended."""
+    return any(record.state.is_live and record.task is None for record in records)
+
+
+def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
+    """The last life of each task, under ``None`` that of a job without tasks."""
+    found: dict[int | None, JobStatus] = {}
+    lives: dict[int | None, int] = {}
+    for record in records:
+        numbers: list[int | None] = [None] if record.task is None else [*expand(record.task)]
+        for number in numbers:
+            lives[number] = lives.get(number, -1) + 1
+            status = status_of(record)
+            found[number] = replace(status, restarts=max(status.restarts, lives[number]))
+    return found
+
+
+def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]:
+    """The last life of each task by its marks; of several jobs' that of the last one."""
+    lives = read_lives(launch_dir, job_id)
+    last = lives[-1].job_id.partition("_")[0] if lives else None
+    found: dict[int | None, JobStatus] = {}
+    for life in lives:
+        if life.job_id.partition("_")[0] == last and (life.task is None or life.task.isdigit()):
+            found[int(life.task) if life.task else None] = _of_life(life)
+    return found
 
 
 def _filled(status: JobStatus, *others: JobStatus | None) -> JobStatus:
     """Fill what one source does not tell from the others, unless they tell of another ending."""
     for other in others:
-        if other and other.state is status.state:
+        if other and (other.state, other.restarts) == (status.state, status.restarts):
             missing = {f.name for f in fields(JobStatus) if getattr(status, f.name) is None}
             status = replace(status, **{name: getattr(other, name) for name in missing})
     return status
 
 
-def _status(word: str, reason: str, nodes: str, elapsed: str, code: int | None) -> JobStatus:
-    name = word.split()[0].rstrip("+") if word else ""
-    state = SLURM_STATES.get(name, State.UNKNOWN)
-    if state is State.UNKNOWN:
-        return JobStatus(state, f"Slurm says {word!r}", _told(nodes), _told(elapsed))
-    if not state.is_final:
-        code = None
-    elif code == 0 and not state.is_good:
-        code = None  # Slurm has no exit code for a job that it ended itself, and prints a zero
-    state = _interrupted_if_saved(state, code)
-    return JobStatus(state, _reason(state, word, reason, code), _told(nodes), _clock(elapsed), code)
+def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
+    """The exit code as the job itself or the queue has it: sacct takes 128 from those above."""
+    if status.state not in (State.FAILED, State.INTERRUPTED):
+        return status
+    for other in better:
+        if other and other.exit_code and other.restarts == status.restarts:
+            state = _interrupted_if_saved(State.FAILED, other.exit_code)
+            reason = INTERRUPTED_REASON if state is State.INTERRUPTED else exit_reason(other.exit_code)
+            return replace(status, state=state, reason=reason, exit_code=other.exit_code)
+    return status
 
 
-def _reason(state: State, word: str, reason: str, code: int | None) -> str | None:
+def _reason(state: State, record: Record, code: int | None) -> str | None:
+    word = plain_word(record.word)
+    other = None if word == state.value else word  # Slurm's own, where the state does not say it
     if state is State.CANCELLED:
         # What the queue still shows is why the job waited before it was cancelled.
-        return word.partition(" ")[2] or None
-    if state is State.PENDING and word in ("CONFIGURING", "REQUEUE_HOLD"):
-        return word
+        return _who(record.word.partition(" ")[2]) or other
+    if state is State.PENDING:
+        return why_waiting(record.word, record.reason)
     if state is State.INTERRUPTED:
         return INTERRUPTED_REASON
-    if state is State.FAILED and code and reason in _NOTHING | {"NonZeroExitCode"}:
+    if state is State.FAILED and code:
         return exit_reason(code)
-    return _told(reason)
+    if state is State.FAILED and record.reason == LAUNCH_FAILURE:
+        return f"{LAUNCH_FAILURE}: Slurm could not start the script; is the directory of its log there?"
+    if state.is_live or record.work_dir is not None:
+        return other  # sacct's reason is why the job once waited; it says nothing about how it ended
+    return record.reason or other
+
+
+def _who(word: str) -> str | None:
+    """Name the user in ``by 1000``."""
+    by, _, uid = word.partition(" ")
+    if by != "by" or not uid.isdigit():
+        return word or None
+    try:
+        return f"by {pwd.getpwuid(int(uid)).pw_name}"
+    except (KeyError, OverflowError):
+        return word
 
 
 def _interrupted_if_saved(state: State, code: int | None) -> State:
@@ -201,61 +229,16 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-def _told(text: str) -> str | None:
-    return None if text in _NOTHING else text
-
-
-def _wait_status(text: str) -> int | None:
-    """Turn squeue's raw wait status into what a shell would show: 768 is 3, 9 is 137."""
-    if not text.isdigit():
-        return None
-    status = int(text)
-    return 128 + (status & 0x7F) if status & 0x7F else status >> 8
-
-
-def _exit_and_signal(text: str) -> int | None:
-    """Turn ``exit:signal`` into what a shell would show."""
-    code, _, number = text.partition(":")
-    if not (code.isdigit() and number.isdigit()):
-        return None
-    return 128 + int(number) if int(number) else int(code)
-
-
-def _clock(text: str) -> str | None:
-    """Bring ``[D-][[HH:]MM:]SS`` to ``[D-]HH:MM:SS``."""
-    days, dash, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdigit() for part in parts) or len(parts) > 3:
-        return None
-    padded = [part.zfill(2) for part in ["0"] * (3 - len(parts)) + parts]
-    return f"{days}{dash}{':'.join(padded)}"
-
-
-def _marker(path: Path, job_id: str | None) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict) or (job_id and str(content.get("job_id", job_id)) != job_id):
-        return {}
-    return content
-
-
-def _number(content: Mapping[str, Any], key: str) -> float | None:
-    value = content.get(key)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _ended(marker: Mapping[str, Any], began: float | None, nodes: str | None) -> JobStatus:
-    code = _number(marker, "exit_code")
+def _of_life(life: Life) -> JobStatus:
+    code = life.exit_code
     if code is None:
-        return JobStatus(State.UNKNOWN, f"{EXIT_MARKER} holds no exit code", nodes)
-    ended = _number(marker, "ended")
+        return JobStatus(State.UNKNOWN, "it started, and recorded no end", life.nodes, restarts=life.number)
     elapsed = None
-    if began is not None and ended is not None:
-        days, seconds = divmod(int(ended - began), 86400)
+    if life.started is not None and life.ended is not None:
+        days, seconds = divmod(int(life.ended - life.started), 86400)
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         elapsed = f"{days}-{clock}" if days else clock
-    state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, int(code))
-    reason = exit_reason(int(code)) if state is State.FAILED else None
-    return JobStatus(state, _reason(state, "", reason or "", int(code)), nodes, elapsed, int(code))
+    state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
+    reason = exit_reason(code) if state is State.FAILED else None
+    reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
+    return JobStatus(state, reason, life.nodes, elapsed, code, life.number)

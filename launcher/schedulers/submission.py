@@ -5,7 +5,10 @@ The hooks used here are private to submitit: tests/test_submission.py is the con
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +19,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer
 from launcher.schedulers.commands import words
+from launcher.schedulers.failures import is_not_answered
 
-# sbatch's words for a controller that said nothing; it may have taken the job.
-_LOST = re.compile("timed out|connect|communicat|Zero Bytes|standby|Transport|reset by peer", re.IGNORECASE)
+# What sbatch says of a job that Slurm took; a site's wrapper may say more around it.
+_TAKEN = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
 
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
@@ -39,6 +43,13 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
     def submit_script(self) -> str:
         """Submit, and return the job's id."""
         return str(self._submit_command("").job_id)
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        taken = _TAKEN.search(string if isinstance(string, str) else string.decode(errors="replace"))
+        if taken is None:
+            raise FailedSubmissionError("no id of a job")
+        return taken[1]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script.read_text(encoding="utf-8")
@@ -69,14 +80,32 @@ def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str 
         With Slurm's own words, if it refuses.
     """
     try:
-        # Not beside the script: submitit would read a % in the name of a run's directory.
-        with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+        # Not beside the script: submitit would read a % in the name of a run's directory. What sbatch says of
+        # a failure it prints; so do we, once it is known what it means.
+        folders = tempfile.TemporaryDirectory(prefix="slipway-")
+        with folders as folder, contextlib.redirect_stderr(io.StringIO()):
             return SbatchExecutor(folder, script, tag, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
-        lines = [line for line in str(error).splitlines() if line.startswith("sbatch: ")]
-        told = words("\n".join(lines) or str(error))
-        if lines and not _LOST.search(told):
-            raise UserError(f"Slurm refused the job: {told}") from error
-        raise NoAnswer(f"Slurm did not answer: {told}") from error
+        return _id_all_the_same(error)
     except OSError as error:  # submitit's own copy, before or after sbatch had the job
         raise NoAnswer(f"cannot write into {tempfile.gettempdir()} (TMPDIR): {error.strerror}") from error
+
+
+def _id_all_the_same(error: Exception) -> str:
+    """The id that sbatch told before something else failed; else raise what the failure means."""
+    failed = error.__cause__
+    if not isinstance(failed, subprocess.CalledProcessError):
+        raise NoAnswer("Slurm did not answer: sbatch ended without telling the id of a job") from error
+    taken = _TAKEN.search(failed.stdout or "")
+    if taken:
+        return taken[1]
+    # A shell gives 128 and the signal's number; sbatch itself ends with 1, or with 255 over its options.
+    if failed.returncode < 0 or 128 < failed.returncode < 255:
+        raise NoAnswer("Slurm did not answer: sbatch was killed") from error
+    lines = [line for line in str(error).splitlines() if line.startswith("sbatch: ")]
+    told = words("\n".join(lines) or str(error)).removeprefix("Batch job submission failed: ")
+    # Without a complaint of sbatch's own it was something around it that failed.
+    complains = any(not line.startswith("sbatch: warning: ") for line in lines)
+    if not complains or is_not_answered(told):
+        raise NoAnswer(f"Slurm did not answer: {told}") from error
+    raise UserError(f"Slurm refused the job: {told}") from error

@@ -1,0 +1,102 @@
+"""Job arrays: the numbers of their tasks, and what these are together.
+
+A launch that is an array is one training several times, one task after another: pure functions alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.schedulers.base import JobStatus, State
+
+# More than Slurm allows (MaxArraySize is 4,000,001 at most); what is read may be anything.
+_MOST_TASKS = 5_000_000
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_HEADER = re.compile(r"^#SBATCH --array=[\"']?([-0-9,:]+)", re.MULTILINE)
+
+_IN_TURN = "JobArrayTaskLimit"
+
+# Of several tasks that live, the first of these is what the array is.
+_LIVE = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.PENDING)
+
+
+def expand(numbers: str) -> list[int]:
+    """The numbers of tasks: ``0-2,7`` and ``0-8:4`` as lists. What is no number is passed over."""
+    found: list[int] = []
+    for part in numbers.split(","):
+        match = _RANGE.fullmatch(part)
+        if match:
+            first, last, step = (int(text) if text else None for text in match.groups())
+            assert first is not None
+            numbers_ = range(first, (first if last is None else last) + 1, step or 1)
+            found += numbers_[: _MOST_TASKS - len(found)]
+    return found
+
+
+def declared_tasks(launch_dir: Path) -> list[int]:
+    """The numbers of the tasks that a launch's script asks for; none if it is no array."""
+    for script in launch_dir.glob("*_submission.sh"):
+        try:
+            with script.open(encoding="utf-8", errors="replace") as stream:
+                found = _HEADER.search(stream.read(65536))
+        except OSError:
+            continue
+        if found:
+            return expand(found[1])
+    return []
+
+
+def sum_up(tasks: Mapping[int, JobStatus]) -> JobStatus:
+    """What an array is, by what its tasks are.
+
+    It runs or waits while one of them does. Otherwise it is UNKNOWN if one of them is, because that one may
+    run; then the first that went wrong decides. What a task saved before its end a later one went on with.
+    """
+    ordered = dict(sorted(tasks.items()))
+    decisive = ordered[_decisive(ordered)]
+    counted = Counter(status.state.value for status in ordered.values())
+    reason = "tasks: " + ", ".join(f"{count} {state}" for state, count in counted.items())
+    waiting = next((status for status in ordered.values() if status.state is State.PENDING), None)
+    # That the tasks wait for each other is what such an array is for.
+    is_held_up = waiting is not None and not (waiting.reason or "").startswith(_IN_TURN)
+    telling = waiting if is_held_up and decisive.state.is_live else decisive
+    if telling and telling.reason and not telling.state.is_good:
+        numbers = [number for number, status in ordered.items() if status == telling]
+        reason += f"; {compress(numbers)}: {telling.reason}"
+    told = {str(number): status.state for number, status in ordered.items()}
+    if not decisive.state.is_live and decisive.nodes is None:
+        # It was cancelled before it began, say: where and how long it ran is another's.
+        ran = next((status for status in reversed(ordered.values()) if status.nodes), decisive)
+        decisive = replace(decisive, nodes=ran.nodes, elapsed=ran.elapsed)
+    return replace(decisive, reason=reason, tasks=told)
+
+
+def compress(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: ``0-2,7``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _decisive(tasks: Mapping[int, JobStatus]) -> int:
+    """The number of the task whose state is that of the array."""
+    for state in (*_LIVE, State.UNKNOWN):
+        for number, status in tasks.items():
+            if status.state is state:
+                return number
+    wrong = [number for number, status in tasks.items() if not status.state.is_good]
+    worse = [number for number in wrong if tasks[number].state is not State.INTERRUPTED]
+    if worse:
+        return worse[0]
+    last = list(tasks)[-1]
+    # What one saved a later one went on with.
+    completed = [number for number in tasks if number not in wrong]
+    return completed[-1] if completed and (not wrong or completed[-1] > wrong[-1]) else last

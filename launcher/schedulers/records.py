@@ -1,0 +1,198 @@
+"""What squeue and sacct print, line by line, as records of jobs.
+
+Pure functions over text that was already asked for, in an environment without the user's own ``SQUEUE_*`` and
+``SACCT_*``::
+
+    squeue --noheader --states=all --Format=<SQUEUE_FORMAT> --jobs=…
+    sacct --noheader --parsable2 --delimiter=<SEPARATOR> --allocations --duplicates --format=<SACCT_FORMAT> …
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.schedulers.base import State
+from launcher.schedulers.words import state_of
+
+# The unit separator: reasons and commands may hold any character that can be typed, lines' ends among them.
+SEPARATOR = "\x1f"
+
+# For --Format, not --format: only the long form has the exit code. A field with a suffix and no width is
+# neither padded nor cut. The command comes last, because it may hold anything.
+_SQUEUE = (
+    *("JobArrayID", "JobID", "State", "Reason", "NodeList"),
+    *("TimeUsed", "exit_code", "RestartCnt", "UserName", "Command"),
+)
+SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _SQUEUE)
+_SACCT = (
+    *("JobID", "JobIDRaw", "State", "Reason", "NodeList"),
+    *("Elapsed", "ExitCode", "Submit", "User", "WorkDir", "SubmitLine"),
+)
+SACCT_FORMAT = ",".join(_SACCT)
+# SubmitLine came with Slurm 21.08.
+SACCT_OLD_FORMAT = ",".join(_SACCT[:-1])
+
+# Slurm's word for a script that it could not start, and the signal, which is none, that it tells it by.
+LAUNCH_FAILURE = "JobLaunchFailure"
+_LAUNCH_FAILED = 53
+# The signals of Linux; numbers above are Slurm's own, such as 125 for memory that ran out.
+_SIGNALS = range(1, 65)
+
+_NOTHING = {"", "None", "(null)", "N/A", "None assigned", "Unknown", "INVALID"}
+_JOB_ID = re.compile(r"(\d+)(?:\+\d+)?(?:_(\d+|\[[-0-9,:]+(?:%\d+)?(?:\.\.\.)?\]?))?")
+_SCRIPT = re.compile(r"(\S.*?_submission\.sh)(?= |\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A job, a task of an array, several that wait together (``9_[3-5%1]``), or one life of these.
+
+    `word` and `reason` are Slurm's; `raw_id` is what Slurm's commands take for this one alone; `command` is
+    the script with its arguments; in the accounting, where `work_dir` is known, sbatch with its.
+    `exit_code` is what a shell would show.
+    """
+
+    job_id: str
+    raw_id: str
+    word: str
+    reason: str | None
+    nodes: str | None
+    elapsed: str | None
+    exit_code: int | None
+    restarts: int
+    user: str
+    command: str
+    work_dir: str | None = None
+
+    @property
+    def state(self) -> State:
+        return state_of(self.word)
+
+    @property
+    def of(self) -> str:
+        """The id of the job, or of the array that the task is one of."""
+        return self.job_id.partition("_")[0]
+
+    @property
+    def task(self) -> str | None:
+        """The numbers of the array's tasks, ``2`` or ``3-5``; ``None`` of a job that is no array."""
+        task = self.job_id.partition("_")[2].strip("[]").partition("%")[0]
+        return task or None
+
+    def has_argument(self, tag: str) -> bool:
+        """Whether the last argument of the script is this."""
+        return self.command.endswith(f" {tag}")
+
+
+def parse_squeue(text: str) -> list[Record]:
+    """Read squeue's answer in `SQUEUE_FORMAT`. What is no record is passed over."""
+    found = []
+    for parts in _rows(text, len(_SQUEUE)):
+        job_id, raw_id, word, reason, nodes, elapsed, code, restarts, user, command = parts
+        found.append(
+            Record(
+                job_id,
+                raw_id,
+                word,
+                _told(reason),
+                _told(nodes),
+                clock(elapsed),
+                _wait_status(code),
+                int(restarts) if restarts.isdigit() else 0,
+                user,
+                # What follows is none of Slurm's: a notice that a site's wrapper prints.
+                command.rpartition(SEPARATOR)[0] or command,
+            )
+        )
+    return found
+
+
+def parse_sacct(text: str) -> list[Record]:
+    """Read sacct's answer in `SACCT_FORMAT` or `SACCT_OLD_FORMAT`: all lives of each job, oldest first."""
+    found = []
+    for parts in _rows(text, len(_SACCT)):
+        job_id, raw_id, word, reason, nodes, elapsed, code, submit, user, work_dir, command = parts
+        record = Record(
+            job_id,
+            raw_id,
+            word,
+            LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _told(reason),
+            _told(nodes),
+            clock(elapsed),
+            _exit_and_signal(code),
+            0,
+            user,
+            command,
+            work_dir,
+        )
+        found.append((submit, record))
+    # Slurm writes a new submit time for each life.
+    return [record for _, record in sorted(found, key=lambda item: item[0])]
+
+
+def by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by the id of their job or array."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.of, []).append(record)
+    return found
+
+
+def script_of(record: Record) -> Path | None:
+    """The script that a job was submitted with; ``None`` if it is none of Slipway's."""
+    if record.work_dir is None:
+        found = _SCRIPT.match(record.command)
+        return Path(found[1]) if found else None
+    # sbatch and its options come first: the last word from which a path can be read.
+    starts = [match.end() for match in re.finditer(" ", record.command)]
+    matches = [match for start in starts if (match := _SCRIPT.match(record.command, start))]
+    whole = [match[1] for match in matches if match[1].startswith("/")]
+    if whole:
+        return Path(whole[-1])
+    return Path(record.work_dir, matches[-1][1]) if matches else None
+
+
+def _rows(text: str, fields: int) -> Iterator[list[str]]:
+    """Split into rows; a line that does not begin like a job is the rest of the command before it."""
+    rows: list[list[str]] = []
+    for line in text.split("\n"):
+        parts = line.split(SEPARATOR, fields - 1)
+        if len(parts) >= fields - 1 and _JOB_ID.fullmatch(parts[0].strip()):
+            rows.append([*(part.strip() for part in parts[: fields - 1]), *parts[fields - 1 :]])
+        elif rows and len(rows[-1]) == fields and line:
+            rows[-1][-1] += f"\n{line}"
+    return (row if len(row) == fields else [*row, ""] for row in rows)
+
+
+def _told(text: str) -> str | None:
+    return None if text in _NOTHING else text
+
+
+def _wait_status(text: str) -> int | None:
+    """Turn squeue's raw wait status into what a shell would show: 768 is 3, 9 is 137."""
+    return _as_shell(int(text) >> 8, int(text) & 0x7F) if text.isdigit() else None
+
+
+def _exit_and_signal(text: str) -> int | None:
+    """Turn ``exit:signal`` into what a shell would show."""
+    code, _, number = text.partition(":")
+    return _as_shell(int(code), int(number)) if code.isdigit() and number.isdigit() else None
+
+
+def _as_shell(code: int, number: int) -> int | None:
+    if number == 0:
+        return code
+    return 128 + number if number in _SIGNALS and number != _LAUNCH_FAILED else None
+
+
+def clock(text: str) -> str | None:
+    """Bring ``[D-][[HH:]MM:]SS`` to ``[D-]HH:MM:SS``."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts) or len(parts) > 3:
+        return None
+    padded = [part.zfill(2) for part in ["0"] * (3 - len(parts)) + parts]
+    return f"{days}{dash}{':'.join(padded)}"

@@ -1,0 +1,109 @@
+"""Slurm's words: the states of a job, and why one waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.schedulers.base import State
+
+# From JOB STATE CODES of the manual pages of squeue and sacct, Slurm 22.05 to 25.05, and the states that
+# slurm.h names besides.
+SLURM_STATES: Mapping[str, State] = {
+    "BOOT_FAIL": State.NODE_FAIL,
+    "CANCELLED": State.CANCELLED,
+    "COMPLETED": State.COMPLETED,
+    "COMPLETING": State.COMPLETING,
+    "CONFIGURING": State.PENDING,
+    "DEADLINE": State.DEADLINE,
+    "EXPEDITING": State.PENDING,
+    "FAILED": State.FAILED,
+    "LAUNCH_FAILED": State.FAILED,
+    "NODE_FAIL": State.NODE_FAIL,
+    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
+    "PENDING": State.PENDING,
+    "POWER_UP_NODE": State.PENDING,
+    "PREEMPTED": State.PREEMPTED,
+    "RECONFIG_FAIL": State.NODE_FAIL,
+    "REQUEUED": State.PENDING,
+    "REQUEUE_FED": State.PENDING,
+    "REQUEUE_HOLD": State.PENDING,
+    "RESIZING": State.RUNNING,
+    "RESV_DEL_HOLD": State.PENDING,
+    "REVOKED": State.CANCELLED,
+    "RUNNING": State.RUNNING,
+    "SIGNALING": State.RUNNING,
+    # Requeued and held: Slurm still has the job.
+    "SPECIAL_EXIT": State.PENDING,
+    "STAGE_OUT": State.COMPLETING,
+    "STOPPED": State.SUSPENDED,
+    "SUSPENDED": State.SUSPENDED,
+    "TIMEOUT": State.TIMEOUT,
+    "UPDATE_DB": State.PENDING,
+}
+
+_HELD = "held, `slipway release RUN` lets it go"
+
+# Why a job waits, where Slurm's word alone leaves a user asking what to do.
+_PLAIN: Mapping[str, str] = {
+    "AssocGrpGRES": "its account's share of GPUs is in use",
+    "AssociationJobLimit": "its account has as many jobs as it may",
+    "BadConstraints": "no node can ever do what it asks for, `slipway cancel RUN`",
+    "BeginTime": "its time to begin has not come; after a requeue that takes two minutes",
+    "Dependency": "it waits for another job",
+    "DependencyNeverSatisfied": "what it waits for cannot happen any more, `slipway cancel RUN`",
+    "InvalidAccount": "its account is not valid, cluster.account",
+    "InvalidQOS": "its quality of service is not valid, cluster.qos",
+    "JobArrayTaskLimit": "the tasks before it come first",
+    "JobHeldAdmin": "held by an administrator, who alone can release it",
+    "JobHeldUser": _HELD,
+    "PartitionDown": "its partition takes no jobs now",
+    "PartitionInactive": "its partition starts no jobs now",
+    "PartitionNodeLimit": "it asks for more nodes than its partition has or gives",
+    "PartitionTimeLimit": "it asks for more time than its partition gives",
+    "Priority": "other jobs come first",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs as you may at a time",
+    "ReqNodeNotAvail": "nodes that it asks for are down, drained or reserved",
+    "Resources": "it is next, and waits for nodes",
+    "job requeued in held state": _HELD,
+    "launch failed requeued held": _HELD,
+}
+
+# The same of states that are not what the table above makes of them.
+_PLAIN_STATES: Mapping[str, str] = {
+    "CONFIGURING": "its nodes are being made ready",
+    "REQUEUE_HOLD": f"requeued and {_HELD}",
+    "RESV_DEL_HOLD": f"its reservation is gone; {_HELD}",
+    "SPECIAL_EXIT": f"its site requeued it for how it ended; {_HELD}",
+}
+
+HELD_BY_USER = ("JobHeldUser",)
+HELD_BY_ADMIN = ("JobHeldAdmin",)
+
+
+def state_of(word: str) -> State:
+    """The state that Slurm's word stands for; ``CANCELLED by 1000`` and ``CANCELLED+`` are one."""
+    return SLURM_STATES.get(plain_word(word), State.UNKNOWN)
+
+
+def plain_word(word: str) -> str:
+    """A state's word alone, without who, and without the flags that may follow it."""
+    return word.replace(",", " ").split()[0].rstrip("+") if word.strip(", ") else ""
+
+
+def why_waiting(word: str, reason: str | None) -> str | None:
+    """Why a job waits: Slurm's word first, and what it means where that helps.
+
+    Parameters
+    ----------
+    word
+        Slurm's word for the state.
+    reason
+        Slurm's word for the reason; ``None`` if it has none.
+    """
+    state = plain_word(word)
+    if state in _PLAIN_STATES:
+        return f"{state}: {_PLAIN_STATES[state]}"
+    if reason is None:
+        return None if state == "PENDING" else state
+    plain = _PLAIN.get(reason) or _PLAIN.get(reason.partition(",")[0])
+    return f"{reason}: {plain}" if plain else reason

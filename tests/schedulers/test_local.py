@@ -1,0 +1,124 @@
+"""Jobs of this machine without Slurm: processes, found by what they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.runs.provenance import host, new_tag
+from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.local import LocalScheduler
+from tests.job_marks import leave
+
+# Says what it was told, in its own directory; the sleep is a child that has to end with it.
+SCRIPT = """
+cd "$(dirname "$0")"
+trap 'echo saved >told; exit 75' USR1
+trap 'echo ended >told; exit 143' TERM
+sleep 100 & echo $! >child
+(sleep 100; true) & wait
+"""
+
+scheduler = LocalScheduler()
+
+
+@pytest.fixture
+def ticket(tmp_path: Path) -> Iterator[Ticket]:
+    script = tmp_path / "with space" / "x_submission.sh"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    tag = new_tag()
+    job_id = scheduler.submit(script, tag)
+    until(lambda: (script.parent / "child").exists() and (script.parent / "child").read_text() != "")
+    try:
+        yield Ticket(job_id, script.parent, tag, host())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(job_id), signal.SIGKILL)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(ticket: Ticket) -> bool:
+    return scheduler.statuses([ticket])[ticket.tag].state is not State.RUNNING
+
+
+def test_a_job_is_found_once_by_its_tag(ticket: Ticket) -> None:
+    """Its subshells have the same command line."""
+    script = ticket.launch_dir / "x_submission.sh"
+    wanted = [Intent(tag, script, "me", "2026-01-01T00:00:00Z") for tag in (ticket.tag, new_tag())]
+    assert scheduler.find(wanted) == {ticket.tag: [ticket.job_id]}
+    second = scheduler.submit(script, ticket.tag)
+    try:
+        until(lambda: scheduler.locate(second) == script)
+        assert scheduler.find(wanted) == {ticket.tag: [ticket.job_id, second]}
+    finally:
+        os.killpg(int(second), signal.SIGKILL)
+
+
+def test_cancel_ends_all_processes_of_a_job(ticket: Ticket) -> None:
+    child = int((ticket.launch_dir / "child").read_text())
+    assert scheduler.locate(ticket.job_id) == ticket.launch_dir / "x_submission.sh"
+    scheduler.cancel(ticket.job_id)
+    until(lambda: ended(ticket))
+    assert (ticket.launch_dir / "told").read_text() == "ended\n"
+    until(lambda: not Path(f"/proc/{child}/fd").exists() or "Z" in stat(child))
+    for verb in (scheduler.cancel, scheduler.save, scheduler.hold, scheduler.release):
+        with pytest.raises(UserError, match="is over already: there is no such process"):
+            verb(ticket.job_id)
+    assert scheduler.locate(ticket.job_id) is None
+
+
+def stat(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "Z"
+
+
+def test_save_tells_the_script_alone(ticket: Ticket) -> None:
+    scheduler.save(ticket.job_id)
+    until(lambda: ended(ticket))
+    assert (ticket.launch_dir / "told").read_text() == "saved\n"
+
+
+def test_nothing_waits_here(ticket: Ticket) -> None:
+    with pytest.raises(UserError, match="has begun: without Slurm nothing waits, and nothing can be held"):
+        scheduler.hold(ticket.job_id)
+    with pytest.raises(UserError, match="is not held: without Slurm nothing waits"):
+        scheduler.release(ticket.job_id)
+    assert not ended(ticket)
+
+
+def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
+    """Numbers of processes are used again."""
+    for verb in (scheduler.cancel, scheduler.save):
+        with pytest.raises(UserError, match="is over already"):
+            verb(str(os.getpid()))
+
+
+def test_a_job_of_another_host_is_asked_for_there(ticket: Ticket) -> None:
+    """The same number is another process here."""
+    elsewhere = Ticket(ticket.job_id, ticket.launch_dir, ticket.tag, "login7")
+    status = scheduler.statuses([elsewhere])[ticket.tag]
+    assert (status.state, status.reason) == (
+        State.UNKNOWN,
+        "it runs on login7, without Slurm: ask there",
+    )
+    with pytest.raises(UserError, match="runs on login7, without Slurm: do this there"):
+        LocalScheduler(host="login7").cancel(ticket.job_id)
+    assert not ended(ticket)
+    leave(ticket.launch_dir, ticket.job_id, started=1.0, ended=2.0)
+    assert scheduler.statuses([elsewhere])[ticket.tag].state is State.COMPLETED

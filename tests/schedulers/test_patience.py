@@ -1,0 +1,163 @@
+"""A controller that is busy or dead: asked again for a while, left alone for a while, and told as such."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from launcher.schedulers.commands import Answer, Silent, run
+from launcher.schedulers.failures import is_not_answered, is_without_configuration
+from launcher.schedulers.patience import Patience
+
+BUSY = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+DONE = Answer(0, "told", "")
+
+
+@dataclass
+class Controller:
+    """Answers with what it is given, each try taking so many seconds of a clock of its own."""
+
+    answers: list[Answer | None]
+    seconds: float = 0.0
+    now: float = 1000.0
+    asked: list[Sequence[str]] = field(default_factory=list)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
+        self.asked.append(command)
+        self.now += min(self.seconds, timeout)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            raise TimeoutError
+        return answer
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def patience(self, jitter: float = 0.5) -> Patience:
+        return Patience(run=self.run, clock=lambda: self.now, sleep=self.sleep, jitter=lambda: jitter)
+
+
+def test_a_busy_controller_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    controller = Controller([BUSY, BUSY, DONE])
+    with caplog.at_level(logging.WARNING, logger="launcher.schedulers"):
+        assert controller.patience().ask(["squeue"], {}) is DONE
+    assert [record.getMessage() for record in caplog.records] == [
+        "Slurm does not answer squeue (Unable to contact slurm controller (connect failure)); asking again"
+    ] * 2
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
+def test_for_ten_seconds_and_not_for_ever(jitter: float) -> None:
+    controller = Controller([BUSY])
+    with pytest.raises(Silent, match="Slurm does not answer: Unable to contact") as raised:
+        controller.patience(jitter).ask(["squeue"], {})
+    assert 4 <= len(controller.asked) <= 5
+    assert controller.now - 1000 <= 10
+    assert f"(squeue, asked {len(controller.asked)} times, " in raised.value.message
+    assert raised.value.exit_code == 3
+
+
+def test_slurms_own_patience_counts() -> None:
+    """Where nobody listens its commands try for 9 s themselves, where nobody answers for 10 s."""
+    for seconds, tries in ((9.0, 2), (10.0, 1), (100.0, 1)):
+        controller = Controller([None if seconds > 30 else BUSY], seconds)
+        with pytest.raises(Silent, match="nothing within 20 s" if seconds > 30 else "Unable to contact"):
+            controller.patience(0.0).ask(["squeue"], {})
+        assert len(controller.asked) == tries
+
+
+def test_who_was_silent_is_left_alone_for_a_while() -> None:
+    """A verb asks several questions, and `--watch` every two seconds."""
+    controller = Controller([BUSY])
+    patience = controller.patience()
+    with pytest.raises(Silent) as first:
+        patience.ask(["squeue"], {})
+    tries = len(controller.asked)
+    with pytest.raises(Silent) as second:
+        patience.ask(["scontrol"], {})
+    assert (second.value.message, len(controller.asked)) == (first.value.message, tries)
+    controller.answers = [DONE]
+    # Another Slurm, and another daemon of it.
+    assert patience.ask(["squeue"], {"SLURM_CONF": "/other"}) is DONE
+    assert patience.ask(["sacct"], {}, who="Slurm's accounting") is DONE
+    controller.now += 11
+    assert patience.ask(["squeue"], {}) is DONE
+    assert patience.ask(["squeue"], {}) is DONE
+
+
+def test_an_answer_that_refuses_is_an_answer() -> None:
+    refused = Answer(1, "", "scancel: error: Kill job error on job id 1: Access/permission denied\n")
+    controller = Controller([refused])
+    assert controller.patience().ask(["scancel"], {}) is refused
+    assert len(controller.asked) == 1
+
+
+def test_once_where_once_is_enough() -> None:
+    controller = Controller([None], 45.0)
+    with pytest.raises(Silent, match="asked once, 10 s in all"):
+        controller.patience().ask(["sacct"], {}, timeout=10, again=False)
+
+
+# As Slurm 22.05 printed them: with its controller stopped, killed, and its database's daemon stopped.
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Socket timed out on send/recv operation",
+        "Unable to contact slurm controller (connect failure)",
+        "Kill job error on job id 5: Unable to contact slurm controller (connect failure)",
+        "Unexpected message received for job 5; slurm_suspend error: Unexpected message received",
+        "slurm_persist_conn_open: No response to persist_init",
+        "Problem talking to the database: Connection refused",
+        "Zero Bytes were transmitted or received",
+        "Transport endpoint is not connected",
+        "Slurm backup controller in standby mode",
+    ],
+)
+def test_words_for_nobody_answering(told: str) -> None:
+    assert is_not_answered(told)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Invalid job id specified",
+        "Access/permission denied",
+        "Job can not be altered now, try again later",
+        "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+        "invalid partition specified: nope",
+        "Slurm accounting storage is disabled",
+        "",
+    ],
+)
+def test_words_that_are_answers(told: str) -> None:
+    assert not is_not_answered(told)
+
+
+def test_no_slurm_at_all_is_not_a_busy_one() -> None:
+    told = "squeue: error: fetch_config: DNS SRV lookup failed"
+    assert is_without_configuration(told)
+    assert not is_not_answered(told)
+
+
+def test_a_command_that_hangs_is_ended_and_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.schedulers.commands._TELL_AFTER_SECONDS", 0.05)
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="launcher.schedulers"), pytest.raises(TimeoutError):
+        run([sys.executable, "-c", "import time; time.sleep(60)"], {}, 0.3)
+    assert time.monotonic() - start < 30
+    assert "has not answered for" in caplog.text
+
+
+def test_what_a_command_reads_and_prints() -> None:
+    text = (
+        "import sys; print(sys.stdin.read(), flush=True); sys.stdout.buffer.write(bytes([255])); sys.exit(3)"
+    )
+    answer = run([sys.executable, "-c", text], {}, 30.0, "héllo")
+    assert (answer.code, answer.stdout) == (3, "héllo\n\udcff")

@@ -1,0 +1,181 @@
+"""How often Slurm is asked, and what for: one squeue and one sacct, however many jobs there are."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.commands import Answer, Unreachable
+from launcher.schedulers.patience import Patience
+from launcher.schedulers.records import SEPARATOR
+from launcher.schedulers.slurm import SlurmScheduler
+from tests.job_marks import leave
+
+EMPTY = Answer(0, "", "")
+NO_ACCOUNTING = Answer(1, "", "Slurm accounting storage is disabled\n")
+
+
+def queue_line(job_id: str, word: str, tag: str) -> str:
+    parts = [job_id, job_id, word, "None", "n1", "1:00", "0", "0", "me", f"/x_submission.sh {tag}", "\n"]
+    return SEPARATOR.join(parts)
+
+
+def sacct_line(job_id: str, word: str, tag: str) -> str:
+    line = f"sbatch /x_submission.sh {tag}"
+    parts = [job_id, job_id, word, "None", "n1", "00:01:00", "0:0", "2026-01-01", "me", "/w", line]
+    return SEPARATOR.join(parts) + "\n"
+
+
+class Slurm:
+    """Answers squeue and sacct; an answer that is `None` does not come."""
+
+    def __init__(self, squeue: Answer | None = EMPTY, sacct: Answer | None = EMPTY) -> None:
+        self.answers = {"squeue": squeue, "sacct": sacct}
+        self.asked: list[Sequence[str]] = []
+        self.timeouts: list[float] = []
+        patience = Patience(run=self.run, sleep=lambda _: None)
+        self.scheduler = SlurmScheduler(None, patience)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
+        self.asked.append(command)
+        self.timeouts.append(timeout)
+        assert environment["SLURM_BITSTR_LEN"] == "0"
+        answer = self.answers[command[0]]
+        if answer is None:
+            raise TimeoutError
+        return answer
+
+    @property
+    def programs(self) -> list[str]:
+        return [command[0] for command in self.asked]
+
+
+def tickets(count: int, directory: Path) -> list[Ticket]:
+    return [Ticket(str(number), directory / str(number), f"tag-{number}", "") for number in range(count)]
+
+
+def intent(tag: str, *, user: str | None = None, days: float = 0.0) -> Intent:
+    since = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    return Intent(tag, Path("/x_submission.sh"), user or getpass.getuser(), since)
+
+
+def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
+    live = "".join(queue_line(str(number), "RUNNING", f"tag-{number}") for number in range(250))
+    past = "".join(sacct_line(str(number), "COMPLETED", f"tag-{number}") for number in range(250, 500))
+    slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
+    told = slurm.scheduler.statuses(tickets(500, tmp_path))
+    assert slurm.programs == ["squeue", "sacct"]
+    assert [told[f"tag-{number}"].state for number in (0, 249, 250, 499)] == [
+        *[State.RUNNING] * 2,
+        *[State.COMPLETED] * 2,
+    ]
+    (jobs,) = [option for option in slurm.asked[1] if option.startswith("--jobs=")]
+    assert jobs == "--jobs=" + ",".join(map(str, range(250, 500)))
+    slurm.asked.clear()
+    assert slurm.scheduler.statuses([]) == {}
+    slurm.scheduler.statuses(tickets(250, tmp_path))
+    assert slurm.programs == ["squeue"], "nothing has ended that the accounting could tell of"
+
+
+def test_a_list_too_long_for_one_argument(tmp_path: Path) -> None:
+    slurm = Slurm()
+    slurm.scheduler.statuses(tickets(30_000, tmp_path))
+    assert slurm.programs == ["squeue", "sacct"]
+    squeue, sacct = slurm.asked
+    assert not [option for option in squeue if option.startswith("--jobs")]
+    parts = [option.removeprefix("--jobs=") for option in sacct if option.startswith("--jobs")]
+    assert len(parts) > 1 and max(map(len, parts)) < 131_000
+    assert ",".join(parts).split(",") == [str(number) for number in range(30_000)]
+
+
+def test_an_id_that_the_queue_has_forgotten_is_no_failure(tmp_path: Path) -> None:
+    invalid = Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    slurm = Slurm(invalid, Answer(0, sacct_line("0", "TIMEOUT", "tag-0"), ""))
+    assert slurm.scheduler.statuses(tickets(1, tmp_path))["tag-0"].state is State.TIMEOUT
+    slurm = Slurm(Answer(1, "", "squeue: error: Something else\n"))
+    with pytest.raises(Unreachable, match="squeue failed: Something else"):
+        slurm.scheduler.statuses(tickets(1, tmp_path))
+
+
+def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = queue_line("0", "RUNNING", "tag-0") + queue_line("1", "FAILED", "tag-1")
+    slurm = Slurm(Answer(0, live, ""), None)
+    told = slurm.scheduler.statuses(tickets(3, tmp_path))
+    states = [told[f"tag-{number}"].state for number in range(3)]
+    assert states == [State.RUNNING, State.FAILED, State.UNKNOWN]
+    assert slurm.timeouts[1] == 10.0
+    reason = told["tag-2"].reason or ""
+    assert reason.startswith("not in the queue; Slurm's accounting does not answer: nothing within 10 s")
+    assert "Slurm's accounting does not answer" in caplog.text
+    slurm.scheduler.statuses(tickets(3, tmp_path))
+    assert slurm.programs == ["squeue", "sacct", "squeue"], "left alone for a while"
+
+
+def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
+    slurm = Slurm(EMPTY, NO_ACCOUNTING)
+    (ticket,) = tickets(1, tmp_path)
+    ticket.launch_dir.mkdir()
+    leave(ticket.launch_dir, "0", started=1.0, ended=2.0, code=3)
+    assert slurm.scheduler.statuses([ticket])["tag-0"].exit_code == 3
+
+
+def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
+    """SubmitLine came with 21.08."""
+    told = sacct_line("0", "COMPLETED", "").rpartition(SEPARATOR)[0] + "\n"
+
+    class Old(Slurm):
+        def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
+            super().run(command, environment, timeout)
+            if command[0] == "sacct" and any("SubmitLine" in option for option in command):
+                return Answer(1, "", 'sacct: error: Invalid field requested: "SubmitLine"\n')
+            return Answer(0, told, "") if command[0] == "sacct" else EMPTY
+
+    slurm = Old()
+    assert slurm.scheduler.statuses(tickets(1, tmp_path))["tag-0"].state is State.COMPLETED
+    slurm.asked.clear()
+    slurm.scheduler.statuses(tickets(1, tmp_path))
+    assert slurm.programs == ["squeue", "sacct"], "it is known by now"
+
+
+def test_all_jobs_of_all_intents_in_one_question_each() -> None:
+    """A tag whose answer was lost may have become two jobs; the one that was first counts."""
+    live = queue_line("12", "PENDING", "two") + queue_line("11", "PENDING", "other")
+    past = sacct_line("9", "COMPLETED", "two") + sacct_line("10_[0-4%1]", "CANCELLED", "array")
+    slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
+    wanted = [intent("two"), intent("array", days=2), intent("none"), intent("wo")]
+    assert slurm.scheduler.find(wanted) == {"two": ["9", "12"], "array": ["10"]}
+    assert slurm.programs == ["squeue", "sacct"]
+    squeue, sacct = slurm.asked
+    assert {f"--user={getpass.getuser()}", "--all"} <= {*squeue}, "also in partitions that are hidden"
+    since = min(option for option in sacct if option.startswith("--starttime="))
+    expected = datetime.now(UTC) - timedelta(days=3)
+    assert since == f"--starttime={expected:%Y-%m-%d}"
+
+
+def test_a_user_whom_this_host_does_not_know_does_not_fail_the_question() -> None:
+    slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
+    assert slurm.scheduler.find([intent("t", user="nobody-of-that-name"), intent("u")]) == {"t": ["12"]}
+    squeue, sacct = slurm.asked
+    assert not [option for option in squeue if option.startswith("--user")]
+    assert "--allusers" in sacct
+
+
+def test_the_accounting_is_not_searched_for_old_intents() -> None:
+    slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
+    # What waits for longer is in the queue.
+    assert slurm.scheduler.find([intent("t", days=8)]) == {"t": ["12"]}
+    assert slurm.programs == ["squeue"]
+    assert slurm.scheduler.find([]) == {}
+
+
+def test_a_busy_controller_while_looking_for_a_job_is_told() -> None:
+    slurm = Slurm(None)
+    with pytest.raises(Unreachable, match="Slurm does not answer"):
+        slurm.scheduler.find([intent("t")])

@@ -1,0 +1,314 @@
+"""Verbs of Slurm's: what its commands say too little of, and with a real one, what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.runs.provenance import new_tag, user
+from launcher.sandbox import Sandbox
+from launcher.schedulers import slurm_verbs as verbs
+from launcher.schedulers.base import Intent, JobStatus, State, Ticket
+from launcher.schedulers.commands import Answer, Silent
+from launcher.schedulers.patience import Patience
+from launcher.schedulers.records import Record
+from launcher.schedulers.slurm import SlurmScheduler
+from launcher.schedulers.states import ANOTHER_JOB
+
+DONE = Answer(0, "", "")
+
+
+def record(word: str, reason: str | None = None, job_id: str = "7", raw_id: str = "7") -> Record:
+    return Record(job_id, raw_id, word, reason, None, None, None, 0, "ada", "/x_submission.sh t")
+
+
+ARRAY = [
+    record("COMPLETED", None, "7_0", "8"),
+    record("RUNNING", None, "7_1", "9"),
+    record("PENDING", "JobHeldUser", "7_2", "10"),
+    record("PENDING", "JobArrayTaskLimit", "7_[3-5%1]", "7"),
+]
+
+
+@pytest.mark.parametrize(
+    ("verb", "known", "commands"),
+    [
+        (verbs.cancel, [record("PENDING")], ["scancel 7"]),
+        (verbs.cancel, ARRAY, ["scancel 7"]),
+        (verbs.save, [record("RUNNING")], ["scancel --batch --signal=USR1 7"]),
+        (verbs.save, ARRAY, ["scancel --batch --signal=USR1 9"]),
+        (verbs.hold, [record("PENDING")], ["scontrol uhold 7"]),
+        (verbs.hold, ARRAY, ["scontrol uhold 7_2", "scontrol uhold 7_[3-5]"]),
+        (verbs.release, [record("PENDING", "JobHeldUser")], ["scontrol release 7"]),
+        (verbs.release, [record("PENDING", "None,JobHeldAdmin")], ["scontrol release 7"]),
+        (verbs.release, [record("PENDING", "job requeued in held state")], ["scontrol release 7"]),
+        (verbs.release, [record("SPECIAL_EXIT")], ["scontrol release 7"]),
+        (verbs.release, ARRAY, ["scontrol release 7_2"]),
+    ],
+)
+def test_what_slurm_is_told(
+    verb: Callable[..., None], known: Sequence[Record], commands: Sequence[str]
+) -> None:
+    told: list[str] = []
+
+    def run(command: Sequence[str]) -> Answer:
+        told.append(" ".join(command))
+        return DONE
+
+    verb(run, "7", known)
+    assert told == commands
+
+
+@pytest.mark.parametrize(
+    ("verb", "known", "message"),
+    [
+        (verbs.cancel, [], "Slurm's queue does not have job 7: it is over, or never was"),
+        (verbs.cancel, [record("COMPLETED")], "job 7 is over already: COMPLETED"),
+        (verbs.save, [record("PENDING")], "job 7 is PENDING: nothing runs that could save"),
+        (verbs.save, [record("TIMEOUT")], "job 7 is over already: TIMEOUT"),
+        (verbs.hold, [record("RUNNING")], "job 7 has begun: only a job that waits can be held"),
+        (verbs.release, [record("PENDING", "Priority")], "job 7 is not held: it is PENDING"),
+        (verbs.release, [record("RUNNING")], "job 7 is not held: it is RUNNING"),
+    ],
+)
+def test_what_slurm_would_do_nothing_about(
+    verb: Callable[..., None], known: Sequence[Record], message: str
+) -> None:
+    def run(command: Sequence[str]) -> Answer:
+        raise AssertionError(command)
+
+    with pytest.raises(UserError) as raised:
+        verb(run, "7", known)
+    assert raised.value.message == message
+
+
+# As scancel and scontrol of Slurm 22.05 said it to another user.
+@pytest.mark.parametrize(
+    ("verb", "reason", "told", "hint"),
+    [
+        (
+            verbs.cancel,
+            None,
+            "scancel: error: Kill job error on job id 7: Access/permission denied",
+            "ada's",
+        ),
+        (
+            verbs.hold,
+            None,
+            "Invalid user id for job 7\nslurm_suspend error: Invalid user id",
+            "the job is ada's: ada can, or an administrator",
+        ),
+        (
+            verbs.release,
+            "JobHeldAdmin",
+            "Access/permission denied for job 7",
+            "an administrator held it",
+        ),
+    ],
+)
+def test_a_refusal_is_told_in_slurms_words(
+    verb: Callable[..., None], reason: str | None, told: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match=r"job 7 was not \w+: ") as raised:
+        verb(lambda command: Answer(1, "", told), "7", [record("PENDING", reason)])
+    assert hint in str(raised.value)
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --output="{directory}/log-%j.out"
+#SBATCH --partition={partition}
+{header}
+trap 'exit 75' USR1
+echo ready >"{directory}/ready"
+sleep {seconds} & wait $!
+"""
+
+
+class Real:
+    """A scheduler of a sandbox, and the jobs submitted to it."""
+
+    def __init__(self, sandbox: Sandbox, directory: Path) -> None:
+        self.environment = sandbox.environment()
+        self.scheduler = SlurmScheduler(self.environment["SLURM_CONF"])
+        self.directory = directory
+        self.jobs: list[str] = []
+
+    def submit(
+        self, partition: str = "cloud", header: str = "", tag: str | None = None, seconds: float = 100
+    ) -> Ticket:
+        directory = self.directory / f"run {len(self.jobs)}" / "launches" / "1"
+        directory.mkdir(parents=True)
+        script = directory / "x_submission.sh"
+        script.write_text(
+            SCRIPT.format(directory=directory, partition=partition, header=header, seconds=seconds)
+        )
+        tag = tag or new_tag()
+        job_id = self.scheduler.submit(script, tag)
+        self.jobs.append(job_id)
+        return Ticket(job_id, directory, tag, "")
+
+    def status(self, ticket: Ticket) -> JobStatus:
+        return self.scheduler.statuses([ticket])[ticket.tag]
+
+    def wait(self, ticket: Ticket, *states: State) -> JobStatus:
+        deadline = time.monotonic() + 60
+        while (status := self.status(ticket)).state not in states:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+        return status
+
+    def run(self, *command: str, check: bool = True) -> None:
+        environment = {"PATH": "/usr/bin:/bin", "SLURM_CONF": self.environment["SLURM_CONF"]}
+        subprocess.run(command, check=check, env=environment, timeout=60)
+
+
+@pytest.fixture
+def real(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Real]:
+    real = Real(plain_sandbox, tmp_path)
+    try:
+        yield real
+    finally:
+        if real.jobs:
+            real.run("scancel", *real.jobs)
+
+
+@pytest.mark.slurm
+def test_a_job_that_waits(real: Real) -> None:
+    scheduler, ticket = real.scheduler, real.submit()
+    job = ticket.job_id
+    assert scheduler.locate(job) == ticket.launch_dir / "x_submission.sh"
+    scheduler.hold(job)
+    assert real.status(ticket).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
+    with pytest.raises(UserError, match="nothing runs that could save"):
+        scheduler.save(job)
+    scheduler.release(job)
+    assert "Held" not in (real.status(ticket).reason or "")
+    with pytest.raises(UserError, match="is not held: it is PENDING"):
+        scheduler.release(job)
+    scheduler.cancel(job)
+    assert real.wait(ticket, State.CANCELLED).exit_code is None
+    for verb in (scheduler.cancel, scheduler.hold, scheduler.release, scheduler.save):
+        with pytest.raises(UserError, match=f"job {job} is over already: CANCELLED"):
+            verb(job)
+    # An id of which this Slurm knows nothing, and one that is another job's.
+    assert scheduler.locate("3") is None
+    with pytest.raises(UserError, match="Slurm's queue does not have job 3"):
+        scheduler.cancel("3")
+    reused = real.status(Ticket(job, ticket.launch_dir, new_tag(), ""))
+    assert (reused.state, reused.reason) == (State.UNKNOWN, ANOTHER_JOB)
+
+
+@pytest.mark.slurm
+def test_a_job_that_runs_saves_and_leaves(real: Real) -> None:
+    ticket = real.submit("gpu")
+    real.wait(ticket, State.RUNNING)
+    while not (ticket.launch_dir / "ready").exists():
+        time.sleep(0.05)
+    with pytest.raises(UserError, match="has begun: only a job that waits can be held"):
+        real.scheduler.hold(ticket.job_id)
+    real.run("scontrol", "requeue", ticket.job_id)
+    again = real.wait(ticket, State.PENDING)
+    assert again.restarts == 1
+    (ticket.launch_dir / "ready").unlink()
+    time.sleep(1.1)  # slurmd takes no job that begins in the second in which it was killed
+    # The end of the first life takes its time.
+    for _ in range(100):
+        real.run("scontrol", "update", f"jobid={ticket.job_id}", "StartTime=now", check=False)
+        if real.status(ticket).state is State.RUNNING and (ticket.launch_dir / "ready").exists():
+            break
+        time.sleep(0.2)
+    real.scheduler.save(ticket.job_id)
+    ended = real.wait(ticket, State.INTERRUPTED)
+    assert (ended.exit_code, ended.restarts) == (75, 1)
+
+
+@pytest.mark.slurm
+def test_an_array(real: Real) -> None:
+    ticket = real.submit("gpu", "#SBATCH --array=0-3%1")
+    scheduler, job = real.scheduler, ticket.job_id
+    status = real.wait(ticket, State.RUNNING)
+    assert status.reason == "tasks: 1 RUNNING, 3 PENDING"
+    scheduler.hold(job)
+    assert "3 PENDING; 1-3: JobHeldUser: held" in (real.status(ticket).reason or "")
+    scheduler.release(job)
+    while not (ticket.launch_dir / "ready").exists():
+        time.sleep(0.05)
+    scheduler.save(job)
+    deadline = time.monotonic() + 30
+    while real.status(ticket).tasks["0"] is not State.INTERRUPTED:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    scheduler.cancel(job)
+    ended = real.wait(ticket, State.CANCELLED)
+    assert list(ended.tasks) == ["0", "1", "2", "3"]
+    assert scheduler.locate(job) == ticket.launch_dir / "x_submission.sh"
+
+
+@pytest.mark.slurm
+def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
+    tag = new_tag()
+    tickets = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
+    now = datetime.now(UTC).isoformat()
+    wanted = [
+        Intent(asked, Path("/x_submission.sh"), whose, now)
+        for asked, whose in ((tag, user()), (tickets[2].tag, user()), (new_tag(), "nobody-of-that-name"))
+    ]
+    first, second, array = (ticket.job_id for ticket in tickets)
+    assert real.scheduler.find(wanted) == {tag: [first, second], tickets[2].tag: [array]}
+
+
+@pytest.mark.slurm
+def test_a_controller_that_does_not_answer(real: Real) -> None:
+    """It is said how often and how long it was asked; the job is there as before."""
+    ticket = real.submit()
+    conf = Path(real.environment["SLURM_CONF"])
+    pid_file = re.search("^SlurmctldPidFile=(.*)$", conf.read_text(), re.MULTILINE)
+    assert pid_file
+    controller = int(Path(pid_file[1]).read_text())
+    hasty = Patience(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
+    asking = SlurmScheduler(str(conf), hasty)
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with pytest.raises(
+            Silent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
+        ):
+            asking.statuses([ticket])
+        with pytest.raises(Silent, match="Slurm does not answer"):
+            asking.cancel(ticket.job_id)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert real.status(ticket).state is State.PENDING
+
+
+@pytest.mark.slurm
+def test_what_only_the_accounting_knows(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The queue has each job once; the accounting has all of its lives, and the way to its script."""
+    real = Real(sandbox, tmp_path)
+    ticket = real.submit("gpu", seconds=0)
+    real.wait(ticket, State.COMPLETED)
+    questions = real.scheduler._questions
+    deadline = time.monotonic() + 60
+    while not [
+        life
+        for life in questions.accounting([ticket.job_id])
+        if life.state is State.COMPLETED and life.command
+    ]:
+        assert time.monotonic() < deadline, "the accounting is late"
+        time.sleep(0.3)
+    questions.queue = lambda job_ids: []  # type: ignore[method-assign]
+    questions.queue_of = lambda users: []  # type: ignore[method-assign]
+    assert real.status(ticket) == JobStatus(
+        State.COMPLETED, None, real.status(ticket).nodes, real.status(ticket).elapsed, 0
+    )
+    assert real.scheduler.locate(ticket.job_id) == ticket.launch_dir / "x_submission.sh"
+    intent = Intent(ticket.tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat())
+    assert real.scheduler.find([intent]) == {ticket.tag: [ticket.job_id]}
