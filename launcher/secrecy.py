@@ -49,6 +49,8 @@ _ASSIGNED = re.compile(
     r"""(?=(?P<value>'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|[\[{].*|[^,}\]'"]*))""",
     re.ASCII | re.DOTALL,
 )
+# Of a proxy, a repository, a database: scheme://user:password@host.
+_IN_URL = re.compile(r"(?<=://)[^\s/:@]*:(?P<value>[^\s/@]+)(?=@)")
 _NOTHING = ("", "null", "''", '""')
 
 # A shorter value would be found in the middle of other words.
@@ -103,7 +105,7 @@ def hidden(key: str, value: Any) -> Any:
 
 def without_secrets(text: str) -> str:
     """A text with the values of the secrets in it masked."""
-    return _masked(text, [found.span("value") for found in _assigned(text)])
+    return _masked(text, _spans_within(text))
 
 
 def redacted(override: str) -> str:
@@ -126,10 +128,16 @@ def _spans(override: str) -> list[tuple[int, int]]:
     files, mapping = bool(_FILES.fullmatch(node)), value.lstrip().startswith("{")
     if not mapping and (files or is_secret_key(node)):
         return [] if files and _PATH.match(value) else [(start, len(override))]
-    return [
-        (start + found.start("value"), start + found.end("value"))
-        for found in _assigned(value, files=files, variables=node.endswith(_VARIABLES))
-    ]
+    inner = _spans_within(value, files=files, variables=node.endswith(_VARIABLES))
+    return [(start + begin, start + end) for begin, end in inner]
+
+
+def _spans_within(text: str, *, files: bool = False, variables: bool = False) -> list[tuple[int, int]]:
+    """Where a text has the values of secrets: what is given to one's name, and passwords in addresses."""
+    given = [found.span("value") for found in _assigned(text, files=files, variables=variables)]
+    passwords = (found.span("value") for found in _IN_URL.finditer(text))
+    alone = [span for span in passwords if not any(low <= span[0] < high for low, high in given)]
+    return sorted([*given, *alone])
 
 
 def _assigned(text: str, *, files: bool = False, variables: bool = False) -> Iterator[re.Match[str]]:

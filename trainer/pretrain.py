@@ -23,7 +23,7 @@ from trainer.config.check import check_keys, unused
 from trainer.config.layout import Layout, make_layout
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import Settings, read_settings
-from trainer.report.provenance import write_git_info
+from trainer.report.provenance import write_git_info, write_packages
 from trainer.signals import StopSignals
 from trainer.world import World
 
@@ -107,6 +107,7 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
     (log_dir / "cmd-args.log").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
     (log_dir / "hparams.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     write_git_info(log_dir)
+    write_packages(log_dir)
 
 
 def _train(

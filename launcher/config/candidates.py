@@ -6,6 +6,7 @@ launch says what is wrong with it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -110,7 +111,12 @@ def _merge(target: Tree, source: Tree) -> None:
 
 
 def runs(base: Path) -> Iterator[str]:
-    """The names of the runs below a directory."""
+    """The names of the runs below a directory, then of those in the trees that are known, each once."""
+    from launcher.runs.index import Index
     from launcher.runs.paths import find_runs
 
-    yield from (run.name for run in find_runs(base))
+    seen: set[str] = set()
+    for tree in (base, *Index().trees()):
+        with contextlib.suppress(OSError):
+            seen.update(names := [run.name for run in find_runs(tree) if run.name not in seen])
+            yield from names

@@ -5,6 +5,7 @@ From sbatch's manual pages of Slurm 22.05 to 25.05.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from launcher.errors import did_you_mean
@@ -14,7 +15,7 @@ _TASKS = "trainer.num_nodes and trainer.devices of the stage"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
 _SUBMITTING = "the launcher, which submits the script and reads the job's id"
 
-_SUBMITTERS = "array clusters help parsable quiet test-only usage verbose version wait wrap"
+_SUBMITTERS = "clusters help parsable quiet test-only usage verbose version wait wrap"
 
 # Slipway sets these, or could not follow the job any more: what to use instead.
 SET_BY: Mapping[str, str] = {
@@ -42,6 +43,7 @@ SET_BY: Mapping[str, str] = {
     "nodes": _TASKS,
     "ntasks": _TASKS,
     "ntasks-per-node": _TASKS,
+    "open-mode": "Slipway, to append: a requeued job keeps what its first life logged",
     "output": _LOG,
     "partition": "cluster.partition",
     "qos": "cluster.qos",
@@ -55,11 +57,11 @@ SET_BY: Mapping[str, str] = {
 
 # The others are free for `cluster.sbatch`.
 _NAMES = """
-acctg-freq batch bb bbf chdir cluster-constraint consolidate-segments container container-id contiguous
+acctg-freq array batch bb bbf chdir cluster-constraint consolidate-segments container container-id contiguous
 core-spec cores-per-socket cpu-freq cpus-per-gpu delay-boot distribution exclude-topo export export-file
 extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus-per-socket gres-flags hint hold ignore-pbs
 input kill-on-invalid-dep mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill nodefile
-ntasks-per-core ntasks-per-gpu ntasks-per-socket oom-kill-step open-mode overcommit oversubscribe power
+ntasks-per-core ntasks-per-gpu ntasks-per-socket oom-kill-step overcommit oversubscribe power
 prefer priority profile propagate reboot resv-ports segment sockets-per-node spread-job spread-segments
 stepmgr thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes wait-all-nodes
 wckey
@@ -81,3 +83,24 @@ def checked_name(name: str) -> str:
     if flag not in _FREE:
         raise ValueError(f"sbatch has no option --{flag}; {did_you_mean(flag, sorted(_FREE))}")
     return flag
+
+
+_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%(?P<at_once>\d+))?", re.ASCII)
+
+
+def check_array(array: bool | str | None) -> None:
+    """Check the value of ``--array``.
+
+    Raises
+    ------
+    ValueError
+        If its tasks could run at the same time: all of them train the same run.
+    """
+    if array is None or array is False:
+        return
+    found = _ARRAY.fullmatch(str(array))
+    if not found:
+        raise ValueError("not a job array; valid: 0-4%1, which is five jobs one after another")
+    if found["at_once"] != "1":
+        once = str(array).partition("%")[0] + "%1"
+        raise ValueError(f"the tasks of an array train the same run, one after another: write {once}")

@@ -3,10 +3,10 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from launcher.config.sbatch_options import checked_name
+from launcher.config.sbatch_options import check_array, checked_name
 from launcher.times import parse_time_limit
 
 
@@ -45,6 +45,18 @@ def _flag_value(value: Any) -> Any:
     if not isinstance(value, (int, float, str)):
         raise ValueError("expected text, a number, or true for a flag without a value")
     return _one_line(_as_text(value))
+
+
+def _with_array(flags: dict[str, bool | str | None]) -> dict[str, bool | str | None]:
+    try:
+        check_array(flags.get("array"))
+    except ValueError as error:
+        # With the flag's own key, which a mapping's validator does not have.
+        detail = InitErrorDetails(
+            type="value_error", loc=("array",), input=flags["array"], ctx={"error": error}
+        )
+        raise ValidationError.from_exception_data("flags", [detail]) from error
+    return flags
 
 
 def _whole(value: Any) -> Any:
@@ -101,7 +113,9 @@ LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
-Flags = dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]]
+Flags = Annotated[
+    dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]], AfterValidator(_with_array)
+]
 Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]
 
 # The NeMo launcher's keys that say nothing here: their harmless values alone.

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
+from launcher.errors import UserError, one_line
 from launcher.runs.files import write_atomic
 from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
 
 SCHEMA_VERSION = 1
+
+_NAME = re.compile(r"[^/\0]+")
+_TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,11 @@ class Manifest:
     """What is known of one launch; the truth about it, beside the run.
 
     `job_id` is ``None`` between the writing of the intent and the scheduler's answer; `error` holds the
-    scheduler's words when it refused.
+    scheduler's words when it refused, and `unanswered` why it is not known whether it took the job.
+    `launcher_pid` is the process on `host` that submits. `packages` are the versions of what composed and
+    rendered; `git_diff` names the file of this launch with what was not committed, and `config_git` tells the
+    same of the checkout of the user's own tree (`directory`, `commit`, `dirty`, `diff`). `image_digest` is
+    what the name of the image states; that of a file is found out by the job.
     """
 
     run: str
@@ -45,13 +54,24 @@ class Manifest:
     slurm_conf: str | None = None
     job_id: str | None = None
     error: str | None = None
+    unanswered: str | None = None
+    launcher_pid: int | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+    git_diff: str | None = None
+    config_git: dict[str, Any] | None = None
+    image: str | None = None
+    image_digest: str | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def submitted_as(self, job_id: str) -> Manifest:
-        return replace(self, job_id=job_id)
+        return replace(self, job_id=job_id, unanswered=None)
 
     def refused(self, error: str) -> Manifest:
-        return replace(self, error=error)
+        return replace(self, error=error, unanswered=None)
+
+    def lost(self, why: str) -> Manifest:
+        """Nobody knows whether this launch became a job."""
+        return replace(self, unanswered=why)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -73,13 +93,30 @@ def read_manifest(launch_dir: Path) -> Manifest:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known = {item.name for item in fields(Manifest)}
-        return Manifest(**{key: value for key, value in content.items() if key in known})
+        manifest = Manifest(**{key: value for key, value in content.items() if key in known})
+        _check(manifest)
+        return manifest
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: that launch was never written completely") from error
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a launch's manifest: {error}") from error
+        raise UserError(f"{path} is not a launch's manifest: {one_line(str(error))}") from error
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse what would only break far from here, where it would hide the other runs of a shared tree."""
+    for item in fields(Manifest):
+        name, _, optional = str(item.type).partition(" | ")
+        value, kind = getattr(manifest, item.name), _TYPES[name.partition("[")[0]]
+        if not isinstance(value, kind) and not (optional and value is None):
+            raise ValueError(f"{item.name} is {value!r}")
+    if not all(isinstance(word, str) for word in [*manifest.command, *manifest.overrides]):
+        raise ValueError("its command and overrides are not all texts")
+    if not all(_NAME.fullmatch(name) for name in (manifest.run, manifest.job_name)):
+        raise ValueError("its names are none of files")
+    if datetime.fromisoformat(manifest.created).tzinfo is None:
+        raise ValueError(f"created is {manifest.created!r}, without its time zone")
 
 
 def newest_submitted(run_dir: Path) -> int | None:

@@ -11,11 +11,11 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
 
 from __future__ import annotations
 
+import contextlib
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-
-from launcher.errors import UserError
 
 LAUNCHES = "launches"
 NEWEST = "newest"
@@ -26,7 +26,9 @@ TASK_SCRIPT = "task.sh"
 CODE = "code"
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
-EXIT_MARKER = "exit.json"
+MARKS = "marks"
+JOB_MARK = "job"
+IMAGE_MARK = "image.sha256"
 METRICS = "metrics.jsonl"
 _SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
@@ -91,6 +93,11 @@ class LaunchPaths:
         return self.directory / "binding.sh"
 
     @property
+    def attach_script(self) -> Path:
+        """What `slipway attach` runs on a node."""
+        return self.directory / "attach.sh"
+
+    @property
     def code(self) -> Path:
         return self.directory / CODE
 
@@ -107,9 +114,9 @@ class LaunchPaths:
         return self.directory / MANIFEST
 
     @property
-    def exit_marker(self) -> Path:
-        """Written by the batch script as the last thing it does."""
-        return self.directory / EXIT_MARKER
+    def marks(self) -> Path:
+        """What the job tells of itself: `launcher.runs.marks`."""
+        return self.directory / MARKS
 
     @property
     def checkpoints(self) -> Path:
@@ -133,10 +140,12 @@ def short(path: Path) -> str:
 
 def launch_numbers(run_dir: Path) -> list[int]:
     """The numbers of the launches of a run, ascending; empty where there is no such run."""
-    launches = run_dir / LAUNCHES
-    if not launches.is_dir():
+    # Not looked at before it is read: each look is a question to a file server, and a run may be gone then.
+    try:
+        names = [entry.name for entry in (run_dir / LAUNCHES).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(entry.name) for entry in launches.iterdir() if _NUMBER.fullmatch(entry.name))
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
 def next_launch_number(run_dir: Path) -> int:
@@ -144,27 +153,19 @@ def next_launch_number(run_dir: Path) -> int:
     return numbers[-1] + 1 if numbers else 1
 
 
-def find_run(name_or_path: str, base_results_dir: Path) -> Path:
-    """Find a run's directory by its path or by its name below `base_results_dir`.
-
-    Raises
-    ------
-    UserError
-        If there is no such run; the message lists those there are.
-    """
-    for candidate in (Path(name_or_path), base_results_dir / name_or_path):
-        if (candidate / LAUNCHES).is_dir():
-            return candidate.absolute()
-    names = ", ".join(run.name for run in find_runs(base_results_dir)) or "none"
-    raise UserError(
-        f"there is no run {name_or_path!r}: neither a directory of that path nor in {base_results_dir}",
-        hint=f"runs in {base_results_dir}: {names}",
-    )
-
-
 def find_runs(base_results_dir: Path) -> list[Path]:
-    """The run directories directly below `base_results_dir`, those launched last coming first."""
-    if not base_results_dir.is_dir():
+    """The run directories directly below `base_results_dir`, those launched last coming first.
+
+    What may not be looked into is passed over, as is a run that is removed meanwhile.
+    """
+    try:
+        entries = list(base_results_dir.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    runs = [entry for entry in base_results_dir.iterdir() if (entry / LAUNCHES).is_dir()]
-    return sorted(runs, key=lambda run: (run / LAUNCHES).stat().st_mtime, reverse=True)
+    runs: list[tuple[float, Path]] = []
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            found = (entry / LAUNCHES).stat()
+            if stat.S_ISDIR(found.st_mode):
+                runs.append((found.st_mtime, entry))
+    return [run for _, run in sorted(runs, reverse=True)]

@@ -1,4 +1,4 @@
-"""Where a launch comes from: who, which machine, which commit.
+"""Where a launch comes from: who, which machine, which commit and what was not committed, which packages.
 
 A dry run needs the tag alone, so what the others need is imported by them.
 """
@@ -6,8 +6,18 @@ A dry run needs the tag alone, so what the others need is imported by them.
 from __future__ import annotations
 
 import os
+import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from launcher import __version__
+
+GIT_DIFF = "git.diff"
+CONFIG_GIT_DIFF = "config_git.diff"
+
+_PACKAGES = ("hydra-core", "omegaconf", "jinja2", "pydantic", "submitit")
 
 
 def now() -> str:
@@ -36,25 +46,78 @@ def host() -> str:
     return socket.gethostname()
 
 
-def git_state(directory: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that `directory` is in, and whether it was changed since.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a launch was made from.
 
-    Both are ``None`` outside a checkout, also where an installed package lies below somebody else's.
+    Attributes
+    ----------
+    fields
+        The fields of the manifest that tell it.
+    files
+        Files of the launch, by name: what was not committed.
     """
-    if _git(directory, "ls-files", "--error-unmatch", ".") is None:
-        return None, None
-    commit = _git(directory, "rev-parse", "HEAD")
-    status = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return commit, None if status is None else bool(status)
+
+    fields: dict[str, Any]
+    files: dict[str, str]
 
 
-def _git(directory: Path, *arguments: str) -> str | None:
-    import subprocess
+def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
+    """Find out what a launch is made from. Nothing that cannot be told stops it.
 
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    Parameters
+    ----------
+    code
+        A directory of Slipway's own.
+    config_dir
+        The user's own tree of configurations.
+    image
+        That of the container, as it was asked for.
+    """
+    from launcher.runs.checkouts import checkout_of
+
+    files = {}
+    ours = checkout_of(code)
+    theirs = checkout_of(config_dir) if config_dir is not None else None
+    if theirs is not None and ours is not None and theirs.top == ours.top:
+        theirs = None
+    if ours is not None and ours.diff is not None:
+        files[GIT_DIFF] = ours.diff
+    if theirs is not None and theirs.diff is not None:
+        files[CONFIG_GIT_DIFF] = theirs.diff
+    fields: dict[str, Any] = {
+        "git_commit": ours.commit if ours else None,
+        "git_dirty": ours.dirty if ours else None,
+        "git_diff": GIT_DIFF if GIT_DIFF in files else None,
+        "packages": package_versions(),
+        "image": image,
+        "image_digest": _digest(image),
+    }
+    if theirs is not None:
+        fields["config_git"] = {
+            "directory": str(theirs.top),
+            "commit": theirs.commit,
+            "dirty": theirs.dirty,
+            "diff": CONFIG_GIT_DIFF if CONFIG_GIT_DIFF in files else None,
+        }
+    return Origin(fields, files)
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of what composes, renders and submits; what is not installed is left out."""
+    import platform
+    from importlib import metadata
+
+    found = {"python": platform.python_version(), "slipway": __version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest(image: str | None) -> str | None:
+    """The digest that an image's name states; that of a file is found out by the job."""
+    matched = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
+    return matched[1] if matched else None

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -16,14 +17,16 @@ import pytest
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
-from launcher.monitor.launches import ask, open_launch
+from launcher.runs.checkouts import checkout_of
 from launcher.runs.files import link_atomic, write_atomic
 from launcher.runs.manifest import read_manifest, write_manifest
-from launcher.runs.paths import LaunchPaths, find_run, launch_numbers
-from launcher.runs.provenance import git_state
+from launcher.runs.paths import LaunchPaths, launch_numbers
+from launcher.runs.provenance import host
 from launcher.runs.write import LaunchExists, link_newest, write_launch
 from launcher.schedulers.base import Intent, State, Ticket
 from launcher.schedulers.local import LocalScheduler
+from launcher.tracking.launches import open_launch
+from launcher.tracking.polling import ask
 
 
 def local(tmp_path: Path, *overrides: str) -> Request:
@@ -38,7 +41,7 @@ def launched(tmp_path: Path, *overrides: str) -> Launched:
 
 def wait_for_end(paths: LaunchPaths) -> None:
     for _ in range(300):
-        if paths.exit_marker.exists():
+        if list(paths.marks.glob("*.ended.json")):
             return
         time.sleep(0.1)
     raise AssertionError("the job did not end")
@@ -98,13 +101,6 @@ def test_a_file_of_the_users_is_not_replaced_by_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "results").read_text() == "mine"
 
 
-def test_an_unknown_run_lists_those_there_are(tmp_path: Path) -> None:
-    (tmp_path / "gpt3_5b" / "launches").mkdir(parents=True)
-    with pytest.raises(UserError, match="no run 'gpt3_5B'") as raised:
-        find_run("gpt3_5B", tmp_path)
-    assert "gpt3_5b" in str(raised.value)
-
-
 def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object, script: Path, tag: str) -> str:
         raise UserError("no thanks")
@@ -135,8 +131,8 @@ def test_a_refused_launch_does_not_hide_the_one_before(
 
 
 def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository: Path) -> None:
-    commit, _ = git_state(repository / "trainer")
-    assert commit is not None and len(commit) == 40
+    ours = checkout_of(repository / "trainer")
+    assert ours is not None and ours.top == repository and len(ours.commit) == 40
     # As where the package is installed below a project of the user's.
     theirs = tmp_path / "venv" / "trainer"
     theirs.mkdir(parents=True)
@@ -145,7 +141,7 @@ def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org"]
     for arguments in (["init", "-q"], ["add", "theirs.txt"], ["commit", "-q", "-m", "theirs"]):
         subprocess.run([*git, *arguments], check=True)
-    assert git_state(theirs) == (None, None)
+    assert checkout_of(theirs) is None
 
 
 def test_an_interrupted_submission_is_not_told_as_refused(
@@ -168,10 +164,10 @@ def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     scheduler = LocalScheduler()
     job = scheduler.submit(script, "a-tag")
-    ticket = Ticket(job, tmp_path / "link" / "1")
+    ticket = Ticket(job, tmp_path / "link" / "1", "a-tag", host())
     try:
         for _ in range(300):  # also while the shell starts
-            assert scheduler.statuses([ticket])[job].state is State.RUNNING
+            assert scheduler.statuses([ticket])[ticket.tag].state is State.RUNNING
     finally:
         scheduler.cancel(job)
 
@@ -185,11 +181,11 @@ def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None
         for tag, job in jobs.items():
             # A process has no command line for a moment, while one program takes the place of another.
             deadline = time.monotonic() + 10
-            while (found := scheduler.find(Intent(tag, script, "", ""))) is None:
+            while not (found := scheduler.find([Intent(tag, script, "", "")])):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            assert found == job
-        assert scheduler.find(Intent("three", script, "", "")) is None
+            assert found == {tag: [job]}
+        assert scheduler.find([Intent("three", script, "", "")]) == {}
     finally:
         for job in jobs.values():
             scheduler.cancel(job)
@@ -262,7 +258,7 @@ def test_that_a_job_is_not_on_record_does_not_hide_it(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("launcher.launching.write_manifest", full)
+    monkeypatch.setattr("launcher.launching.directory.write_manifest", full)
     made = launched(tmp_path)
     assert made.manifest.job_id is not None
     assert "could not be written" in made.warnings[-1]
@@ -275,8 +271,7 @@ def test_nobody_is_told_that_there_is_no_job_while_the_scheduler_cannot_be_asked
 ) -> None:
     made = launched(tmp_path)
     wait_for_end(made.paths)
-    for mark in made.paths.directory.glob("*.json"):
-        mark.unlink()
+    shutil.rmtree(made.paths.marks)
     lost = replace(made.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
     write_manifest(made.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
     found = open_launch(made.paths.run_dir)

@@ -18,7 +18,7 @@ from trainer.config.settings import read_settings
 from trainer.report.flops import layer_flops, model_flops, peak_flops
 from trainer.report.memory import used_bytes
 from trainer.report.progress import Pace, step_line
-from trainer.report.provenance import write_git_info
+from trainer.report.provenance import write_git_info, write_packages
 
 pytestmark = pytest.mark.trainer
 
@@ -192,3 +192,11 @@ def test_git_info_of_a_launch_is_what_its_manifest_says(
     write_git_info(tmp_path, code)
     path = tmp_path / "git-info.log"
     assert (path.read_text() if path.exists() else None) == (told and f"{told}the code as it ran: {code}\n")
+
+
+def test_the_versions_that_a_training_ran_with(tmp_path: Path) -> None:
+    write_packages(tmp_path)
+    found = json.loads((tmp_path / "packages.json").read_text())
+    assert found["torch"] == torch.__version__
+    assert {"python", "megatron-core", "numpy"} <= set(found)
+    assert "apex" not in found

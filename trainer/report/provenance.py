@@ -1,9 +1,11 @@
-"""``git-info.log``: from which commit the trainer's code came, as far as that can be told."""
+"""From which commit the trainer's code came, as far as that can be told, and which packages it ran with."""
 
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ FILE_NAME = "git-info.log"
 # What the launcher writes beside code/, the copy of the trainer that a launch runs.
 _MANIFEST = "launcher.json"
 _PATIENCE = 30.0
+PACKAGES_NAME = "packages.json"
+# What decides how a training goes; those that are not installed are left out.
+_PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex", "numpy", "tokenizers")
 
 
 def write_git_info(log_dir: Path, code: Path = CODE) -> None:
@@ -19,6 +24,22 @@ def write_git_info(log_dir: Path, code: Path = CODE) -> None:
     text = _of_checkout(code) or _of_launch(code)
     if text:
         (log_dir / FILE_NAME).write_text(text, encoding="utf-8")
+
+
+def write_packages(log_dir: Path) -> None:
+    """Write the versions of what this process runs with, as one object."""
+    # Imported late: that it is missing is told by those who look for it first.
+    import torch
+
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    (log_dir / PACKAGES_NAME).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def _of_checkout(code: Path) -> str | None:

@@ -1,0 +1,139 @@
+"""What a launch leaves on disk: its directory before it is submitted, its job's id afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import __version__
+from launcher.drafting import Draft, Request, render_launch, results_key
+from launcher.plan import Plan
+from launcher.rendering.config_text import config_text
+from launcher.runs import paths as names
+from launcher.runs import provenance
+from launcher.runs.files import write_atomic
+from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.paths import LaunchPaths, next_launch_number
+from launcher.runs.write import LaunchExists, link_newest, write_launch
+from launcher.schedulers.arrays import declared_tasks
+
+TRAINER = Path(__file__).resolve().parents[2] / "trainer"
+
+
+def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
+    """Write the launch, taking the next number for as long as other launchers take ours.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written.
+    """
+    # Without Slurm a job runs without its container.
+    container = made.plan.job.container if made.plan.scheduler != "local" else None
+    origin = provenance.gather(TRAINER, request.config_dir, container.image if container else None)
+    while True:
+        manifest = _manifest(made, request, origin)
+        files = _files(made, manifest, request)
+        files |= {made.plan.paths.directory / name: text for name, text in origin.files.items()}
+        try:
+            write_launch(made.plan.paths, files, _code(made.plan), results_key(made))
+        except LaunchExists:
+            number = next_launch_number(made.plan.paths.run_dir)
+            made = render_launch(made.composition, number, made.plan.tag, request.template_dir)
+            continue
+        break
+    return made, manifest
+
+
+def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
+    """Write down which job a launch became, and let the familiar names show the run's newest.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the job is then found by its tag.
+    """
+    job_id = manifest.job_id
+    assert job_id is not None
+    write_manifest(paths.directory, manifest)
+    write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
+    extensions = ["out", "err"] if _keeps_stderr_apart(paths) else ["out"]
+    jobs = [f"{job_id}_{task}" for task in declared_tasks(paths.directory)] or [job_id]
+    logs = [paths.directory / paths.log_name(job, extension) for job in jobs for extension in extensions]
+    link_newest(paths, _familiar_names(paths), logs)
+
+
+def _keeps_stderr_apart(paths: LaunchPaths) -> bool:
+    with paths.script.open(encoding="utf-8", errors="surrogateescape") as lines:
+        return any(line.startswith("#SBATCH --error=") for line in lines)
+
+
+def _familiar_names(paths: LaunchPaths) -> list[str]:
+    shown = [paths.script_name, names.TASK_SCRIPT, names.MANIFEST, names.COMMAND_LOG, names.JOB_ID_LOG]
+    return [*shown, paths.config_name, names.RESULTS] if paths.config.exists() else shown
+
+
+def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
+    paths, config = made.plan.paths, made.plan.job.config
+    files = {
+        **made.rendered.files(paths),
+        paths.directory / names.COMMAND_LOG: _pasteable(request.command, made.plan),
+        paths.manifest: manifest.to_json(),
+    }
+    if config is not None:
+        files[paths.config] = config_text(config)
+    return files
+
+
+def _pasteable(command: Sequence[str], plan: Plan) -> str:
+    held = ["--dry-run", f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
+    options_end = command.index("--") if "--" in command else len(command)
+    again = [*command[:options_end], *held, *command[options_end:]]
+    lines = (_one_line(["cd", str(Path.cwd())]) + " && " + _one_line(words) for words in (command, again))
+    return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
+
+
+def _one_line(words: Sequence[str]) -> str:
+    """Quote for bash, in one line whatever a word holds: the second command stands behind a `#`."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f]", word):
+        escaped = word.replace("\\", r"\\").replace("'", r"\'")
+        return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + "'"
+    return shlex.quote(word)
+
+
+def _code(plan: Plan) -> Path | None:
+    return TRAINER if plan.job.engine == "megatron" else None
+
+
+def _manifest(made: Draft, request: Request, origin: provenance.Origin) -> Manifest:
+    plan, job = made.plan, made.plan.job
+    return Manifest(
+        run=plan.paths.run_name,
+        launch=plan.paths.number,
+        tag=plan.tag,
+        stage=job.stage,
+        engine=job.engine,
+        scheduler=plan.scheduler,
+        job_name=plan.paths.job_name,
+        nodes=job.resources.nodes,
+        tasks_per_node=job.resources.tasks_per_node,
+        time_limit=job.resources.time_limit,
+        command=list(request.command),
+        overrides=list(request.overrides),
+        choices=made.composition.choices,
+        created=provenance.now(),
+        version=__version__,
+        user=provenance.user(),
+        host=provenance.host(),
+        # As it is now: another shell may point at another Slurm.
+        slurm_conf=plan.slurm_conf or os.environ.get("SLURM_CONF"),
+        launcher_pid=os.getpid(),
+        **origin.fields,
+    )

@@ -1,0 +1,155 @@
+"""What became of launches whose launcher died or got no answer, settled before the run is launched again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.launching.directory import record_job
+from launcher.launching.submitting import Tell, keep_one
+from launcher.runs import provenance
+from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.marks import GIVEN_UP, claim, first_job
+from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from launcher.tracking.launches import Launch, by_scheduler, read_launch, scheduler_of
+
+# More than launchers that die one after the other leave behind.
+_NEWEST = 20
+_DIED = "its launcher died before it submitted"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The job that an open launch turned out to be."""
+
+    launch: Launch
+    job_id: str
+
+    def __str__(self) -> str:
+        name, number = self.launch.manifest.run, self.launch.paths.number
+        return f"launch {number} of {name} was submitted as job {self.job_id} after all"
+
+
+def settle(run_dir: Path, tell: Tell) -> None:
+    """Find out what became of the newest launches of a run that may have a job that is not on record.
+
+    What is found is written into their manifests, so that it is asked for once. Launches whose launcher is at
+    it are left alone.
+
+    Raises
+    ------
+    UserError
+        If there is a job that the user does not know of, or if it cannot be asked: launching once more could
+        double it.
+    """
+    opened = _open_launches(run_dir)
+    if not opened:
+        return
+    marked = {launch.manifest.tag: [job] for launch in opened if (job := first_job(launch.paths.directory))}
+    asked = [launch for launch in opened if launch.manifest.tag not in marked]
+    found = [_settled(launch, {**marked, **_ask(asked)}, tell) for launch in opened]
+    jobs = [job for job in found if job is not None]
+    if jobs:
+        where = shlex.quote(short(run_dir))
+        raise UserError(
+            "; ".join(map(str, jobs)),
+            hint=f"how it is: slipway status {where}\n"
+            "to launch once more all the same: the same command again",
+        )
+
+
+def _open_launches(run_dir: Path) -> list[Launch]:
+    """The launches of which it is not known whether they became a job, the oldest first."""
+    found = []
+    for number in launch_numbers(run_dir)[-_NEWEST:]:
+        with contextlib.suppress(UserError):  # a broken launch hides no other
+            launch = read_launch(run_dir, number)
+            if launch.may_be_unknown_job and not _is_being_submitted(launch):
+                found.append(launch)
+    return found
+
+
+def _is_being_submitted(launch: Launch) -> bool:
+    manifest = launch.manifest
+    if manifest.unanswered is not None or launch.is_without_job:
+        return False
+    return manifest.host != provenance.host() or not manifest.launcher_pid or _is_alive(manifest.launcher_pid)
+
+
+def _ask(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
+    """The jobs of launches by their tags, with one question for each scheduler."""
+    found: dict[str, Sequence[str]] = {}
+    for group in by_scheduler(launches):
+        try:
+            found |= scheduler_of(group[0]).find([launch.intent for launch in group])
+        except UserError as error:
+            raise _not_known(group[-1], error.message.splitlines()[0]) from error
+    return found
+
+
+def _settled(launch: Launch, found: Mapping[str, Sequence[str]], tell: Tell) -> _Job | None:
+    """Write down what became of a launch."""
+    manifest, directory = launch.manifest, launch.paths.directory
+    jobs = found.get(manifest.tag)
+    if jobs:
+        kept = keep_one(scheduler_of(launch), launch.intent, jobs, tell)
+    elif submitter := _submitter(manifest):
+        raise _not_known(launch, f"process {submitter} is still submitting it")
+    elif manifest.user != provenance.user():
+        # With Slurm's PrivateData their job is there, and not to be seen.
+        raise _not_known(launch, f"it is {manifest.user}'s, and only {manifest.user} can ask for it")
+    else:
+        # Should the scheduler take it yet, its script finds the launch claimed, and leaves.
+        kept = claim(directory, GIVEN_UP)
+    job = None if kept == GIVEN_UP else _Job(launch, kept)
+    try:
+        _record(launch.paths, manifest, job)
+    except OSError as error:  # a colleague's launch, or a full disk
+        tell(f"what became of launch {manifest.launch} could not be written down: {error.strerror}")
+    return job
+
+
+def _record(paths: LaunchPaths, manifest: Manifest, job: _Job | None) -> None:
+    if job is not None:
+        record_job(paths, manifest.submitted_as(job.job_id))
+    else:
+        write_manifest(paths.directory, manifest.refused(manifest.unanswered or _DIED))
+
+
+def _not_known(launch: Launch, why: str) -> UserError:
+    name, number = launch.manifest.run, launch.paths.number
+    directory = shlex.quote(short(launch.paths.directory))
+    return UserError(
+        f"whether launch {number} of {name} became a job is not known: {why}",
+        hint="launching now could double it: try again once that can be told\n"
+        f"if you know that there is none, remove that launch: rm -r {directory}",
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    return _stat(pid)[:1] not in ("", "Z", "X")
+
+
+def _stat(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2]
+    return ""
+
+
+def _submitter(manifest: Manifest) -> str | None:
+    """The sbatch on this machine that is still at it; it outlives its launcher."""
+    tag = os.fsencode(manifest.tag)
+    if manifest.host != provenance.host():
+        return None
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")[:-1]
+                if words[-1:] == [tag] and any(word.endswith(b"sbatch") for word in words):
+                    return entry.name
+    return None

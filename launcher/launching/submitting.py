@@ -1,0 +1,157 @@
+"""A script to the scheduler, once: an answer that is lost never becomes a second job.
+
+Where an answer is lost, the job is looked for by its tag, and submitted again only when the scheduler has
+answered that it knows none. It may take the first submission after that, so that there are two. The claim of
+the launch, ``marks/job``, then decides which of them is its job: `launcher.runs.marks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UserError
+from launcher.runs.marks import GIVEN_UP, claim
+from launcher.schedulers.base import Intent, NoAnswer, Scheduler
+from launcher.schedulers.commands import Silent
+
+_LONGEST_WAIT_SECONDS = 16.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long a lost job is looked for, in seconds, and by which clock."""
+
+    seconds: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def tries(self) -> Iterator[None]:
+        """Try at once, and again until the time is up."""
+        yield
+        yield from self.waits()
+
+    def waits(self) -> Iterator[None]:
+        """Wait, each time twice as long as before, until the time is up; once at the least."""
+        end = self.clock() + self.seconds
+        wait = 0.5
+        while True:
+            self.sleep(max(0.0, min(wait, end - self.clock())))
+            yield
+            if self.clock() >= end:
+                return
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+def validate(scheduler: Scheduler, script_text: str, tell: Tell, patience: Patience) -> str | None:
+    """Let the scheduler judge a script, which it may be too busy for; see `Scheduler.validate`.
+
+    Raises
+    ------
+    UserError
+        If it would refuse the script, or does not answer: nothing is launched then.
+    """
+    silence: Silent | None = None
+    for _ in patience.tries():
+        if silence is not None:
+            tell(f"{silence.message}; asking again ...")
+        try:
+            return scheduler.validate(script_text)
+        except Silent as error:
+            silence = error
+    assert silence is not None
+    raise UserError(silence.message, hint="nothing was launched; try again when it does") from silence
+
+
+def submit(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience) -> str:
+    """Submit a script that lies in its launch directory; return the id of the one job that it became.
+
+    Parameters
+    ----------
+    tell
+        Is told what goes on while no answer comes.
+
+    Raises
+    ------
+    NoAnswer
+        If it is not known whether there is a job, after all patience.
+    UserError
+        If the scheduler refuses; then there is no job, nor will there be one.
+    """
+    try:
+        return scheduler.submit(intent.script, intent.tag)
+    except NoAnswer as error:
+        lost = error
+    told = ""
+    for _ in patience.waits():
+        again = "still no answer" if lost.message == told else lost.message
+        tell(f"{again}; looking for the job by its tag ...")
+        told = lost.message
+        try:
+            jobs = _find(scheduler, intent)
+        except UserError as error:
+            lost = NoAnswer(error.message.splitlines()[0])
+            continue
+        if jobs:
+            return keep_one(scheduler, intent, jobs, tell)
+        tell("there is no such job; submitting it again ...")
+        try:
+            newest = scheduler.submit(intent.script, intent.tag)
+        except NoAnswer as error:
+            lost = error
+        except UserError as refusal:
+            return _after_refusal(scheduler, intent, refusal, tell)
+        else:
+            return keep_one(scheduler, intent, [*_find_if_told(scheduler, intent), newest], tell)
+    jobs = _find_if_told(scheduler, intent)
+    if jobs:
+        return keep_one(scheduler, intent, jobs, tell)
+    raise lost
+
+
+def keep_one(scheduler: Scheduler, intent: Intent, jobs: Sequence[str], tell: Tell) -> str:
+    """Settle which of the jobs of one submission is the launch's, the oldest if none began; cancel others.
+
+    Raises
+    ------
+    UserError
+        If a later launcher has given this launch up: its jobs leave without doing anything.
+    """
+    # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
+    kept = claim(intent.script.parent, jobs[0])
+    for job in dict.fromkeys(jobs):
+        if job == kept:
+            continue
+        tell(f"job {job} is a second one of the same launch: cancelling it")
+        try:
+            scheduler.cancel(job)
+        except UserError as error:
+            tell(f"{error.message}; it does no harm: such a job leaves before it does anything")
+    if kept == GIVEN_UP:
+        raise UserError("a later launch of this run has given this one up", hint="launch again")
+    return kept
+
+
+def _after_refusal(scheduler: Scheduler, intent: Intent, refusal: UserError, tell: Tell) -> str:
+    """The second submission is refused, perhaps because the first, that nobody answered, became a job."""
+    jobs = _find_if_told(scheduler, intent)
+    if jobs:
+        return keep_one(scheduler, intent, jobs, tell)
+    kept = claim(intent.script.parent, GIVEN_UP)
+    if kept == GIVEN_UP:
+        raise refusal
+    return kept
+
+
+def _find(scheduler: Scheduler, intent: Intent) -> list[str]:
+    return list(scheduler.find([intent]).get(intent.tag, ()))
+
+
+def _find_if_told(scheduler: Scheduler, intent: Intent) -> list[str]:
+    with contextlib.suppress(UserError):
+        return _find(scheduler, intent)
+    return []

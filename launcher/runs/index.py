@@ -1,0 +1,240 @@
+"""What this user has seen of runs: a cache for quick look-ups, made again from manifests at any time.
+
+It knows directories in which runs were (trees), and launches by their tags. It is never the truth: whoever
+finds something in it looks at the manifest. So nothing that happens to it is an error: it may be deleted,
+broken, of another version, or on a full disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from launcher.errors import UserError
+from launcher.runs.cache_dir import NotTrusted, cache_directory
+from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.paths import LAUNCHES
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+
+# Another version has another file: two versions of Slipway do not destroy each other's.
+FILE_NAME = "runs-1.sqlite3"
+
+_COLUMNS = ("tag", "run", "run_dir", "number", "job_id", "scheduler", "slurm_conf", "user", "created")
+
+# Text as bytes: a path need not be UTF-8.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS trees (path BLOB PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS launches (
+    tag BLOB PRIMARY KEY, run BLOB, run_dir BLOB, number INTEGER, job_id BLOB,
+    scheduler BLOB, slurm_conf BLOB, user BLOB, created BLOB
+);
+CREATE INDEX IF NOT EXISTS by_job ON launches (job_id);
+CREATE INDEX IF NOT EXISTS by_run ON launches (run);
+CREATE INDEX IF NOT EXISTS by_dir ON launches (run_dir);
+"""
+
+_PATIENCE = 5.0  # seconds that another process may keep it locked
+# SQLite's codes of a file that is none of ours: an error in the statement (another schema), a type that does
+# not fit, a broken file, no database.
+_BROKEN = (1, 20, 11, 26)
+_BUSY = 5
+_AT_ONCE = 500  # rows in one question; SQLite takes at least 999 parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A launch as it was last seen; `job_id` is that of the job or the array."""
+
+    tag: str
+    run: str
+    run_dir: Path
+    number: int
+    job_id: str | None
+    scheduler: str
+    slurm_conf: str | None
+    user: str
+    created: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the launch still lies where it was seen."""
+        try:
+            return read_manifest(self.run_dir / LAUNCHES / str(self.number)).tag == self.tag
+        except UserError:
+            return False
+
+
+def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None) -> Entry:
+    """What is remembered of a launch, where it lies now.
+
+    Parameters
+    ----------
+    job_id
+        The job that it became, also where the manifest does not know it.
+    """
+    return Entry(
+        tag=manifest.tag,
+        run=manifest.run,
+        run_dir=run_dir,
+        number=number,
+        job_id=job_id,
+        scheduler=manifest.scheduler,
+        slurm_conf=manifest.slurm_conf,
+        user=manifest.user,
+        created=manifest.created,
+    )
+
+
+class Index:
+    """The cache of this user. No method raises: what cannot be read is empty, what cannot be written is lost.
+
+    Attributes
+    ----------
+    trouble
+        Why it is done without, where the user should know.
+    """
+
+    def __init__(self) -> None:
+        self.trouble: str | None = None
+        # Waited for once, not at each question.
+        self._is_locked = False
+
+    def trees(self) -> list[Path]:
+        """The directories in which runs were seen, in no order."""
+        return [_path(row[0]) for row in self._ask("SELECT path FROM trees ORDER BY path")]
+
+    def entries(self) -> list[Entry]:
+        """All launches, the oldest first."""
+        return self._entries("TRUE ORDER BY created, tag")
+
+    def with_job(self, job_id: str) -> list[Entry]:
+        """The launches that had a job of this id: several, where ids were used again."""
+        return self._entries("job_id = ? ORDER BY created", (job_id,))
+
+    def with_name(self, run: str) -> list[Entry]:
+        """The launches of all runs of a name."""
+        return self._entries("run = ? ORDER BY created", (run,))
+
+    def with_tags(self, tags: Sequence[str]) -> dict[str, Entry]:
+        """The launches of these tags, by tag."""
+        found: list[Entry] = []
+        for start in range(0, len(tags), _AT_ONCE):
+            some = tags[start : start + _AT_ONCE]
+            found += self._entries(f"tag IN ({', '.join('?' * len(some))})", some)
+        return {entry.tag: entry for entry in found}
+
+    def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
+        """Take in launches that were seen just now, and the directories that their runs lie in.
+
+        A launch that is known from another place is a copy, as long as it still is there too.
+        """
+        seen = {entry.tag: entry for entry in entries}
+        known = self.with_tags(list(seen))
+        changed = [entry for tag, entry in seen.items() if _is_news(entry, known.get(tag))]
+        paths = {*trees, *(entry.run_dir.parent for entry in changed)}.difference(self.trees())
+        if changed or paths:
+            self._do(lambda connection: _write(connection, changed, paths), None)
+
+    def forget(self, run_dirs: Iterable[Path] = (), trees: Iterable[Path] = ()) -> None:
+        """Drop what is no longer where it was."""
+        runs, gone = [(_blob(path),) for path in run_dirs], [(_blob(path),) for path in trees]
+
+        def drop(connection: sqlite3.Connection) -> None:
+            connection.executemany("DELETE FROM launches WHERE run_dir = ?", runs)
+            connection.executemany("DELETE FROM trees WHERE path = ?", gone)
+
+        if runs or gone:
+            self._do(drop, None)
+
+    def _entries(self, condition: str, values: Sequence[str] = ()) -> list[Entry]:
+        blobs = [_blob(value) for value in values]
+        rows = self._ask(f"SELECT {', '.join(_COLUMNS)} FROM launches WHERE {condition}", blobs)
+        return [_entry(row) for row in rows]
+
+    def _ask(self, question: str, values: Sequence[bytes | None] = ()) -> list[tuple[Any, ...]]:
+        nothing: list[tuple[Any, ...]] = []
+        return self._do(lambda connection: connection.execute(question, values).fetchall(), nothing)
+
+    def _do(self, action: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Act on the file in one transaction; a broken one is removed, and made anew."""
+        if self.trouble is not None or self._is_locked:
+            return otherwise
+        try:
+            path = cache_directory() / FILE_NAME
+        except NotTrusted as error:
+            self.trouble = str(error)
+            return otherwise
+        except OSError:
+            return otherwise
+        # Imported late: few verbs need it.
+        import sqlite3
+
+        for _ in range(2):
+            try:
+                return _in_transaction(path, action)
+            except sqlite3.Error as error:
+                code = getattr(error, "sqlite_errorcode", None)
+                if code not in _BROKEN:  # locked for too long, read-only, full
+                    self._is_locked = code == _BUSY
+                    break
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            except (OSError, OverflowError):
+                break
+        return otherwise
+
+
+def _in_transaction(path: Path, action: Callable[[sqlite3.Connection], T]) -> T:
+    import sqlite3
+
+    with contextlib.closing(sqlite3.connect(os.fspath(path), timeout=_PATIENCE)) as connection:
+        # All that is in it can be had again: no waiting for the disk.
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.executescript(_SCHEMA)
+        with connection:
+            return action(connection)
+
+
+def _write(connection: sqlite3.Connection, entries: Sequence[Entry], trees: Iterable[Path]) -> None:
+    marks = ", ".join("?" * len(_COLUMNS))
+    connection.executemany(f"INSERT OR REPLACE INTO launches VALUES ({marks})", map(_row, entries))
+    connection.executemany("INSERT OR IGNORE INTO trees VALUES (?)", [(_blob(path),) for path in trees])
+
+
+def _is_news(entry: Entry, known: Entry | None) -> bool:
+    if known is None or known == entry:
+        return known is None
+    return known.run_dir == entry.run_dir or not known.is_there
+
+
+def _row(entry: Entry) -> list[bytes | int | None]:
+    values = (getattr(entry, name) for name in _COLUMNS)
+    return [value if isinstance(value, int) else _blob(value) for value in values]
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    texts = [os.fsdecode(value) if isinstance(value, bytes) else value for value in row]
+    tag, run, run_dir, number, job_id, scheduler, slurm_conf, user, created = texts
+    return Entry(tag, run, Path(run_dir), int(number), job_id, scheduler, slurm_conf, user, created)
+
+
+def _blob(value: str | Path | None) -> bytes | None:
+    # A manifest may hold what no text can: the same letters with a question mark are as good a key.
+    if value is None:
+        return None
+    try:
+        return os.fsencode(value)
+    except UnicodeEncodeError:
+        return str(value).encode("utf-8", "replace")
+
+
+def _path(value: bytes) -> Path:
+    return Path(os.fsdecode(value))

@@ -1,0 +1,36 @@
+"""The marks of a job, as its script leaves them: `launcher.runs.marks`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def leave(
+    launch_dir: Path,
+    job_id: str,
+    *,
+    life: int = 0,
+    started: float | None = None,
+    ended: float | None = None,
+    code: int = 0,
+    nodes: str = "n[1-2]",
+) -> None:
+    """Write the marks of one life of a job; `job_id` of an array's task is ``17_2``."""
+    marks = launch_dir / "marks"
+    marks.mkdir(exist_ok=True)
+    of = job_id.partition("_")[0]
+    (marks / "job").write_text(f"{of}\n")
+    for name, told in (
+        ("started", None if started is None else {"started": started, "nodes": nodes}),
+        ("ended", None if ended is None else {"exit_code": code, "ended": ended}),
+    ):
+        if told is not None:
+            path = marks / f"{job_id}.{life}.{name}.json"
+            path.write_text(json.dumps({"job_id": of, **told}) + "\n")
+
+
+def ends(launch_dir: Path) -> list[dict[str, Any]]:
+    """What the lives of a launch's job left when they ended."""
+    return [json.loads(path.read_text()) for path in sorted((launch_dir / "marks").glob("*.ended.json"))]

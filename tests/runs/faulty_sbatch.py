@@ -1,0 +1,87 @@
+"""An sbatch that fails, in front of the real one: what may happen between a launcher and the controller."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# What the wrapper does with one submission. `accept` hands it to the real sbatch, whose answer it keeps.
+FAULTS: Mapping[str, str] = {
+    "fine": 'accept "$@"; cat "$answer"',
+    # The controller has the job, and the answer is lost.
+    "timeout": 'accept "$@"; fail "Socket timed out on send/recv operation"',
+    "killed": 'accept "$@"; kill -KILL $$',
+    "terminated": 'accept "$@"; exit 143',
+    "empty": 'accept "$@"; exit 0',
+    "garbage": 'accept "$@"; echo "this is job 3 of 5"; exit 0',
+    "binary": r"""accept "$@"; printf '\xff\xfe\n'; exit 0""",
+    "hook": 'accept "$@"; echo "sbatch: warning: be nice" >&2; echo "Traceback" >&2; exit 1',
+    "told": '"$real" "$@" | tee -a "$here/accepted"; fail "a hook of the site: invalid partition"',
+    # It has not.
+    "unreachable": 'fail "Unable to contact slurm controller (connect failure)"',
+    "before": "kill -KILL $$",
+    # It takes the job only later, when it may have been submitted again.
+    "late": 'later 1.5 "$@"; fail "Socket timed out on send/recv operation"',
+    "very_late": 'later 5 "$@"; fail "Socket timed out on send/recv operation"',
+    # It takes the first submission while the second is on its way: two jobs before anybody is told of one.
+    "overtaken": 'overtaken "$@" </dev/null >/dev/null 2>&1 & fail "Socket timed out on send/recv operation"',
+    "overtaking": 'touch "$here/go"; until [[ -s $here/accepted ]]; do sleep 0.1; done; '
+    'accept "$@"; cat "$answer"',
+    # It takes it in the middle of what the test does.
+    "stopping": 'touch "$here/stopped"; until [[ -e $here/go ]]; do sleep 0.1; done; '
+    'SLURM_CONF=$REAL_SLURM_CONF accept "$@"; fail "Socket timed out on send/recv operation"',
+    # The answer takes long.
+    "slow": 'sleep 3; accept "$@"; cat "$answer"',
+    "for_ever": 'echo for_ever >>"$here/faults"; fail "Unable to contact slurm controller (connect failure)"',
+}
+
+# Those after which the job is there.
+TOLD_AT_ONCE = {"fine", "timeout", "killed", "terminated", "empty", "garbage", "binary", "hook", "told"}
+# Those of which no job comes.
+LEADING_NOWHERE = {"unreachable", "before", "for_ever"}
+
+_SCRIPT = """\
+#!/bin/bash
+real={real}
+case " $* " in *" --test-only "*) exec "$real" "$@" ;; esac
+here=${{FAULTS:?}} answer=$FAULTS/answer.$$
+echo "$*" >>"$here/calls"
+accept() {{ "$real" "$@" >"$answer" && cat "$answer" >>"$here/accepted"; }}
+later() {{ (sleep "$1"; shift; accept "$@") </dev/null >/dev/null 2>&1 & }}
+overtaken() {{ until [[ -e $here/go ]]; do sleep 0.1; done; accept "$@"; }}
+fail() {{ echo "sbatch: error: Batch job submission failed: $1" >&2; exit 1; }}
+fault=$(head -n 1 "$here/faults")
+sed -i 1d "$here/faults"
+case ${{fault:-fine}} in
+{cases}
+esac
+"""
+
+
+def install(programs: Path) -> None:
+    """Write the wrapper as `programs`/sbatch; ``$FAULTS`` is a directory of `plan`."""
+    programs.mkdir()
+    cases = "\n".join(f"{name}) {body} ;;" for name, body in FAULTS.items())
+    wrapper = programs / "sbatch"
+    wrapper.write_text(_SCRIPT.format(real=shutil.which("sbatch"), cases=cases))
+    wrapper.chmod(0o755)
+
+
+def plan(directory: Path, faults: Sequence[str]) -> Path:
+    """What shall happen to the submissions of one launcher, one after the other; later ones are fine."""
+    assert set(faults) <= set(FAULTS)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "faults").write_text("".join(f"{fault}\n" for fault in faults))
+    (directory / "accepted").touch()
+    return directory
+
+
+def accepted(directory: Path) -> list[str]:
+    """The ids of the jobs that the controller took, in that order; some of them nobody was told."""
+    return [line.split()[-1] for line in (directory / "accepted").read_text().splitlines()]
+
+
+def calls(directory: Path) -> int:
+    path = directory / "calls"
+    return len(path.read_text().splitlines()) if path.exists() else 0

@@ -1,0 +1,121 @@
+"""A controller that is gone: before a launch, in the middle of one, and while somebody watches."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.runs.faulty_sbatch import accepted
+from tests.runs.faulty_site import Site, faulty_site, outcomes, wait_until
+
+# Nobody listens there, and nobody may.
+_DEAD_PORT = 9
+
+
+class Controller:
+    """The controller as clients see it: another port in their slurm.conf, and it is gone.
+
+    The sandbox serves the other tests all the while.
+    """
+
+    def __init__(self, conf: Path, real: Path) -> None:
+        self.conf = conf
+        # Less patience than Slurm's own ten seconds.
+        self._alive = real.read_text() + "\nMessageTimeout=2\n"
+        self.revive()
+
+    def die(self) -> None:
+        self._write(re.sub(r"(?m)^SlurmctldPort=.*$", f"SlurmctldPort={_DEAD_PORT}", self._alive))
+
+    def revive(self) -> None:
+        self._write(self._alive)
+
+    def _write(self, text: str) -> None:
+        whole = self.conf.with_suffix(".new")
+        whole.write_text(text)
+        whole.replace(self.conf)
+
+
+@pytest.fixture
+def site(tmp_path: Path, sandbox: Sandbox) -> Iterator[Site]:
+    with faulty_site(tmp_path, sandbox) as one:
+        # The job itself has the real slurm.conf; what dies are the clients.
+        (tmp_path / "payload").write_text(
+            '#!/bin/bash\n[[ $1 == -c ]] || until [[ -e "${0%/*}/go" ]]; do echo alive; sleep 0.2; done\n'
+        )
+        yield one
+
+
+@pytest.fixture
+def controller(site: Site) -> Controller:
+    return Controller(site.directory / "slurm.conf", Path(site.environment["SLURM_CONF"]))
+
+
+def on(controller: Controller) -> str:
+    return f"cluster.slurm_conf={controller.conf}"
+
+
+@pytest.mark.slurm
+def test_a_controller_that_is_dead_before_the_launch(site: Site, controller: Controller) -> None:
+    controller.die()
+    told = site.launch_all({"early": ()}, 1, on(controller))["early"]
+    assert told[0] == 2, told[1]
+    assert "Unable to contact slurm controller" in told[1]
+    assert "nothing was launched" in told[1]
+    assert "Traceback" not in told[1]
+    assert not (site.directory / "results").exists()
+    process = site.launch("early", on(controller), "cluster.partition=cloud")
+    assert process.stderr is not None
+    assert "asking again" in process.stderr.readline()
+    controller.revive()
+    code, out, err = outcomes(process)
+    assert code == 0, out + err
+
+
+@pytest.mark.slurm
+def test_a_controller_that_dies_during_a_launch_and_while_a_job_is_watched(
+    site: Site, controller: Controller
+) -> None:
+    """It has the first run's job, and cannot be asked; that of the second runs all the while."""
+    watched = site.launch("watched", on(controller))
+    middle = site.launch("middle", on(controller), "cluster.partition=cloud", faults=["stopping"])
+    assert outcomes(watched)[0] == 0
+    wait_until(lambda: site.status()["watched"]["state"] == "RUNNING")
+    watchers = {verb: site.start(*verb.split(), "watched") for verb in ("follow", "logs -f")}
+    wait_until(lambda: (site.faults("middle") / "stopped").exists())
+    controller.die()
+    try:
+        (site.faults("middle") / "go").touch()
+        assert middle.stderr is not None
+        assert "looking for the job by its tag" in middle.stderr.readline()
+        middle.send_signal(signal.SIGINT)
+        assert outcomes(middle)[0] == 130
+        # Each waits for the controller for a while; so at once.
+        again = site.launch("middle", on(controller))
+        one = site.start("status", "watched")
+        seen = site.status()
+        assert {row["state"] for row in seen.values()} == {"UNKNOWN"}
+        assert "Unable to contact slurm controller" in seen["watched"]["reason"]
+        assert outcomes(one)[0] == 3
+        code, _, err = outcomes(again)
+        assert code == 2
+        assert "whether launch 1 of middle became a job is not known" in err
+        assert [watcher.poll() for watcher in watchers.values()] == [None, None], "they go on"
+    finally:
+        controller.revive()
+    states = {run: row["state"] for run, row in site.status().items()}
+    assert states == {"watched": "RUNNING", "middle": "PENDING"}
+    (site.directory / "go").touch()
+    again = site.launch("middle", on(controller))
+    (job,) = accepted(site.faults("middle"))
+    code, _, err = outcomes(again)
+    assert (code, site.manifest("middle").job_id) == (2, job)
+    assert f"launch 1 of middle was submitted as job {job} after all" in err
+    for verb, watcher in watchers.items():
+        code, out, err = outcomes(watcher)
+        assert code == 0, (verb, out, err)

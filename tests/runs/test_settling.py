@@ -1,0 +1,148 @@
+"""Launches of which nobody knows the end, settled by the next one of their run; without Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.drafting import Request, draft
+from launcher.errors import UserError
+from launcher.launching import Launched, launch
+from launcher.runs.manifest import Manifest, read_manifest, write_manifest
+from launcher.runs.marks import first_job
+from launcher.runs.paths import LaunchPaths
+
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+def launched(tmp_path: Path, told: list[str] | None = None) -> Launched:
+    chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/nonexistent]"]
+    request = Request(
+        [*chosen, f"base_results_dir={tmp_path}/results", "cluster.python=/bin/true"], ["slipway"]
+    )
+    return launch(draft(request), request, tell=(told if told is not None else []).append)
+
+
+def wait_for_end(paths: LaunchPaths) -> None:
+    for _ in range(300):
+        if list(paths.marks.glob("*.ended.json")):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the job did not end")
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def open_launch(tmp_path: Path, *, began: bool = False, **manifest: Any) -> tuple[LaunchPaths, Manifest]:
+    """A launch as its launcher left it when it died, after its job began or before there was one."""
+    one = launched(tmp_path)
+    wait_for_end(one.paths)
+    if not began:
+        shutil.rmtree(one.paths.marks)
+    fields = {"job_id": None, "launcher_pid": dead_pid(), **manifest}
+    write_manifest(one.paths.directory, replace(one.manifest, **fields))
+    return one.paths, one.manifest
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {},
+        {"launcher_pid": 1, "created": LONG_AGO},
+        {"host": "elsewhere", "created": LONG_AGO},
+        {"launcher_pid": 1, "unanswered": "its launcher was interrupted"},
+    ],
+)
+def test_a_launch_without_a_job_is_told_so_and_given_up(tmp_path: Path, left: dict[str, Any]) -> None:
+    paths, _ = open_launch(tmp_path, **left)
+    again = launched(tmp_path)
+    assert again.paths.number == 2
+    settled = read_manifest(paths.directory)
+    assert settled.job_id is None
+    assert settled.error == left.get("unanswered", "its launcher died before it submitted")
+    assert (paths.marks / "job").read_text() == "given-up\n"
+    assert first_job(paths.directory) is None
+    wait_for_end(again.paths)
+
+
+@pytest.mark.parametrize("left", [{"launcher_pid": os.getpid()}, {"host": "elsewhere"}])
+def test_a_launch_whose_launcher_may_be_at_it_is_left_alone(tmp_path: Path, left: dict[str, Any]) -> None:
+    paths, _ = open_launch(tmp_path, **left)
+    before = paths.manifest.read_bytes()
+    again = launched(tmp_path)
+    assert paths.manifest.read_bytes() == before
+    assert not paths.marks.exists()
+    wait_for_end(again.paths)
+
+
+def test_a_job_that_nobody_was_told_of_is_adopted_and_told_once(tmp_path: Path) -> None:
+    paths, before = open_launch(tmp_path, began=True)
+    (paths.directory / "launcher.log").unlink()
+    with pytest.raises(UserError) as raised:
+        launched(tmp_path)
+    assert raised.value.exit_code == 2
+    assert raised.value.message == f"launch 1 of tokenize_text was submitted as job {before.job_id} after all"
+    assert "slipway status" in str(raised.value)
+    assert "the same command again" in str(raised.value)
+    assert read_manifest(paths.directory).job_id == before.job_id
+    assert (paths.directory / "launcher.log").read_text() == f"Submitted batch job {before.job_id}\n"
+    again = launched(tmp_path)
+    assert again.paths.number == 2
+    wait_for_end(again.paths)
+
+
+def test_where_it_cannot_be_asked_nothing_is_launched(tmp_path: Path) -> None:
+    paths, _ = open_launch(tmp_path, scheduler="slurm", slurm_conf=str(tmp_path / "gone.conf"))
+    with pytest.raises(
+        UserError, match="whether launch 1 of tokenize_text became a job is not known"
+    ) as raised:
+        launched(tmp_path)
+    assert "gone.conf" in raised.value.message
+    assert f"rm -r {paths.directory}" in str(raised.value)
+    assert not (paths.run_dir / "launches" / "2").exists()
+
+
+def test_of_a_colleagues_launch_nobody_else_can_tell(tmp_path: Path) -> None:
+    """With Slurm's PrivateData the colleague's job is there, and hidden."""
+    paths, _ = open_launch(tmp_path, user="ada")
+    with pytest.raises(UserError, match="it is ada's, and only ada can ask"):
+        launched(tmp_path)
+    assert not (paths.marks / "job").exists(), "its job may still begin"
+
+
+def test_an_sbatch_that_outlived_its_launcher_is_waited_for(tmp_path: Path) -> None:
+    paths, manifest = open_launch(tmp_path)
+    (tmp_path / "sbatch").write_text("sleep 60; true\n")
+    orphan = subprocess.Popen(["bash", tmp_path / "sbatch", paths.script, manifest.tag])
+    try:
+        with pytest.raises(UserError, match=f"process {orphan.pid} is still submitting it"):
+            launched(tmp_path)
+    finally:
+        orphan.kill()
+        orphan.wait()
+    again = launched(tmp_path)
+    wait_for_end(again.paths)
+
+
+def test_what_cannot_be_written_down_stops_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a colleague's launch."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    open_launch(tmp_path)
+    monkeypatch.setattr("launcher.launching.settling.write_manifest", refuse)
+    told: list[str] = []
+    wait_for_end(launched(tmp_path, told).paths)
+    assert told == ["what became of launch 1 could not be written down: Permission denied"]

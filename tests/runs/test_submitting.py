@@ -1,0 +1,176 @@
+"""What a launcher does when an answer is lost, step by step, with prepared answers and no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.launching.submitting import Patience, submit
+from launcher.runs.marks import GIVEN_UP, claim, first_job
+from launcher.schedulers.base import Intent, NoAnswer
+from launcher.tracking.exit_codes import NOT_KNOWN
+
+LOST = NoAnswer("Slurm did not answer: Socket timed out")
+BUSY = UserError("squeue failed: Socket timed out")
+
+
+class Clock:
+    """A clock that moves when somebody sleeps, and a little with each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+
+class Answers:
+    """A scheduler that gives prepared answers; the last of each kind is repeated."""
+
+    def __init__(
+        self, submissions: Iterable[str | UserError], looks: Iterable[Sequence[str] | UserError]
+    ) -> None:
+        self.submissions, self.looks = list(submissions), list(looks)
+        self.calls: list[str] = []
+
+    def submit(self, script: Path, tag: str) -> str:
+        self.calls.append("submit")
+        answer = self.submissions.pop(0) if len(self.submissions) > 1 else self.submissions[0]
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+        self.calls.append("find")
+        answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(answer, UserError):
+            raise answer
+        return {intents[0].tag: answer} if answer else {}
+
+    def cancel(self, job_id: str) -> None:
+        self.calls.append(f"cancel {job_id}")
+
+
+def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
+    told: list[str] = []
+    clock = Clock()
+    intent = Intent("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
+    job = submit(scheduler, intent, told.append, Patience(seconds, clock, clock.sleep))  # type: ignore[arg-type]
+    assert clock.now < seconds + 1
+    return job, told
+
+
+def test_an_answer_that_comes_asks_nothing_more(tmp_path: Path) -> None:
+    scheduler = Answers(["17"], [BUSY])
+    assert go(scheduler, tmp_path) == ("17", [])
+    assert scheduler.calls == ["submit"]
+
+
+def test_a_refusal_is_not_tried_again(tmp_path: Path) -> None:
+    scheduler = Answers([UserError("Slurm refused the job: invalid partition")], [BUSY])
+    with pytest.raises(UserError, match="invalid partition"):
+        go(scheduler, tmp_path)
+    assert scheduler.calls == ["submit"]
+
+
+def test_a_job_that_is_found_is_not_submitted_again(tmp_path: Path) -> None:
+    scheduler = Answers([LOST], [BUSY, BUSY, ["17"]])
+    job, told = go(scheduler, tmp_path)
+    assert job == "17"
+    assert scheduler.calls == ["submit", "find", "find", "find"]
+    assert told[0] == "Slurm did not answer: Socket timed out; looking for the job by its tag ..."
+    assert told[1:] == [
+        "squeue failed: Socket timed out; looking for the job by its tag ...",
+        "still no answer; looking for the job by its tag ...",
+    ]
+
+
+def test_nothing_is_submitted_again_while_nobody_says_that_there_is_no_job(tmp_path: Path) -> None:
+    scheduler = Answers([LOST], [BUSY])
+    with pytest.raises(NoAnswer) as raised:
+        go(scheduler, tmp_path)
+    assert raised.value.exit_code == NOT_KNOWN
+    assert scheduler.calls.count("submit") == 1
+    assert 5 < scheduler.calls.count("find") < 15, "a minute, ever more patiently"
+    assert first_job(tmp_path) is None, "should it be a job after all, it may run"
+
+
+def test_it_is_submitted_again_when_there_is_no_job_and_not_for_ever(tmp_path: Path) -> None:
+    scheduler = Answers([LOST, LOST, "19"], [[], [], ["19"]])
+    job, told = go(scheduler, tmp_path)
+    assert job == "19"
+    assert told.count("there is no such job; submitting it again ...") == 2
+    hopeless = Answers([LOST], [[]])
+    with pytest.raises(NoAnswer, match="Socket timed out"):
+        go(hopeless, tmp_path)
+    assert 5 < hopeless.calls.count("submit") < 15
+    assert hopeless.calls[-1] == "find", "the last submission was looked for, too"
+
+
+def test_of_two_jobs_the_oldest_is_kept_and_claims_the_launch(tmp_path: Path) -> None:
+    scheduler = Answers([LOST, "19"], [[], ["17", "19"]])
+    assert go(scheduler, tmp_path)[0] == "17"
+    assert scheduler.calls[-1] == "cancel 19"
+    assert first_job(tmp_path) == "17"
+
+
+def test_a_job_that_began_is_kept_though_it_is_younger(tmp_path: Path) -> None:
+    claim(tmp_path, "19")
+    scheduler = Answers([LOST, "19"], [[], ["17", "19"]])
+    assert go(scheduler, tmp_path)[0] == "19"
+    assert scheduler.calls[-1] == "cancel 17"
+
+
+def test_the_job_on_record_claims_the_launch_although_nobody_can_be_asked(tmp_path: Path) -> None:
+    """Else an older one, of which nobody was told, could begin in its place."""
+    assert go(Answers([LOST, "19"], [[], BUSY]), tmp_path)[0] == "19"
+    assert first_job(tmp_path) == "19"
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_refusal_of_the_second_submission(tmp_path: Path, began: bool) -> None:
+    """Perhaps the first one took the last place in the queue that the user has, and cannot be seen yet."""
+    refusal = UserError("Slurm refused the job: job submit limit")
+    if began:
+        claim(tmp_path, "17")
+        assert go(Answers([LOST, refusal], [[], BUSY]), tmp_path)[0] == "17"
+    else:
+        with pytest.raises(UserError, match="submit limit"):
+            go(Answers([LOST, refusal], [[], []]), tmp_path)
+        assert claim(tmp_path, "17") == GIVEN_UP, "no job of it may begin any more"
+
+
+def test_a_refusal_of_the_second_submission_because_of_the_first(tmp_path: Path) -> None:
+    refusal = UserError("Slurm refused the job: job submit limit")
+    assert go(Answers([LOST, refusal], [[], ["17"]]), tmp_path)[0] == "17"
+
+
+def test_a_launch_that_was_given_up_by_another_is_over(tmp_path: Path) -> None:
+    claim(tmp_path, GIVEN_UP)
+    scheduler = Answers([LOST], [["17"]])
+    with pytest.raises(UserError, match="given this one up"):
+        go(scheduler, tmp_path)
+    assert scheduler.calls[-1] == "cancel 17"
+
+
+def test_a_claim_is_made_once_and_whole(tmp_path: Path) -> None:
+    assert first_job(tmp_path) is None
+    assert claim(tmp_path, "17") == "17"
+    assert claim(tmp_path, "18") == "17"
+    assert claim(tmp_path, GIVEN_UP) == "17"
+    assert first_job(tmp_path) == "17"
+    assert [path.name for path in (tmp_path / "marks").iterdir()] == ["job"]
+
+
+def test_a_claim_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "marks").write_text("a file, where a directory should be")
+    assert claim(tmp_path, "17") == "17"
+    assert first_job(tmp_path) is None
