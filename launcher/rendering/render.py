@@ -31,6 +31,7 @@ TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 
 # Functions without a value of ours in them: copied as they are.
 _BINDING = TEMPLATE_DIR / "binding.sh"
+_ATTACH = TEMPLATE_DIR / "attach.sh"
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 
@@ -40,16 +41,17 @@ class Rendered:
     """The text of a launch's scripts.
 
     `script` is submitted, `task` is what each of its tasks runs, and `binding` holds the functions that
-    `task` reads to bind itself to its cores; ``None`` where it does not.
+    `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     """
 
     script: str
     task: str
     binding: str | None
+    attach: str
 
     def files(self, paths: LaunchPaths) -> dict[Path, str]:
         """The text of each file of a launch's directory."""
-        files = {paths.script: self.script, paths.task_script: self.task}
+        files = {paths.script: self.script, paths.task_script: self.task, paths.attach_script: self.attach}
         return files if self.binding is None else {**files, paths.binding: self.binding}
 
 
@@ -86,6 +88,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             script=environment.get_template(_TEMPLATES[plan.scheduler]).render(values),
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
+            attach=_ATTACH.read_text(encoding="utf-8"),
         )
     except UserError:
         raise

@@ -46,9 +46,11 @@ def header_lines(plan: Plan) -> list[RawShell]:
     values += [(flag, value(plan.job)) for flag, value in FLAGS]
     values += plan.job.queue.further.items()
     # Slurm opens the log before the script runs, so it cannot be a variable of the script.
-    log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + "%j"
+    job = "%A_%a" if "array" in plan.job.queue.further else "%j"
+    log = escape_pattern(str(plan.paths.directory / plan.paths.log_prefix)) + job
     values.append(("output", f"{log}.out"))
     values.append(("error", None if plan.job.merge_stderr else f"{log}.err"))
+    values.append(("open-mode", "append"))  # a requeued job keeps what its first life said
     return [_line(flag, value) for flag, value in values if value is not None and value is not False]
 
 

@@ -152,4 +152,4 @@ def test_a_job_whose_secret_is_missing_fails_before_it_trains(tmp_path: Path) ->
     done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "/no/such/file" in done.stderr
-    assert not (plan.paths.directory / "started.json").exists()
+    assert not list(plan.paths.marks.glob("*.started.json"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.job_marks import ends
 
 
 def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) -> Plan:
@@ -27,19 +27,22 @@ def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) ->
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
 
 
-def start(plan: Plan) -> subprocess.Popen[str]:
+def start(plan: Plan, *, session: bool = False) -> subprocess.Popen[str]:
     rendered = render(plan)
     plan.paths.directory.mkdir(parents=True)
     for path, text in rendered.files(plan.paths).items():
         path.write_text(text)
     return subprocess.Popen(
-        ["bash", plan.paths.script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["bash", plan.paths.script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=session,
     )
 
 
 def exit_mark(plan: Plan) -> dict[str, object]:
-    mark: dict[str, object] = json.loads(plan.paths.exit_marker.read_text())
-    return mark
+    return ends(plan.paths.directory)[-1]
 
 
 def wait_for(path: Path) -> None:
@@ -112,3 +115,16 @@ def test_a_template_with_an_unknown_name_is_the_users_mistake(tmp_path: Path) ->
     (tmp_path / "local.sh.j2").write_text("{{ no_such_thing }}")
     with pytest.raises(UserError, match="no_such_thing"):
         render(local_plan(tmp_path, "true"), tmp_path)
+
+
+def test_a_job_that_is_killed_has_never_succeeded(tmp_path: Path) -> None:
+    """As `slipway cancel` does it: all its processes at once; bash may lose an exit code then."""
+    for number in range(1, 9):
+        plan = local_plan(tmp_path, "echo begins; while :; do sleep 0.2 & wait $!; done", number=number)
+        process = start(plan, session=True)
+        assert process.stdout is not None
+        while "begins" not in process.stdout.readline():
+            pass
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert exit_mark(plan)["exit_code"] == 143

@@ -8,22 +8,47 @@
 #SBATCH --time=1-00:00:00
 #SBATCH --dependency=singleton
 #SBATCH --output=/shared/results/gpt3_126m/launches/1/log-nemo-megatron-gpt3_126m_%j.out
+#SBATCH --open-mode=append
 
 # Made by Slipway. The configuration is beside this file, and task.sh, which sets up each task.
 set -euo pipefail
 set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 run=gpt3_126m
-launch=1  # tag golden
+launch=1
+tag=golden # no other launch has it
 launch_dir=/shared/results/gpt3_126m/launches/1
-job_id=$SLURM_JOB_ID
+job_id=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+life=$job_id${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.${SLURM_RESTART_COUNT:-0} # a requeued job has several
 
-# --- marks: what became of this job, for those who cannot ask the scheduler ---
-mark() { # mark FILE TEXT, written under a temporary name so that it is never seen half done
-    printf '%s\n' "$2" >"$launch_dir/.$1.$job_id"
-    mv -f "$launch_dir/.$1.$job_id" "$launch_dir/$1"
+# --- marks: what became of this job, for those who cannot ask the scheduler; on a full disk it goes on without ---
+say() { echo "Job $job_id: $*" || true; }
+marks=$launch_dir/marks
+mark() { # mark NAME FIELDS, written under a temporary name so that it is never seen half done
+    if ! { printf '{"job_id": "%s", %s}\n' "$job_id" "$2" >"$marks/.$life.$1" && mv -f "$marks/.$life.$1" "$marks/$life.$1.json"; }; then
+        say "could not leave the mark $marks/$life.$1.json"
+    fi
 }
-trap 'mark exit.json "{\"job_id\": \"$job_id\", \"exit_code\": $?, \"ended\": $(date +%s)}"' EXIT
+if [[ ! -d $launch_dir ]]; then
+    say "there is no $launch_dir on ${HOSTNAME:-this node}: moved since it was launched, or not mounted" >&2
+    exit 1
+fi
+mkdir -p "$marks" || true
+if [[ ${1:-} == "$tag" ]]; then # not by hand: where Slurm's answer was lost, there may be two jobs of this launch
+    # The first that begins is it, unless the launcher has said which. A link has its content from the start.
+    if echo "$job_id" >"$marks/.$life.claim"; then
+        ln "$marks/.$life.claim" "$marks/job" 2>/dev/null ||
+            (set -o noclobber && echo "$job_id" >"$marks/job") 2>/dev/null || true # no links on this file system
+    fi
+    rm -f "$marks/.$life.claim" || true
+    claimed=$(cat "$marks/job" || true)
+    if [[ $claimed && $claimed != "$job_id" ]]; then
+        say "leaves without doing anything: $marks/job says $claimed"
+        exit 0
+    fi
+fi
+tasks_ended=no # a signal that ends the script before leaves 0 in $?
+trap 'code=$?; trap "" TERM INT USR1; [[ $code != 0 || $tasks_ended == yes ]] || code=143; mark ended "\"exit_code\": $code, \"ended\": $(date +%s)"' EXIT
 
 # --- environment ---
 export TRANSFORMERS_OFFLINE=0
@@ -34,8 +59,8 @@ export NCCL_NVLS_ENABLE=0
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
 export MASTER_PORT=$((20000 + (SLURM_JOB_ID + 17 * ${SLURM_ARRAY_TASK_ID:-0} + 131 * ${SLURM_RESTART_COUNT:-0}) % 12000))
-mark started.json "{\"job_id\": \"$job_id\", \"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\"}"
-echo "Run $run, launch $launch, job $job_id on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
+mark started "\"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\""
+say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
 srun \
@@ -62,7 +87,27 @@ while kill -0 "$tasks" 2>/dev/null; do
 done
 code=0
 wait "$tasks" || code=$?
-echo "Job $job_id: the tasks ended with exit code $code"
+((code >= 0)) || code=143 # bash loses it when it is signalled with its tasks
+tasks_ended=yes
+trap '' TERM INT USR1 # Slurm signals the whole job: what is still to do must not end half done
+if ((code == 0)); then # also when Slurm ends the job: srun tells 0 of a node that was lost
+    for _ in 1 2 3; do # a signal to the whole job ends `timeout`
+        # Of an array this task alone, whose last one has the array's own id. In a salloc $job_id is a process.
+        state=$(timeout --signal=KILL 20 squeue --noheader --states=all --format=%T \
+            --jobs="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" 2>/dev/null) && break
+        state=
+    done
+    case $state in # what is none of these words, a site's own or a notice, says nothing against the job
+    RUNNING | SIGNALING | RESIZING | SUSPENDED) ;;
+    COMPLETING | CANCELLED | TIMEOUT | DEADLINE | PREEMPTED | NODE_FAIL | BOOT_FAIL | OUT_OF_MEMORY | FAILED | \
+        PENDING | REQUEUED | REQUEUE_HOLD | SPECIAL_EXIT)
+        say "Slurm is ending it ($state)"
+        code=1
+        ;;
+    *) say "whether Slurm ended it could not be asked${state:+: squeue says $state}" ;;
+    esac
+fi
+say "the tasks ended with exit code $code"
 exit "$code"
 
 ##### task.sh #####
@@ -76,6 +121,7 @@ export RANK=${SLURM_PROCID:-$RANK}
 export WORLD_SIZE=64
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=8
+export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/opt/NeMo${PYTHONPATH:+:$PYTHONPATH}
 
 # --- cores: whole ones of the GPU's NUMA node, shared with no other task of this node ---

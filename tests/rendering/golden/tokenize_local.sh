@@ -5,16 +5,40 @@ set -euo pipefail
 set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 run=tokenize_text
-launch=1  # tag golden
+launch=1
+tag=golden # no other launch has it
 launch_dir=/shared/results/tokenize_text/launches/1
 job_id=$$
+life=$job_id.0
 
-# --- marks: what became of this job, for those who cannot ask the scheduler ---
-mark() { # mark FILE TEXT, written under a temporary name so that it is never seen half done
-    printf '%s\n' "$2" >"$launch_dir/.$1.$job_id"
-    mv -f "$launch_dir/.$1.$job_id" "$launch_dir/$1"
+# --- marks: what became of this job, for those who cannot ask the scheduler; on a full disk it goes on without ---
+say() { echo "Job $job_id: $*" || true; }
+marks=$launch_dir/marks
+mark() { # mark NAME FIELDS, written under a temporary name so that it is never seen half done
+    if ! { printf '{"job_id": "%s", %s}\n' "$job_id" "$2" >"$marks/.$life.$1" && mv -f "$marks/.$life.$1" "$marks/$life.$1.json"; }; then
+        say "could not leave the mark $marks/$life.$1.json"
+    fi
 }
-trap 'mark exit.json "{\"job_id\": \"$job_id\", \"exit_code\": $?, \"ended\": $(date +%s)}"' EXIT
+if [[ ! -d $launch_dir ]]; then
+    say "there is no $launch_dir on ${HOSTNAME:-this node}: moved since it was launched, or not mounted" >&2
+    exit 1
+fi
+mkdir -p "$marks" || true
+if [[ ${1:-} == "$tag" ]]; then # not by hand: where Slurm's answer was lost, there may be two jobs of this launch
+    # The first that begins is it, unless the launcher has said which. A link has its content from the start.
+    if echo "$job_id" >"$marks/.$life.claim"; then
+        ln "$marks/.$life.claim" "$marks/job" 2>/dev/null ||
+            (set -o noclobber && echo "$job_id" >"$marks/job") 2>/dev/null || true # no links on this file system
+    fi
+    rm -f "$marks/.$life.claim" || true
+    claimed=$(cat "$marks/job" || true)
+    if [[ $claimed && $claimed != "$job_id" ]]; then
+        say "leaves without doing anything: $marks/job says $claimed"
+        exit 0
+    fi
+fi
+tasks_ended=no # a signal that ends the script before leaves 0 in $?
+trap 'code=$?; trap "" TERM INT USR1; [[ $code != 0 || $tasks_ended == yes ]] || code=143; mark ended "\"exit_code\": $code, \"ended\": $(date +%s)"' EXIT
 
 # --- environment ---
 export TRANSFORMERS_OFFLINE=0
@@ -25,12 +49,12 @@ export NCCL_NVLS_ENABLE=0
 hosts=localhost
 export MASTER_ADDR=127.0.0.1
 export MASTER_PORT=$((20000 + $$ % 12000))
-mark started.json "{\"job_id\": \"$job_id\", \"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\"}"
-echo "Run $run, launch $launch, job $job_id on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
+mark started "\"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\""
+say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
 run_tasks() { # as srun does it: all at once, and the first that fails ends the others
-    local rank remaining status pids=() code=0 signalled=0
+    local rank status pids=() code=0 signalled=0
     trap 'signalled=1; kill -s TERM "${pids[@]}" 2>/dev/null || true' TERM
     trap 'signalled=1; kill -s USR1 "${pids[@]}" 2>/dev/null || true' USR1
     for ((rank = 0; rank < 1; rank++)); do
@@ -49,16 +73,22 @@ run_tasks() { # as srun does it: all at once, and the first that fails ends the 
             --seed=1234 &
         pids+=($!)
     done
-    remaining=${#pids[@]}
-    while ((remaining > 0)); do
-        signalled=0 status=0
-        wait -n || status=$?
-        ((signalled)) && continue # cut short by a signal: no task ended
-        remaining=$((remaining - 1))
-        if ((status != 0 && code == 0)); then
-            code=$status
-            kill -s TERM "${pids[@]}" 2>/dev/null || true
-        fi
+    while ((${#pids[@]} > 0)); do
+        wait -n "${pids[@]}" || true # what it returns may be a signal's doing: each task is asked for its own
+        for rank in "${!pids[@]}"; do
+            if kill -0 "${pids[rank]}" 2>/dev/null; then continue; fi
+            signalled=1 status=0
+            while ((signalled)); do
+                signalled=0 status=0
+                wait "${pids[rank]}" || status=$?
+            done
+            ((status >= 0)) || status=143 # bash loses it when it is signalled with its task
+            unset "pids[rank]"
+            if ((status != 0 && code == 0)); then
+                code=$status
+                kill -s TERM "${pids[@]}" 2>/dev/null || true
+            fi
+        done
     done
     return "$code"
 }
@@ -73,7 +103,10 @@ while kill -0 "$tasks" 2>/dev/null; do
 done
 code=0
 wait "$tasks" || code=$?
-echo "Job $job_id: the tasks ended with exit code $code"
+((code >= 0)) || code=143 # bash loses it when it is signalled with its tasks
+tasks_ended=yes
+trap '' TERM INT USR1 # Slurm signals the whole job: what is still to do must not end half done
+say "the tasks ended with exit code $code"
 exit "$code"
 
 ##### task.sh #####
@@ -87,6 +120,7 @@ export RANK=${SLURM_PROCID:-$RANK}
 export WORLD_SIZE=1
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=1
+export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/shared/results/tokenize_text/launches/1/code${PYTHONPATH:+:$PYTHONPATH}
 
 cd /shared/results/tokenize_text/launches/1/code
