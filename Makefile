@@ -47,6 +47,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/sweep.py
 	$(BIN)/python benchmarks/perf/train_step.py
 	$(BIN)/python benchmarks/perf/resume.py
+	$(BIN)/python benchmarks/perf/status.py
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

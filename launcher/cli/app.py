@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import io
+import logging
 import os
 import shlex
 import sys
@@ -27,11 +29,20 @@ _VERBS = {
     "follow": "launcher.cli.follow",
     "logs": "launcher.cli.logs",
     "plot": "launcher.cli.plot",
+    "history": "launcher.cli.history",
+    "cancel": "launcher.cli.cancel",
+    "hold": "launcher.cli.hold",
+    "release": "launcher.cli.release",
+    "attach": "launcher.cli.attach",
+    "verify": "launcher.cli.verify",
     "data": "launcher.cli.data",
     "sandbox": "launcher.cli.sandbox",
     "init": "launcher.cli.init",
     "completion": "launcher.cli.completion",
 }
+
+# What follows a `--` of theirs is a command of the user's, which argparse must not look into.
+_WITH_COMMAND = ("attach",)
 
 _EPILOG = """\
 examples:
@@ -40,11 +51,15 @@ examples:
   slipway launch training=gpt3/126m cluster=bcm --dry-run    show the script, submit nothing
   slipway launch training=gpt3/126m cluster=bcm              submit it
   slipway diff training=gpt3/126m cluster=bcm                what launching it again would change
-  slipway status                                             the runs in ./results
+  slipway status                                             how the runs in ./results are
+  slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711
+  slipway cancel gpt3_126m --save                            save a checkpoint, then end it
+  slipway verify gpt3_126m                                   did it do what it was launched for?
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit
 
-`slipway VERB --help` tells more. Exit codes: 0 done, 1 it went wrong, 2 a mistake in what was asked for.
+`slipway VERB --help` tells more. Exit codes: 0 done, 1 it went wrong, 2 a mistake in what was asked for,
+3 a job's state cannot be told.
 """
 
 
@@ -53,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Starting up makes a hundred thousand objects that all stay; looking for garbage among them takes longer
     # than rendering a script.
     gc.set_threshold(100_000)
-    _open_closed_streams()
+    _prepare_streams()
+    _show_warnings()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         args = _parse(given)
@@ -81,12 +97,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _open_closed_streams() -> None:
-    """Let a program that was started without an output (`>&-`) print into nothing."""
+def _prepare_streams() -> None:
+    """Let a program print whatever its outputs are; without one (`>&-`), into nothing."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
         sys.stderr = sys.stdout
+    for stream in (sys.stdout, sys.stderr):
+        # What cannot be printed is no error: a path that is no UTF-8 stays the bytes that it is, an arrow on
+        # a terminal of ASCII is escaped.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+
+
+def _show_warnings() -> None:
+    """Print what is logged, such as that a scheduler is waited for, as everything else is told."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("slipway: %(message)s"))
+    logger = logging.getLogger("launcher")
+    logger.handlers = [handler]
+    logger.propagate = False
 
 
 def _drop_output() -> None:
@@ -96,8 +127,9 @@ def _drop_output() -> None:
 
 def _tell(error: UserError) -> int:
     for mistake in error.mistakes:
-        print(f"slipway: {mistake}", file=sys.stderr)
-    return 2
+        # A scheduler's words and a colleague's file may hold what a terminal would obey.
+        print("\n".join(map(one_line, f"slipway: {mistake}".split("\n"))), file=sys.stderr)
+    return error.exit_code
 
 
 def _stands_somewhere() -> bool:
@@ -125,7 +157,10 @@ def _parse(given: list[str]) -> argparse.Namespace:
     chosen = [given[0]] if given and given[0] in _VERBS else list(_VERBS)
     for verb in chosen:
         importlib.import_module(_VERBS[verb]).add_parser(subparsers)
-    args, rest = parser.parse_known_args(given)
+    end = given.index("--") if given[0] in _WITH_COMMAND and "--" in given else len(given)
+    args, rest = parser.parse_known_args(given[:end])
+    if given[0] in _WITH_COMMAND:
+        args.command = given[end + 1 :]
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):

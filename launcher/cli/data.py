@@ -9,7 +9,7 @@ from launcher.cli.launch import add_launch_options, draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError
-from launcher.monitor.launches import open_launch
+from launcher.tracking.launches import open_launch
 
 _EPILOG = """\
 examples:
@@ -73,8 +73,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
     launched = draft_and_launch(args, [*chosen, *overrides])
     if launched is None:
         return 0
-    made = open_launch(launched.paths.run_dir, launched.paths.number)
-    return follow_to_end(made, made.log())
+    return follow_to_end(open_launch(launched.paths.run_dir, launched.paths.number))
 
 
 def _check_inputs(inputs: list[str]) -> None:

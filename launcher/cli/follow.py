@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from launcher.cli.status import add_base_results_dir
+from launcher.cli.runs import add_run, found
 from launcher.monitor.follow import follow_and_tell
-from launcher.runs.paths import find_run
 
 _DESCRIPTION = """\
 Watch a launch until its job has ended: its state, its progress and its losses, live on a terminal, as lines
@@ -19,8 +18,10 @@ examples:
 
 exit code:
   0    the job completed
-  1    it did not, or its state could not be told for a minute
+  1    it did not
   2    there is no such run
+  3    its state could not be told for a minute
+  75   the training was interrupted: launching it again continues
   130  Ctrl-C; the job goes on"""
 
 
@@ -33,12 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # Not `run`: that name is taken by the function behind a verb.
-    parser.add_argument("run_name", metavar="RUN", help="the run's name or directory")
-    add_base_results_dir(parser)
-    parser.add_argument("--launch", type=int, metavar="N", help="which launch (default: the newest)")
+    add_run(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Follow the launch."""
-    return follow_and_tell(find_run(args.run_name, args.base_results_dir), args.launch)
+    chosen = found(args)
+    return follow_and_tell(chosen.run_dir, chosen.launch)

@@ -6,12 +6,14 @@ import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.findings import add_no_check, stop_at_errors
 from launcher.cli.printing import print_code
-from launcher.drafting import Request, draft
+from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
+from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.runs.paths import short
 
@@ -26,9 +28,18 @@ examples:
   slipway launch training=gpt3/126m cluster=bcm training.trainer.num_nodes=2 cluster.partition=gpu
   slipway launch training=gpt3/tiny cluster=sandbox --follow
   slipway launch training=gpt3/tiny cluster=local training.run.name=first_try
+  slipway launch training=gpt3/5b cluster=bcm --smoke       two steps on one node first
 
 An override is KEY=VALUE for a key of the tree in conf/, GROUP=CHOICE for a file of a folder there, +KEY=VALUE
 for a key that the tree does not show, ~KEY to drop one.
+
+exit code:
+  0    submitted; with --follow: the job completed
+  1    with --smoke: the two steps failed, and nothing else was launched; with --follow: the job failed
+  2    a mistake in what was asked for; or the scheduler does not answer, and nothing was launched
+  3    the scheduler stopped answering: whether there is a job is not known, and the next launch of the run
+       finds out first
+  130  interrupted
 """
 
 
@@ -44,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
     parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
+    add_smoke(parser)
     add_launch_options(parser)
     parser.set_defaults(run=run)
 
@@ -71,7 +83,14 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Walk to the door that the arguments name; return the exit code."""
-    launched = draft_and_launch(args, args.overrides)
+    request = request_of(args, args.overrides)
+    made = _checked(args, request)
+    if args.smoke:
+        code = smoke_first(args, made, request, dry=_is_dry(args, made))
+        if code is not None:
+            return code
+        request = replace(request, command=without_smoke(list(request.command)))
+    launched = _launch(args, made, request)
     if launched is None:
         return 0
     paths = launched.paths
@@ -92,10 +111,21 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
         If the request has a mistake, or the scheduler refuses.
     """
     request = request_of(args, overrides)
+    return _launch(args, _checked(args, request), request)
+
+
+def _checked(args: argparse.Namespace, request: Request) -> Draft:
     made = draft(request)
-    dry = args.dry_run or made.composition.config.dry_run
-    stop_at_errors(made, args.no_check, look=not dry)
-    if dry:
+    stop_at_errors(made, args.no_check, look=not _is_dry(args, made))
+    return made
+
+
+def _is_dry(args: argparse.Namespace, made: Draft) -> bool:
+    return bool(args.dry_run or made.composition.config.dry_run)
+
+
+def _launch(args: argparse.Namespace, made: Draft, request: Request) -> Launched | None:
+    if _is_dry(args, made):
         print_code(made.rendered.script, "bash")
         return None
     if request.number is not None or request.tag is not None:
@@ -104,7 +134,7 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
     from launcher.launching import launch
 
     try:
-        launched = launch(made, request)
+        launched = launch(made, request, tell=_tell_at_once)
     except KeyboardInterrupt:
         run_dir = shlex.quote(short(made.plan.paths.run_dir))
         print(f"slipway: interrupted; whether there is a job: slipway status {run_dir}", file=sys.stderr)
@@ -129,11 +159,18 @@ def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
     )
 
 
+def _tell_at_once(line: str) -> None:
+    print(f"slipway: {line}", file=sys.stderr, flush=True)
+
+
 def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:
-    log = paths.run_dir / paths.log_name(manifest.job_id or "")
     if as_json:
         print(json.dumps({"job_id": manifest.job_id, "run_dir": str(paths.run_dir), "launch": paths.number}))
         return
+    from launcher.schedulers.arrays import declared_tasks
+
+    task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
+    log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")
     places = {"local": "on this machine", "allocation": "in this allocation"}
     where = places.get(manifest.scheduler, "to Slurm")
     layout = f"{manifest.nodes} × {manifest.tasks_per_node} tasks"

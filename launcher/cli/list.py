@@ -1,21 +1,15 @@
-"""`slipway list`: what can be chosen, as the trees have it."""
+"""`slipway list`: what can be chosen, and the runs there are."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.printing import print_listing
-from launcher.config.compose import describe_option, list_options
-from launcher.config.many import Sweep
-from launcher.config.overrides import STAGES
+from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError
-from launcher.monitor.formatting import UNKNOWN, count
-from launcher.parameters import count_parameters, vocabulary_size
 
 _EPILOG = """\
 examples:
@@ -23,9 +17,15 @@ examples:
   slipway list training            every model size with its parameters, as training=SIZE takes it
   slipway list clusters --config-dir conf
   slipway list training --json | jq -r '.[] | select(.parameters < 1e9) | .size'
+  slipway list runs                the runs in results/, those launched last coming first
+  slipway list --all               every run that is known: of all users, in all directories seen before
+  slipway list --all --json | jq -r '.[] | select(.user == "ada") | .run_dir'
 
 PARAMETERS are counted from the shape of the model and the published vocabulary of its tokenizer, padded as in
 the training. Of an unknown tokenizer they are those of the layers alone, marked with a +.
+
+Known are the runs in results/, in the directories that $SLIPWAY_RESULTS_DIR lists (with a : between), and
+in those where `slipway` saw runs before. How they are tells `slipway status`: nothing here asks a scheduler.
 
 exit code:
   0  listed
@@ -33,122 +33,54 @@ exit code:
   2  a mistake in what was asked for
 """
 
-Row = dict[str, Any]
+_RUNS = "runs"
+_CHOICES = ("stages", "training", "clusters", "families")
+_WITHOUT_NAME = ("stages", "families", "clusters")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
         "list",
-        help="the stages, model sizes and clusters there are",
-        description="List what can be chosen: the stages, the model families and their sizes, the clusters.",
+        help="the stages, model sizes, clusters and runs there are",
+        description="List what can be chosen (stages, model families and sizes, clusters), or the runs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", nargs="?", choices=list(_LISTS), metavar="WHAT", help=", ".join(_LISTS))
+    names = [*_CHOICES, _RUNS]
+    parser.add_argument("what", nargs="?", choices=names, metavar="WHAT", help=", ".join(names))
+    parser.add_argument("--all", action="store_true", help="every run that is known, wherever it is")
     parser.add_argument("--json", action="store_true", help="print a list of objects, or one of such lists")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
+    add_base_results_dir(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables; return the exit code."""
-    names = [args.what] if args.what else ["stages", "families", "clusters"]
-    found = {name: list(_LISTS[name](args.config_dir)) for name in names}
+    if args.all and args.what not in (None, _RUNS):
+        raise UserError(f"--all is about runs: slipway list --all, not slipway list {args.what} --all")
+    if args.all or args.what == _RUNS:
+        from launcher.cli.list_runs import list_runs
+
+        return list_runs(args.base_results_dir, everywhere=args.all, as_json=args.json)
+    return _list_choices(args)
+
+
+def _list_choices(args: argparse.Namespace) -> int:
+    # Imported late: it composes configurations, and runs need none.
+    from launcher.cli.list_choices import LISTS, print_choices
+
+    names = [args.what] if args.what else _WITHOUT_NAME
+    found: dict[str, list[dict[str, Any]]] = {name: list(LISTS[name](args.config_dir)) for name in names}
     if args.json:
         print(json.dumps(found[args.what] if args.what else found, indent=2))
     else:
         for index, (name, rows) in enumerate(found.items()):
             if index:
                 print()
-            _print(name, rows)
+            print_choices(name, rows)
     errors = [row["error"] for rows in found.values() for row in rows if "error" in row]
     for error in errors:
         print(f"slipway: {error}", file=sys.stderr)
     return 1 if errors else 0
-
-
-def _stages(config_dir: Path | None) -> Iterator[Row]:
-    for stage in STAGES:
-        yield {"stage": stage, "choices": list_options(stage, config_dir)}
-
-
-def _clusters(config_dir: Path | None) -> Iterator[Row]:
-    for name in list_options("cluster", config_dir):
-        yield {"cluster": name, "about": describe_option("cluster", name, config_dir)}
-
-
-def _families(config_dir: Path | None) -> Iterator[Row]:
-    by_family: dict[str, list[str]] = {}
-    for size in list_options("training", config_dir):
-        family, _, name = size.rpartition("/")
-        by_family.setdefault(family or size, []).append(name)
-    for family, names in by_family.items():
-        yield {"family": family, "sizes": names}
-
-
-def _training(config_dir: Path | None) -> Iterator[Row]:
-    sweep = Sweep(["stages=[training]"], config_dir)
-    for size in list_options("training", config_dir):
-        try:
-            training = sweep.compose([f"training={size}"]).config.training
-        except UserError as error:
-            yield {"size": size, "error": str(error)}
-            continue
-        assert training is not None
-        yield {"size": size, **_shape(training.model, training.run.model_type), **_job(training.trainer)}
-
-
-def _shape(model: dict[str, Any], model_type: str) -> Row:
-    vocabulary = vocabulary_size(model)
-    # T5's stacks are alike in all but a few keys; the encoder's stand for both.
-    stack = {**model, **(model.get("encoder") or {})}
-    names = ("num_layers", "hidden_size", "num_attention_heads")
-    return {
-        "type": model_type,
-        "parameters": count_parameters(model, vocabulary or 0, model_type),
-        "vocabulary": vocabulary,
-        **{name: stack.get(name) for name in names},
-        "sequence_length": model.get("encoder_seq_length") or model.get("seq_length"),
-        "global_batch_size": model.get("global_batch_size"),
-    }
-
-
-def _job(trainer: dict[str, Any]) -> Row:
-    return {"num_nodes": trainer.get("num_nodes"), "devices": trainer.get("devices")}
-
-
-_LISTS: dict[str, Callable[[Path | None], Iterator[Row]]] = {
-    "stages": _stages,
-    "training": _training,
-    "clusters": _clusters,
-    "families": _families,
-}
-
-
-def _print(name: str, rows: list[Row]) -> None:
-    if name == "stages":
-        table = [(row["stage"], ", ".join(_few(row["choices"]))) for row in rows]
-        print_listing(("STAGE", "CHOICES"), table)
-    elif name == "families":
-        table = [(row["family"], ", ".join(row["sizes"])) for row in rows]
-        print_listing(("FAMILY", "SIZES"), table)
-    elif name == "clusters":
-        print_listing(("CLUSTER", "ABOUT"), [(row["cluster"], row["about"] or "") for row in rows])
-    else:
-        columns = ("SIZE", "PARAMETERS", "LAYERS", "HIDDEN", "HEADS", "SEQUENCE", "BATCH", "NODES×GPUS")
-        print_listing(columns, [_cells(row) for row in rows], numbers=7)
-
-
-def _few(choices: list[str]) -> list[str]:
-    return choices if len(choices) <= 8 else [*choices[:3], f"… {len(choices)} in all: slipway list training"]
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    if "error" in row:
-        return (row["size"], *([UNKNOWN] * 7))
-    # Of models one says billions, not giga.
-    parameters = count(row["parameters"]).replace("G", "B") + ("" if row["vocabulary"] else "+")
-    names = ("num_layers", "hidden_size", "num_attention_heads", "sequence_length", "global_batch_size")
-    shape = (f"{row[name]:,}" if isinstance(row[name], int) else UNKNOWN for name in names)
-    return (row["size"], parameters, *shape, f"{row['num_nodes']}×{row['devices']}")

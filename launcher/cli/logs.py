@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from launcher.cli.status import add_base_results_dir
-from launcher.errors import UserError
-from launcher.monitor.launches import Launch, ask, open_launch
-from launcher.monitor.logs import LogReader, follow_log, rank_logs, read_all, tail_offset
-from launcher.runs.paths import find_run
+from launcher.cli.runs import add_run, found
+from launcher.errors import UserError, one_line
+from launcher.monitor.log_files import newest_log, rank_failures, rank_logs, task_log, task_logs
+from launcher.monitor.logs import LogReader, follow_log, of_task, read_all, tail_offset
+from launcher.runs.paths import short
+from launcher.schedulers.arrays import compress, declared_tasks
 from launcher.schedulers.base import JobStatus
+from launcher.tracking.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG, exit_code
+from launcher.tracking.launches import Launch, open_launch
+from launcher.tracking.polling import ask
 
 _DESCRIPTION = """\
-Print the log of a run's job; with -f as it grows, until the job has ended.
+Print the log of a run's job; with -f as it grows, until the job has ended. A job that was requeued goes on in
+the same log; of an array -f goes on to the task that begins next.
 
 examples:
   slipway logs gpt3_126m              the log of the newest launch
   slipway logs gpt3_126m -n 50 -f     its last 50 lines, and what follows
-  slipway logs gpt3_126m --launch 1   an earlier launch
+  slipway logs gpt3_126m --launch 1   an earlier launch; or by the id of its job: slipway logs 4711
   slipway logs gpt3_126m --rank 3     what rank 3 logged itself
+  slipway logs 4711_2                 task 2 of an array, as --task 2
 
 exit code:
   0    the log was printed; with -f: and the job completed
-  1    there is no log yet; with -f: the job did not complete, or its state could not be told for a minute
-  2    there is no such run, launch or rank
+  1    there is no log yet; with -f: the job did not complete
+  2    there is no such run, launch, task or rank
+with -f:
+  3    the state of the job could not be told for a minute
+  75   the training was interrupted: launching it again continues
   130  Ctrl-C; the job goes on"""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is printed: `choose` says which file; `task` is the number of an array's."""
+
+    choose: Callable[[], Path]
+    task: str | None = None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,16 +58,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run_name", metavar="RUN", help="the run's name or directory")
-    add_base_results_dir(parser)
+    add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument(
         "-n", "--lines", type=_lines, metavar="N", help="only the last N lines (default: all)"
     )
-    parser.add_argument("--launch", type=int, metavar="N", help="which launch (default: the newest)")
+    parser.add_argument(
+        "--task", type=_number, metavar="N", help="of an array (default: the highest that began)"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--err", action="store_true", help="stderr, where the cluster keeps it apart")
-    which.add_argument("--rank", type=int, metavar="N", help="the log that global rank N wrote")
+    which.add_argument("--rank", type=_number, metavar="N", help="the log that global rank N wrote")
     parser.set_defaults(run=run)
 
 
@@ -58,59 +80,107 @@ def _lines(text: str) -> int | None:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor 'all'")
 
 
+def _number(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the log."""
-    launch = open_launch(find_run(args.run_name, args.base_results_dir), args.launch)
-    path = _choose(launch, args)
+    chosen = found(args)
+    launch = open_launch(chosen.run_dir, chosen.launch)
+    task = args.task if args.task is not None or chosen.task is None else int(chosen.task)
+    shown = _rank_log(launch, args.rank) if args.rank is not None else _job_log(launch, task, args.err)
     if not args.follow:
-        return _print(launch, path, args.lines)
-    return follow_to_end(launch, path, args.lines)
+        return _print(launch, shown, args.lines)
+    return _follow(launch, shown, args.lines)
 
 
-def follow_to_end(launch: Launch, path: Path, lines: int | None = None) -> int:
-    """Print a log as it grows until the launch's job has ended; return the exit code."""
+def follow_to_end(launch: Launch) -> int:
+    """Print the job's log as it grows until the job has ended; return the exit code."""
+    return _follow(launch, Shown(partial(newest_log, launch)), None)
+
+
+def _follow(launch: Launch, shown: Shown, lines: int | None) -> int:
+    job = _job(launch, shown)
     try:
-        status = follow_log(launch, path, lines, _write, _tell)
+        status = follow_log(launch, shown.choose, lines, _write, _tell, task=shown.task)
     except KeyboardInterrupt:
         _tell(f"\nthe job {launch.job} goes on without being watched")
-        return 130
-    _tell(f"the job {launch.job} is {_words(status)}")
-    return 0 if status.state.is_good else 1
+        _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
+        return WATCHING_ENDED
+    _tell(f"the job {job} is {_words(status)}")
+    return exit_code(status.state)
 
 
-def _choose(launch: Launch, args: argparse.Namespace) -> Path:
-    if args.rank is not None:
-        return _rank_log(launch, args.rank)
-    path = launch.log("err" if args.err else "out")
-    if args.err and not path.exists() and launch.log().exists():
+def _job_log(launch: Launch, task: int | None, err: bool) -> Shown:
+    extension = "err" if err else "out"
+    tasks = task_logs(launch, extension)
+    if task is None and len(tasks) > 1:
+        newest = max(tasks)
+        others = _list(set(tasks) - {newest})
+        _tell(f"task {newest} of an array; others that began: {others} (--task N)")
+    if task is not None and not tasks and launch.log().exists():
+        raise UserError(f"launch {launch.paths.number} of {launch.manifest.run} has no task {task}: no array")
+    choose = partial(newest_log, launch, extension)
+    if task is not None:
+        _check_task(launch, task, tasks)
+        choose = partial(task_log, launch, task, extension)
+    if err and not choose().exists() and newest_log(launch).exists():
         raise UserError(
             f"launch {launch.paths.number} of {launch.manifest.run} has no log of stderr",
             hint="the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)",
         )
-    return path
+    return Shown(choose, None if task is None else str(task))
 
 
-def _rank_log(launch: Launch, rank: int) -> Path:
+def _check_task(launch: Launch, task: int, with_logs: Collection[int]) -> None:
+    declared = [] if task in with_logs else declared_tasks(launch.paths.directory)
+    if declared and task not in declared:
+        raise UserError(
+            f"launch {launch.paths.number} of {launch.manifest.run} has no task {task}",
+            hint=f"its tasks: {compress(declared)}",
+        )
+
+
+def _list(numbers: set[int]) -> str:
+    listed = sorted(numbers)
+    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
+
+
+def _rank_log(launch: Launch, rank: int) -> Shown:
+    failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
+    if failure:
+        _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
     logs = rank_logs(launch, rank)
     if logs:
-        return logs[0]
+        return Shown(lambda: logs[0])
     world = launch.manifest.nodes * launch.manifest.tasks_per_node
     raise UserError(
-        f"rank {rank} of {launch.manifest.run} has no log in {launch.paths.results}",
-        hint=f"the launch has the ranks 0 to {world - 1}" if rank >= world else None,
+        f"rank {rank} of {launch.manifest.run} has no log in {short(launch.paths.results)}",
+        hint=f"the launch has {'rank 0 alone' if world == 1 else f'the ranks 0 to {world - 1}'}"
+        if rank >= world
+        else None,
     )
 
 
-def _print(launch: Launch, path: Path, lines: int | None) -> int:
+def _print(launch: Launch, shown: Shown, lines: int | None) -> int:
+    path = shown.choose()
     if not path.exists():
-        _tell(f"no log yet, the job {launch.job} is {_words(ask([launch])[0])}: {path}")
-        return 1
+        status = of_task(ask([launch])[0], shown.task)
+        _tell(f"no log yet, the job {_job(launch, shown)} is {_words(status)}: {short(path)}")
+        return WENT_WRONG
     read_all(LogReader(path, 0 if lines is None else tail_offset(path, lines)), _write)
-    return 0
+    return DONE
+
+
+def _job(launch: Launch, shown: Shown) -> str:
+    return f"{launch.job}_{shown.task}" if shown.task else launch.job
 
 
 def _words(status: JobStatus) -> str:
-    return status.state.value + (f" ({status.reason})" if status.reason else "")
+    return status.state.value + (f" ({one_line(status.reason)})" if status.reason else "")
 
 
 def _write(text: str) -> None:

@@ -9,11 +9,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher.cli.status import add_base_results_dir
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
 from launcher.monitor.curves import Curves
 from launcher.monitor.summary import Summary, summarize
 from launcher.monitor.tables import print_pairs
-from launcher.runs.paths import find_run
 
 _DESCRIPTION = """\
 Sum up a run and draw its losses, in the terminal and as a PNG. All launches of the run make one curve.
@@ -35,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run_name", metavar="RUN", help="the run's name or directory")
+    parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(parser)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the PNG (default: loss.png in the run's directory)"
@@ -47,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print and draw."""
-    run_dir = find_run(args.run_name, args.base_results_dir)
+    run_dir = find_all([args.run_name], args.base_results_dir)[0].run_dir
     summary, curves = summarize(run_dir)
     output: Path | None = args.output
     if args.json:

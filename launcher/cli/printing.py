@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import Literal
 
 
 def print_code(text: str, language: str) -> None:
@@ -53,7 +54,9 @@ def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, 
 
     grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(columns):
-        grid.add_column(name.lower(), justify="right" if index in right else "left")
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        # In a narrow terminal a name stays whole as long as it can, and nothing is cut off.
+        grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell, "bold" if index == 0 else "") for index, cell in enumerate(row)))
     Console().print(grid)

@@ -1,29 +1,50 @@
-"""`slipway status`: how the newest launches of runs are."""
+"""`slipway status`: how runs are, once or watched."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from launcher.monitor.overview import COLUMNS, survey
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
+from launcher.monitor.overview import COLUMNS, RunStatus, survey
+from launcher.monitor.progress import Progress
 from launcher.monitor.tables import print_table
-from launcher.runs.paths import find_run, find_runs, launch_numbers
-from launcher.schedulers.base import State
+from launcher.schedulers.base import JobStatus, State
+from launcher.tracking.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED, worst
+from launcher.tracking.finding import Found, runs_in
+
+_GONE = JobStatus(State.UNKNOWN, "it has no launch, or is no longer there")
+_INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
 _DESCRIPTION = """\
-Tell how runs are: what the scheduler says of the newest launch of each, and how far its trainer came.
+Tell how runs are: what the scheduler says of the launches of each that wait or run, or else of its newest,
+and how far its trainer came. However many runs there are, the scheduler is asked once.
 
 examples:
   slipway status                      the runs in results/, those launched last coming first
   slipway status gpt3_126m            one run, by its name or its directory
+  slipway status 4711                 one launch, by the id of its job
+  slipway status --watch              all of them, until everything has ended
   slipway status --json | jq '.[] | select(.state == "FAILED") | .run'
+  slipway status a b --watch >/dev/null && echo both completed
+
+A state that cannot be told is UNKNOWN. In a pipe --watch prints each change in a line, as JSON with --json.
 
 exit code:
-  0  the state of every run could be told
-  1  the state of some run is UNKNOWN
-  2  there is no such run"""
+  0    the state of every run could be told; with --exit-code or --watch: and all completed
+  2    there is no such run
+  3    the state of some run is UNKNOWN
+with --exit-code, and at the end of --watch, the worst of all runs, in this order:
+  1    a run ended otherwise than it should have
+  3    the state of some run is UNKNOWN
+  75   a training was interrupted: launching it again continues
+  4    a run waits or goes on
+  0    all completed
+  130  Ctrl-C; the jobs go on"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,34 +55,80 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's name or directory; default: all runs")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUN_HELP}; default: all runs")
     add_base_results_dir(parser)
+    parser.add_argument("--watch", action="store_true", help="go on until everything has ended")
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=_INTERVAL,
+        metavar="SECONDS",
+        help=f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})",
+    )
+    parser.add_argument("--exit-code", action="store_true", help="exit with what stands for the states")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     parser.set_defaults(run=run)
 
 
-def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the option that all verbs about runs share."""
-    parser.add_argument(
-        "--base-results-dir",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="where runs are looked for by name (default: results)",
-    )
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _LEAST_INTERVAL <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {_LEAST_INTERVAL:g} seconds")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table."""
-    base: Path = args.base_results_dir
-    run_dirs = [find_run(name, base) for name in args.runs] or [
-        run_dir.absolute() for run_dir in find_runs(base) if launch_numbers(run_dir)
-    ]
-    seen = survey(run_dirs)
+    """Print the table, once or again and again."""
+    look = partial(_look, find_all(args.runs, args.base_results_dir), args.base_results_dir)
+    if args.watch:
+        return _watch(args, look)
+    seen = look()
     if args.json:
         print(json.dumps([item.to_json() for item in seen], indent=2))
     elif seen:
         print_table(COLUMNS, [item.cells() for item in seen], [item.status.state for item in seen])
     else:
-        print(f"no run was launched in {base} yet", file=sys.stderr)
-    return 1 if any(item.status.state is State.UNKNOWN for item in seen) else 0
+        _tell_none(args.base_results_dir)
+    states = [item.status.state for item in seen]
+    if args.exit_code:
+        return worst(states)
+    return NOT_KNOWN if State.UNKNOWN in states else DONE
+
+
+def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
+    """Look at what was asked for; by default at all runs that there are by now."""
+    if not wanted:
+        return survey(runs_in(base))
+    whole = {item.run_dir for item in wanted if item.launch is None}
+    only: dict[Path, list[int]] = {}
+    for item in wanted:
+        if item.launch is not None and item.run_dir not in whole:
+            only.setdefault(item.run_dir, []).append(item.launch)
+    run_dirs = list(dict.fromkeys(item.run_dir for item in wanted))
+    seen = survey(run_dirs, only)
+    # One that was asked for and is gone must not look as if it had ended well.
+    gone = set(run_dirs) - {item.run_dir for item in seen}
+    return [*seen, *(RunStatus(run_dir, None, _GONE, Progress()) for run_dir in run_dirs if run_dir in gone)]
+
+
+def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
+    from launcher.monitor.board import Board
+    from launcher.monitor.board_views import watch
+
+    board = Board(look, args.interval)
+    if not board.look().rows:
+        _tell_none(args.base_results_dir)
+        return DONE
+    try:
+        last = watch(board, args.interval, lines_of_json=args.json)
+    except KeyboardInterrupt:
+        print("the jobs go on without being watched", file=sys.stderr)
+        return WATCHING_ENDED
+    return worst(last.states)
+
+
+def _tell_none(base: Path) -> None:
+    print(f"no run was launched in {base} yet", file=sys.stderr)

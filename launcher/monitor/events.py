@@ -6,11 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-# Enough for the newest few thousand events, and for the first ones of a launch.
-_TAIL_BYTES = 1 << 20
-_HEAD_BYTES = 1 << 16
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ def parse_event(line: str) -> Event | None:
     content = _json_object(line)
     try:
         return _event(content) if content else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -152,35 +148,22 @@ class EventReader:
             # Opened afresh each time: a network file system shows what others wrote only to a new open.
             with self.path.open("rb") as stream:
                 stream.seek(self._offset)
-                content = stream.read()
+                return self._read(stream)
         except FileNotFoundError:
             return []
-        complete, newline, _ = content.rpartition(b"\n")
-        self._offset += len(complete) + len(newline)
-        return _events(complete)
+
+    def _read(self, stream: BinaryIO) -> list[Event]:
+        # Line by line: of a long training it is a hundred megabytes.
+        found = []
+        for line in stream:
+            if not line.endswith(b"\n"):
+                break
+            self._offset += len(line)
+            found += parse_events(line)
+        return found
 
 
-def read_events(path: Path) -> list[Event]:
-    """Read all events of a file; none where there is no file."""
-    return EventReader(path).poll()
-
-
-def read_ends(path: Path, head: int = _HEAD_BYTES, tail: int = _TAIL_BYTES) -> list[Event]:
-    """Read the first and the newest events, and pass over the middle of a long file."""
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(0)
-            if size <= head + tail:
-                return _events(stream.read().rpartition(b"\n")[0])
-            first = stream.read(head).rpartition(b"\n")[0]
-            stream.seek(size - tail)
-            newest = stream.read().partition(b"\n")[2].rpartition(b"\n")[0]
-    except FileNotFoundError:
-        return []
-    return _events(first) + _events(newest)
-
-
-def _events(content: bytes) -> list[Event]:
+def parse_events(content: bytes) -> list[Event]:
+    """Read lines, passing over those that tell nothing that is known here."""
     lines = content.decode("utf-8", errors="replace").splitlines()
     return [event for event in map(parse_event, lines) if event]

@@ -9,15 +9,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, Self
 
-from launcher.monitor.events import Event, EventReader
-from launcher.monitor.launches import Launch, open_launch
+from launcher.errors import one_line
+from launcher.monitor.events import Event
+from launcher.monitor.log_files import newest_log, rank_failures
 from launcher.monitor.logs import last_lines
 from launcher.monitor.progress import Progress
+from launcher.monitor.readers import open_reader
 from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus, State
+from launcher.tracking.exit_codes import WATCHING_ENDED, exit_code
+from launcher.tracking.launches import Launch, open_launch
 
-INTERRUPTED = 130
 _FAILURE_LINES = 20
 
 
@@ -55,7 +58,7 @@ def follow(run_dir: Path, number: int | None = None) -> JobStatus:
 
 def follow_launch(launch: Launch, view: View) -> JobStatus:
     """Feed a view until the job has ended."""
-    reader, progress = EventReader(launch.metrics), Progress()
+    reader, progress = open_reader(launch), Progress()
     with StatusWatch(launch) as watch, view:
         while True:
             # The state first: what a job wrote before it ended is there once it is known to have ended.
@@ -87,42 +90,48 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     Returns
     -------
     int
-        0 if the job completed, 1 if not or if nobody can tell, 130 after Ctrl-C, which leaves the job
-        alone.
+        What stands for how the job ended (`launcher.tracking.exit_codes`), or for Ctrl-C, which leaves the
+        job alone.
     """
     launch = open_launch(run_dir, number)
     try:
         status = follow(run_dir, launch.paths.number)
     except KeyboardInterrupt:
         print(_interrupted(launch), file=sys.stderr)
-        return INTERRUPTED
-    if status.state.is_good:
-        return 0
-    print(f"\n{_failed(launch, status)}", file=sys.stderr)
-    return 1
+        return WATCHING_ENDED
+    if not status.state.is_good:
+        print(f"\n{_told(launch, status)}", file=sys.stderr)
+    return exit_code(status.state)
 
 
 def _interrupted(launch: Launch) -> str:
-    again = shlex.join(["slipway", "follow", short(launch.paths.run_dir)])
-    lines = [f"\nThe job {launch.job} goes on without being watched.", f"  follow it again:  {again}"]
-    if launch.manifest.scheduler == "slurm":
-        conf = launch.manifest.slurm_conf
-        environment = f"SLURM_CONF={shlex.quote(conf)} " if conf else ""
-        lines.append(f"  cancel it:        {environment}scancel {launch.job}")
-    else:
-        lines.append(f"  cancel it:        kill {launch.job}")
-    return "\n".join(lines)
+    run = short(launch.paths.run_dir)
+    return (
+        f"\nthe job {launch.job} goes on without being watched.\n"
+        f"  follow it again:  {shlex.join(['slipway', 'follow', run])}\n"
+        f"  cancel it:        {shlex.join(['slipway', 'cancel', run])}"
+    )
 
 
-def _failed(launch: Launch, status: JobStatus) -> str:
+def _told(launch: Launch, status: JobStatus) -> str:
     reason = f" ({status.reason})" if status.reason else ""
-    lines = [f"The job {launch.job} of {launch.manifest.run}: {status.state.value}{reason}"]
-    if status.state is State.NOT_SUBMITTED or not launch.manifest.job_id:
-        return lines[0]
+    first = one_line(f"The job {launch.job} of {launch.manifest.run}: {status.state.value}{reason}")
+    if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
+        return first
+    return "\n".join([first, *_last_words(launch)])
+
+
+def _last_words(launch: Launch) -> list[str]:
     # Slurm's own messages are in .out; where stderr is kept apart, the traceback is in .err.
-    logs = [log for log in (launch.log("err"), launch.log("out")) if log.exists() and log.stat().st_size]
+    logs = [newest_log(launch, extension) for extension in ("err", "out")]
+    logs = [log for log in logs if log.exists() and log.stat().st_size]
     if not logs:
-        return f"{lines[0]}\nIt left no log: {short(launch.log())} is missing or empty"
-    lines.append(f"The end of {short(logs[0])}:")
+        return [f"It left no log: {short(launch.log())} is missing or empty"]
+    lines = [f"The end of {short(logs[0])}:"]
     lines += [f"  {line}" for line in last_lines(logs[0], _FAILURE_LINES).splitlines()]
-    return "\n".join([*lines, f"The whole log: {short(logs[0])}"])
+    lines.append(f"The whole log: {short(logs[0])}")
+    failures = rank_failures(launch)
+    if failures:
+        first = failures[0]
+        lines.append(f"Rank {first.rank} failed first: {one_line(first.error)}: {short(first.path)}")
+    return lines

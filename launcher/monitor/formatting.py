@@ -13,8 +13,8 @@ UNKNOWN = "-"
 
 def duration(seconds: float | None) -> str:
     """Format seconds as Slurm does, ``[D-]HH:MM:SS``."""
-    if seconds is None:
-        return UNKNOWN
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN if seconds is None else str(seconds)
     days, rest = divmod(int(seconds), 86400)
     clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock

@@ -6,11 +6,12 @@ import time
 from types import TracebackType
 from typing import Self
 
+from launcher.errors import one_line
 from launcher.monitor import formatting
 from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
-from launcher.monitor.launches import Launch
 from launcher.monitor.progress import Progress
 from launcher.schedulers.base import JobStatus
+from launcher.tracking.launches import Launch
 
 _EVERY = 5.0
 
@@ -28,7 +29,8 @@ class LinesView:
 
     def __enter__(self) -> Self:
         manifest = self._launch.manifest
-        print(f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}", flush=True)
+        launch = f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}"
+        print(one_line(launch), flush=True)
         return self
 
     def __exit__(
@@ -91,4 +93,4 @@ class LinesView:
 
 
 def _print(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {one_line(line)}", flush=True)

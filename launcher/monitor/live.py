@@ -17,12 +17,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from launcher.errors import one_line
 from launcher.monitor import formatting
 from launcher.monitor.events import Event, Train
-from launcher.monitor.launches import Launch
 from launcher.monitor.progress import Progress
 from launcher.monitor.tables import colour
 from launcher.schedulers.base import JobStatus, State
+from launcher.tracking.launches import Launch
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
@@ -66,17 +67,24 @@ class LiveView:
         if progress.step is not None:
             body += [_bar(status, progress), self._train(progress), _held_out(progress)]
         manifest = self._launch.manifest
-        title = Text.assemble((manifest.run, "bold"), f" · launch {self._launch.paths.number}")
+        title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
         shape = Text(formatting.tasks(manifest.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
-            Group(*body), box=ROUNDED, title=title, title_align="left", subtitle=shape, border_style=style
+            Group(*body),
+            box=ROUNDED,
+            title=title,
+            title_align="left",
+            subtitle=shape,
+            border_style=style,
+            # A terminal prints ^C behind the panel: it must not begin another line.
+            width=max(self._live.console.width - 3, 20),
         )
 
     def _state(self, status: JobStatus, progress: Progress) -> RenderableType:
         line = Text.assemble(f"job {self._launch.job}  ", (status.state.value, colour(status.state)))
         if status.reason:
-            line.append(f" ({status.reason})", "dim")
+            line.append(f" ({one_line(status.reason)})", "dim")
         if status.nodes:
             line.append(f" on {status.nodes}")
         if status.elapsed and status.state is not State.PENDING:

@@ -1,4 +1,4 @@
-"""The logs of a job: their ends, and what is appended to them."""
+"""Reading a log: its end, and what is appended to it until its job has ended."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import codecs
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.monitor.launches import Launch
+from launcher.errors import one_line
 from launcher.monitor.watch import StatusWatch
+from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
+from launcher.tracking.launches import Launch
 
 _BLOCK = 1 << 16
 _POLL = 0.25
@@ -82,46 +85,82 @@ def read_all(reader: LogReader, write: Callable[[str], object]) -> bool:
     return found
 
 
-def rank_logs(launch: Launch, rank: int) -> list[Path]:
-    """The logs that one rank's process wrote itself."""
-    return sorted(launch.paths.results.glob(f"nemo_log_globalrank-{rank}_*.txt"))
-
-
 def follow_log(
     launch: Launch,
-    path: Path,
+    choose: Callable[[], Path],
     lines: int | None,
     write: Callable[[str], object],
     tell: Callable[[str], object],
+    *,
+    task: str | None = None,
 ) -> JobStatus:
     """Write a log as it grows, until its job has ended and all of it was written.
 
     Parameters
     ----------
+    choose
+        Says which file it is; asked again and again, because each task of an array has its own.
     lines
         Begin with so many of the lines that are already there; ``None`` for all.
     write
         Takes the log's text.
     tell
-        Takes what is to be said beside the log: what it is waited for.
+        Takes what is to be said beside the log: what it is waited for, and that there is a newer launch.
+    task
+        Until this task of an array has ended.
     """
+    said = _Once(tell)
+    path = choose()
     reader = LogReader(path, 0 if lines is None else tail_offset(path, lines))
-    waiting, was_quiet = "", False
+    was_quiet = False
     with StatusWatch(launch) as watch:
         while True:
             # The state first: what a job wrote before it ended is there once it is known to have ended.
-            over, status = watch.is_over, watch.status
+            status = of_task(watch.status, task)
+            over = status.state.is_final or watch.is_blind
             found = read_all(reader, write)
             if found:
                 watch.alive()
+            elif (newest := choose()) != path:
+                path = newest
+                reader = LogReader(path)
+                said(f"{path.name}:")
+                continue
             elif over and was_quiet:
                 return status
-            elif not over and not path.exists() and waiting != (waiting := _wait_message(path, status)):
-                tell(waiting)
+            elif not over and not path.exists():
+                said(_wait_message(path, status))
+            _tell_newer(launch, said)
             was_quiet = over and not found  # once more, for a network file system that is late
             time.sleep(_POLL)
 
 
+def of_task(status: JobStatus, task: str | None) -> JobStatus:
+    """The status of one task of an array; that of the whole array while nothing is known of the task."""
+    if task is None or task not in status.tasks:
+        return status
+    return replace(status, state=status.tasks[task], reason=None, exit_code=None, tasks={})
+
+
+class _Once:
+    """Says nothing twice in a row."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._said: dict[str, str] = {}
+
+    def __call__(self, text: str, about: str = "") -> None:
+        if self._said.get(about) != text:
+            self._said[about] = text
+            self._tell(text)
+
+
+def _tell_newer(launch: Launch, said: _Once) -> None:
+    newest = launch_numbers(launch.paths.run_dir)[-1:]
+    if newest and newest[0] > launch.paths.number:
+        said(f"the run was launched again meanwhile: this is launch {launch.paths.number}", "newer")
+
+
 def _wait_message(path: Path, status: JobStatus) -> str:
-    reason = f" ({status.reason})" if status.reason else ""
+    reason = f" ({one_line(status.reason)})" if status.reason else ""
     return f"waiting for {path.name}: the job is {status.state.value}{reason}"

@@ -1,20 +1,25 @@
-"""One line about each run: what `slipway status` tells, gathered."""
+"""One line about each launch that counts now: what `slipway status` tells, gathered."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
+from launcher.errors import one_line
 from launcher.monitor import formatting
-from launcher.monitor.events import read_ends
-from launcher.monitor.launches import Launch, ask, open_launch
+from launcher.monitor.events import Event
 from launcher.monitor.progress import Progress
+from launcher.monitor.readers import newest_events
 from launcher.monitor.tables import REASON
+from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus, State
+from launcher.tracking.current import Tracked, look
+from launcher.tracking.launches import Launch
 
 COLUMNS = (
     "RUN",
@@ -28,21 +33,26 @@ COLUMNS = (
     "VAL LOSS",
     "TOKENS/S",
     "ETA",
+    "RESTARTS",
+    "NODELIST",
+    "USER",
     REASON,
 )
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The newest launch of a run, as the scheduler and the trainer tell it.
+    """A launch, as the scheduler and the trainer tell it.
 
-    `launch` is ``None`` where it could not be read; the status then says why.
+    `launch` is ``None`` where it could not be read; the status then says why. `unanswered` says why the
+    scheduler could not be asked, if it could not.
     """
 
     run_dir: Path
     launch: Launch | None
     status: JobStatus
     progress: Progress
+    unanswered: str | None = None
 
     @property
     def run(self) -> str:
@@ -53,25 +63,39 @@ class RunStatus:
         """Seconds to go, while there is something going on."""
         return self.progress.eta if self.status.state is State.RUNNING else None
 
+    @property
+    def _has_run(self) -> bool:
+        """Whether an elapsed time says something: that of a job that waits is 0."""
+        return self.status.elapsed is not None and self.status.state is not State.PENDING
+
+    @property
+    def of_another(self) -> str | None:
+        """The user whose run it is, if that is somebody else."""
+        return self.launch.manifest.user if self.launch and self.launch.manifest.user != _me() else None
+
     def cells(self) -> list[str]:
         """The values of `COLUMNS`."""
         status, progress = self.status, self.progress
         manifest = self.launch.manifest if self.launch else None
         limit = formatting.text(manifest.time_limit if manifest else None)
-        return [
+        values = [
             self.run,
             formatting.text(self.launch.paths.number if self.launch else None),
             self.launch.job if self.launch else formatting.UNKNOWN,
             status.state.value,
-            f"{formatting.text(status.elapsed)}/{limit}" if status.elapsed else formatting.UNKNOWN,
+            f"{status.elapsed}/{limit}" if self._has_run else formatting.UNKNOWN,
             f"{manifest.nodes}×{manifest.tasks_per_node}" if manifest else formatting.UNKNOWN,
             formatting.steps(progress.step, progress.max_steps),
             formatting.loss(progress.loss),
             formatting.loss(progress.validation_loss),
             formatting.count(progress.tokens_per_second),
             formatting.duration(self.eta),
+            formatting.text(status.restarts or None),
+            formatting.text(status.nodes),
+            formatting.text(self.of_another),
             formatting.text(status.reason),
         ]
+        return [one_line(value) for value in values]
 
     def to_json(self) -> dict[str, Any]:
         """The same for programs; a number that is not finite is a string, ``"nan"``."""
@@ -90,6 +114,9 @@ class RunStatus:
             "nodes": manifest.nodes if manifest else None,
             "tasks_per_node": manifest.tasks_per_node if manifest else None,
             "node_list": self.status.nodes,
+            "restarts": self.status.restarts,
+            "tasks": {task: state.value for task, state in self.status.tasks.items()},
+            "user": manifest.user if manifest else None,
             "step": self.progress.step,
             "max_steps": self.progress.max_steps,
             "loss": finite(self.progress.loss),
@@ -99,27 +126,24 @@ class RunStatus:
         }
 
 
+@functools.cache
+def _me() -> str:
+    return user()
+
+
 def finite(number: float | None) -> float | str | None:
     """Keep a diverged loss visible where JSON has no word for it."""
     return number if number is None or math.isfinite(number) else str(number)
 
 
-def survey(run_dirs: Sequence[Path]) -> list[RunStatus]:
-    """Look at the newest launch of each run, in their order."""
-    opened = [_open(run_dir) for run_dir in run_dirs]
-    statuses = iter(ask([launch for launch in opened if isinstance(launch, Launch)]))
-    return [_look(run_dir, launch, statuses) for run_dir, launch in zip(run_dirs, opened, strict=True)]
+def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None) -> list[RunStatus]:
+    """Look at runs, in their order; the parameters are those of `launcher.tracking.current.look`."""
+    return [_with_progress(item) for item in look(run_dirs, only)]
 
 
-def _look(run_dir: Path, launch: Launch | JobStatus, statuses: Iterator[JobStatus]) -> RunStatus:
-    if isinstance(launch, JobStatus):
-        return RunStatus(run_dir, None, launch, Progress())
-    return RunStatus(run_dir, launch, next(statuses), Progress(read_ends(launch.metrics)))
-
-
-def _open(run_dir: Path) -> Launch | JobStatus:
-    """Open a run's newest launch; one broken run must not hide the others."""
-    try:
-        return open_launch(run_dir)
-    except UserError as error:
-        return JobStatus(State.UNKNOWN, error.message)
+def _with_progress(item: Tracked) -> RunStatus:
+    events: list[Event] = []
+    if item.launch:
+        with contextlib.suppress(OSError):  # a colleague's that may not be read
+            events = newest_events(item.launch, restarted=item.status.restarts > 0)
+    return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered)

@@ -10,9 +10,10 @@ from typing import Any
 from launcher.errors import UserError
 from launcher.monitor import formatting
 from launcher.monitor.curves import Curves
-from launcher.monitor.events import read_events
-from launcher.monitor.launches import Launch, ask, open_launches
 from launcher.monitor.overview import finite
+from launcher.monitor.readers import all_events
+from launcher.tracking.launches import Launch, open_launches
+from launcher.tracking.polling import ask
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def load_curves(launches: Sequence[Launch]) -> Curves:
     """Join what the launches of a run told."""
     curves = Curves()
     for launch in launches:
-        curves.add(read_events(launch.metrics))
+        curves.add(all_events(launch))
     return curves
 
 

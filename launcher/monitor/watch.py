@@ -1,14 +1,15 @@
-"""Asking a scheduler again and again, beside a display that must not wait for the answer."""
+"""Watching the state of one job."""
 
 from __future__ import annotations
 
-import threading
 import time
 from types import TracebackType
 from typing import Self
 
-from launcher.monitor.launches import Launch, ask
+from launcher.monitor.poller import Poller, backoff
 from launcher.schedulers.base import JobStatus, State
+from launcher.tracking.launches import Launch
+from launcher.tracking.polling import ask
 
 # A busy controller serves thousands of users: never more often than this, in seconds.
 INTERVAL = 2.0
@@ -17,7 +18,7 @@ PATIENCE = 60.0
 
 
 class StatusWatch:
-    """The status of one job, asked for every `interval` seconds by a thread.
+    """The status of one job, asked for every `interval` seconds by a thread, slower while nobody can tell.
 
     Use it as a context. It is asked once before it is entered, so that there is always a status.
     """
@@ -26,30 +27,29 @@ class StatusWatch:
         self._launch = launch
         self._interval = interval
         self._patience = patience
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="status-watch", daemon=True)
-        self._status = ask([launch])[0]
+        self._failures = 0
+        self._seen = time.monotonic()
+        self._poller = Poller(self._ask, self._pause)
         self._seen = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._poller.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._poller.__exit__(kind, error, trace)
 
     @property
     def status(self) -> JobStatus:
         """The newest answer; UNKNOWN when it is too old to be believed."""
-        if self._failure:
-            raise self._failure
-        state = self._status.state
-        if self.is_blind and not (state.is_final or state is State.UNKNOWN):
-            return JobStatus(State.UNKNOWN, f"no answer from the scheduler; the last was {state.value}")
-        return self._status
+        status = self._poller.newest
+        if self.is_blind and not (status.state.is_final or status.state is State.UNKNOWN):
+            return JobStatus(
+                State.UNKNOWN, f"no answer from the scheduler; the last was {status.state.value}"
+            )
+        return status
 
     @property
     def is_over(self) -> bool:
@@ -65,11 +65,16 @@ class StatusWatch:
         """Note a sign of life of the job that the scheduler does not know of."""
         self._seen = time.monotonic()
 
-    def _run(self) -> None:
-        try:
-            while not self._status.state.is_final and not self._stop.wait(self._interval):
-                self._status = ask([self._launch])[0]
-                if self._status.state is not State.UNKNOWN:
-                    self._seen = time.monotonic()
-        except BaseException as error:  # told to whoever watches: a thread's own traceback is lost
-            self._failure = error
+    def _ask(self) -> JobStatus:
+        status = ask([self._launch])[0]
+        if status.state is State.UNKNOWN:
+            self._failures += 1
+        else:
+            self._failures, self._seen = 0, time.monotonic()
+        return status
+
+    def _pause(self, status: JobStatus) -> float | None:
+        if status.state.is_final:
+            return None
+        # Its first words of a job come late: two failures are nothing yet.
+        return backoff(self._interval, max(self._failures - 2, 0), most=15.0)

@@ -17,6 +17,7 @@ import pytest
 from launcher.cli.app import _VERBS
 from launcher.cli.completion import commands
 from launcher.config.compose import compose, list_options
+from launcher.runs.index import Index
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 
@@ -121,6 +122,15 @@ def test_runs(scripts: dict[str, Path], tmp_path: Path) -> None:
     assert sorted(replies(scripts, "slipway logs gpt3", tmp_path)) == ["gpt3_a", "gpt3_b"]
     assert replies(scripts, "slipway status gpt3_a t5", tmp_path) == ["t5_c"]
     assert replies(scripts, f"slipway plot --base-results-dir {tmp_path} x", tmp_path) == []
+
+
+def test_runs_that_were_seen_elsewhere(scripts: dict[str, Path], tmp_path: Path) -> None:
+    near, far = tmp_path / "results" / "gpt3_near", tmp_path / "far" / "gpt3_far"
+    for run in (near, far):
+        (run / "launches").mkdir(parents=True)
+    Index().remember([], [tmp_path / "far", tmp_path / "gone"])
+    assert replies(scripts, "slipway history gpt3", tmp_path) == ["gpt3_near", "gpt3_far"]
+    assert replies(scripts, "slipway list r", tmp_path) == ["runs"]
 
 
 def test_the_candidates_need_neither_hydra_nor_pydantic() -> None:

@@ -42,7 +42,7 @@ def test_a_dry_run_in_a_pipe_imports_neither_submitit_nor_rich_nor_torch(tmp_pat
     assert not {"submitit", "rich", "torch", "trainer", "numpy"} & set(imported)
 
 
-@pytest.mark.parametrize("verb", ["status", "sandbox", "data", "logs", "follow", "plot", "launch"])
+@pytest.mark.parametrize("verb", ["status", "sandbox", "data", "logs", "follow", "plot", "verify", "launch"])
 def test_no_verb_imports_torch_or_the_trainer(tmp_path: Path, verb: str) -> None:
     program = MODULES.replace(
         "code = main(sys.argv[1:])", "code = 0\ntry: main(sys.argv[1:])\nexcept SystemExit: pass"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,26 @@ def test_what_one_may_not_read(tmp_path: Path, stranger: int, arguments: list[st
     assert code == 2, told
     assert "permission denied" in told.lower()
     assert "private" in told
+
+
+def test_what_an_output_of_ascii_cannot_print_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "results" / "x" / "launches" / "1").mkdir(parents=True)
+    command = [sys.executable, "-m", "launcher.cli.app", "status"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert r"NODES\xd7TASKS" in done.stdout, done.stderr
+
+
+def test_a_run_that_one_may_not_read_hides_no_other(tmp_path: Path, stranger: int) -> None:
+    for run in ("theirs", "closed", "ours"):
+        (tmp_path / "results" / run / "launches" / "1").mkdir(parents=True)
+    (tmp_path / "results" / "theirs" / "launches").chmod(0o700)
+    (tmp_path / "results" / "closed").chmod(0o700)
+    command = [sys.executable, "-m", "launcher.cli.app", "status", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, user=stranger, capture_output=True, text=True)
+    told = {item["run"]: item["reason"] for item in json.loads(done.stdout)}
+    assert set(told) == {"theirs", "ours"}
+    assert told["theirs"] == "its launches cannot be read: permission denied"
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,13 @@ def test_a_mistake_in_a_further_flag_is_the_users_own(override: str) -> None:
 def test_numbers_among_further_flags_are_as_written(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "ours.yaml").write_text(
-        "defaults: [bcm, _self_]\nsbatch: {wckey: 1.10, open_mode: append, tmp: 0100, nice: 1e3}\n"
+        "defaults: [bcm, _self_]\nsbatch: {wckey: 1.10, mem_bind: local, tmp: 0100, nice: 1e3}\n"
     )
     plain = job("cluster.sbatch.wckey=1.10", "cluster.sbatch.nice=0100", "cluster.sbatch.hold=true")
     assert plain.queue.further == {"wckey": "1.10", "nice": "0100", "hold": True}
     config = compose(["cluster=ours"], tmp_path).config
     further = plan_launch(config, number=1, tag="x").job.queue.further
-    assert further == {"wckey": "1.10", "open-mode": "append", "tmp": "0100", "nice": "1e3"}
+    assert further == {"wckey": "1.10", "mem-bind": "local", "tmp": "0100", "nice": "1e3"}
 
 
 def test_numbers_in_a_stages_own_cluster_are_as_written() -> None:
@@ -124,6 +124,24 @@ def test_every_flag_that_we_set_is_refused_as_a_further_one() -> None:
         assert flag in SET_BY
         with pytest.raises(ValueError, match=f"--{flag} is set by"):
             checked_name(flag)
+
+
+def test_an_array_is_one_training_several_times_one_after_another() -> None:
+    assert job("cluster.sbatch={array: 0-4%1}").queue.further == {"array": "0-4%1"}
+    for array in ("0-4", "0-4%2", "1,3", "7"):
+        with pytest.raises(UserError, match="train the same run, one after another") as raised:
+            job(f"cluster.sbatch.array='{array}'")
+        told = str(raised.value)
+        assert told.startswith("cluster.sbatch.array=")
+        assert f"write {array.partition('%')[0]}%1" in told
+        assert f"from the command line: cluster.sbatch.array='{array}'" in told
+    with pytest.raises(UserError, match="not a job array; valid: 0-4%1"):
+        job("cluster.sbatch={array: five}")
+
+
+def test_logs_are_appended_to() -> None:
+    with pytest.raises(ValueError, match="--open-mode is set by Slipway, to append"):
+        checked_name("open_mode")
 
 
 def test_variables_of_the_cluster_are_below_those_of_the_root() -> None:

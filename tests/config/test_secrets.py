@@ -154,3 +154,7 @@ def test_overrides_are_redacted() -> None:
     assert redacted('cluster.sbatch.export="ALL,A_KEY=b,X=1"') == 'cluster.sbatch.export="ALL,A_KEY=***,X=1"'
     assert redacted("env_vars.A_KEY=a=b,c") == "env_vars.A_KEY=***"
     assert redacted("training=gpt3/126m") == "training=gpt3/126m"
+    proxies = "{http_proxy: http://me:b@proxy:3128, HF_TOKEN: http://me:b@x}"
+    shown = "{http_proxy: http://me:***@proxy:3128, HF_TOKEN: ***}"
+    assert redacted(f"+env_vars={proxies}") == f"+env_vars={shown}"
+    assert redacted("container=docker://host:5000/a@sha256:b") == "container=docker://host:5000/a@sha256:b"

@@ -26,7 +26,7 @@ FURTHER = {
         "cluster.requeue=True",
         "cluster.begin=now+1hour",
         "cluster.switches=1@10:00",
-        "cluster.sbatch={spread-job: true, nice: 100, open-mode: append}",
+        "cluster.sbatch={spread-job: true, nice: 100}",
     ],
     "exclusive=user": ["cluster.exclusive=user", "cluster.gpu_request=gres"],
 }

@@ -68,6 +68,10 @@ def test_a_training_on_slurm_and_its_continuation(
     assert (told[0]["state"], told[0]["step"], told[0]["launch"]) == ("COMPLETED", 6, 2)
     log = run_command(SLIPWAY, "logs", "gpt3_tiny", "--launch", "1", cwd=workplace, **conf).stdout
     assert "step 4/4 | loss" in log
+    # Both launches together; the first held-out loss is the first launch's.
+    verdict = json.loads(run_command(SLIPWAY, "verify", "gpt3_tiny", "--json", cwd=workplace, **conf).stdout)
+    assert verdict["verdict"] == "verified"
+    assert [c["evidence"] for c in verdict["checks"] if c["name"] == "no step missing"] == ["steps 1-6"]
     run_command(SLIPWAY, "plot", "gpt3_tiny", cwd=workplace, **conf)
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
 

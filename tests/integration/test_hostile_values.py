@@ -41,7 +41,7 @@ def test_values_arrive_in_the_tasks_of_a_job(tmp_path: Path, sandbox: Sandbox) -
         place = tmp_path / str(number)
         run_dir = Path(told["run_dir"])
         assert run_dir.parent.name == case
-        _wait_for(run_dir / "launches" / "1" / "exit.json")
+        _wait_for(run_dir / "launches" / "1" / "marks" / f"{told['job_id']}.0.ended.json")
         log = run_dir / f"log-nemo-megatron-tokenize_text_{told['job_id']}.out"
         assert "the tasks ended with exit code 0" in log.read_text(), log.read_text()
         seen = (place / "record" / "0").read_bytes().decode().split("\0")[:-1]

@@ -55,7 +55,7 @@ def test_a_launch_replays_to_the_same_bytes(repository: Path, tmp_path: Path, wa
     replay(command)
     assert script(run, 2) != script(run, 1)
     tags = [command_log(run, number)[2].rpartition("--tag=")[2] for number in (1, 2)]
-    moved = script(run, 1).replace(b"launches/1", b"launches/2").replace(b"launch=1 ", b"launch=2 ")
+    moved = script(run, 1).replace(b"launches/1", b"launches/2").replace(b"launch=1\n", b"launch=2\n")
     assert script(run, 2) == moved.replace(tags[0].encode(), tags[1].encode())
     assert replay(command_log(run, 2)[2].removeprefix("# ")) == script(run, 2)
     assert not list(tmp_path.rglob("canary*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -9,11 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.cli import follow, logs, plot, status
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.schedulers.base import JobStatus, State, Ticket
 
 JOB_NAME = "nemo-megatron-gpt3_tiny"
+
+RUNNING = JobStatus(State.RUNNING, None, "n[1-2]", "00:00:50")
+COMPLETED = JobStatus(State.COMPLETED, None, "n[1-2]", "00:01:30", 0)
+FAILED = JobStatus(State.FAILED, "exit code 1", "n[1-2]", "00:00:03", 1)
+PENDING = JobStatus(State.PENDING, "Resources")
 
 
 @dataclass
@@ -30,9 +37,9 @@ class FakeScheduler:
     def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
         if self.error:
             raise UserError(self.error)
-        asked = [ticket.job_id for ticket in tickets]
-        self.questions.append(asked)
-        return {job_id: self._next(job_id) for job_id in asked if job_id in self.table}
+        asked = list(tickets)
+        self.questions.append([ticket.job_id for ticket in asked])
+        return {ticket.tag: self._next(ticket.job_id) for ticket in asked if ticket.job_id in self.table}
 
     def _next(self, job_id: str) -> JobStatus:
         row = self.table[job_id]
@@ -45,14 +52,14 @@ class Runs:
     def __init__(self, base: Path) -> None:
         self.base = base
 
-    def launch(self, run: str = "gpt3_tiny", number: int = 1, **changes: Any) -> Path:
+    def launch(self, name: str = "gpt3_tiny", number: int = 1, **changes: Any) -> Path:
         """Write a launch as the launcher does; return its directory."""
-        directory = self.base / run / "launches" / str(number)
+        directory = self.base / name / "launches" / str(number)
         (directory / "results").mkdir(parents=True)
         values: dict[str, Any] = {
-            "run": run,
+            "run": name,
             "launch": number,
-            "tag": "t",
+            "tag": f"{name}-{number}",
             "stage": "training",
             "engine": "megatron",
             "scheduler": "slurm",
@@ -137,3 +144,18 @@ def append(directory: Path, events: Iterable[dict[str, Any]]) -> Path:
     with path.open("a", encoding="utf-8") as stream:
         stream.writelines(json.dumps(event) + "\n" for event in events)
     return path
+
+
+def log(directory: Path, job_id: str = "11", extension: str = "out") -> Path:
+    """The log of a launch's job."""
+    return directory / f"log-{JOB_NAME}_{job_id}.{extension}"
+
+
+def slipway(runs: Runs, *arguments: str) -> int:
+    """Run a verb about runs through its parser; return its exit code."""
+    parser = argparse.ArgumentParser(prog="slipway")
+    subparsers = parser.add_subparsers(required=True)
+    for verb in (status, logs, plot, follow):
+        verb.add_parser(subparsers)
+    args = parser.parse_args([*arguments, "--base-results-dir", str(runs.base)])
+    return int(args.run(args))

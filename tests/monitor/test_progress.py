@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
+import pytest
 from monitor_samples import Runs, append, end, held_out, start, train, validation, whole_training
 
+from launcher.monitor import ends
+from launcher.monitor.ends import read_ends
 from launcher.monitor.events import (
-    End,
     EventReader,
     HeldOut,
     Start,
     Train,
+    Validation,
     parse_event,
-    read_ends,
-    read_events,
 )
 from launcher.monitor.progress import Progress
 
@@ -46,7 +48,7 @@ def test_a_line_torn_by_a_kill_costs_only_itself(runs: Runs) -> None:
     path = append(runs.launch(), [start(), train(1)])
     with path.open("a") as stream:
         stream.write(json.dumps(train(2))[:25] + json.dumps(start(1)) + "\n" + json.dumps(train(2)) + "\n")
-    assert [type(event) for event in read_events(path)] == [Start, Train, Start, Train]
+    assert [type(event) for event in EventReader(path).poll()] == [Start, Train, Start, Train]
 
 
 def test_what_is_not_known_is_passed_over() -> None:
@@ -70,13 +72,46 @@ def test_a_loss_that_is_not_a_number() -> None:
     assert event.learning_rate is None
 
 
-def test_ends_of_a_long_file(runs: Runs) -> None:
-    path = append(runs.launch(), whole_training())
-    assert read_ends(path) == read_events(path)
-    ends = read_ends(path, head=1000, tail=2000)
-    assert isinstance(ends[0], Start) and isinstance(ends[1], HeldOut) and isinstance(ends[-1], End)
-    assert 10 < len(ends) < 30
+def long_training(last: int, every: int = 100) -> list[dict[str, object]]:
+    events = [start(max_steps=100_000), held_out()]
+    for step in range(1, last + 1):
+        events += [train(step)] + ([validation(step, 4.0 + step / 1e6)] if step % every == 0 else [])
+    return events
+
+
+@pytest.mark.parametrize("last", [1, 30, 99, 100, 101, 140, 400, 2399, 2400, 2401, 2450])
+def test_the_ends_of_a_file_tell_as_much_as_all_of_it(runs: Runs, last: int) -> None:
+    path = append(runs.launch(), long_training(last))
+    quick, whole = Progress(read_ends(path)), Progress(EventReader(path).poll())
+    for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "held_out"):
+        assert getattr(quick, name) == getattr(whole, name), name
+    assert len(read_ends(path)) < 100
+
+
+def test_a_validation_far_back_is_found(runs: Runs) -> None:
+    path = append(runs.launch(), long_training(3999, every=2000))
+    validations = [event for event in read_ends(path) if isinstance(event, Validation)]
+    assert [event.step for event in validations] == [2000]
+    with path.open("a") as stream:
+        stream.write(json.dumps(train(4000)) + "\n" + json.dumps(validation(4000, 3.0))[:-4])
+    assert [event for event in read_ends(path) if isinstance(event, Validation)] == validations
     assert read_ends(path.with_name("missing")) == []
+
+
+def test_a_validation_across_two_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "_BLOCK_BYTES", 64)
+    line = json.dumps(validation(7, 4.0)).encode() + b"\n"
+    for more in range(2000):
+        content = line + b" " * more + b"\n"
+        (found,) = ends.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
+        assert isinstance(found, Validation) and found.step == 7, more
+
+
+def test_the_rate_of_a_restarted_trainer_is_not_counted_over_the_pause(runs: Runs) -> None:
+    path = append(runs.launch(), long_training(100))
+    later = [start(100, time=9000.0, max_steps=100_000)]
+    append(path.parents[1], [*later, *(train(step, time=9000.0 + step) for step in range(101, 1000))])
+    assert Progress(read_ends(path, restarted=True)).steps_per_second == 1.0
 
 
 def test_progress() -> None:

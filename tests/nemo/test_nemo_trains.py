@@ -78,6 +78,8 @@ def test_gpt_learns_text_that_slipway_tokenized(train: Train, repository: Path, 
         losses[int(found.group(2))] = float(found.group(1))
     assert losses[20] < losses[10] < 6.3, "the entropy of 512 tokens is 6.24 nats"
     assert list((run / "index_mapping").iterdir()), "NeMo's indices are the run's, not beside the data"
+    verify = subprocess.run([SLIPWAY, "verify", run], capture_output=True, text=True, timeout=60)
+    assert verify.returncode == 0, verify.stdout + verify.stderr
 
 
 def test_t5_trains_and_continues_on_two_tasks(train: Train, vocabulary: Path) -> None:
@@ -117,11 +119,11 @@ def test_a_warning_of_the_end_saves_and_requeues_nothing(submit: Submit, sandbox
         wait_until(lambda: steps() >= 3)
         seen = steps()
         subprocess.run(["scancel", "--signal=USR1", "--batch", job], env=environment, check=True)
-        wait_until((launch / "exit.json").exists)
+        wait_until(lambda: list((launch / "marks").glob("*.ended.json")))
     finally:
         subprocess.run(["scancel", job], env=environment, check=False)
 
-    assert '"exit_code": 0' in (launch / "exit.json").read_text()
+    assert '"exit_code": 0' in next((launch / "marks").glob("*.ended.json")).read_text()
     assert "Received SIGTERM, saving checkpoint and exiting" in next(launch.glob("log-*.out")).read_text()
     found = re.search(r"step=(\d+)-consumed_samples=(\d+)\.0-last$", newest_checkpoint(run))
     assert found

@@ -1,0 +1,180 @@
+"""What the verbs that act on jobs share: which jobs they are about, and how they tell what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
+from launcher.control.acting import Done, Outcome, exit_code, in_order
+from launcher.control.targets import Target
+from launcher.control.targets import targets as targets_of
+from launcher.errors import UserError
+from launcher.monitor import formatting
+from launcher.monitor.progress import Progress
+from launcher.monitor.readers import newest_events
+from launcher.schedulers.base import State
+
+
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """Add the runs that a verb acts on."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{RUN_HELP}: then only that one")
+    parser.add_argument("--launch", type=int, metavar="N", help="only this launch of the run (default: all)")
+    add_base_results_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each job")
+
+
+def chosen(args: argparse.Namespace) -> list[Target]:
+    """The jobs that were asked for, in the order in which to act on them.
+
+    Raises
+    ------
+    UserError
+        If one of them is not known: then nothing is done to the others either.
+    """
+    found = find_all(args.runs, args.base_results_dir)
+    if args.launch is not None:
+        if len(found) > 1:
+            raise UserError(f"--launch {args.launch}: of which run? {len(found)} are named")
+        found = [type(one)(one.run_dir, args.launch) for one in found]
+    return in_order(targets_of(found))
+
+
+def hold_and_tell(args: argparse.Namespace, act: Callable[[Target, bool], Outcome], verb: str) -> int:
+    """Hold or release the jobs that were asked for, and tell what came of it; return the exit code."""
+    targets = chosen(args)
+    waiting = {target.tracked.run_dir for target in targets if target.waits}
+    outcomes = act_and_tell(
+        args, targets, lambda target: act(target, target.tracked.run_dir in waiting), verb
+    )
+    return finish(args, outcomes)
+
+
+def act_and_tell(
+    args: argparse.Namespace, targets: Sequence[Target], act: Callable[[Target], Outcome], verb: str
+) -> list[Outcome]:
+    """Act on each job and tell at once what came of it.
+
+    Parameters
+    ----------
+    verb
+        What is done to a job, as in `was not cancelled`.
+    """
+    outcomes = []
+    for target in targets:
+        outcome = act(target)
+        outcomes.append(outcome)
+        if not args.json:
+            tell(outcome, verb)
+    return outcomes
+
+
+def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
+    """Print the objects if they were asked for; return the exit code."""
+    if args.json:
+        print(json.dumps([_to_json(outcome) for outcome in outcomes], indent=2))
+    return exit_code(outcomes)
+
+
+def tell(outcome: Outcome, verb: str) -> None:
+    """Print one line: on stderr, if it is not what was asked for."""
+    name, how, words = name_of(outcome.target), how_it_was(outcome.target), outcome.words
+    match outcome.done:
+        case Done.HELD | Done.RELEASED if outcome.target.runs:
+            line = f"{outcome.done.value} the waiting tasks of {name}: it was {how}"
+        case Done.CANCELLED | Done.HELD | Done.RELEASED:
+            line = f"{outcome.done.value} {name}: it was {how}"
+        case Done.SAVING:
+            line = f"told {name} to save and leave: it is {how}"
+        case Done.AS_ASKED:
+            line = f"{name}: {words}: {how}"
+        case Done.GIVEN_UP:
+            line = f"gave up {name}: {words}"
+        case Done.LEFT:
+            line = f"left {name} alone: it is {how}" + (f"; {words}" if words else "")
+        case Done.NOT_VALID:
+            return _complain(f"{name} cannot be {verb}: it is {how}", words)
+        case Done.REFUSED:
+            return _complain(f"{name} was not {verb}: {_without_name(outcome, verb)}")
+        case Done.UNKNOWN:
+            return _complain(f"{name}: whether it could be {verb} is not known", words)
+    return print(line, flush=True)
+
+
+def tell_end(outcome: Outcome) -> None:
+    """Print how a job ended that was waited for."""
+    name = name_of(outcome.target)
+    if outcome.end is None:
+        return _complain(f"{name}: whether it has ended is not known", outcome.words)
+    after = f" after {outcome.end.elapsed}" if outcome.end.elapsed and outcome.target.runs else ""
+    reason = f" ({outcome.end.reason})" if outcome.end.reason else ""
+    return print(f"{name} has ended: {outcome.end.state.value}{reason}{after}", flush=True)
+
+
+def name_of(target: Target) -> str:
+    """The job for people."""
+    launch = f" (launch {target.number})" if target.number else ""
+    return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"
+
+
+def how_it_was(target: Target) -> str:
+    """How the job was when it was looked at: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
+    status = target.tracked.status
+    parts = [target.state.value]
+    if status.reason and not target.task:
+        # Of why it waits Slurm's word is enough here, and of the tasks of an array how many.
+        end = ";" if status.tasks else ":"
+        is_short = target.state is State.PENDING or (status.tasks and target.state.is_live)
+        parts.append(f"({status.reason.partition(end)[0] if is_short else status.reason})")
+    if status.nodes and target.runs:
+        parts.append(f"on {status.nodes}")
+    if status.elapsed and target.state is not State.PENDING:
+        parts.append(f"{'for' if target.state.is_live else 'after'} {status.elapsed}")
+    step = formatting.steps(*_steps(target))
+    return " ".join(parts) + ("" if step == formatting.UNKNOWN else f", step {step}")
+
+
+def _steps(target: Target) -> tuple[int | None, int | None]:
+    if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
+        return None, None
+    restarted = target.tracked.status.restarts > 0
+    progress = Progress(newest_events(target.launch, restarted=restarted))
+    return progress.step, progress.max_steps
+
+
+def _without_name(outcome: Outcome, verb: str) -> str:
+    """A refusal without what was said of the job already."""
+    return (outcome.words or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
+
+
+def _complain(line: str, words: str | None = None) -> None:
+    lines = [*line.splitlines(), *(words or "").splitlines()]
+    print("slipway: " + "\n  ".join(one.strip() for one in lines), file=sys.stderr, flush=True)
+
+
+def _to_json(outcome: Outcome) -> dict[str, Any]:
+    target, status, end = outcome.target, outcome.target.tracked.status, outcome.end
+    step, max_steps = _steps(target)
+    return {
+        "run": target.run,
+        "run_dir": str(target.tracked.run_dir),
+        "launch": target.number,
+        "job_id": target.job_id,
+        "done": outcome.done.value,
+        "words": outcome.words,
+        "state": target.state.value,
+        "reason": status.reason,
+        "node_list": status.nodes,
+        "elapsed": status.elapsed,
+        "step": step,
+        "max_steps": max_steps,
+        "end": end and {"state": end.state.value, "reason": end.reason, "elapsed": end.elapsed},
+    }
+
+
+def told_any(outcomes: Iterable[Outcome], done: Done) -> bool:
+    """Whether something came of acting on some job."""
+    return any(outcome.done is done for outcome in outcomes)

@@ -1,0 +1,107 @@
+"""`slipway cancel`: end the jobs of runs, at once or with a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from launcher.cli.acting import (
+    act_and_tell,
+    add_targets,
+    chosen,
+    finish,
+    how_it_was,
+    name_of,
+    tell_end,
+    told_any,
+)
+from launcher.control.acting import Done, Outcome, cancel, wait_for_ends
+from launcher.control.targets import Target
+from launcher.errors import UserError
+from launcher.tracking.exit_codes import WATCHING_ENDED
+
+_DESCRIPTION = """\
+End the jobs of runs: those that run and those that wait, which are ended first so that none of them starts
+in between. Launching a run again continues it from its newest checkpoint; what it did since then may be
+lost, unless --save lets it save first.
+
+Like scancel and `kubectl delete` this does not ask: it acts on what you name and says what that was. -i asks.
+
+examples:
+  slipway cancel gpt3_126m               all launches of the run that wait or run
+  slipway cancel --save --wait gpt3_126m let the trainer save and leave, and wait until it has
+  slipway cancel gpt3_126m --launch 2    only this launch
+  slipway cancel 4711 4712_3             only these jobs; of the array only this task
+  slipway cancel --json gpt3_126m | jq -r '.[] | select(.done == "cancelled") | .job_id'
+
+exit code:
+  0    nothing of it waits or runs any more, or is about to end
+  1    the scheduler refused to end some job
+  2    there is no such run or launch
+  3    the state of some job is not known, or the scheduler did not answer
+  130  Ctrl-C while waiting; the jobs end all the same"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "cancel",
+        help="end the jobs of runs",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_targets(parser)
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="let what runs save and leave, as before a time limit; what waits is cancelled",
+    )
+    parser.add_argument("--wait", action="store_true", help="wait until the scheduler confirms the end")
+    parser.add_argument("-i", "--interactive", action="store_true", help="ask before each job")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Cancel the jobs."""
+    if args.interactive and not sys.stdin.isatty():
+        raise UserError("--interactive: there is no terminal to ask on")
+    outcomes = act_and_tell(args, chosen(args), lambda target: _cancel(target, args), "cancelled")
+    if args.wait:
+        outcomes = _wait(outcomes, args.json)
+    elif told_any(outcomes, Done.SAVING) and not args.json:
+        _hint("its log tells how it saves: slipway logs -f RUN; launching it again continues it")
+    return finish(args, outcomes)
+
+
+def _cancel(target: Target, args: argparse.Namespace) -> Outcome:
+    if args.interactive and target.may_live and not _agrees(target):
+        return Outcome(target, Done.LEFT)
+    return cancel(target, args.save)
+
+
+def _agrees(target: Target) -> bool:
+    print(f"cancel {name_of(target)}, {how_it_was(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = ""
+    try:
+        answer = sys.stdin.readline()
+    finally:
+        if not answer.endswith("\n"):  # also of Ctrl-C: what comes next begins a line
+            print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _wait(outcomes: list[Outcome], quietly: bool) -> list[Outcome]:
+    ended = {}
+    try:
+        for outcome in wait_for_ends(outcomes):
+            ended[outcome.target.tracked.run_dir, outcome.target.number, outcome.target.task] = outcome
+            if not quietly:
+                tell_end(outcome)
+    except KeyboardInterrupt:
+        _hint("the jobs end without being waited for")
+        raise SystemExit(WATCHING_ENDED) from None
+    return [ended.get((o.target.tracked.run_dir, o.target.number, o.target.task), o) for o in outcomes]
+
+
+def _hint(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,185 @@
+"""`slipway history`: the launches of a run, and where the result of one comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.cli.runs import add_run, found
+from launcher.errors import one_line
+from launcher.monitor import formatting
+from launcher.monitor.history import LaunchRow, LifeRow, history
+from launcher.monitor.moments import moment
+from launcher.schedulers.base import State
+from launcher.tracking.exit_codes import DONE, NOT_KNOWN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DESCRIPTION = """\
+Tell what became of each launch of a run: a line for each, below it why it ended and which overrides differ
+from those of the launch before. A requeued job has a line for each of its lives, an array for each task.
+
+With --launch, or when RUN names a launch (its directory, a file in it, its job's id): where its result comes
+from: its command and overrides, the commit and what was not committed, the image, versions, user and host.
+
+examples:
+  slipway history gpt3_126m               its launches
+  slipway history gpt3_126m --launch 2    where the result of launch 2 comes from
+  slipway history 4711                    of the launch that became job 4711
+  slipway history gpt3_126m --json | jq -r '.[] | select(.git_dirty) | .launch'
+
+COMMIT has a * where not all was committed; what was not is in the launch's git.diff. STEPS are the step from
+which the launch began and the one to which it came, LOSS is its last training loss in nats.
+
+exit code:
+  0  told
+  2  there is no such run or launch
+  3  the state of some launch is UNKNOWN"""
+
+_COLUMNS = (
+    "LAUNCH", "JOB", "STATE", "LAUNCHED", "BY", "STARTED", "RAN", "NODES", "STEPS", "LOSS", "COMMIT",
+)  # fmt: skip
+_STATE = _COLUMNS.index("STATE")
+# What a narrow terminal does without, the most dispensable first.
+_DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
+_GAP = 2
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "history",
+        help="the launches of a run, and where a result comes from",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print a list of objects; of one launch an object"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the launches, or one; return the exit code."""
+    chosen = found(args)
+    if chosen.launch is not None:
+        return _tell_origin(chosen.run_dir, chosen.launch, as_json=args.json)
+    rows = history(chosen.run_dir)
+    if args.json:
+        print(json.dumps([row.to_json() for row in rows], indent=2))
+    elif rows:
+        _print(rows)
+    else:
+        print(f"the run in {one_line(str(chosen.run_dir))} has no launch yet", file=sys.stderr)
+    return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
+
+
+def _tell_origin(run_dir: Path, number: int, *, as_json: bool) -> int:
+    # Imported late: the launches alone need none of it.
+    from launcher.monitor.origin import origin, rows
+    from launcher.monitor.tables import print_pairs
+    from launcher.tracking.launches import open_launch
+
+    launch = open_launch(run_dir, number)
+    if as_json:
+        print(json.dumps(origin(launch), indent=2))
+    else:
+        print_pairs(f"{launch.manifest.run}, launch {number}", rows(launch))
+    return DONE
+
+
+def _print(rows: Sequence[LaunchRow]) -> None:
+    from launcher.cli.printing import print_styled
+
+    table = [list(_COLUMNS)]
+    states: list[State | None] = [None]
+    below: list[list[str]] = [[]]
+    for row in rows:
+        table.append(_cells(row))
+        states.append(row.status.state)
+        below.append([])
+        for life in row.lives:
+            table.append(_life_cells(life))
+            states.append(State.PENDING if life.state not in State.__members__ else State[life.state])
+            below.append([life.reason] if life.reason else [])
+        below[-1] += _told_below(row)
+    print_styled(_lines(table, states, below))
+
+
+def _lines(
+    table: Sequence[Sequence[str]], states: Sequence[State | None], below: Sequence[Sequence[str]]
+) -> Iterable[tuple[tuple[str, str], ...]]:
+    """Aligned lines, with what is told below each, as text and its style."""
+    from launcher.monitor.tables import colour
+
+    shown = _fitting(table)
+    widths = {index: max(len(row[index]) for row in table) for index in shown}
+    for row, state, further in zip(table, states, below, strict=True):
+        parts = []
+        for index in shown:
+            style = "bold" if state is None else colour(state) if index == _STATE else ""
+            gap = " " * (widths[index] - len(row[index]) + _GAP) if index != shown[-1] else ""
+            parts += [(row[index], style), (gap, "")]
+        while not parts[-1][0].strip():
+            parts.pop()
+        yield tuple(parts)
+        for line in further:
+            yield ((f"        {one_line(line)}", "dim"),)
+
+
+def _fitting(table: Sequence[Sequence[str]]) -> list[int]:
+    """The columns that say something and, on a terminal, that it has room for."""
+    import shutil
+
+    rows = table[1:]
+    shown = [
+        index
+        for index, name in enumerate(_COLUMNS)
+        if name in ("LAUNCH", "STATE") or any(row[index] not in ("", formatting.UNKNOWN) for row in rows)
+    ]
+    if not sys.stdout.isatty():
+        return shown
+    room = shutil.get_terminal_size().columns
+    for name in ("", *_DROPPED_FIRST):
+        shown = [index for index in shown if _COLUMNS[index] != name]
+        if sum(max(len(row[index]) for row in table) + _GAP for index in shown) - _GAP <= room:
+            break
+    return shown
+
+
+def _cells(row: LaunchRow) -> list[str]:
+    manifest = row.launch.manifest if row.launch else None
+    status = row.status
+    values = [
+        row.number,
+        row.launch.job if row.launch else None,
+        status.state.value,
+        moment(manifest.created if manifest else None),
+        manifest.user if manifest else None,
+        moment(row.started),
+        status.elapsed,
+        status.nodes,
+        row.steps,
+        formatting.loss(row.steps.loss),
+        row.commit,
+    ]
+    return [one_line(formatting.text(value)) for value in values]
+
+
+def _life_cells(row: LifeRow) -> list[str]:
+    life = row.life
+    name = life.job_id if life.number == 0 else f"{life.job_id}, life {life.number + 1}"
+    values = [
+        "", name, row.state, "", "", moment(life.started), formatting.duration(row.elapsed), life.nodes,
+        row.steps, formatting.loss(row.steps.loss), "",
+    ]  # fmt: skip
+    return [one_line(str(value)) if value == "" else one_line(formatting.text(value)) for value in values]
+
+
+def _told_below(row: LaunchRow) -> list[str]:
+    return [*([row.status.reason] if row.status.reason else []), *row.changes.lines()]

@@ -1,0 +1,112 @@
+"""`slipway launch --smoke`: two steps on one node first, and what is said of them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from launcher.cli.printing import print_code
+from launcher.drafting import Draft, Request
+from launcher.errors import UserError, one_line
+from launcher.runs.paths import short
+from launcher.tracking import exit_codes
+
+if TYPE_CHECKING:
+    from launcher.launching import Launched
+
+OPTION = "--smoke"
+
+
+def add_smoke(parser: argparse.ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
+        OPTION,
+        action="store_true",
+        help="first two steps of it on one node, as run <name>_smoke; launch only if they went well. With"
+        " --dry-run: print the script of these",
+    )
+
+
+def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry: bool) -> int | None:
+    """Run the smoke of a launch and say how it went.
+
+    Returns
+    -------
+    int or None
+        ``None`` to go on with the launch, else what to exit with.
+
+    Raises
+    ------
+    UserError
+        If the launch or its smoke would be refused; nothing is written then.
+    """
+    from launcher.smoke import judge, launch_smoke, plan_smoke
+
+    smoke = plan_smoke(made, request, args.no_check)
+    if dry:
+        for line in smoke.told:
+            _say(line)
+        print_code(smoke.made.rendered.script, "bash")
+        return 0
+    if request.number is not None or request.tag is not None:
+        raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
+    judge(made)
+    launched = launch_smoke(smoke)
+    for warning in launched.warnings:
+        print(f"slipway: {warning}", file=sys.stderr)
+    _say(f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {smoke.told[0]}")
+    for line in smoke.told[1:]:
+        _say(line)
+    code = _followed(launched, quiet=args.json)
+    return _tell(made, launched, code)
+
+
+def _followed(launched: Launched, *, quiet: bool) -> int:
+    """Follow the smoke to its end; with `quiet` stdout is for programs, and people read stderr."""
+    from launcher.monitor.follow import follow_and_tell
+
+    with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+        return follow_and_tell(launched.paths.run_dir, launched.paths.number)
+
+
+def _tell(made: Draft, launched: Launched, code: int) -> int | None:
+    from launcher.monitor.verification import Check, Verdict
+    from launcher.smoke import checks_of
+
+    name = made.plan.paths.run_name
+    if code == exit_codes.WATCHING_ENDED:
+        _say(f"{name} itself was not launched")
+        return code
+    checks: list[Check] = checks_of(launched)
+    failed = [check for check in checks if check.verdict is Verdict.FAILED]
+    if failed or code:
+        for check in failed if code == 0 else ():  # of a job that failed the end of its log was shown
+            _say(f"{check.name}: failed: {check.evidence}")
+        where = short(launched.paths.run_dir)
+        _say(f"it failed, and {name} was not launched; all that the smoke left is in {where}")
+        return exit_codes.WENT_WRONG
+    for check in checks:
+        if check.verdict is Verdict.UNKNOWN:
+            _say(f"{check.name}: cannot tell: {check.evidence}")
+    _say(f"it went well; now {name}")
+    return None
+
+
+def without_smoke(command: list[str]) -> list[str]:
+    """The command line of the launch alone, for its record: rendered again, it is not its smoke."""
+    return list(_without(command))
+
+
+def _without(command: list[str]) -> Iterator[str]:
+    options_end = command.index("--") if "--" in command else len(command)
+    for index, word in enumerate(command):
+        is_option = index < options_end and word.startswith("--s") and OPTION.startswith(word)
+        if not is_option:
+            yield word
+
+
+def _say(line: str) -> None:
+    print(f"smoke: {one_line(line)}", file=sys.stderr, flush=True)

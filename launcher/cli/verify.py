@@ -1,0 +1,132 @@
+"""`slipway verify`: whether a run did what it was launched for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from launcher.cli.runs import add_run, found
+from launcher.errors import one_line
+from launcher.monitor.gathering import Gathered, gather
+from launcher.monitor.tables import align
+from launcher.monitor.verification import Check, Verdict, exit_code, verify
+from launcher.tracking import exit_codes
+
+_DESCRIPTION = """\
+Check that a run did what it was launched for, and say of each check what it was told from: the job ended
+well, the last step was reached, every loss is a number, the loss fell, no step is missing, no rank had an
+error, every rank ended, and a complete checkpoint of the last step is there. Of a data preparation: its files
+are there. A run that was launched several times is judged as a whole.
+
+examples:
+  slipway verify gpt3_126m
+  slipway verify gpt3_126m --launch 2          as it was at the end of its second launch
+  slipway follow gpt3_126m; slipway verify gpt3_126m && slipway launch ...
+  slipway verify gpt3_126m --json | jq -r '.checks[] | select(.verdict == "failed") | .evidence'
+
+exit code:
+  0  verified: every check is ok
+  1  a check failed
+  2  there is no such run
+  3  no check failed, and some cannot tell
+  4  it is still under way"""
+
+_WORDS = {
+    exit_codes.DONE: "verified",
+    exit_codes.WENT_WRONG: "failed",
+    exit_codes.NOT_KNOWN: "cannot be told",
+    exit_codes.UNDER_WAY: "still under way",
+}
+_COLOURS = {
+    Verdict.OK: "green",
+    Verdict.FAILED: "bold red",
+    Verdict.UNKNOWN: "bold magenta",
+    Verdict.NO_CAUSE: "dim",
+}
+_VERDICT_COLOURS = {exit_codes.DONE: "bold green", exit_codes.WENT_WRONG: "bold red"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="whether a run did what it was launched for",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="print an object with all checks")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the checks and the verdict."""
+    asked = found(args)
+    gathered = gather(asked.run_dir, asked.launch)
+    checks = verify(gathered.evidence)
+    code = exit_code(gathered.evidence, checks)
+    if args.json:
+        print(json.dumps(_object(gathered, checks, code), indent=2))
+    else:
+        print_checks(checks)
+        _print_verdict(gathered, checks, code)
+    return code
+
+
+def _object(gathered: Gathered, checks: Sequence[Check], code: int) -> dict[str, object]:
+    launch = gathered.launch
+    return {
+        "run": launch.paths.run_name,
+        "run_dir": str(launch.paths.run_dir),
+        "launch": launch.paths.number,
+        "job_id": launch.manifest.job_id,
+        "state": gathered.evidence.status.state.value,
+        "verdict": _WORDS[code],
+        "checks": [
+            {"name": check.name, "verdict": check.verdict.value, "evidence": check.evidence}
+            for check in checks
+        ],
+    }
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """Print one line for each check, what it says in its colour."""
+    rows = [(check.name, check.verdict.value, one_line(check.evidence)) for check in checks]
+    if not sys.stdout.isatty():
+        print(align([("CHECK", "VERDICT", "EVIDENCE"), *rows]))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("evidence", overflow="fold")
+    for check, (name, verdict, evidence) in zip(checks, rows, strict=True):
+        dim = "dim" if check.verdict is Verdict.NO_CAUSE else ""
+        table.add_row(name, Text(verdict, _COLOURS[check.verdict]), Text(evidence, dim))
+    Console().print(table)
+
+
+def _print_verdict(gathered: Gathered, checks: Sequence[Check], code: int) -> None:
+    paths = gathered.launch.paths
+    line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
+    if not sys.stdout.isatty():
+        print(line)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text(line, _VERDICT_COLOURS.get(code, "bold magenta")))
+
+
+def _why(checks: Sequence[Check], code: int) -> str:
+    wanted = Verdict.UNKNOWN if code == exit_codes.NOT_KNOWN else Verdict.FAILED
+    names = ", ".join(check.name for check in checks if check.verdict is wanted)
+    if not names:
+        return ""
+    return f" ({'so far failed: ' if code == exit_codes.UNDER_WAY else ''}{names})"

@@ -1,0 +1,65 @@
+"""Whether a loss falls, beyond what its noise could fake.
+
+The training loss is another batch's at each step, so that single values tell little. Compared are the
+medians of the first and the last tenth of the steps: a spike moves no median. Their difference counts where
+it is more than three times its standard error.
+
+The noise of single values is estimated from the differences between neighbours, in which a slow trend drops
+out: sigma² = mean((x[i+1] - x[i])²) / 2 (von Neumann et al. 1941, "The Mean Square Successive Difference"),
+here with the median absolute difference in place of the mean square, which spikes would spoil (Rousseeuw and
+Croux 1993, "Alternatives to the Median Absolute Deviation": times 1.4826 it estimates the sigma of normal
+noise). The standard error of the median of k such values is 1.2533 sigma / √k.
+
+The held-out loss is always of the same tokens, so that its last value is compared with its first.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# With fewer steps a tenth of them is no more than one.
+FEWEST_STEPS = 20
+_STANDARD_ERRORS = 3.0
+_SIGMA_OF_MAD = 1.4826
+_ERROR_OF_MEDIAN = 1.2533
+
+
+class Trend(enum.Enum):
+    """Where a curve goes."""
+
+    FALLS = "falls"
+    RISES = "rises"
+    FLAT = "within its noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A trend, and the two medians that it was told from; `margin` is what they had to differ by."""
+
+    trend: Trend
+    first: float
+    last: float
+    margin: float
+
+
+def judge(losses: Sequence[float]) -> Judged | None:
+    """Tell the trend of a curve of finite losses; ``None`` if they are too few."""
+    count = len(losses) // 10
+    if len(losses) < FEWEST_STEPS:
+        return None
+    first, last = statistics.median(losses[:count]), statistics.median(losses[-count:])
+    differences = [abs(after - before) for before, after in itertools.pairwise(losses)]
+    sigma = _SIGMA_OF_MAD * statistics.median(differences) / math.sqrt(2)
+    margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
+    return Judged(_trend(last - first, margin), first, last, margin)
+
+
+def _trend(change: float, margin: float) -> Trend:
+    if abs(change) <= margin:
+        return Trend.FLAT
+    return Trend.RISES if change > 0 else Trend.FALLS

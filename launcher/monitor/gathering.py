@@ -1,0 +1,182 @@
+"""Reading what `launcher.monitor.verification` judges: a run's launches, logs, checkpoints and outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.monitor.curves import Curves
+from launcher.monitor.error_signs import find_divergence, find_errors
+from launcher.monitor.events import Event
+from launcher.monitor.evidence import Evidence
+from launcher.monitor.log_files import rank_failures, task_logs
+from launcher.monitor.outputs import wanted_outputs
+from launcher.monitor.progress import Progress
+from launcher.monitor.readers import all_events
+from launcher.monitor.saved import find_saved
+from launcher.runs.marks import read_lives
+from launcher.runs.paths import launch_numbers
+from launcher.schedulers.base import JobStatus
+from launcher.tracking.current import Tracked, look
+from launcher.tracking.launches import Launch, adopt, open_launch, read_launch
+from launcher.tracking.polling import ask
+
+_ERROR_LOG = "nemo_error_log.txt"
+_RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
+_END = re.compile(rb"end at step (\d+): \w+")
+_TAIL_BYTES = 1 << 16
+# In the line with which the job script begins: each life of a requeued job writes it into the same log.
+_LIFE_BEGINS = b"; rendezvous at "
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What was read of a run, and of which launch."""
+
+    launch: Launch
+    evidence: Evidence
+
+
+def gather(run_dir: Path, number: int | None = None) -> Gathered:
+    """Read a run up to one of its launches, by default that which counts now.
+
+    Raises
+    ------
+    UserError
+        If there is no such launch, or it cannot be read.
+    """
+    tracked = _tracked(run_dir, number)
+    if tracked.launch is None:
+        raise UserError(f"the run in {run_dir} cannot be read: {tracked.status.reason}")
+    launch, status = tracked.launch, tracked.status
+    read = _read_training if launch.manifest.stage == "training" else _read_data_preparation
+    return Gathered(launch, read(launch, status))
+
+
+def _tracked(run_dir: Path, number: int | None) -> Tracked:
+    if number is None and (found := look([run_dir])):
+        return found[0]
+    launch = open_launch(run_dir, number)
+    return Tracked(run_dir, launch, ask([launch])[0])
+
+
+def _read_training(launch: Launch, status: JobStatus) -> Evidence:
+    config = _config(launch)
+    events = all_events(launch)
+    progress, engine = Progress(events), launch.manifest.engine
+    return Evidence(
+        stage="training",
+        status=status,
+        job=launch.job,
+        max_steps=progress.max_steps or _whole(config, "trainer", "max_steps"),
+        step=progress.step,
+        end=progress.end.reason if progress.end else None,
+        tells_each_step=engine == "megatron",
+        curves=_curves(launch, events),
+        diverged=next((told for log in _logs(launch) if (told := find_divergence(log, _LIFE_BEGINS))), None),
+        ranks=launch.manifest.nodes * launch.manifest.tasks_per_node,
+        ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
+        errors=_errors(launch),
+        saved=find_saved(config, launch.paths, engine),
+    )
+
+
+def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
+    wanted = wanted_outputs(launch.paths.script)
+    missing = [path for path in wanted or () if not path.is_file() or not path.stat().st_size]
+    return Evidence(
+        stage=launch.manifest.stage,
+        status=status,
+        job=launch.job,
+        errors=_errors(launch),
+        outputs=None if wanted is None else [str(path) for path in wanted],
+        missing_outputs=[str(path) for path in missing],
+    )
+
+
+def _config(launch: Launch) -> Mapping[str, Any]:
+    """The configuration that the job read; nothing where it cannot be read."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(launch.paths.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _whole(config: Mapping[str, Any], node: str, key: str) -> int | None:
+    value = (config.get(node) or {}).get(key)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _curves(launch: Launch, events: list[Event]) -> Curves:
+    """The curves over the launches up to this one; a launch that cannot be read leaves its hole."""
+    curves = Curves()
+    for number in launch_numbers(launch.paths.run_dir):
+        if number >= launch.paths.number:
+            break
+        try:
+            (earlier,) = adopt([read_launch(launch.paths.run_dir, number)])
+        except UserError:
+            continue
+        curves.add(all_events(earlier))
+    curves.add(events)
+    return curves
+
+
+def _logs(launch: Launch) -> list[Path]:
+    """The job's logs, or those of an array's tasks."""
+    if launch.manifest.job_id is None:
+        return []
+    kinds = ("out", "err")
+    return [log for kind in kinds for log in (launch.log(kind), *task_logs(launch, kind).values())]
+
+
+def _errors(launch: Launch) -> list[str] | None:
+    began = _began(launch)
+    failures = [f"rank {told.rank}: {told.error}" for told in rank_failures(launch) if told.time >= began]
+    # Our trainer's error log says of failed ranks what they themselves left.
+    logs = _logs(launch) if failures else [launch.paths.results / _ERROR_LOG, *_logs(launch)]
+    found = [
+        f"{log.name}: {told}"
+        for log in logs
+        if _modified(log) >= began
+        for told in find_errors(log, _LIFE_BEGINS)
+    ]
+    return [*failures, *found] if failures or any(log.exists() for log in logs) else None
+
+
+def _began(launch: Launch) -> float:
+    """When the newest life of a requeued job began, in Unix seconds: errors before it are no longer true."""
+    lives = read_lives(launch.paths.directory, launch.manifest.job_id)
+    return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
+    """The ranks whose own logs say, last of all, that they ended at a step."""
+    ended = set()
+    for path in launch.paths.results.glob("nemo_log_globalrank-*.txt"):
+        named = _RANK_LOG.match(path.name)
+        found = _END.findall(_tail(path))
+        if named and found and int(found[-1]) == step:
+            ended.add(int(named[1]))
+    return frozenset(ended)
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(size - _TAIL_BYTES, 0))
+        return stream.read()

@@ -1,0 +1,196 @@
+"""The launches of a run, one after the other: what each was, how far it came and why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.monitor import formatting
+from launcher.monitor.changes import Changes, changes_between
+from launcher.monitor.events import Event, Start
+from launcher.monitor.overview import finite
+from launcher.monitor.progress import Progress
+from launcher.monitor.readers import all_events, newest_events
+from launcher.runs.marks import Life, read_lives
+from launcher.runs.paths import launch_numbers
+from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.states import exit_reason
+from launcher.tracking.launches import Launch, adopt, read_launch
+from launcher.tracking.polling import ask
+
+# What Slurm calls a job that was put back into the queue; it is no state that a job stays in.
+REQUEUED = "REQUEUED"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps that a trainer did: from `first` (0, or where its checkpoint ended) to `last`."""
+
+    first: int | None = None
+    last: int | None = None
+    loss: float | None = None
+
+    def __str__(self) -> str:
+        if self.last is None:
+            return formatting.UNKNOWN
+        return f"{formatting.text(self.first)}→{self.last}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"first_step": self.first, "step": self.last, "loss": finite(self.loss)}
+
+
+@dataclass(frozen=True, slots=True)
+class LifeRow:
+    """One life of a job that had several, or of one task of an array; times in Unix seconds."""
+
+    life: Life
+    state: str
+    reason: str | None
+    steps: Steps
+
+    @property
+    def elapsed(self) -> float | None:
+        """Seconds, where both ends left a mark."""
+        life = self.life
+        return life.ended - life.started if life.ended is not None and life.started is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        life = self.life
+        return {
+            "job_id": life.job_id,
+            "life": life.number,
+            "state": self.state,
+            "reason": self.reason,
+            "exit_code": life.exit_code,
+            "started": life.started,
+            "ended": life.ended,
+            "node_list": life.nodes,
+            **self.steps.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRow:
+    """A launch; `launch` is ``None`` where its manifest cannot be read, which `status` then says."""
+
+    number: int
+    launch: Launch | None
+    status: JobStatus
+    steps: Steps = Steps()
+    lives: Sequence[LifeRow] = ()
+    started: float | None = None
+    changes: Changes = field(default_factory=Changes)
+
+    @property
+    def commit(self) -> str | None:
+        """The commit's first digits, with a * where not all was committed."""
+        manifest = self.launch.manifest if self.launch else None
+        if manifest is None or manifest.git_commit is None:
+            return None
+        return manifest.git_commit[:10] + ("*" if manifest.git_dirty else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; a number that is not finite is a string, ``"nan"``."""
+        manifest = self.launch.manifest if self.launch else None
+        return {
+            "launch": self.number,
+            "tag": manifest.tag if manifest else None,
+            "job_id": manifest.job_id if manifest else None,
+            "state": self.status.state.value,
+            "reason": self.status.reason,
+            "exit_code": self.status.exit_code,
+            "launched": manifest.created if manifest else None,
+            "user": manifest.user if manifest else None,
+            "host": manifest.host if manifest else None,
+            "started": self.started,
+            "elapsed": self.status.elapsed,
+            "node_list": self.status.nodes,
+            "restarts": self.status.restarts,
+            **self.steps.to_json(),
+            "git_commit": manifest.git_commit if manifest else None,
+            "git_dirty": manifest.git_dirty if manifest else None,
+            "added": list(self.changes.added),
+            "removed": list(self.changes.removed),
+            "changed": {key: list(values) for key, values in self.changes.changed.items()},
+            "lives": [life.to_json() for life in self.lives],
+        }
+
+
+def history(run_dir: Path) -> list[LaunchRow]:
+    """All launches of a run, oldest first, with one question to each of their schedulers."""
+    broken: dict[int, LaunchRow] = {}
+    read = []
+    for number in launch_numbers(run_dir):
+        try:
+            read.append(read_launch(run_dir, number))
+        except UserError as error:
+            broken[number] = LaunchRow(number, None, JobStatus(State.UNKNOWN, error.message))
+    launches = adopt(read)
+    rows = {row.number: row for row in map(_row, launches, ask(launches), [None, *launches])}
+    return [(broken | rows)[number] for number in sorted(broken | rows)]
+
+
+def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
+    lives = read_lives(launch.paths.directory, launch.manifest.job_id)
+    several = len(lives) > 1
+    events: list[Event] = []
+    with contextlib.suppress(OSError):  # a colleague's that may not be read
+        events = all_events(launch) if several else newest_events(launch)
+    changes = Changes()
+    if before is not None:
+        changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
+    return LaunchRow(
+        number=launch.paths.number,
+        launch=launch,
+        status=status,
+        steps=_steps(events),
+        lives=_lives(lives, status, events) if several else (),
+        started=lives[0].started if lives else None,
+        changes=changes,
+    )
+
+
+def _steps(events: Sequence[Event]) -> Steps:
+    progress = Progress(events)
+    first = next((event.step for event in events if isinstance(event, Start)), None)
+    return Steps(first, progress.step, progress.loss)
+
+
+def _lives(lives: Sequence[Life], status: JobStatus, events: Sequence[Event]) -> list[LifeRow]:
+    last = {life.job_id: life for life in lives}
+    # Tasks of an array run at once, and nothing tells whose events are whose.
+    alone = len(last) == 1
+    rows = []
+    for index, life in enumerate(lives):
+        state, reason = _end_of(life, status, is_last=last[life.job_id] is life)
+        end = lives[index + 1].started if index + 1 < len(lives) else None
+        steps = _steps(_between(events, life.started, end)) if alone else Steps()
+        rows.append(LifeRow(life, state, reason, steps))
+    return rows
+
+
+def _end_of(life: Life, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
+    if not is_last:
+        left = "it left no mark of its end" if life.exit_code is None else exit_reason(life.exit_code)
+        return REQUEUED, left
+    if life.task is None:
+        return status.state.value, status.reason
+    told = status.tasks.get(life.task)
+    if life.exit_code is None:
+        return (told or status.state).value, None
+    reason = exit_reason(life.exit_code) if life.exit_code else None
+    return (told or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
+
+
+def _between(events: Sequence[Event], start: float | None, end: float | None) -> list[Event]:
+    """The events of a life; marks have whole seconds."""
+    timed = [event for event in events if hasattr(event, "time")]
+    return [
+        event
+        for event in timed
+        if (start is None or event.time >= start) and (end is None or event.time < end)
+    ]

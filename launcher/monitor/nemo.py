@@ -1,0 +1,165 @@
+"""NeMo's progress lines, read from a job's log as the same events that our trainer writes.
+
+On stdout NeMo redraws one line, with ``\\r``, twice a step: first the bar goes on, then the metrics follow::
+
+    Epoch 0: :  40%|████      | 2/5 [00:22<00:33, reduced_train_loss=9.030, global_step=1.000,
+    consumed_samples=4.000, train_step_timing in s=0.0691, val_loss=9.030]
+
+The bar counts completed steps, over all launches; ``global_step`` counts from 0 and has four digits like all
+metrics, so that a large one is rounded. Other ranks' messages may stand in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.monitor.events import Event, Start, Train, Validation
+
+# After the bar: without it the number may be the rest of one that was torn.
+_LINE = re.compile(
+    rb"\| *(\d+)/(\d+) \[((?:\d+:)?\d+:\d\d)<[^,\]]*, ([^\[\]\r\n]*global_step=[^\[\]\r\n]*\]?)"
+)
+# A value that is cut off by another rank's message is not followed by a comma or the bracket.
+_METRIC = re.compile(rb"([a-z_]+(?: in s)?)=([^,\]=]+)[,\]]")
+# Some forty steps.
+_TAIL_BYTES = 1 << 14
+# A failed job's ranks may write long tracebacks after the last step.
+_SEARCH_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A progress line; `elapsed` in seconds since the trainer began to fit."""
+
+    step: int
+    max_steps: int
+    elapsed: int
+    metrics: Mapping[str, float]
+
+
+class NemoReader:
+    """Reads the events that were appended to a log since it was last asked; it need not exist yet.
+
+    Parameters
+    ----------
+    tokens_per_step
+        The rate is told in tokens if this is known.
+    """
+
+    def __init__(self, path: Path, tokens_per_step: int | None = None, offset: int = 0) -> None:
+        self.path = path
+        self._tokens = tokens_per_step
+        self._offset = offset
+        self._last: _Point | None = None
+        self._validation: str | None = None
+
+    def poll(self) -> list[Event]:
+        """Return the new events, oldest first.
+
+        Their times go by the log's own clock back from its last change.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                content = stream.read()
+                changed = self.path.stat().st_mtime
+        except FileNotFoundError:
+            return []
+        # A line that is half written waits for its rest; the bar's last line has no end but its bracket.
+        whole = max(content.rfind(end) for end in (b"]", b"\n", b"\r")) + 1
+        self._offset += whole
+        return list(self._events(_points(content[:whole]), changed))
+
+    def _events(self, points: list[_Point], now: float) -> Iterator[Event]:
+        for index, point in enumerate(points):
+            at = now - max(points[-1].elapsed - point.elapsed, 0)
+            before, self._last = self._last, point
+            if before is None or point.step < before.step or point.elapsed < before.elapsed:
+                self._validation = None
+                yield self._start(point, at)
+            loss = point.metrics.get("val_loss")
+            if loss is not None and str(loss) != self._validation:  # a nan differs from itself
+                self._validation = str(loss)
+                yield Validation(at, point.step, loss)
+            following = points[index + 1] if index + 1 < len(points) else None
+            if following is None or following.step != point.step:
+                yield self._train(point, at)
+
+    def _start(self, point: _Point, at: float) -> Start:
+        nothing = (None,) * 6
+        return Start(at - point.elapsed, point.step - 1, point.max_steps, *nothing, self._tokens)
+
+    def _train(self, point: _Point, at: float) -> Train:
+        seconds = point.metrics.get("train_step_timing in s")
+        speed = self._tokens / seconds if self._tokens and seconds else None
+        return Train(at, point.step, point.metrics.get("reduced_train_loss"), None, None, speed, self._tokens)
+
+
+def read_nemo_end(log: Path, tokens_per_step: int | None = None) -> list[Event]:
+    """Read the newest events of a log from its end."""
+    try:
+        with log.open("rb", buffering=0) as stream:
+            offset = _before_last_progress(stream)
+    except FileNotFoundError:
+        return []
+    return NemoReader(log, tokens_per_step, offset).poll()
+
+
+def _before_last_progress(stream: BinaryIO) -> int:
+    """Where to begin reading, so that the last progress lines come."""
+    end = size = stream.seek(0, 2)
+    while end > max(size - _SEARCH_BYTES, 0):
+        start = max(end - _TAIL_BYTES, 0)
+        stream.seek(start)
+        if b"global_step=" in stream.read(end - start):
+            return start
+        end = start
+    return size
+
+
+def tokens_per_step(config: Path) -> int | None:
+    """Tokens of a step, of the configuration that a GPT's job reads; ``None`` where it is not so simple.
+
+    That is the global batch size times the sequence length. It is looked for in the text: reading YAML takes
+    a hundred times longer.
+    """
+    try:
+        text = config.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    batch, length, growing = (
+        re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)
+        for key in ("global_batch_size", "encoder_seq_length", "rampup_batch_size")
+    )
+    if not (batch and length) or (growing and growing.group(1) != "null"):
+        return None
+    sizes = (batch.group(1), length.group(1))
+    return int(sizes[0]) * int(sizes[1]) if all(size.isdigit() for size in sizes) else None
+
+
+def _points(content: bytes) -> list[_Point]:
+    return [
+        _Point(int(found[1]), int(found[2]), _seconds(found[3]), _metrics(found[4]))
+        for found in _LINE.finditer(content)
+    ]
+
+
+def _metrics(text: bytes) -> dict[str, float]:
+    found = {}
+    for name, value in _METRIC.findall(text):
+        try:
+            found[name.decode()] = float(value)
+        except ValueError:
+            continue
+    return found
+
+
+def _seconds(clock: bytes) -> int:
+    seconds = 0
+    for part in clock.split(b":"):
+        seconds = 60 * seconds + int(part)
+    return seconds

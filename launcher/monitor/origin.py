@@ -1,0 +1,126 @@
+"""Where a result comes from: all that is on record of one launch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.monitor import formatting
+from launcher.monitor.moments import moment
+from launcher.runs.marks import image_digest
+from launcher.runs.paths import short
+from launcher.secrecy import redacted, without_secrets
+from launcher.tracking.launches import Launch
+
+# What the trainer writes of itself: its packages, and the commit of its code where it ran from a checkout.
+_PACKAGES = "packages.json"
+_GIT_INFO = "git-info.log"
+
+
+def origin(launch: Launch) -> dict[str, Any]:
+    """The manifest of a launch without the secrets in it, and what the job found out, for programs."""
+    manifest = launch.manifest
+    content = asdict(manifest) | {
+        "command": _shown_command(launch),
+        "overrides": [redacted(override) for override in manifest.overrides],
+        "image_digest": manifest.image_digest or image_digest(launch.paths.directory),
+        "run_dir": str(launch.paths.run_dir),
+        "directory": str(launch.paths.directory),
+        "job_packages": _job_packages(launch),
+        "job_git": _job_git(launch),
+        "files": [str(path) for path in _files(launch)],
+    }
+    return {key: value for key, value in content.items() if key != "launcher_pid"}
+
+
+def rows(launch: Launch) -> list[tuple[str, str]]:
+    """The same for people: names and values."""
+    manifest, told = launch.manifest, origin(launch)
+    pairs = [
+        ("run", f"{manifest.run}, launch {launch.paths.number}"),
+        (
+            "job",
+            f"{launch.job}, {manifest.stage}, {formatting.tasks(manifest.nodes, manifest.tasks_per_node)}",
+        ),
+        ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
+        ("command", shlex.join(told["command"])),
+        *(("override", override) for override in told["overrides"]),
+        *(("choice", f"{group}={choice}") for group, choice in sorted(manifest.choices.items())),
+        ("code", _checkout(manifest.git_commit, manifest.git_dirty)),
+        ("not committed", _diff(launch, manifest.git_diff)),
+        *_config_rows(launch, manifest.config_git),
+        ("image", formatting.text(manifest.image)),
+        ("image's digest", formatting.text(told["image_digest"])),
+        ("launcher", _versions(manifest.packages or {"slipway": manifest.version})),
+        ("in the job", _versions(told["job_packages"])),
+        ("job's code", formatting.text(told["job_git"])),
+        ("tag", manifest.tag),
+        ("refused", formatting.text(manifest.error)),
+        ("directory", short(launch.paths.directory)),
+        *(("file", path.name) for path in _files(launch)),
+    ]
+    shown = [(name, value) for name, value in pairs if value != formatting.UNKNOWN]
+    names = ["", *(name for name, _ in shown)]
+    # Of a list the name stands in front of its first line alone.
+    return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(shown)]
+
+
+def _shown_command(launch: Launch) -> list[str]:
+    return [redacted(word) if "=" in word else without_secrets(word) for word in launch.manifest.command]
+
+
+_CHANGES = {
+    True: "with changes that were not committed",
+    False: "without changes",
+    None: "changes not known",
+}
+
+
+def _checkout(commit: str | None, dirty: bool | None) -> str:
+    return formatting.UNKNOWN if commit is None else f"commit {commit}, {_CHANGES[dirty]}"
+
+
+def _config_rows(launch: Launch, told: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not told:
+        return []
+    where = f"{_checkout(told.get('commit'), told.get('dirty'))}, in {told.get('directory')}"
+    return [("configuration", where), ("not committed", _diff(launch, told.get("diff")))]
+
+
+def _diff(launch: Launch, name: str | None) -> str:
+    return formatting.UNKNOWN if name is None else short(launch.paths.directory / name)
+
+
+def _versions(packages: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {version}" for name, version in (packages or {}).items()) or formatting.UNKNOWN
+
+
+def _job_packages(launch: Launch) -> dict[str, str] | None:
+    try:
+        content = json.loads((launch.paths.results / _PACKAGES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    return {str(name): str(version) for name, version in content.items()}
+
+
+def _job_git(launch: Launch) -> str | None:
+    """What the trainer wrote first of its checkout."""
+    try:
+        with (launch.paths.results / _GIT_INFO).open(encoding="utf-8", errors="replace") as lines:
+            return lines.readline().strip() or None
+    except OSError:
+        return None
+
+
+def _files(launch: Launch) -> list[Path]:
+    """The files of the launch itself; what the job wrote is in folders, but for its logs."""
+    try:
+        return sorted(path for path in launch.paths.directory.iterdir() if path.name[0] != ".")
+    except OSError:
+        return []

@@ -1,0 +1,200 @@
+"""A training's overrides, and those that make two steps on one node of it.
+
+What each GPU does stays what it is: micro batch, sequence, layers, kernels, precision, and how many micro
+batches it does in a step. What changes is how many GPUs share the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.config.overrides import hydra_value
+from launcher.drafting import Draft
+from launcher.errors import UserError
+from launcher.preflight import shape as keys
+from launcher.preflight.findings import full
+from launcher.preflight.layout import fits
+from launcher.preflight.shape import Shape, is_encoder_decoder, shape_of
+from launcher.preflight.values import Values
+from launcher.times import format_days, format_time_limit, margin_of, parse_time_limit
+
+STEPS = 2
+SUFFIX = "_smoke"
+_SECONDS = 30 * 60
+# Optimizers whose states are shared among the copies of the model.
+_SHARED_STATES = ("mcore_distributed_optim", "distributed_fused_adam")
+_FIRST_HOST = re.compile(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """The further overrides of a smoke; `told` says to people what it is."""
+
+    overrides: list[str]
+    told: list[str]
+
+
+def shrink(made: Draft) -> Shrunk:
+    """Find the overrides that make a smoke of a launch.
+
+    Raises
+    ------
+    UserError
+        If the launch is no training, or one node cannot hold its layout.
+    """
+    training, nodes = made.composition.config.training, made.plan.job.resources.nodes
+    if training is None:
+        raise UserError(
+            f"--smoke: stages=[{made.plan.job.stage}] has no steps of which two could be tried",
+            hint="--smoke is for stages=[training]",
+        )
+    # As the user's tree has it: the job's own configuration is already the engine's.
+    config = training.model_dump()
+    values = Values(config)
+    shape = shape_of(values)
+    if shape is None:
+        raise UserError("--smoke: the sizes of the layout cannot be read")
+    small = _on_one_node(shape, values)
+    batch = small.micro * small.data(1) * shape.micro_batches(nodes)
+    chosen = {
+        **dict(_run(made)),
+        **dict(_steps(config, made)),
+        **dict(_model(config, shape, small, batch)),
+    }
+    overrides = [_override(config, key, value) for key, value in chosen.items()]
+    return Shrunk(
+        [*overrides, *_nodelist(made), *_one_job(made)], list(_told(made, values, shape, small, batch))
+    )
+
+
+def _on_one_node(shape: Shape, values: Values) -> Shape:
+    """The layout with as much of its pipeline as one node has room for; each stage keeps its layers."""
+    group = shape.tensor * shape.context
+    for pipeline in range(shape.pipeline, 0, -1):
+        if shape.pipeline % pipeline or shape.devices % (group * pipeline):
+            continue
+        small = shape._replace(
+            pipeline=pipeline,
+            virtual=shape.virtual if pipeline > 1 else None,
+            group=shape.group if pipeline == shape.pipeline else pipeline,
+        )
+        if pipeline < shape.pipeline and is_encoder_decoder(values):
+            break  # which stages are the encoder's would have to change with them
+        if fits(small._replace(batch=small.micro * small.data(1) * small.group), 1):
+            return small
+    product = f"tensor {shape.tensor} × context {shape.context}"
+    raise UserError(
+        f"--smoke: one node of {shape.devices} GPUs cannot hold {product} × pipeline {shape.pipeline}",
+        key=full(keys.TENSOR),
+        also=(full(keys.PIPELINE), full(keys.CONTEXT), full(keys.DEVICES)),
+        hint="launch without --smoke; two steps on all nodes are"
+        f" {full('trainer.max_steps')}={STEPS} training.run.name=...",
+    )
+
+
+def _run(made: Draft) -> Iterator[tuple[str, Any]]:
+    """A run of its own beside the real one, with what it leaves in its own directory."""
+    paths = made.plan.paths
+    directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
+    yield "run.name", f"{paths.run_name}{SUFFIX}"
+    yield "run.results_dir", str(directory)
+    yield "exp_manager.explicit_log_dir", f"{directory}/results"
+
+
+def _steps(config: Mapping[str, Any], made: Draft) -> Iterator[tuple[str, Any]]:
+    trainer, exp_manager = config["trainer"], config["exp_manager"]
+    given = made.plan.job.resources.time_limit
+    limit = min(_SECONDS, (parse_time_limit(given) if given else None) or _SECONDS)
+    yield "run.time_limit", format_time_limit(limit)
+    yield "trainer.max_time", format_days(limit - margin_of(limit))
+    if exp_manager.get("max_time_per_run") is not None:
+        yield "exp_manager.max_time_per_run", None
+    yield "trainer.num_nodes", 1
+    yield "trainer.max_steps", STEPS
+    yield "trainer.log_every_n_steps", 1
+    if trainer.get("limit_val_batches") != 0:
+        # One batch: evaluating takes other memory than training, and other files.
+        yield "trainer.val_check_interval", STEPS
+        yield "trainer.limit_val_batches", 1
+    if trainer.get("limit_test_batches"):
+        yield "trainer.limit_test_batches", 1
+    yield "exp_manager.create_checkpoint_callback", False
+    yield "exp_manager.resume_if_exists", False
+    if exp_manager.get("create_wandb_logger"):
+        yield "exp_manager.create_wandb_logger", False
+    if (config.get("resume") or {}).get("checkpoint"):
+        yield "resume.checkpoint", None
+
+
+def _model(config: Mapping[str, Any], shape: Shape, small: Shape, batch: int) -> Iterator[tuple[str, Any]]:
+    model = config["model"]
+    yield keys.GLOBAL, batch
+    for key in ("rampup_batch_size", "resume_from_checkpoint"):
+        if model.get(key) is not None:
+            yield f"model.{key}", None
+    if small.pipeline < shape.pipeline:
+        yield keys.PIPELINE, small.pipeline
+        yield "model.num_layers", model["num_layers"] * small.pipeline // shape.pipeline
+        if shape.virtual is not None and small.virtual is None:
+            yield keys.VIRTUAL, None
+
+
+def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part, _MISSING) if isinstance(node, Mapping) else _MISSING
+    sign = "++" if node is _MISSING else ""
+    text = hydra_value(value) if isinstance(value, str) else "null" if value is None else str(value)
+    return f"{sign}training.{key}={text}"
+
+
+_MISSING = object()
+
+
+def _nodelist(made: Draft) -> Iterator[str]:
+    """The first of the nodes that were asked for: Slurm wants as many nodes as it is told names of."""
+    nodelist = made.plan.job.queue.nodelist
+    found = _FIRST_HOST.match(nodelist) if nodelist else None
+    if found:
+        where = "stage_cluster.training" if "nodelist" in _own_cluster(made) else "cluster"
+        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in found.groups()))}"
+
+
+def _one_job(made: Draft) -> Iterator[str]:
+    """No array: each of its tasks would make the same two steps again."""
+    if "array" in made.plan.job.queue.further:
+        where = "stage_cluster.training" if "array" in _own_cluster(made).get("sbatch", {}) else "cluster"
+        yield f"++{where}.sbatch.array=null"
+
+
+def _own_cluster(made: Draft) -> Mapping[str, Any]:
+    """What the stage has of its own in place of the cluster's."""
+    own: Mapping[str, Any] = made.composition.config.stage_cluster.get("training", {})
+    return own
+
+
+def _told(made: Draft, values: Values, shape: Shape, small: Shape, batch: int) -> Iterator[str]:
+    nodes = made.plan.job.resources.nodes
+    parts = [f"{STEPS} steps on {'the' if nodes == 1 else '1 of'} {nodes} node{'s' * (nodes != 1)}"]
+    if batch != shape.batch:
+        parts.append(f"global batch {batch} instead of {shape.batch}")
+    yield ", ".join(parts)
+    if small.pipeline < shape.pipeline:
+        layers = values.whole("model.num_layers") or 0
+        part = layers * small.pipeline // shape.pipeline
+        yield (
+            f"pipeline {small.pipeline} instead of {shape.pipeline}, with {part} of the {layers} layers: each"
+            " GPU has as many as it will have; the messages between nodes are not tried"
+        )
+    copies, fewer = shape.data(nodes), small.data(1)
+    is_shared = (
+        values.raw("model.optim.name") in _SHARED_STATES and values.raw("trainer.accelerator") == "gpu"
+    )
+    if fewer < copies and is_shared:
+        yield (
+            f"the optimizer's states are shared by {fewer} instead of {copies}: each GPU needs more memory"
+            " for them than it will"
+        )

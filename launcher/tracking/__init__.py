@@ -1,0 +1,1 @@
+"""Launches on disk and the jobs that they became: found, and asked about."""

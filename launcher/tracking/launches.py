@@ -1,0 +1,175 @@
+"""Launches on disk, and the jobs that they became."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.marks import first_job
+from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
+from launcher.schedulers.base import Intent, Scheduler, Ticket
+
+# Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
+_SUBMITTING_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a run: where it is, and what was launched.
+
+    `unanswered` says why it could not be asked whether there is a job that the manifest does not know.
+    """
+
+    paths: LaunchPaths
+    manifest: Manifest
+    unanswered: str | None = None
+
+    @property
+    def is_without_job(self) -> bool:
+        """Whether this launch never became a job, and will not: refused, or its launcher died before."""
+        if self.manifest.job_id is not None or self.unanswered is not None:
+            return False
+        return self.manifest.error is not None or _age(self.manifest) > _SUBMITTING_SECONDS
+
+    @property
+    def may_live(self) -> bool:
+        """Whether this launch became a job, or may have."""
+        return self.manifest.error is None
+
+    @property
+    def metrics(self) -> Path:
+        return self.paths.results / METRICS
+
+    @property
+    def job(self) -> str:
+        """The job's id for people."""
+        return self.manifest.job_id or "-"
+
+    @property
+    def ticket(self) -> Ticket | None:
+        manifest = self.manifest
+        if manifest.job_id is None:
+            return None
+        return Ticket(manifest.job_id, self.paths.directory, manifest.tag, manifest.host)
+
+    @property
+    def intent(self) -> Intent:
+        """What its job is looked for by, while the manifest does not know it."""
+        return Intent(self.manifest.tag, self.paths.script, self.manifest.user, self.manifest.created)
+
+    @property
+    def may_be_unknown_job(self) -> bool:
+        """Whether there may be a job that the manifest does not know.
+
+        Its launcher died, or is at it, or lost the answer.
+        """
+        return self.manifest.job_id is None and self.manifest.error is None
+
+    def log(self, extension: str = "out") -> Path:
+        """The job's log; it need not exist yet.
+
+        Raises
+        ------
+        UserError
+            If the launch never became a job.
+        """
+        if not self.manifest.job_id:
+            raise UserError(
+                f"launch {self.paths.number} of {self.paths.run_name} has no job, and so no log",
+                hint=self.manifest.error,
+            )
+        return self.paths.directory / self.paths.log_name(self.manifest.job_id, extension)
+
+
+def read_launch(run_dir: Path, number: int) -> Launch:
+    """Read one launch as it lies on disk; no scheduler is asked.
+
+    Raises
+    ------
+    UserError
+        If there is no manifest, or it is none.
+    """
+    manifest = read_manifest(run_dir / LAUNCHES / str(number))
+    return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
+
+
+def open_launch(run_dir: Path, number: int | None = None) -> Launch:
+    """Read a launch of a run, by default the newest that the scheduler did not refuse.
+
+    Raises
+    ------
+    UserError
+        If the run has no such launch; the message lists those there are.
+    """
+    numbers = launch_numbers(run_dir)
+    chosen = number if number is not None else (numbers[-1] if numbers else None)
+    if chosen not in numbers or chosen is None:
+        raise UserError(
+            f"the run in {run_dir} has no launch {'yet' if number is None else number}",
+            hint=f"launches: {', '.join(map(str, numbers)) or 'none'}",
+        )
+    newest = adopt([read_launch(run_dir, chosen)])[0]
+    if number is not None or not newest.is_without_job:
+        return newest
+    earlier = (adopt([read_launch(run_dir, other)])[0] for other in reversed(numbers[:-1]))
+    return next((launch for launch in earlier if not launch.is_without_job), newest)
+
+
+def open_launches(run_dir: Path) -> list[Launch]:
+    """Read all launches of a run, oldest first."""
+    return adopt([read_launch(run_dir, number) for number in launch_numbers(run_dir)])
+
+
+def adopt(launches: Sequence[Launch]) -> list[Launch]:
+    """Find the jobs that manifests do not know: by their own marks, else with one question a scheduler."""
+    marked = [_adopt_marked(launch) for launch in launches]
+    told: dict[Path, Launch] = {}
+    for group in by_scheduler([launch for launch in marked if launch.may_be_unknown_job]):
+        told.update(_adopt_asked(group))
+    return [told.get(launch.paths.directory, launch) for launch in marked]
+
+
+def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """Launches in groups of one scheduler each."""
+    groups: dict[tuple[str, str | None], list[Launch]] = defaultdict(list)
+    for launch in launches:
+        groups[launch.manifest.scheduler, launch.manifest.slurm_conf].append(launch)
+    return list(groups.values())
+
+
+def scheduler_of(launch: Launch) -> Scheduler:
+    """The scheduler that a launch was submitted to."""
+    # Imported late: most launches need none.
+    from launcher.schedulers.registry import open_scheduler
+
+    return open_scheduler(launch.manifest)
+
+
+def _adopt_marked(launch: Launch) -> Launch:
+    if launch.manifest.job_id is not None:
+        return launch
+    job_id = first_job(launch.paths.directory)
+    return replace(launch, manifest=launch.manifest.submitted_as(job_id)) if job_id else launch
+
+
+def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
+    try:
+        found: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find([launch.intent for launch in group])
+    except UserError as error:
+        why = error.message.splitlines()[0]
+        return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
+    return {
+        launch.paths.directory: replace(launch, manifest=launch.manifest.submitted_as(jobs[0]))
+        for launch in group
+        if (jobs := found.get(launch.manifest.tag))
+    }
+
+
+def _age(manifest: Manifest) -> float:
+    created = datetime.fromisoformat(manifest.created)
+    return (datetime.now(UTC) - created).total_seconds()

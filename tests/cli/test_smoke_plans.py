@@ -1,0 +1,135 @@
+"""What `--smoke` makes of the stock sizes: each GPU does what it will do, on one node and for two steps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.smoke import without_smoke
+from launcher.drafting import Draft, Request, draft
+from launcher.errors import UserError
+from launcher.preflight.shape import Shape, shape_of
+from launcher.preflight.values import Values
+from launcher.smoke import Smoke, plan_smoke
+
+IMAGE = "container=nvcr.io#nvidia/nemo:24.07"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Any:
+    def call(*overrides: str) -> tuple[Draft, Smoke]:
+        given = ["cluster=bcm", IMAGE, f"base_results_dir={tmp_path}", *overrides]
+        request = Request(overrides=given, command=["slipway", "launch", *given, "--smoke"])
+        made = draft(request)
+        return made, plan_smoke(made, request)
+
+    return call
+
+
+def shape(made: Draft) -> Shape:
+    assert made.plan.job.config is not None
+    found = shape_of(Values(made.plan.job.config))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "pipeline", "batch"),
+    [
+        ("gpt3/126m", 1, 32),  # 8 nodes, and 256 of them all
+        ("gpt3/5b", 1, 128),
+        ("gpt3/20b", 1, 32),
+        ("gpt3/175b", 2, 64),
+        ("t5/220m", 1, 512),
+        ("llama/llama2_7b", 1, 128),
+    ],
+)
+def test_each_gpu_does_what_it_will_do(plan: Any, size: str, pipeline: int, batch: int) -> None:
+    made, smoke = plan(f"training={size}")
+    whole, small = shape(made), shape(smoke.made)
+    nodes = made.plan.job.resources.nodes
+    assert smoke.made.plan.job.resources.nodes == 1
+    assert (small.pipeline, small.batch) == (pipeline, batch)
+    assert (small.micro, small.tensor, small.devices) == (whole.micro, whole.tensor, whole.devices)
+    assert small.micro_batches(1) == whole.micro_batches(nodes)
+    layers = [node.plan.job.config["model"].get("num_layers") for node in (made, smoke.made)]  # type: ignore[index]
+    if layers[0] is not None:
+        assert layers[0] / whole.pipeline == layers[1] / small.pipeline
+
+
+def test_a_smoke_is_short_and_keeps_to_itself(plan: Any, tmp_path: Path) -> None:
+    made, smoke = plan(
+        "training=gpt3/5b",
+        "training.exp_manager.create_wandb_logger=True",
+        f"training.exp_manager.explicit_log_dir={tmp_path}/mine",
+        "training.trainer.max_time='05:00:00:00'",
+        "training.model.rampup_batch_size=[256,256,1000]",
+        "cluster.nodelist='h[07-22,40],x3'",
+    )
+    job, paths = smoke.made.plan.job, smoke.made.plan.paths
+    assert paths.run_dir == tmp_path / "gpt3_5b_smoke"
+    assert (job.resources.time_limit, job.queue.nodelist) == ("00:30:00", "h07")
+    config = job.config
+    assert config is not None
+    exp_manager = config["exp_manager"]
+    assert config["trainer"]["max_steps"] == 2
+    assert exp_manager["max_time_per_run"] == "00:00:25:00"
+    assert exp_manager["explicit_log_dir"] == str(paths.results)
+    assert not exp_manager["create_checkpoint_callback"]
+    assert not exp_manager["create_wandb_logger"]
+    assert config["model"]["rampup_batch_size"] is None
+    # What makes the first steps what they are stays.
+    assert made.plan.job.config is not None
+    assert config["model"]["optim"] == made.plan.job.config["model"]["optim"]
+    assert "the optimizer's states are shared by 8 instead of 128" in " ".join(smoke.told)
+
+
+@pytest.mark.parametrize("where", ["cluster", "stage_cluster.training"])
+def test_of_an_array_one_job_is_tried(plan: Any, where: str) -> None:
+    made, smoke = plan("training=gpt3/126m", f"++{where}.sbatch.array=0-4%1")
+    assert "#SBATCH --array=0-4%1\n" in made.rendered.script
+    assert "--array" not in smoke.made.rendered.script
+    assert "_%j.out" in smoke.made.rendered.script
+
+
+def test_a_limit_that_is_shorter_stays(plan: Any) -> None:
+    _, smoke = plan("training=gpt3/126m", "training.run.time_limit=00:10:00")
+    assert smoke.made.plan.job.resources.time_limit == "00:10:00"
+
+
+def test_a_pipeline_shrinks_as_far_as_it_must_and_says_so(plan: Any) -> None:
+    layout = [
+        f"training.model.{name}_model_parallel_size={size}"
+        for name, size in (("tensor", 2), ("pipeline", 24))
+    ]
+    _, smoke = plan("training=gpt3/5b", *layout, "training.trainer.num_nodes=12")
+    assert shape(smoke.made).pipeline == 4
+    assert "pipeline 4 instead of 24, with 4 of the 24 layers" in smoke.told[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["training=gpt3/40b_64k"],
+            r"one node of 8 GPUs cannot hold tensor 8 × context 4 × pipeline 4\n"
+            r"(.*\n)*.*two steps on all nodes are training\.trainer\.max_steps=2",
+        ),
+        (
+            ["stages=[data_preparation]", "data_preparation.inputs=[/x]"],
+            r"stages=\[data_preparation\] has no",
+        ),
+    ],
+)
+def test_what_cannot_be_tried_on_one_node_is_refused(plan: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan(*overrides)
+    assert re.search(message, str(error.value))
+
+
+def test_the_command_of_the_launch_alone() -> None:
+    command = ["slipway", "launch", "training.model.x=--smoke", "--smo", "--smoke", "--", "--smoke"]
+    assert without_smoke(command) == ["slipway", "launch", "training.model.x=--smoke", "--", "--smoke"]

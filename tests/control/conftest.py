@@ -1,0 +1,43 @@
+"""Fixtures: a project that launches jobs of a few lines of shell, and cancels what is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_project import Project
+
+from launcher.sandbox import Sandbox
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path,
+    plain_sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Project]:
+    """On a Slurm without accounting."""
+    monkeypatch.setenv("SLURM_CONF", plain_sandbox.environment()["SLURM_CONF"])
+    yield from _project(tmp_path, monkeypatch, capsys, "cluster=sandbox")
+
+
+@pytest.fixture
+def local_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Project]:
+    """On this machine, without Slurm."""
+    yield from _project(tmp_path, monkeypatch, capsys, "cluster=local")
+
+
+def _project(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cluster: str
+) -> Iterator[Project]:
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+    project = Project(directory, cluster, capsys)
+    try:
+        yield project
+    finally:
+        project.cancel_all()

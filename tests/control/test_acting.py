@@ -1,0 +1,133 @@
+"""What is told of jobs whose scheduler refuses, does not answer, or says something else than before."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from control_project import manifest_of
+
+from launcher.cli.app import main
+from launcher.control import acting
+from launcher.errors import UserError
+from launcher.schedulers.base import JobStatus, NoAnswer, State, Ticket
+
+Capsys = pytest.CaptureFixture[str]
+
+RUNNING = JobStatus(State.RUNNING, nodes="n[1-2]", elapsed="00:10:00")
+PENDING = JobStatus(State.PENDING, "Priority: other jobs come first")
+
+
+@dataclass
+class FakeScheduler:
+    """Tells of each job what it is told to, one status after the other; the last one stays."""
+
+    table: dict[str, list[JobStatus]] = field(default_factory=dict)
+    errors: dict[str, UserError] = field(default_factory=dict)
+    acts: list[tuple[str, str]] = field(default_factory=list)
+    silent: str | None = None
+
+    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        if self.silent:
+            raise NoAnswer(self.silent)
+        rows = {ticket.tag: self.table[ticket.job_id] for ticket in tickets}
+        return {tag: row.pop(0) if len(row) > 1 else row[0] for tag, row in rows.items()}
+
+    def cancel(self, job_id: str) -> None:
+        self.acts.append(("cancel", job_id))
+        if job_id in self.errors:
+            raise self.errors[job_id]
+
+    def hold(self, job_id: str) -> None:
+        self.acts.append(("hold", job_id))
+        if job_id in self.errors:
+            raise self.errors[job_id]
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScheduler:
+    fake = FakeScheduler()
+    monkeypatch.setattr("launcher.schedulers.registry.open_scheduler", lambda manifest: fake)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+def test_those_that_wait_first_the_newest_of_them_first(scheduler: FakeScheduler, capsys: Capsys) -> None:
+    for number, status in enumerate((RUNNING, PENDING, PENDING), 1):
+        manifest_of("a", number)
+        scheduler.table[str(number)] = [status]
+    manifest_of("b", 4)
+    scheduler.table["4"] = [PENDING]
+    assert main(["cancel", "a", "b"]) == 0
+    assert [job for _, job in scheduler.acts] == ["4", "3", "2", "1"]
+
+
+def test_no_failure_stops_the_rest(scheduler: FakeScheduler, capsys: Capsys) -> None:
+    for number, name in enumerate("abc", 1):
+        manifest_of(name, number)
+        scheduler.table[str(number)] = [RUNNING]
+    scheduler.errors["3"] = UserError("job 3 was not cancelled: Access/permission denied", hint="it is u's")
+    scheduler.errors["2"] = NoAnswer("Slurm did not answer: timed out")
+    assert main(["cancel", "c", "b", "a"]) == 1, "a refusal counts more than silence"
+    told = capsys.readouterr()
+    assert [job for _, job in scheduler.acts] == ["3", "2", "1"]
+    assert told.out == "cancelled job 1 of a (launch 1): it was RUNNING on n[1-2] for 00:10:00\n"
+    assert told.err.splitlines() == [
+        "slipway: job 3 of c (launch 3) was not cancelled: Access/permission denied",
+        "  it is u's",
+        "slipway: job 2 of b (launch 2): whether it could be cancelled is not known",
+        "  Slurm did not answer: timed out",
+    ]
+    assert main(["cancel", "b", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)[0]["done"] == "unknown"
+
+
+def test_a_scheduler_that_does_not_answer(scheduler: FakeScheduler, capsys: Capsys) -> None:
+    manifest_of("a", 1)
+    scheduler.silent = "squeue failed: Unable to contact slurm controller"
+    for verb in ("cancel", "hold", "release"):
+        assert main([verb, "a"]) == 3
+        assert "Unable to contact slurm controller" in capsys.readouterr().err
+    assert main(["attach", "a", "--print"]) == 3
+    assert not scheduler.acts
+
+
+def test_a_job_that_moved_on_between_the_question_and_the_act(
+    scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    manifest_of("a", 1)
+    scheduler.errors["1"] = UserError("job 1 has begun")
+    scheduler.table["1"] = [RUNNING, JobStatus(State.COMPLETED, elapsed="00:10:01")]
+    assert main(["cancel", "a"]) == 0
+    assert "it is over: COMPLETED after 00:10:01" in capsys.readouterr().out
+    scheduler.table["1"] = [PENDING, RUNNING]
+    assert main(["hold", "a"]) == 2
+    assert "cannot be held: it is RUNNING" in capsys.readouterr().err
+
+
+def test_waiting_in_vain(scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest_of("a", 1)
+    monkeypatch.setattr(acting, "_PATIENCE_SECONDS", 0.2)
+    scheduler.table["1"] = [RUNNING]
+    monkeypatch.setattr(FakeScheduler, "cancel", lambda self, job_id: setattr(self, "silent", "gone"))
+    assert main(["cancel", "a", "--wait"]) == 3
+    assert "whether it has ended is not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("answer", "acts"), [("y\n", ["1"]), ("\n", []), ("", [])])
+def test_asked_first(
+    scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, answer: str, acts: list[str]
+) -> None:
+    manifest_of("a", 1)
+    scheduler.table["1"] = [RUNNING]
+    terminal = io.StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["cancel", "-i", "a"]) == 0
+    assert "cancel job 1 of a (launch 1), RUNNING on n[1-2] for 00:10:00? [y/N]" in capsys.readouterr().err
+    assert [job for _, job in scheduler.acts] == acts

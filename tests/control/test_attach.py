@@ -1,0 +1,144 @@
+"""`slipway attach` on a real Slurm, and without one; into a container: the line that does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shlex
+import subprocess
+import time
+
+import pytest
+from control_project import SLIPWAY, Project
+
+# What a shell in the place of a rank sees.
+_LOOK = (
+    'echo "$RANK of $WORLD_SIZE on $(hostname) in $PWD, rendezvous $MASTER_ADDR, GPUs $CUDA_VISIBLE_DEVICES"'
+)
+
+
+def attach(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SLIPWAY, "attach", *words],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.slurm
+def test_where_a_rank_runs(project: Project) -> None:
+    job = project.launch_ranks()
+    project.wait_until_it_trains(ranks=4)
+    code, (first, second) = project.launch_dir() / "code", project.nodes()
+    for place, rank, node in (
+        ([], 0, first),
+        (["--rank", "3"], 3, second),
+        (["--node", second], 2, second),
+    ):
+        # The variables of another allocation are not minded.
+        done = attach("run", *place, "--", "bash", "-c", _LOOK, SLURM_JOB_ID="1", SLURM_NNODES="7")
+        assert done.stdout == f"{rank} of 4 on {node} in {code}, rendezvous {first}, GPUs 0,1\n", done.stderr
+        script = project.launch_dir() / "attach.sh"
+        name = "any" if "--node" in place else rank
+        line = f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 --nodelist={node}"
+        assert f"{line} bash {script} {project.tag()} {name} bash -c {shlex.quote(_LOOK)}" in done.stderr
+    pasted = subprocess.run(
+        ["bash", "-c", done.stderr.splitlines()[0]],
+        env={**os.environ, "SLURM_JOB_ID": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert pasted.stdout == done.stdout, pasted.stderr
+    assert attach("run", "--", "bash", "-c", "exit 7").returncode == 7
+    assert (
+        attach("run", "--outside", "--", "bash", "-c", 'echo "$(hostname) [${RANK-}]"').stdout
+        == f"{first} []\n"
+    )
+
+
+@pytest.mark.slurm
+def test_a_shell_on_a_terminal(project: Project) -> None:
+    project.launch_ranks()
+    project.wait_until_it_trains(ranks=4)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe(SLIPWAY, [str(SLIPWAY), "attach", "run", "--rank", "2"], {**os.environ, "TERM": "vt100"})
+    os.write(terminal, b"tty && echo rank=$RANK term=$TERM; exit 5\n")
+    seen = _read(terminal)
+    assert "rank=2 term=vt100" in seen and "/dev/pts/" in seen, seen
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+
+
+def _read(terminal: int) -> str:
+    """What a terminal shows until nobody has it open any more."""
+    seen, end = b"", time.monotonic() + 60
+    while time.monotonic() < end and select.select([terminal], [], [], end - time.monotonic())[0]:
+        try:
+            seen += os.read(terminal, 4096)
+        except OSError:  # what Linux says of the other end when it is closed
+            break
+    os.close(terminal)
+    return seen.decode()
+
+
+@pytest.mark.slurm
+def test_the_line_alone(project: Project) -> None:
+    """Also of a container: it has no name here, and needs none."""
+    job = project.launch_ranks("cluster.partition=cloud")
+    code, _, err = project.slipway("attach", "run")
+    assert code == 2
+    assert f"job {job} of run does not run: it is PENDING" in err and "slipway follow run" in err
+    project.slipway("cancel", "run")
+    code, _, err = project.slipway("attach", "run", "--print")
+    assert code == 2 and f"job {job} of run does not run: it is CANCELLED" in err
+    job = project.launch_ranks()
+    project.wait_until_it_trains(2, ranks=4)
+    first, _ = project.nodes(2)
+    code, out, err = project.slipway("attach", "run", "--print", "--rank", "1")
+    assert (code, err) == (0, "")
+    script = project.launch_dir(2) / "attach.sh"
+    where = f"--jobid={job} --overlap --nodes=1 --ntasks=1 --nodelist={first}"
+    assert out == f"srun {where} --pty bash {script} {project.tag(2)} 1\n"
+    done = attach("run", "--print", SLURM_JOB_ID="1", SLURM_CONF="")
+    conf = os.environ["SLURM_CONF"]
+    assert done.stdout.startswith(f"(unset ${{!SLURM_*}}; SLURM_CONF={conf} srun {where} --pty"), done.stderr
+    for wrong, told in (
+        (["--rank", "4"], "the ranks 0 to 3"),
+        (["--node", "n9"], f"job {job} does not run there"),
+        (["--launch", "1"], "does not run: it is CANCELLED"),
+    ):
+        code, _, err = project.slipway("attach", "run", "--print", *wrong)
+        assert code == 2 and told in err
+
+
+@pytest.mark.slurm
+def test_a_task_of_an_array(project: Project) -> None:
+    job = project.launch("cluster.sbatch={array: 3-4%1}")
+    project.wait_until_it_trains()
+    for name in ("run", f"{job}_3"):
+        done = attach(name, "--", "bash", "-c", 'echo "$SLURM_ARRAY_TASK_ID $RANK"')
+        assert done.stdout == "3 0\n", done.stderr
+    code, _, err = project.slipway("attach", f"{job}_4")
+    assert code == 2 and f"job {job}_4 of run does not run: it is PENDING" in err
+    code, _, err = project.slipway("attach", "run", "--node", "n9")
+    assert code == 2 and f"--node n9: job {job}_3 does not run there" in err
+
+
+def test_without_slurm(local_project: Project) -> None:
+    project = local_project
+    project.launch_ranks()
+    project.wait_until_it_trains(ranks=4)
+    done = attach("run", "--rank", "3", "--", "bash", "-c", 'echo "$RANK $PWD"; exit 3')
+    assert (done.returncode, done.stdout) == (3, f"3 {project.launch_dir()}/code\n"), done.stderr
+    code, _, err = project.slipway("attach", "run", "--node", "n1")
+    assert code == 2 and "it has no nodes" in err
+    manifest = project.launch_dir() / "launcher.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "host": "elsewhere"}))
+    code, _, err = project.slipway("attach", "run")
+    assert code == 3 and "attach from there: ssh elsewhere" in err

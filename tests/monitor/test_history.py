@@ -1,0 +1,206 @@
+"""`slipway history`: what became of each launch, and where the result of one comes from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from monitor_samples import FakeScheduler, Runs, append, curve, end, start, train, whole_training
+
+from launcher.cli.app import main
+from launcher.monitor.changes import changes_between
+from launcher.monitor.history import history
+from launcher.runs.provenance import gather
+from launcher.schedulers.base import JobStatus, State
+from tests.job_marks import leave
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def slipway(runs: Runs, *arguments: str) -> int:
+    return main(["history", *arguments, "--base-results-dir", str(runs.base)])
+
+
+def told(runs: Runs, capsys: Capsys, *arguments: str, code: int = 0) -> Any:
+    assert slipway(runs, *arguments, "--json") == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_line_for_each_launch_and_what_changed(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    first = runs.launch(overrides=["training=gpt3/tiny", "a=1", "gone=x"], git_commit="0123456789abcdef")
+    second = runs.launch(
+        number=2,
+        overrides=["training=gpt3/tiny", "a=2", "+b=3"],
+        git_commit="fedcba9876543210",
+        git_dirty=True,
+        user="ada",
+    )
+    append(first, whole_training(0, 100)[:-1])
+    leave(first, "11", started=1_795_262_400.0, ended=1_795_262_460.0, code=1)
+    append(second, whole_training(100, 300))
+    scheduler.set("11", JobStatus(State.FAILED, "exit code 1", "n[1-2]", "00:01:00", 1))
+    scheduler.set("12", JobStatus(State.COMPLETED, None, "n3", "00:02:00", 0))
+    assert slipway(runs, "gpt3_tiny") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == (
+        ["LAUNCH", "JOB", "STATE", "LAUNCHED", "BY", "STARTED", "RAN", "NODES", "STEPS", "LOSS", "COMMIT"]
+    )
+    assert lines[1].split()[:3] == ["1", "11", "FAILED"]
+    assert lines[1].split()[-5:] == ["00:01:00", "n[1-2]", "0→100", "5.2615", "0123456789"]
+    assert lines[2].strip() == "exit code 1"
+    assert lines[3].split()[-4:] == ["n3", "100→300", f"{curve(300):.4f}", "fedcba9876*"]
+    assert " ada " in lines[3]
+    assert [line.strip() for line in lines[4:]] == ["- gone=x", "+ +b=3", "a: 1 → 2"]
+    assert scheduler.questions == [["11", "12"]], "one question for all"
+
+
+def test_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    append(runs.launch(overrides=["a=1"]), [start(), train(1, loss=float("inf"))])
+    runs.launch(number=2, overrides=["a=2"], job_id=None, error="sbatch: error: invalid partition\nmore")
+    (runs.launch(number=3) / "launcher.json").write_text("{")
+    scheduler.set("11", State.RUNNING)
+    first, second, third = told(runs, capsys, "gpt3_tiny", code=3)
+    assert (first["state"], first["first_step"], first["step"], first["loss"]) == ("RUNNING", 0, 1, "inf")
+    assert (second["state"], second["reason"]) == ("NOT_SUBMITTED", "sbatch: error: invalid partition")
+    assert second["changed"] == {"a": ["1", "2"]}
+    assert (third["state"], third["tag"]) == ("UNKNOWN", None)
+    assert "not a launch's manifest" in third["reason"]
+
+
+def test_each_life_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    directory = runs.launch()
+    leave(directory, "11", started=1000.0, nodes="n1")
+    leave(directory, "11", life=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
+    leave(directory, "11", life=2, started=1200.0, ended=1300.0, nodes="n3")
+    append(directory, [start(0, 1010.0), train(1, 1020.0), train(30, 1050.0)])
+    append(directory, [start(20, 1110.0), train(25, 1120.0)])
+    append(directory, [start(25, 1210.0), train(300, 1290.0, 4.5), end(300, 1295.0)])
+    scheduler.set("11", JobStatus(State.COMPLETED, None, "n3", "00:01:40", 0, restarts=2))
+    (row,) = told(runs, capsys, "gpt3_tiny")
+    assert (row["first_step"], row["step"], row["loss"], row["restarts"]) == (0, 300, 4.5, 2)
+    lives = [(life["state"], life["first_step"], life["step"], life["node_list"]) for life in row["lives"]]
+    assert lives == [
+        ("REQUEUED", 0, 30, "n1"),
+        ("REQUEUED", 20, 25, "n2"),
+        ("COMPLETED", 25, 300, "n3"),
+    ]
+    assert [life["reason"] for life in row["lives"]] == [
+        "it left no mark of its end",
+        "exit code 143 (SIGTERM)",
+        None,
+    ]
+    assert slipway(runs, "gpt3_tiny") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:2] == ["11", "REQUEUED"]
+    assert lines[4].split()[:4] == ["11,", "life", "2", "REQUEUED"]
+    assert "00:00:30" in lines[4]
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    directory = runs.launch()
+    leave(directory, "11_0", started=1.0, ended=5.0)
+    leave(directory, "11_1", started=1.0, ended=5.0, code=1)
+    leave(directory, "11_2", started=2.0)
+    tasks = {"2": State.RUNNING}
+    scheduler.set("11", JobStatus(State.RUNNING, "tasks: 1 RUNNING", tasks=tasks))
+    (row,) = told(runs, capsys, "gpt3_tiny")
+    assert [(life["job_id"], life["state"], life["reason"]) for life in row["lives"]] == [
+        ("11_0", "COMPLETED", None),
+        ("11_1", "FAILED", "exit code 1"),
+        ("11_2", "RUNNING", None),
+    ]
+
+
+def test_secrets_are_not_shown(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    secret, other = "hf_0123456789", "hf_9876543210"
+    command = ["slipway", "launch", f"env_vars.HF_TOKEN={secret}"]
+    runs.launch(overrides=[f"env_vars.HF_TOKEN={secret}", f"+env_vars.OLD_TOKEN={secret}"], command=command)
+    added = f"+env_vars.NEW_TOKEN={other}"
+    runs.launch(number=2, overrides=[f"env_vars.HF_TOKEN={other}", added], command=command)
+    for number in ("11", "12"):
+        scheduler.set(number, State.COMPLETED)
+    for arguments in ([], ["--json"], ["--launch", "1"], ["--launch", "1", "--json"]):
+        assert slipway(runs, "gpt3_tiny", *arguments) == 0
+        shown = capsys.readouterr().out
+        assert secret not in shown and other not in shown
+        assert "HF_TOKEN" in shown and "***" in shown
+    assert slipway(runs, "gpt3_tiny") == 0
+    assert "env_vars.HF_TOKEN: *** (another)" in capsys.readouterr().out
+
+
+def test_changes() -> None:
+    changes = changes_between(["a=1", "a=2", "b=[x,y]", "c=", "~d"], ["a=3", "b=[x,y]", "c=1", "e=f=g"])
+    assert changes.lines() == ["- ~d", "+ e=f=g", "a: 2 → 3", "c:  → 1"]
+    assert changes_between(["a=1"], ["a=1"]).lines() == []
+
+
+# where a result comes from
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A checkout of the user's own, changed since its commit."""
+    directory = tmp_path / "my checkout"
+    (directory / "conf").mkdir(parents=True)
+    (directory / "conf" / "mine.yaml").write_text("env_vars:\n  HF_TOKEN: null\nx: 1\n")
+    git = ["git", "-C", str(directory), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "mine"]):
+        subprocess.run([*git, *arguments], check=True)
+    (directory / "conf" / "mine.yaml").write_text("env_vars:\n  HF_TOKEN: hf_0123456789\nx: 2\n")
+    (directory / "conf" / "new.yaml").touch()
+    return directory
+
+
+def test_everything_about_one_launch(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, theirs: Path
+) -> None:
+    origin = gather(theirs / "conf", None, "/images/nemo.sqsh")
+    directory = runs.launch(overrides=["a=1"], choices={"cluster": "bcm"}, **origin.fields)
+    (directory / "git.diff").write_text(origin.files["git.diff"])
+    (directory / "marks").mkdir()
+    (directory / "marks" / "image.sha256").write_text("abc123  -\n")
+    (directory / "results" / "packages.json").write_text('{"torch": "2.13.0"}')
+    (directory / "results" / "git-info.log").write_text("commit hash: 123\nmore\n")
+    found = told(runs, capsys, "gpt3_tiny", "--launch", "1")
+    assert (found["image"], found["image_digest"]) == ("/images/nemo.sqsh", "sha256:abc123")
+    assert found["job_packages"] == {"torch": "2.13.0"}
+    assert set(found["packages"]) >= {"python", "slipway", "hydra-core", "submitit"}
+    assert (found["git_dirty"], found["git_diff"]) == (True, "git.diff")
+    assert slipway(runs, str(directory / "results")) == 0
+    shown = capsys.readouterr().out
+    for expected in (
+        "slipway launch",
+        "a=1",
+        "cluster=bcm",
+        f"commit {found['git_commit']}, with changes that were not committed",
+        "launches/1/git.diff",
+        "sha256:abc123",
+        "torch 2.13.0",
+        "by u on login",
+    ):
+        assert expected in shown
+    assert slipway(runs, "11") == 0
+    assert capsys.readouterr().out == shown, "the job's id names the launch"
+
+
+def test_an_older_manifest_tells_what_it_has(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    runs.launch()
+    assert slipway(runs, "gpt3_tiny", "--launch", "1") == 0
+    shown = capsys.readouterr().out
+    assert "slipway 0.1.0" in shown
+    assert "image" not in shown and "code" not in shown
+    assert slipway(runs, "gpt3_tiny", "--launch", "7") == 2
+
+
+def test_a_launch_that_cannot_be_read_hides_no_other(runs: Runs, scheduler: FakeScheduler) -> None:
+    (runs.launch() / "launcher.json").unlink()
+    runs.launch(number=2)
+    scheduler.set("12", State.COMPLETED)
+    states = [row.status.state for row in history(runs.base / "gpt3_tiny")]
+    assert states == [State.UNKNOWN, State.COMPLETED]

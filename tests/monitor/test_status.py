@@ -1,0 +1,377 @@
+"""`slipway status`, once and watched, on runs as they lie on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import threading
+import time
+from typing import Any
+
+import pytest
+from monitor_samples import (
+    COMPLETED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    FakeScheduler,
+    Runs,
+    append,
+    slipway,
+    start,
+    train,
+    whole_training,
+)
+
+from launcher.cli.status import _look as look
+from launcher.errors import UserError
+from launcher.monitor.board import Board
+from launcher.monitor.board_views import draw
+from launcher.monitor.overview import survey
+from launcher.monitor.poller import backoff
+from launcher.monitor.tables import colour
+from launcher.runs.provenance import user
+from launcher.schedulers.base import JobStatus, State
+from launcher.tracking.finding import find
+from tests.job_marks import leave
+
+pytestmark = pytest.mark.usefixtures("fast")
+
+Capsys = pytest.CaptureFixture[str]
+
+INTERRUPTED = JobStatus(State.INTERRUPTED, "saved before its end: launching again continues")
+
+
+def test_status(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    append(runs.launch("a", job_id="1"), whole_training(0, 100)[:-1])
+    runs.launch("b", job_id="2", user=user())
+    scheduler.set("1", JobStatus(State.RUNNING, None, "n[1-2]", "00:00:50", restarts=2))
+    scheduler.set("2", PENDING)
+    assert slipway(runs, "status", "a", "b") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:4] == ["RUN", "LAUNCH", "JOB", "STATE"]
+    # The first is another user's.
+    assert " ".join(lines[1]) == (
+        "a 1 1 RUNNING 00:00:50/00:30:00 2×2 100/300 5.2615 5.4264 4.10k 00:01:40 2 n[1-2] u -"
+    )
+    assert " ".join(lines[2]) == "b 1 2 PENDING - 2×2 - - - - - - - - Resources"
+    assert scheduler.questions == [["1", "2"]]  # one question for all
+
+
+def test_status_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    append(runs.launch("a", job_id="1"), [start(), train(1, loss=float("nan"))])
+    tasks = {"0": State.COMPLETED, "1": State.FAILED}
+    scheduler.set("1", JobStatus(State.FAILED, "task 1: exit code 3", restarts=1, tasks=tasks))
+    assert slipway(runs, "status", "--json") == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert (item["run"], item["state"], item["step"], item["loss"]) == ("a", "FAILED", 1, "nan")
+    assert item["tasks"] == {"0": "COMPLETED", "1": "FAILED"}
+    assert (item["restarts"], item["user"], item["eta_seconds"]) == (1, "u", None)
+
+
+def test_all_live_launches_of_a_run_are_told(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    """An earlier launch is hidden by a newer one only when it is over."""
+    requeued, array = runs.launch(number=1), runs.launch(number=2)
+    now = time.time()
+    leave(requeued, "11", started=now, ended=now, code=143)  # killed by Slurm, and it waits again
+    leave(array, "12_0", started=1.0, ended=2.0)  # one task of several
+    done = runs.launch(number=3)
+    leave(done, "13", started=1.0, ended=2.0)
+    runs.launch(number=4)
+    scheduler.set("11", PENDING)
+    scheduler.set("12", RUNNING)
+    scheduler.set("14", RUNNING)
+    assert slipway(runs, "status", "--json") == 0
+    assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["14", "12", "11"]
+    assert scheduler.questions == [["14", "12", "11"]]
+
+
+def test_one_launch_by_its_job(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    runs.launch(number=1)
+    runs.launch(number=2)
+    scheduler.set("11", FAILED)
+    scheduler.set("12", RUNNING)
+    assert slipway(runs, "status", "11", "--json") == 0
+    assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["11"]
+    assert slipway(runs, "status", "12", "11", "--json") == 0
+    assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["12", "11"]
+    assert slipway(runs, "status", "11", "gpt3_tiny", "--json") == 0
+    assert [item["job_id"] for item in json.loads(capsys.readouterr().out)] == ["12"]
+
+
+def test_status_tells_what_it_cannot_see(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    done = runs.launch("done", job_id="1")
+    leave(done, "1", ended=5.0)
+    runs.launch("lost", job_id="2")
+    runs.launch("refused", job_id=None, error="sbatch: error: invalid partition\nBatch job failed")
+    broken = runs.launch("broken")
+    (broken / "launcher.json").write_text("{")
+    scheduler.error = "squeue cannot reach the controller"
+    assert slipway(runs, "status", "--json") == 3
+    told = {item["run"]: (item["state"], item["reason"]) for item in json.loads(capsys.readouterr().out)}
+    assert told["done"] == ("COMPLETED", None)
+    assert told["lost"] == ("UNKNOWN", "squeue cannot reach the controller")
+    assert told["refused"] == ("NOT_SUBMITTED", "sbatch: error: invalid partition")
+    assert told["broken"][0] == "UNKNOWN" and "not a launch's manifest" in told["broken"][1]
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "nodes": {"nodes": "two"},
+    "command": {"command": None},
+    "overrides": {"overrides": [1]},
+    "created": {"created": "yesterday"},
+    "zone": {"created": "2026-11-21T12:00:00", "job_id": None},
+    "path": {"run": "../../x"},
+}
+
+
+def test_what_a_colleague_left_broken_hides_nothing_else(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
+    for name, changes in BROKEN.items():
+        path = runs.launch(name) / "launcher.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    marked = runs.launch("marks", job_id="1")
+    leave(marked, "1", started=1.0, ended=2.0)
+    for mark in (marked / "marks").iterdir():
+        mark.write_text('{"started": NaN, "ended": Infinity, "exit_code": NaN}')
+    with append(runs.launch("steps", job_id="2"), [start(), train(1)]).open("a") as metrics:
+        metrics.write('{"kind": "train", "time": 1, "step": Infinity}\n')
+    (runs.launch("metrics", job_id="3") / "results" / "metrics.jsonl").mkdir()
+    for job_id in ("1", "2", "3"):
+        scheduler.set(job_id, RUNNING)
+    assert slipway(runs, "status", "--json") == 3
+    told = {item["run"]: item for item in json.loads(capsys.readouterr().out)}
+    assert all("not a launch's manifest" in told[name]["reason"] for name in BROKEN)
+    assert [told[name]["state"] for name in ("marks", "steps", "metrics")] == ["RUNNING"] * 3
+    assert told["steps"]["step"] == 1
+
+
+@pytest.mark.parametrize("verb", ["status", "follow", "logs"])
+def test_no_word_of_another_reaches_the_terminal_as_an_order(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, verb: str
+) -> None:
+    runs.launch("x", run="a\x1b[2Jb", job_id="1")
+    scheduler.set("1", JobStatus(State.FAILED, "why\x1b]0;title\x07\nnext"))
+    slipway(runs, verb, "x")
+    told = capsys.readouterr()
+    assert "why\\x1b]0;title\\x07\\nnext" in told.out + told.err
+    assert "\x1b" not in told.out + told.err
+
+
+def test_a_run_that_is_removed_has_not_completed(runs: Runs, scheduler: FakeScheduler) -> None:
+    runs.launch("kept", job_id="1")
+    runs.launch("gone", job_id="2")
+    scheduler.set("1", COMPLETED)
+    scheduler.set("2", RUNNING)
+    wanted = [find(name, runs.base) for name in ("kept", "gone")]
+    shutil.rmtree(runs.base / "gone")
+    seen = {row.run: row.status.state for row in look(wanted, runs.base)}
+    assert seen == {"kept": State.COMPLETED, "gone": State.UNKNOWN}
+
+
+def test_status_of_nothing(runs: Runs, capsys: Capsys) -> None:
+    assert slipway(runs, "status") == 0
+    assert "no run was launched" in capsys.readouterr().err
+    assert slipway(runs, "status", "--watch") == 0
+    with pytest.raises(UserError, match="there is no run 'x'"):
+        slipway(runs, "status", "x")
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([COMPLETED, COMPLETED], 0),
+        ([COMPLETED, RUNNING], 4),
+        ([RUNNING, INTERRUPTED, COMPLETED], 75),
+        ([INTERRUPTED, JobStatus(State.UNKNOWN), RUNNING], 3),
+        ([JobStatus(State.UNKNOWN), FAILED, COMPLETED], 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst(
+    runs: Runs, scheduler: FakeScheduler, states: list[JobStatus], code: int
+) -> None:
+    for number, status in enumerate(states):
+        runs.launch(f"r{number}", job_id=str(number))
+        scheduler.set(str(number), status)
+    assert slipway(runs, "status", "--exit-code") == code
+    assert slipway(runs, "status") == (3 if JobStatus(State.UNKNOWN) in states else 0)
+
+
+def test_only_what_completed_looks_like_it() -> None:
+    assert [state for state in State if "green" in colour(state)] == [State.COMPLETED]
+    assert "magenta" in colour(State.UNKNOWN)
+
+
+# status --watch
+
+
+def test_watching_in_a_pipe_tells_each_change_once(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.cli.status._LEAST_INTERVAL", 0.01)
+    append(runs.launch("a", job_id="1"), whole_training(0, 100)[:-1])
+    runs.launch("b", job_id="2")
+    scheduler.set("1", PENDING, PENDING, RUNNING, RUNNING, FAILED)
+    scheduler.set("2", RUNNING, RUNNING, RUNNING, RUNNING, RUNNING, COMPLETED)
+    assert slipway(runs, "status", "a", "b", "--watch", "--interval", "0.05") == 1
+    told = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert told == [
+        "a  job 1  PENDING (Resources)  step 100/300  loss 5.2615",
+        "b  job 2  RUNNING  on n[1-2]",
+        "a  job 1  RUNNING  on n[1-2]  step 100/300  loss 5.2615",
+        "a  job 1  FAILED (exit code 1)  after 00:00:03  step 100/300  loss 5.2615",
+        "b  job 2  COMPLETED  after 00:01:30",
+    ]
+
+
+def test_watching_for_programs(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.cli.status._LEAST_INTERVAL", 0.01)
+    runs.launch("a", job_id="1")
+    scheduler.set("1", RUNNING, RUNNING, COMPLETED)
+    assert slipway(runs, "status", "--watch", "--json", "--interval", "0.05") == 0
+    states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
+    assert states == ["RUNNING", "COMPLETED"]
+
+
+def test_watching_takes_no_shorter_interval(runs: Runs, capsys: Capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        slipway(runs, "status", "--watch", "--interval", "0.5")
+    assert "at least 2 seconds" in capsys.readouterr().err
+
+
+def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: FakeScheduler) -> None:
+    """What was known stays, and does not look healthy."""
+    append(runs.launch("a", job_id="1"), whole_training(0, 100)[:-1])
+    runs.launch("b", job_id="2")
+    scheduler.set("1", RUNNING)
+    scheduler.set("2", COMPLETED)
+    with Board(lambda: survey([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0) as board:
+        assert board.look().states == [State.RUNNING, State.COMPLETED]
+        assert board.look().silent is None
+        leave(runs.base / "b" / "launches" / "1", "2", ended=5.0)
+        scheduler.error = "squeue: Connection refused"
+        _until(lambda: board.look().silent is not None)
+        seen = board.look()
+        assert seen.why == "squeue: Connection refused" and not seen.is_over
+        assert seen.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
+        first = seen.rows[0]
+        assert first.status.reason == "no answer; before that RUNNING"
+        assert (first.status.nodes, first.status.elapsed) == ("n[1-2]", "00:00:50")
+        assert first.progress.step == 100
+        scheduler.error = None
+        _until(lambda: board.look().silent is None)
+        assert board.look().states == [State.RUNNING, State.COMPLETED]
+
+
+def test_a_question_that_hangs_is_silence_too(
+    runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.monitor.board._STALE_SECONDS", 0.1)
+    runs.launch("a", job_id="1")
+    scheduler.set("1", RUNNING)
+    rows, hang = survey([runs.base / "a"]), threading.Event()
+    answers = iter([rows, rows])
+
+    def hanging() -> list[object]:
+        answer = next(answers, [])
+        if not answer:
+            hang.wait(10)
+        return answer  # type: ignore[return-value]
+
+    with Board(hanging, 0.02, blind_patience=0.4) as board:  # type: ignore[arg-type]
+        _until(lambda: board.look().states == [State.UNKNOWN])
+        assert not board.look().is_over
+        _until(lambda: board.look().is_over)
+    hang.set()
+
+
+def test_a_silent_scheduler_is_asked_ever_less_often() -> None:
+    assert [backoff(2.0, failures) for failures in (0, 1, 2, 3, 4, 100)] == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert backoff(60.0, 5) == 60.0
+
+
+def test_watching_gives_up_on_what_nobody_can_tell(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.cli.status._LEAST_INTERVAL", 0.01)
+    runs.launch("forgotten", job_id="1")
+    runs.launch("done", job_id="2")
+    scheduler.set("2", COMPLETED)
+    assert slipway(runs, "status", "--watch", "--interval", "0.05") == 3
+    assert "UNKNOWN (the scheduler did not tell of this job)" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_the_watching_alone(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.launch()
+    scheduler.set("11", RUNNING)
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.monitor.board_views.as_line", interrupt)
+    assert slipway(runs, "status", "--watch") == 130
+    assert "the jobs go on" in capsys.readouterr().err
+
+
+def screen(board: Board, width: int, height: int) -> list[str]:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=width, height=height, color_system=None)
+    console.print(draw(board.look(), console, 5.0))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 24), (200, 50)])
+def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, width: int, height: int) -> None:
+    for number in range(40):
+        append(runs.launch(f"run{number:02}", job_id=str(number)), whole_training(0, 100)[:-1])
+        scheduler.set(str(number), COMPLETED if number < 37 else PENDING)
+    scheduler.set("39", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
+    board = Board(lambda: survey([runs.base / f"run{number:02}" for number in range(40)]), 5.0)
+    lines = screen(board, width, height)
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    assert "2 PENDING  1 RUNNING  37 COMP" in lines[0]
+    # What waits or runs is shown first where not all have room.
+    for name in ("run37", "run38", "run39"):
+        assert any(line.startswith(f"{name} ") for line in lines), lines
+    shown = sum(line.startswith("run") for line in lines) - 1  # the header is no run
+    assert shown == 40 or any(f"and {40 - shown} more" in line for line in lines)
+    assert any("run37, run38 PENDING Resources" in line for line in lines)
+    assert ("n[1,3,5,7,9,11,13,1…" in "".join(lines)) == (width == 200)
+
+
+def test_a_terminal_shows_the_last_look_when_the_watching_ends(runs: Runs) -> None:
+    """On a terminal of its own; the whole screen is given back."""
+    import pty
+    import subprocess
+    import sys
+
+    runs.launch("refused", job_id=None, error="invalid partition")
+    command = [sys.executable, "-m", "launcher.cli.app", "status", "--watch"]
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [*command, "--base-results-dir", str(runs.base)], stdout=slave, stderr=slave, stdin=slave, timeout=60
+    )
+    os.close(slave)
+    told = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert done.returncode == 1
+    after = told.rpartition("\x1b[?1049l")[2]
+    assert "refused" in after and "NOT_SUBMITTED" in after
+
+
+def _until(condition: object) -> None:
+    deadline = threading.Event()
+    for _ in range(500):
+        if condition():  # type: ignore[operator]
+            return
+        deadline.wait(0.02)
+    raise AssertionError("it did not happen within ten seconds")

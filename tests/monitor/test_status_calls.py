@@ -1,0 +1,70 @@
+"""`slipway status` asks a real Slurm as often for forty jobs as for ten."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from monitor_samples import JOB_NAME, Runs
+
+from launcher.sandbox import Sandbox
+
+pytestmark = pytest.mark.slurm
+
+SLIPWAY = Path(sys.executable).with_name("slipway")
+COUNTED = ("squeue", "sacct", "scontrol", "sinfo")
+
+
+@pytest.fixture
+def jobs(runs: Runs, plain_sandbox: Sandbox) -> Iterator[list[str]]:
+    """Forty jobs of a run each; every fourth is gone at once, the others wait for ever."""
+    environment = plain_sandbox.environment()
+    submitted: list[str] = []
+    try:
+        for number in range(40):
+            directory = runs.launch(f"r{number}", tag=f"calls-{number}", job_id=None)
+            script = directory / f"{JOB_NAME}_submission.sh"
+            script.write_text("#!/bin/bash\n#SBATCH --partition=cloud --output=/dev/null\n")
+            command = ["sbatch", "--parsable", str(script), f"calls-{number}"]
+            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            submitted.append(done.stdout.strip())
+            known = {"job_id": submitted[-1], "slurm_conf": environment["SLURM_CONF"]}
+            manifest = json.loads((directory / "launcher.json").read_text())
+            (directory / "launcher.json").write_text(json.dumps(manifest | known))
+        subprocess.run(["scancel", *submitted[::4]], env=environment, check=True)
+        yield submitted
+    finally:
+        subprocess.run(["scancel", *submitted], env=environment, check=False, capture_output=True)
+
+
+def test_the_number_of_questions_is_constant(
+    runs: Runs, jobs: list[str], plain_sandbox: Sandbox, tmp_path: Path
+) -> None:
+    environment, log = plain_sandbox.environment(), tmp_path / "calls"
+    wrappers = tmp_path / "bin"
+    wrappers.mkdir()
+    for name in COUNTED:
+        real = shutil.which(name, path=environment["PATH"])
+        (wrappers / name).write_text(f'#!/bin/bash\necho {name} >>{log}\nexec {real} "$@"\n')
+        (wrappers / name).chmod(0o755)
+    counted = {**os.environ, **environment, "PATH": f"{wrappers}:{environment['PATH']}"}
+
+    def status(number: int) -> tuple[dict[str, str], list[str]]:
+        log.write_text("")
+        command = [SLIPWAY, "status", *(str(runs.base / f"r{index}") for index in range(number)), "--json"]
+        done = subprocess.run(command, env=counted, check=True, capture_output=True, text=True, timeout=60)
+        told = {item["job_id"]: item["state"] for item in json.loads(done.stdout)}
+        return told, sorted(log.read_text().split())
+
+    few, asked_for_few = status(10)
+    many, asked_for_many = status(40)
+    assert asked_for_few == asked_for_many == ["sacct", "squeue"]
+    assert (list(few), list(many)) == (jobs[:10], jobs)
+    ended = set(jobs[::4])
+    assert many == {job: "CANCELLED" if job in ended else "PENDING" for job in jobs}

@@ -1,0 +1,212 @@
+"""What the runs of the zoo do, and what is done to them.
+
+Nodes: n1 is everybody's; n2 is taken away from the partition `low`; n3 is a stranger's alone; n4 fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.tracking.zoo import PATIENCE_SECONDS, Zoo, program
+
+LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
+SLEEP = LIFE + "exec sleep 3600\n"
+SECOND_LIFE_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + LIFE.strip() + "; exit; fi\n"
+# Deaf to a polite signal, so that Slurm has to end it itself.
+STUBBORN = "trap '' TERM\n" + LIFE + "while :; do sleep 1; done\n"
+WAITS = "cluster.partition=cloud"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run: its payload, its overrides, and the state in which it stays."""
+
+    run: str
+    stays: str
+    body: str = "echo done\n"
+    overrides: tuple[str, ...] = ("cluster.nodelist=n1",)
+
+
+# Those that take longest come first.
+SCENARIOS = [
+    Scenario("timed_out", "TIMEOUT", SLEEP),
+    Scenario(
+        "preempted",
+        "COMPLETED",
+        SECOND_LIFE_ENDS + STUBBORN,
+        ("cluster.nodelist=n2", "cluster.partition=low"),
+    ),
+    Scenario(
+        "preempted_for_good",
+        "PREEMPTED",
+        STUBBORN,
+        ("cluster.nodelist=n2", "cluster.partition=low", "cluster.requeue=False"),
+    ),
+    Scenario("preempted_politely", "FAILED", SLEEP, ("cluster.nodelist=n2", "cluster.partition=low")),
+    Scenario("requeued", "COMPLETED", SECOND_LIFE_ENDS + SLEEP),
+    Scenario("node_failed", "NODE_FAIL", SLEEP, ("cluster.nodelist=n4", "cluster.requeue=False")),
+    Scenario(
+        "deadline",
+        "DEADLINE",
+        overrides=(
+            "cluster.nodelist=n3",
+            "data_preparation.run.time_limit=1",
+            "cluster.deadline=now+2minutes",
+        ),
+    ),
+    Scenario("completed", "COMPLETED", "echo hello\necho of rank 0 >&2\n"),
+    Scenario("failed", "FAILED", "echo trying\nexit 3\n"),
+    Scenario("killed", "FAILED", "kill -SEGV $$\n"),
+    Scenario("interrupted", "INTERRUPTED", "exit 75\n"),
+    Scenario("running", "RUNNING", SLEEP),
+    Scenario("suspended", "SUSPENDED", SLEEP),
+    Scenario("cancelled", "CANCELLED", SLEEP),
+    Scenario("cancelled_waiting", "CANCELLED", overrides=(WAITS,)),
+    Scenario("requeued_held", "PENDING", SLEEP),
+    Scenario("held", "PENDING", overrides=(WAITS,)),
+    Scenario("released", "COMPLETED", overrides=("cluster.nodelist=n1", "cluster.sbatch={hold: True}")),
+    Scenario("lost_its_place", "FAILED", overrides=("cluster.nodelist=n1", "cluster.sbatch={hold: True}")),
+    Scenario(
+        "never",
+        "PENDING",
+        overrides=("cluster.nodelist=n1", "data_preparation.run.dependency='afterok:{failed}'"),
+    ),
+]
+# The tasks of an array run one after another.
+ARRAYS = [
+    Scenario(
+        "array",
+        "FAILED",
+        'echo "task $SLURM_ARRAY_TASK_ID"\nexit $((SLURM_ARRAY_TASK_ID == 1 ? 3 : 0))\n',
+        ("cluster.nodelist=n1", "cluster.sbatch={array: 0-2%1}"),
+    ),
+    Scenario("array_held", "RUNNING", SLEEP, ("cluster.nodelist=n1", "cluster.sbatch={array: 0-3%1}")),
+]
+REFUSED = "refused"
+STRANGER = "stranger"
+
+
+WAITING, RUNNING = ("PENDING",), ("RUNNING",)
+
+
+@dataclass(frozen=True)
+class Provocation:
+    """Something that is done once, as soon as a run is seen as it has to be.
+
+    A run that has to be RUNNING must have said so itself, and so must those that it is `with_`: before that
+    the payload is not there yet.
+    """
+
+    run: str
+    seen: tuple[str, ...]
+    do: Callable[[Zoo], object]
+    reason: str = ""
+    with_: tuple[str, ...] = ()
+
+    def is_due(self, zoo: Zoo) -> bool:
+        row = zoo.rows.get(self.run)
+        if not row or row["state"] not in self.seen or not (row["reason"] or "").startswith(self.reason):
+            return False
+        return self.seen is not RUNNING or all(zoo.has_begun(run) for run in (self.run, *self.with_))
+
+
+def scontrol(*words: str) -> Callable[[Zoo], object]:
+    """A command of the administrator's about a run's job, which `{run}` stands for."""
+    return lambda zoo: zoo.slurm("scontrol", *(word.format_map(zoo.jobs) for word in words))
+
+
+def slipway(verb: str, run: str) -> Callable[[Zoo], object]:
+    """A verb of ours about a run; what it says is kept in `Zoo.said`."""
+    return lambda zoo: zoo.said.update({run: zoo.slipway(verb, run)})
+
+
+def preempt(zoo: Zoo) -> None:
+    zoo.jobs["preemptor"] = zoo.submit("--partition=high", "--nodelist=n2", "--exclusive")
+
+
+def fail_node(zoo: Zoo) -> None:
+    """What Slurm does when a node's daemon no longer answers, without the half minute until then."""
+    zoo.slurm("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
+
+
+def move_away(zoo: Zoo) -> None:
+    """The directory of the log is gone when the job starts."""
+    run_dir = zoo.directory / "results" / "lost_its_place"
+    run_dir.rename(run_dir.with_name("moved"))
+    zoo.slurm("scontrol", "release", zoo.jobs["lost_its_place"])
+
+
+def begin_again(zoo: Zoo, run: str) -> None:
+    """Let a requeued job begin; slurmd takes none in the second in which it was killed."""
+    time.sleep(1.1)
+    zoo.slurm("scontrol", "update", f"JobId={zoo.jobs[run]}", "StartTime=now")
+
+
+PROVOCATIONS = [
+    # A time limit is in whole minutes; the end that follows from it is not. Slurm looks every 30 seconds.
+    Provocation("timed_out", RUNNING, scontrol("update", "JobId={timed_out}", "EndTime=now+1")),
+    Provocation("preempted_politely", RUNNING, preempt, with_=("preempted", "preempted_for_good")),
+    Provocation("requeued", RUNNING, scontrol("requeue", "{requeued}")),
+    # A requeued job would wait for two minutes.
+    Provocation("requeued", WAITING, lambda zoo: begin_again(zoo, "requeued"), reason="BeginTime"),
+    Provocation(
+        "preempted",
+        WAITING,
+        lambda zoo: (
+            zoo.slurm("scancel", zoo.jobs["preemptor"]),
+            begin_again(zoo, "preempted"),
+        ),
+        reason="BeginTime",
+    ),
+    Provocation("node_failed", RUNNING, fail_node),
+    Provocation(
+        "deadline", WAITING, scontrol("update", "JobId={deadline}", "Deadline=now+1"), reason="Resources"
+    ),
+    Provocation("suspended", RUNNING, scontrol("suspend", "{suspended}")),
+    Provocation("requeued_held", RUNNING, scontrol("requeuehold", "{requeued_held}")),
+    Provocation("cancelled", RUNNING, slipway("cancel", "cancelled")),
+    Provocation("cancelled_waiting", WAITING, slipway("cancel", "cancelled_waiting")),
+    Provocation("held", WAITING, slipway("hold", "held"), reason="PartitionDown"),
+    Provocation("released", WAITING, slipway("release", "released")),
+    Provocation("lost_its_place", WAITING, move_away),
+    Provocation("array_held", RUNNING, slipway("hold", "array_held")),
+]
+
+
+def populate(zoo: Zoo) -> None:
+    """Launch all runs, do to them what is to be done, and wait until each is as it stays.
+
+    A run that does not come to its state in time is left as it is: its own test tells.
+    """
+    zoo.jobs[STRANGER] = zoo.submit("--nodelist=n3", "--exclusive")
+    left = list(PROVOCATIONS)
+    for number, scenario in enumerate([*SCENARIOS, *ARRAYS]):
+        overrides = [word.replace("{failed}", zoo.jobs.get("failed", "")) for word in scenario.overrides]
+        done = zoo.launch(scenario.run, scenario.body, *overrides)
+        assert done.returncode == 0, f"{scenario.run}\n{done.stdout}{done.stderr}"
+        if number % 4 == 3:
+            left = list(_provoke(zoo, left))
+    no_such_partition = program(zoo.directory / "refusing", "sbatch", REFUSING)
+    zoo.launch(REFUSED, "exit 0\n", programs=no_such_partition)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        left = list(_provoke(zoo, left))
+        if not left and all(zoo.state(scenario.run) == scenario.stays for scenario in [*SCENARIOS, *ARRAYS]):
+            return
+        time.sleep(0.5)
+
+
+# What is asked beforehand is fine; what is submitted then is not.
+REFUSING = 'case " $* " in *" --test-only "*) exec $real "$@" ;; esac\nexec $real --partition=nosuch "$@"'
+
+
+def _provoke(zoo: Zoo, left: list[Provocation]) -> Iterator[Provocation]:
+    """Do what is due, and return what is not yet."""
+    zoo.watch()
+    for provocation in left:
+        if provocation.is_due(zoo):
+            provocation.do(zoo)
+        else:
+            yield provocation

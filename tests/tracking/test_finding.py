@@ -1,0 +1,400 @@
+"""A run is found by what the user calls it, from any directory, whatever became of the index."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from run_trees import Cluster, launch
+
+from launcher.errors import UserError
+from launcher.runs import provenance
+from launcher.runs.index import Index, entry_of
+from launcher.runs.manifest import read_manifest
+from launcher.tracking import scanning
+from launcher.tracking.finding import Found, find, runs_in
+from launcher.tracking.known import Known
+
+BASE = Path("results")
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The only scheduler there is."""
+    fake = Cluster()
+    monkeypatch.setattr(Known, "_schedulers", lambda self: iter([fake]))
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user stands: a directory without runs."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    return directory
+
+
+def remembered(run_dir: Path, number: int = 1) -> None:
+    """What `launch` and every look do."""
+    manifest = read_manifest(run_dir / "launches" / str(number))
+    Index().remember([entry_of(run_dir, number, manifest, manifest.job_id)])
+
+
+# by a path
+
+
+def test_any_path_of_a_run_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "a tree of" / "runs"
+    first, second = launch(run), launch(run, 2)
+    (first / "results").mkdir()
+    (second / "log-job_12.out").touch()
+    (run / "log-job_12.out").symlink_to("launches/2/log-job_12.out")
+    (run / "newest").symlink_to("launches/2")
+    (run / "checkpoints").mkdir()
+    elsewhere = tmp_path / "link"
+    elsewhere.symlink_to(first)
+    named: dict[object, int | None] = {
+        run: None,
+        run / "launches": None,
+        run / "checkpoints": None,
+        first: 1,
+        first / "results": 1,
+        second / "log-job_12.out": 2,
+        run / "log-job_12.out": 2,
+        run / "newest": 2,
+        f"{run}/newest/../1/results": 1,
+        elsewhere: 1,
+        f"{elsewhere}/launcher.json": 1,
+    }
+    found = {word: find(str(word), BASE) for word in named}
+    assert {word: item.launch for word, item in found.items()} == named
+    assert {item.run_dir for item in found.values()} == {run}
+    assert find("runs", BASE) == find("runs", Path("nowhere")) == Found(run), "it is remembered"
+    monkeypatch.chdir(first)
+    assert find(".", BASE) == find("results", BASE) == Found(run, 1)
+    monkeypatch.chdir(run)
+    assert find(".", BASE) == Found(run)
+    assert find("../runs", BASE) == Found(run)
+
+
+def test_a_directory_called_launches_is_no_run_of_what_lies_beside_it(tmp_path: Path, here: Path) -> None:
+    (tmp_path / "launches" / "of ships").mkdir(parents=True)
+    (here / "notes").touch()
+    with pytest.raises(UserError, match="no run 'notes'"):
+        find("notes", BASE)
+
+
+def test_a_tree_is_no_run(here: Path) -> None:
+    launch(here / "mine" / "a")
+    with pytest.raises(UserError, match="no run 'mine'") as raised:
+        find("mine", BASE)
+    assert "slipway status --base-results-dir mine" in str(raised.value)
+
+
+# by a name
+
+
+def test_a_name_from_any_directory(tmp_path: Path) -> None:
+    run = tmp_path / "x" / "gpt3_126m"
+    launch(run)
+    remembered(run)
+    assert find("gpt3_126m", BASE).run_dir == run
+    assert find("gpt3_126m", tmp_path / "x") == Found(run)
+
+
+def test_trees_that_are_always_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(tmp_path / "x" / "deep" / "er" / "a")
+    launch(tmp_path / "y" / "b")
+    monkeypatch.setenv("SLIPWAY_RESULTS_DIR", f"{tmp_path / 'nowhere'}:{tmp_path / 'x'}::{tmp_path / 'y'}")
+    assert find("a", BASE).run_dir == tmp_path / "x/deep/er/a"
+    assert find("b", BASE).run_dir == tmp_path / "y/b"
+
+
+def test_the_base_comes_first_then_ones_own(tmp_path: Path, here: Path) -> None:
+    theirs, mine, base = tmp_path / "t/a", tmp_path / "m/a", here / "results/group/a"
+    launch(theirs)
+    launch(mine, user=provenance.user())
+    remembered(theirs)
+    remembered(mine)
+    assert find("a", BASE).run_dir == mine
+    launch(base)
+    assert find("a", BASE).run_dir == base
+
+
+def test_several_of_one_name_are_listed(tmp_path: Path) -> None:
+    for tree in "xy":
+        launch(tmp_path / tree / "a", user=f"user-{tree}")
+        remembered(tmp_path / tree / "a")
+    with pytest.raises(UserError, match="several runs 'a'") as raised:
+        find("a", BASE)
+    told = str(raised.value)
+    assert f"{tmp_path}/x/a  (user-x, 2026-11-21T12:00:01Z)" in told
+    assert f"{tmp_path}/y/a  (user-y" in told
+
+
+def test_a_name_that_is_not_there(tmp_path: Path, cluster: Cluster) -> None:
+    launch(tmp_path / "x" / "gpt3_126m")
+    remembered(tmp_path / "x" / "gpt3_126m")
+    cluster.error = "the controller does not answer"
+    with pytest.raises(UserError, match="no run 'gtp3_126m'") as raised:
+        find("gtp3_126m", BASE)
+    told = str(raised.value)
+    assert "did you mean 'gpt3_126m'?" in told
+    assert f"looked in results, {tmp_path}/x" in told
+    assert "the controller does not answer" in told
+    with pytest.raises(UserError, match="names no run"):
+        find("", BASE)
+
+
+# by a job's id
+
+
+def test_a_job_that_is_remembered(tmp_path: Path, cluster: Cluster) -> None:
+    run = tmp_path / "x" / "a"
+    launch(run, job_id="16")
+    launch(run, 2, job_id="17")
+    remembered(run, 2)
+    assert find("17", BASE) == Found(run, 2)
+    assert find("17_3", BASE) == Found(run, 2, "3")
+    assert cluster.questions == []
+
+
+def test_a_job_whose_id_only_its_own_mark_tells(tmp_path: Path) -> None:
+    run = tmp_path / "x" / "a"
+    directory = launch(run)
+    (directory / "marks").mkdir()
+    (directory / "marks" / "job").write_text("17\n")
+    assert find("17", tmp_path / "x") == Found(run, 1)
+
+
+def test_a_job_of_a_colleague_is_found_by_its_script(tmp_path: Path, cluster: Cluster) -> None:
+    run = tmp_path / "theirs" / "a"
+    directory = launch(run, 3, job_id="17")
+    launch(run, 4, job_id="19")
+    cluster.jobs["17"] = directory / "job-a_submission.sh"
+    cluster.jobs["18"] = tmp_path / "no_slipway.sh"
+    assert find("17", BASE) == Found(run, 3)
+    cluster.questions.clear()
+    assert find("17", BASE) == Found(run, 3)
+    assert find("a", BASE) == Found(run)
+    assert cluster.questions == []
+    with pytest.raises(UserError, match="no launch of a job of that id") as told:
+        find("18", BASE)
+    assert f"there is a job 18, of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
+
+
+def test_an_id_that_was_used_again(tmp_path: Path) -> None:
+    """The newest is meant, most likely; that there are others is told."""
+    old, new = tmp_path / "x" / "old", tmp_path / "y" / "new"
+    launch(new, job_id="17", created="2026-11-21T12:00:00Z")
+    launch(old, job_id="17", created="2025-01-01T12:00:00Z")
+    remembered(new)
+    remembered(old)
+    found = find("17", BASE)
+    assert (found.run_dir, found.launch) == (new, 1)
+    assert found.notes == (
+        f"several launches had a job 17; the newest is taken, not that of {old} (2025-01-01T12:00:00Z)",
+    )
+
+
+def test_a_run_may_be_called_a_number(here: Path) -> None:
+    launch(here / "results" / "17")
+    launch(here / "results" / "a", job_id="17")
+    assert find("17", BASE).run_dir == here / "results" / "17"
+
+
+# what became of things
+
+
+def test_the_index_is_gone(tmp_path: Path, here: Path, cluster: Cluster, cache_dir: Path) -> None:
+    """What is left are the base, and the trees of one's own jobs."""
+    below, far = here / "results" / "a", tmp_path / "far" / "b"
+    launch(below, job_id="17")
+    script = launch(far, job_id="18") / "job-b_submission.sh"
+    remembered(below)
+    remembered(far)
+    shutil.rmtree(cache_dir)
+    assert find("17", BASE) == Found(below, 1)
+    with pytest.raises(UserError):
+        find("b", BASE)
+    cluster.own = [script, tmp_path / "something.sh", far / "launches/9/not_there.sh"]
+    assert find("b", BASE) == Found(far)
+    shutil.rmtree(cache_dir)
+    assert find("18", BASE) == Found(far, 1)
+    cluster.own = []
+    assert find("b", BASE) == Found(far), "what was found is remembered"
+
+
+def test_a_tree_that_was_moved(tmp_path: Path, here: Path) -> None:
+    run = tmp_path / "before" / "a"
+    launch(run, job_id="17")
+    remembered(run)
+    (tmp_path / "before").rename(here / "results")
+    assert find("a", BASE) == Found(here / "results" / "a")
+    assert find("17", BASE) == Found(here / "results" / "a", 1)
+    with pytest.raises(UserError):
+        find("nowhere", BASE)
+    assert Index().trees() == [here / "results"]
+    (here / "results" / "a").rename(here / "results" / "b")
+    assert find("17", BASE) == Found(here / "results" / "b", 1)
+    assert find("b", BASE) == find("a", BASE) == Found(here / "results" / "b")
+
+
+def test_a_run_that_was_moved_between_known_trees(tmp_path: Path) -> None:
+    for tree in "xy":
+        launch(tmp_path / tree / f"stays_in_{tree}")
+        remembered(tmp_path / tree / f"stays_in_{tree}")
+    run = launch(tmp_path / "x" / "a", job_id="17").parents[1]
+    remembered(run)
+    run.rename(tmp_path / "y" / "a")
+    assert find("17", BASE).run_dir == find("a", BASE).run_dir == tmp_path / "y" / "a"
+    shutil.rmtree(tmp_path / "y" / "a")
+    shutil.rmtree(tmp_path / "y" / "stays_in_y")
+    for word in ("17", "a"):
+        with pytest.raises(UserError, match="no run"):
+            find(word, BASE)
+    assert [entry.run for entry in Index().entries()] == ["stays_in_x"]
+
+
+def test_a_copy_is_the_same_launch(tmp_path: Path, here: Path) -> None:
+    run = tmp_path / "x" / "a"
+    launch(run, job_id="17")
+    remembered(run)
+    shutil.copytree(tmp_path / "x", tmp_path / "backup")
+    launch(run, 2, job_id="18")
+    assert runs_in(tmp_path / "backup") == [tmp_path / "backup" / "a"]
+    assert find("a", BASE) == Found(run)
+    assert find("17", BASE) == Found(run, 1), "nothing is told of the copy"
+    copy = tmp_path / "backup" / "a"
+    assert find(str(copy), BASE) == Found(copy)
+    assert find("a", tmp_path / "backup") == Found(copy)
+    assert find("17", BASE) == Found(run, 1)
+    shutil.rmtree(tmp_path / "x")
+    assert find("17", BASE) == Found(copy, 1)
+
+
+# trees as they are
+
+
+def test_a_walk_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(30):
+        (tmp_path / "data" / str(number)).mkdir(parents=True)
+    launch(tmp_path / "data" / "a_run_among_data")
+    launch(tmp_path / "runs" / "b")
+    monkeypatch.setattr(scanning, "_MOST_ENTRIES", 20)
+    assert [run.name for run in scanning.runs_below([tmp_path])] == ["b"]
+    monkeypatch.setattr(scanning, "_MOST_DIRECTORIES", 2)
+    assert list(scanning.runs_below([tmp_path])) == []
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    run = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9sultats \xff")) / "a b\n"
+    launch(run, job_id="17")
+    remembered(run)
+    assert find("a b\n", BASE).run_dir == find("17", BASE).run_dir == run
+    with pytest.raises(UserError) as raised:
+        find("a c\n", BASE)
+    told = str(raised.value).splitlines()
+    assert all(line.isprintable() for line in told)
+    assert "did you mean 'a b\\n'?" in told[1]
+
+
+def test_links_that_go_in_circles_name_no_run(here: Path) -> None:
+    (here / "loop").symlink_to("loop")
+    for word in ("loop", "../here/loop"):
+        with pytest.raises(UserError, match="there is no run"):
+            find(word, BASE)
+
+
+def test_what_stands_in_the_way_of_a_walk(tmp_path: Path) -> None:
+    tree = tmp_path / "x"
+    for run in ("a", ".hidden/b", "1/2/3/c", "1/2/3/4/5/too_deep"):
+        launch(tree / run, user=provenance.user())
+    (tree / "1" / "round").symlink_to(tree)
+    (tree / "again").symlink_to(tree / "a")
+    (tree / "dangling").symlink_to(tree / "nowhere")
+    (tree / "a" / "launches" / "1" / "launches" / "1").mkdir(parents=True)
+    (tree / "broken" / "launches" / "1").mkdir(parents=True)
+    (tree / "broken" / "launches" / "1" / "launcher.json").write_text("{")
+    launch(tree / "odd", job_id=17, run=None, tag=["x"])
+    found = {entry.run_dir.relative_to(tree).as_posix() for entry in Known(tree).launches([tree])}
+    assert found == {"a", "1/2/3/c"}
+    assert find("odd", tree).run_dir == tree / "odd"
+    assert find("broken", tree).run_dir == tree / "broken"
+
+
+FIND = """
+import sys
+from pathlib import Path
+from launcher.errors import UserError
+from launcher.tracking.finding import find
+from launcher.tracking.known import Known
+Known._schedulers = lambda self: iter([])
+for word in sys.argv[2:]:
+    try:
+        found = find(word, Path(sys.argv[1]))
+        print(f"{found.run_dir.name}:{found.launch}")
+    except UserError:
+        print("-")
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Callable[..., list[str]]:
+    """Find runs as somebody else, who has an index of their own."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    for path in (tmp_path, *tmp_path.parents):
+        if path == Path("/tmp"):
+            break
+        path.chmod(0o755)
+    cache = tmp_path / "their cache"
+    cache.mkdir(mode=0o700)
+    os.chown(cache, 65534, 65534)
+
+    def run(*words: object) -> list[str]:
+        repository = str(Path(__file__).resolve().parents[2])
+        env = {**os.environ, "PYTHONPATH": repository, "SLIPWAY_CACHE_DIR": str(cache)}
+        command = [sys.executable, "-c", FIND, *map(str, words)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=env, user=65534, cwd=tmp_path)
+        except PermissionError as error:
+            pytest.skip(f"the checkout is not for everybody to read: {error}")
+        if "ModuleNotFoundError" in done.stderr:
+            pytest.skip("the checkout is not for everybody to read")
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return run
+
+
+def test_two_users_in_one_tree(tmp_path: Path, stranger: Callable[..., list[str]]) -> None:
+    """Each finds the other's runs; what may not be read is passed over."""
+    tree = tmp_path / "shared"
+    launch(tree / "open", job_id="2")
+    launch(tree / "closed", job_id="3").parents[1].chmod(0o700)
+    launch(tree / "half", job_id="4")
+    launch(tree / "half", 2, job_id="5").chmod(0o700)
+    theirs = launch(tree / "theirs", job_id="6", user="nobody").parents[1]
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, 65534, 65534)
+        path.chmod(0o700)
+    told = stranger(tree, "open", "2", "half", "4", "5", "3", "theirs", "6")
+    assert told == ["open:None", "open:1", "half:None", "half:1", "-", "-", "theirs:None", "theirs:1"]
+    assert stranger(tmp_path / "nowhere", "open", "6") == ["open:None", "theirs:1"]
+    assert find("6", tree) == Found(theirs, 1)
+
+
+def test_two_thousand_launches(tmp_path: Path) -> None:
+    for number in range(2000):
+        launch(tmp_path / "x" / f"run_{number // 4}", number % 4 + 1, job_id=str(number))
+    assert find("1999", tmp_path / "x") == Found(tmp_path / "x" / "run_499", 4)
+    assert len(Index().entries()) == 2000
+    assert find("7", BASE) == Found(tmp_path / "x" / "run_1", 4)
+    assert find("run_250", BASE) == Found(tmp_path / "x" / "run_250")

@@ -1,0 +1,140 @@
+"""What is told when Slurm has forgotten a job, is late, or means another one: never that all is well."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.tracking.scenarios import SCENARIOS, STRANGER, Scenario
+from tests.tracking.zoo import Row, Zoo, program
+
+pytestmark = pytest.mark.slurm
+
+LIVE = {"running", "suspended", "held", "never", "requeued_held"}
+
+# Without accounting: what the marks of the job itself tell once the queue has forgotten it.
+BY_MARKS = {
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "killed": "FAILED",
+    "interrupted": "INTERRUPTED",
+    "preempted": "COMPLETED",
+    "requeued": "COMPLETED",
+    "released": "COMPLETED",
+    "preempted_politely": "FAILED",
+    "array": "FAILED",
+    # The payload was ended politely; by whom, the job does not know.
+    "timed_out": "FAILED",
+    "requeued_held": "FAILED",
+    # The verb has left a mark.
+    "cancelled": "CANCELLED",
+    "cancelled_waiting": "CANCELLED",
+    # Began, and was killed or not.
+    "running": "UNKNOWN",
+    "suspended": "UNKNOWN",
+    "preempted_for_good": "UNKNOWN",
+    # Never began.
+    "deadline": "UNKNOWN",
+    "held": "UNKNOWN",
+    "never": "UNKNOWN",
+    "lost_its_place": "UNKNOWN",
+}
+
+
+@pytest.fixture(scope="module")
+def forgotten(zoos: dict[str, Zoo]) -> dict[bool, dict[str, Row]]:
+    """What is told of all runs when squeue knows none of them any more (MinJobAge), by `Zoo.accounting`."""
+    return {
+        zoo.accounting: zoo.look(program(zoo.directory / "forgetful", "squeue", "exit 0"))
+        for zoo in zoos.values()
+    }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.run)
+def test_accounting_remembers_what_the_queue_forgot(
+    zoos: dict[str, Zoo], forgotten: dict[bool, dict[str, Row]], scenario: Scenario
+) -> None:
+    run = scenario.run
+    before, row = zoos["accounting"].rows[run], forgotten[True][run]
+    if run in LIVE:
+        # sacct keeps "runaway" jobs alive for ever.
+        assert row["state"] == "UNKNOWN"
+        assert "not in the queue" in row["reason"]
+    else:
+        same = ("state", "job_id", "restarts")
+        assert [row[key] for key in same] == [before[key] for key in same]
+
+
+@pytest.mark.parametrize("run", sorted({*BY_MARKS, "node_failed"}))
+def test_without_accounting_the_marks_are_what_is_left(
+    forgotten: dict[bool, dict[str, Row]], run: str
+) -> None:
+    row = forgotten[False][run]
+    if run == "node_failed":
+        # srun itself says 0 when a node fails.
+        assert row["state"] in ("FAILED", "NODE_FAIL", "UNKNOWN"), row
+    else:
+        assert row["state"] == BY_MARKS[run], row
+    assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
+
+
+def test_what_is_not_known_is_in_the_exit_code(zoo: Zoo) -> None:
+    forgetful = program(zoo.directory / "forgetful", "squeue", "exit 0")
+    done = zoo.slipway("status", "running", programs=forgetful)
+    assert done.returncode == 3
+    assert "UNKNOWN" in done.stdout
+
+
+def test_late_accounting_changes_nothing_while_the_queue_remembers(zoos: dict[str, Zoo]) -> None:
+    zoo = zoos["accounting"]
+    told = zoo.look(program(zoo.directory / "late", "sacct", "exit 0"))
+    for scenario in SCENARIOS:
+        assert told[scenario.run]["state"] == scenario.stays
+
+
+def test_late_accounting_and_a_forgetful_queue_leave_the_marks(zoos: dict[str, Zoo]) -> None:
+    zoo = zoos["accounting"]
+    neither = program(program(zoo.directory / "neither", "squeue", "exit 0"), "sacct", "exit 0")
+    told = zoo.look(neither)
+    assert {run: told[run]["state"] for run in BY_MARKS} == BY_MARKS
+
+
+def test_out_of_memory_as_slurm_words_it(zoo: Zoo) -> None:
+    """It takes control groups to provoke this; here the answers about another failed job are reworded."""
+    reworded = zoo.directory / "reworded"
+    for name in ("squeue", "sacct"):
+        program(reworded, name, f'$real "$@" | sed /{zoo.jobs["failed"]}/s/FAILED/OUT_OF_MEMORY/')
+    done = zoo.slipway("status", "failed", "--json", "--exit-code", programs=reworded)
+    (row,) = json.loads(done.stdout)
+    assert (row["state"], done.returncode) == ("OUT_OF_MEMORY", 1)
+
+
+def as_another_job(zoo: Zoo, run: str, name: str, job_id: str) -> None:
+    """Copy a run under another name, as if its job had had another id."""
+    copy, old = zoo.directory / "results" / name, zoo.jobs[run]
+    shutil.copytree(zoo.directory / "results" / run, copy, symlinks=True)
+    launch = copy / "launches" / "1"
+    for path in [launch / "launcher.json", *(launch / "marks").glob("*")]:
+        text = path.read_text().replace(f'"{run}"', f'"{name}"').replace(old, job_id)
+        path.unlink()
+        path.with_name(path.name.replace(old, job_id)).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("run", "state"), [("completed", "COMPLETED"), ("cancelled", "CANCELLED"), ("never", "UNKNOWN")]
+)
+def test_an_id_that_is_a_strangers_now(zoo: Zoo, run: str, state: str) -> None:
+    """A Slurm that was set up anew counts from one again."""
+    name, stranger = f"{run}_long_ago", zoo.jobs[STRANGER]
+    as_another_job(zoo, run, name, stranger)
+    try:
+        (row,) = json.loads(zoo.slipway("status", name, "--json").stdout)
+        assert (row["state"], row["job_id"]) == (state, stranger), row
+        for verb in ("cancel", "hold"):
+            zoo.slipway(verb, name)
+            assert zoo.slurm("squeue", "--noheader", "--format=%T", f"--jobs={stranger}").strip() == "RUNNING"
+        assert zoo.slipway("cancel", name).returncode == (3 if state == "UNKNOWN" else 0)
+    finally:
+        shutil.rmtree(zoo.directory / "results" / name)

@@ -1,0 +1,102 @@
+"""On a real Slurm: the index deleted, the tree moved, another directory: the run is found all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.sandbox import Sandbox
+
+SLIPWAY = Path(sys.executable).with_name("slipway")
+STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster=sandbox"]
+
+
+class Shell:
+    """Somebody's shell: where they stand, and which index is theirs."""
+
+    def __init__(self, directory: Path, conf: str, cache: Path, **environment: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.cache = cache
+        self._env = {**os.environ, "SLURM_CONF": conf, "SLIPWAY_CACHE_DIR": str(cache), **environment}
+
+    def slipway(self, *words: object, code: int = 0) -> str:
+        command = [str(word) for word in (SLIPWAY, *words)]
+        done = subprocess.run(
+            command, cwd=self.directory, env=self._env, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def launch(self, *overrides: str) -> tuple[Path, str]:
+        """A run's directory, and its job."""
+        told = json.loads(self.slipway("launch", *STAGE, "cluster.python=/bin/true", "--json", *overrides))
+        return Path(told["run_dir"]), told["job_id"]
+
+    def origin(self, word: object) -> dict[str, Any]:
+        """The launch that a word names, as `history` tells it."""
+        return json.loads(self.slipway("history", word, "--json"))
+
+    def launches(self, word: object) -> list[dict[str, Any]]:
+        return json.loads(self.slipway("history", word, "--json"))
+
+
+@pytest.mark.slurm
+def test_everything_is_found_again(tmp_path: Path, sandbox: Sandbox) -> None:
+    conf = sandbox.environment()["SLURM_CONF"]
+    user = Shell(tmp_path / "project", conf, tmp_path / "cache")
+    run_dir, job = user.launch("data_preparation.run.name=found_again")
+    _, second = user.launch("data_preparation.run.name=found_again", "cluster.partition=cloud")
+    try:
+        elsewhere = Shell(tmp_path / "elsewhere", conf, user.cache)
+        colleague = Shell(tmp_path / "colleague", conf, tmp_path / "another cache")
+        listed = json.loads(elsewhere.slipway("list", "--all", "--json"))
+        assert [(row["run_dir"], row["launches"]) for row in listed] == [(str(run_dir), 2)]
+
+        # By the index; then, without one, by what Slurm knows of the jobs.
+        for shell in (elsewhere, colleague):
+            assert shell.origin(job)["directory"] == f"{run_dir}/launches/1"
+            assert shell.origin(second)["directory"] == f"{run_dir}/launches/2"
+            shutil.rmtree(shell.cache)
+            states = [row["state"] for row in _settled(shell, "found_again")]
+            assert states == ["COMPLETED", "PENDING"]
+
+        moved = tmp_path / "archive" / "of the project"
+        moved.parent.mkdir()
+        (tmp_path / "project").rename(moved)
+        for shell in (elsewhere, colleague):
+            assert "no run 'found_again'" in shell.slipway("history", "found_again", code=2)
+            shutil.rmtree(shell.cache)
+            there = moved / "results" / "found_again"
+            log = there / "launches" / "1" / f"log-nemo-megatron-found_again_{job}.out"
+            assert shell.origin(log)["run_dir"] == str(there)
+            # Seen once, it is known: by its name and its jobs' ids, from any directory.
+            assert shell.origin(job)["directory"] == f"{there}/launches/1"
+            assert shell.origin(second)["directory"] == f"{there}/launches/2"
+            assert [row["job_id"] for row in shell.launches("found_again")] == [job, second]
+
+        fresh = Shell(
+            tmp_path / "fresh", conf, tmp_path / "third", SLIPWAY_RESULTS_DIR=str(moved / "results")
+        )
+        assert fresh.origin(job)["run_dir"] == str(there)
+        assert fresh.launches("found_again")[0]["tag"] == fresh.origin(job)["tag"]
+    finally:
+        subprocess.run(["scancel", second], env={**os.environ, "SLURM_CONF": conf}, check=False)
+
+
+def _settled(shell: Shell, word: str) -> list[dict[str, Any]]:
+    """The launches, once the first is over."""
+    for _ in range(100):
+        rows = shell.launches(word)
+        if rows[0]["state"] not in ("PENDING", "RUNNING", "COMPLETING"):
+            break
+        time.sleep(0.1)
+    return rows

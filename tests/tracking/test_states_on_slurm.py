@@ -1,0 +1,154 @@
+"""Every state of a job that can be provoked on a real Slurm, as `status`, `logs` and `history` tell it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import groupby
+
+import pytest
+
+from tests.tracking.scenarios import REFUSED
+from tests.tracking.zoo import Zoo
+
+pytestmark = pytest.mark.slurm
+
+CLOCK = r"\d\d:\d\d:\d\d"
+# It left when Slurm asked it to, or not in time.
+ENDED = (143, 137)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user is told of a run; `reason` is a pattern, `code` what `status --exit-code` exits with.
+
+    `exit_codes` are those that the payload may have ended with.
+    """
+
+    run: str
+    state: str
+    code: int
+    reason: str = ""
+    exit_codes: tuple[int | None, ...] = (None,)
+    nodes: str | None = "n1"
+    restarts: int = 0
+
+
+EVERY = [
+    Told("completed", "COMPLETED", 0, exit_codes=(0,)),
+    Told("failed", "FAILED", 1, "exit code 3", (3,)),
+    Told("killed", "FAILED", 1, r"exit code 139 \(SIGSEGV\)", (139,)),
+    Told("interrupted", "INTERRUPTED", 75, "saved before its end: launching again continues", (75,)),
+    Told("running", "RUNNING", 4),
+    Told("suspended", "SUSPENDED", 4),
+    Told("cancelled", "CANCELLED", 1, "by root", ENDED),
+    Told("cancelled_waiting", "CANCELLED", 1, "by root", nodes=None),
+    Told("timed_out", "TIMEOUT", 1, "TimeLimit", ENDED),
+    Told("deadline", "DEADLINE", 1, "(?i)deadline.*", nodes=None),
+    Told("node_failed", "NODE_FAIL", 1, "NodeDown.*", (None, 1, 137, 143), nodes="n4"),
+    Told("preempted", "COMPLETED", 0, exit_codes=(0,), nodes="n2", restarts=1),
+    Told("preempted_for_good", "PREEMPTED", 1, nodes="n2", exit_codes=ENDED),
+    Told("preempted_politely", "FAILED", 1, r"exit code 143 \(SIGTERM\)", (143,), nodes="n2"),
+    Told("requeued", "COMPLETED", 0, exit_codes=(0,), restarts=1),
+    Told("requeued_held", "PENDING", 4, ".*held.*", nodes=None, restarts=1),
+    Told("held", "PENDING", 4, "JobHeld.*slipway release.*", nodes=None),
+    Told("released", "COMPLETED", 0, exit_codes=(0,)),
+    Told("never", "PENDING", 4, "DependencyNeverSatisfied.*slipway cancel.*", nodes=None),
+    Told("lost_its_place", "FAILED", 1, "JobLaunchFailure.*"),
+    Told(REFUSED, "NOT_SUBMITTED", 1, "Slurm refused the job: .*[Ii]nvalid partition.*nosuch.*", nodes=None),
+]
+
+
+@pytest.mark.parametrize("told", EVERY, ids=lambda told: told.run)
+def test_status_tells_the_state(zoo: Zoo, told: Told) -> None:
+    done = zoo.slipway("status", told.run, "--json", "--exit-code")
+    (row,) = json.loads(done.stdout)
+    assert (row["state"], done.returncode) == (told.state, told.code), row
+    assert re.fullmatch(told.reason, row["reason"] or ""), row["reason"]
+    assert row["exit_code"] in told.exit_codes
+    assert row["node_list"] == told.nodes
+    assert (row["job_id"], row["restarts"]) == (zoo.jobs.get(told.run), told.restarts)
+    if told.nodes:
+        assert re.fullmatch(CLOCK, row["elapsed"])
+
+
+def test_the_table_has_a_line_for_each(zoo: Zoo) -> None:
+    done = zoo.slipway("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: line.split() for line in done.stdout.splitlines()[1:]}
+    for told in EVERY:
+        assert lines[told.run][2:4] == [zoo.jobs.get(told.run, "-"), told.state]
+    assert zoo.slipway("status", "--exit-code").returncode == 1, "the worst of all"
+
+
+def states(zoo: Zoo, run: str) -> str:
+    """The states that `status` went through."""
+    told = [row["state"] for row in zoo.seen[run] if row["state"] != "COMPLETING"]
+    return " ".join(state for state, _ in groupby(told))
+
+
+@pytest.mark.parametrize("run", ["preempted", "requeued"])
+def test_a_requeued_job_waits_and_goes_on(zoo: Zoo, run: str) -> None:
+    assert re.search("RUNNING PENDING( RUNNING)? COMPLETED$", states(zoo, run))
+    waiting = [row for row in zoo.seen[run] if row["state"] == "PENDING" and row["restarts"] == 1]
+    assert waiting[0]["reason"].startswith("BeginTime")
+    log = zoo.logs(run).stdout
+    assert log.index("life 0") < log.index("life 1")
+    (launch,) = json.loads(zoo.slipway("history", run, "--json").stdout)
+    assert [life["state"] for life in launch["lives"]] == ["REQUEUED", "COMPLETED"]
+
+
+def test_a_held_job_was_waiting_and_a_suspended_one_running(zoo: Zoo) -> None:
+    assert states(zoo, "suspended").endswith("RUNNING SUSPENDED")
+    reasons = [(row["reason"] or "").partition(":")[0] for row in zoo.seen["held"]]
+    assert reasons[-2:] == ["PartitionDown", "JobHeldUser"]
+
+
+def test_logs_of_a_job_that_ended(zoo: Zoo) -> None:
+    done = zoo.logs("completed")
+    assert done.returncode == 0
+    assert "hello\nof rank 0\n" in done.stdout
+    last = zoo.logs("completed", "-n", "1")
+    assert last.stdout == done.stdout.splitlines(keepends=True)[-1]
+    followed = zoo.logs("completed", "--follow")
+    assert (followed.returncode, followed.stdout) == (0, done.stdout)
+
+
+def test_logs_of_a_job_that_runs(zoo: Zoo) -> None:
+    done = zoo.logs("running", "-n", "1")
+    assert (done.returncode, done.stdout) == (0, "life 0\n")
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "words"),
+    [("failed", 1, "FAILED (exit code 3)"), ("timed_out", 1, "TIMEOUT"), ("interrupted", 75, "INTERRUPTED")],
+)
+def test_following_a_log_tells_how_the_job_ended(zoo: Zoo, run: str, code: int, words: str) -> None:
+    done = zoo.logs(run, "--follow")
+    assert f"job {zoo.jobs[run]} is {words}" in done.stderr
+    assert done.returncode == code
+
+
+def test_why_slurm_ended_a_job_is_in_its_log(zoo: Zoo) -> None:
+    for run, words in (("timed_out", "DUE TO TIME LIMIT"), ("preempted_for_good", "DUE TO PREEMPTION")):
+        assert words in zoo.logs(run).stdout
+
+
+@pytest.mark.parametrize("run", ["cancelled_waiting", "held", "never", "deadline"])
+def test_a_job_that_never_began_has_no_log(zoo: Zoo, run: str) -> None:
+    done = zoo.logs(run)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no log yet" in done.stderr
+    assert zoo.rows[run]["state"] in done.stderr
+
+
+def test_history_tells_the_ends(zoo: Zoo) -> None:
+    for run in ("failed", "node_failed", "cancelled", REFUSED):
+        (launch,) = json.loads(zoo.slipway("history", run, "--json").stdout)
+        assert (launch["state"], launch["job_id"]) == (zoo.rows[run]["state"], zoo.jobs.get(run))
+
+
+def test_a_run_is_found_by_the_id_of_its_job(zoo: Zoo) -> None:
+    done = zoo.slipway("status", zoo.jobs["failed"], zoo.jobs["running"], "--json")
+    assert [row["run"] for row in json.loads(done.stdout)] == ["failed", "running"]
