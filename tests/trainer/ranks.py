@@ -30,6 +30,8 @@ class Run:
         options, self.log_dir = trainings.configure(name, changes, world)
         port = free_port()
         self._outputs = [trainings.root / f"{name}.rank{rank}" for rank in range(world)]
+        for output in self._outputs:
+            output.touch()
         self.ranks: list[WarmProcess] = [
             pool.start(options, {**environment(rank, world, port), SABOTAGE: sabotage}, output)
             for rank, output in enumerate(self._outputs)
@@ -50,6 +52,13 @@ class Run:
         """Return when a step was told."""
         deadline = time.monotonic() + PATIENCE
         while self.last_step() < step:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.005)
+
+    def wait_for(self, text: str) -> None:
+        """Return when a rank has written a text to stdout or stderr."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.said():
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.005)
 

@@ -1,17 +1,20 @@
 """What goes wrong in a sabotaged rank.
 
-``raise:RANK:STEP``, ``norm:RANK:STEP`` for a gradient, ``tidy:RANK:SECONDS`` for how long it takes to remove
-checkpoints.
+``raise:RANK:STEP``, ``norm:RANK:STEP`` for a gradient, ``hold:RANK:STEP`` for a step that lasts until a
+signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
 from typing import Any
 
 SABOTAGE = "TRAINER_TEST_SABOTAGE"
+HELD = "held in the middle of the step"
 
 
 def sabotage() -> None:
@@ -20,6 +23,7 @@ def sabotage() -> None:
         return
     from trainer.loop import run
     from trainer.optim.build import Optimizer
+    from trainer.signals import StopSignals
 
     kind, rank, step = os.environ[SABOTAGE].split(":")
     if rank not in ("all", os.environ["RANK"]):
@@ -41,6 +45,22 @@ def sabotage() -> None:
             return compute(settings, model, batches, micro_batches)
 
         run.train_losses = fail
+        return
+    if kind == "hold":
+        compute, take, taken = run.train_losses, StopSignals._take, threading.Event()
+
+        def hold(settings: Any, model: Any, batches: Any, micro_batches: int) -> float:
+            if is_due():
+                print(HELD, flush=True)
+                taken.wait()
+            return compute(settings, model, batches, micro_batches)
+
+        def tell(self: StopSignals, number: signal.Signals) -> None:
+            take(self, number)
+            taken.set()
+
+        run.train_losses = hold
+        StopSignals._take = tell  # type: ignore[method-assign]
         return
     if kind == "tidy":
         from trainer.checkpoint import retention

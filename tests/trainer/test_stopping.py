@@ -14,6 +14,7 @@ import pytest
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
 from tests.trainer.ranks import PATIENCE, Run
+from tests.trainer.sabotage import HELD
 from tests.trainer.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
@@ -41,17 +42,13 @@ def test_a_signal_in_the_middle_of_a_step_saves_it_and_costs_no_bit(
     trainings: Any, pool: WarmPool, whole: Run, number: signal.Signals
 ) -> None:
     name = number.name.lower()
-    run = Run(trainings, pool, name, COMMON, 2)
-    run.wait_for_step(5)
-    # Held in the middle of the step after the last one that was told.
-    run.send(signal.SIGSTOP)
-    before = run.last_step()
+    run = Run(trainings, pool, name, COMMON, 2, sabotage="hold:1:6")
+    run.wait_for(HELD)
     run.send(number, 1)
-    run.send(signal.SIGCONT)
     assert run.end() == [75, 75], run.said()
     (end,) = run.lines("end")
     assert end["reason"] == number.name
-    assert end["step"] in (before + 1, before + 2)
+    assert end["step"] == 6
     assert [name for name in run.checkpoints() if f"step={end['step']}-" in name] == [Path(end["saved"]).name]
     assert f"stopped by {number.name} before step 30; saved as {end['saved']}" in run.said()
     again = Run(trainings, pool, name, COMMON, 2)
