@@ -1,6 +1,8 @@
 # make demo: from nothing to a trained model, on a Slurm that this starts itself.   make test: all checks.
 PYTHON ?= python3
 BIN := .venv/bin
+# Of the tests.
+WORKERS ?= 2
 
 .PHONY: help demo setup test nemo-test lint bench docs wheel golden clean
 .DEFAULT_GOAL := help
@@ -27,7 +29,7 @@ test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git
 	$(MAKE) --no-print-directory lint
-	$(BIN)/pytest --ignore=tests/nemo
+	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
 nemo-test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \

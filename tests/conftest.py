@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,33 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write the golden scripts anew")
+
+
+# What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
+_TOGETHER = ("tests/chains/", "tests/tracking/")
+
+
+def _group(nodeid: str) -> str:
+    """What of the tests one worker runs: a file, or a whole directory."""
+    file = nodeid.partition("::")[0]
+    return next((directory for directory in _TOGETHER if file.startswith(directory)), file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _group(item.nodeid) not in _TOGETHER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (``-n 2``) the tests of a group stay together and in their order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")

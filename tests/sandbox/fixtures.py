@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,16 +41,34 @@ def short_directory() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+# Ends with the tests, however they do: a worker of pytest-xdist is killed when its session is interrupted.
+_GUARD = """
+import shutil, sys
+from pathlib import Path
+from launcher.sandbox import down
+sys.stdin.read()
+parent = Path(sys.argv[1])
+if (parent / "sandbox").exists():
+    down(parent / "sandbox")
+shutil.rmtree(parent)
+"""
+
+
 @contextmanager
 def booted(nodes: int = 4, accounting: bool = False) -> Iterator[Sandbox]:
     """Boot a sandbox of its own; skip the test where that is not possible."""
     skip_without_slurm(accounting)
     parent = Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp"))
-    try:
-        yield up(Options(directory=parent / "sandbox", nodes=nodes, accounting=accounting))
-    finally:
-        down(parent / "sandbox")
-        shutil.rmtree(parent)
+    with subprocess.Popen(
+        [sys.executable, "-c", _GUARD, parent], stdin=subprocess.PIPE, start_new_session=True
+    ) as guard:
+        try:
+            yield up(Options(directory=parent / "sandbox", nodes=nodes, accounting=accounting))
+        finally:
+            down(parent / "sandbox")
+            assert guard.stdin
+            guard.stdin.close()
+    assert not parent.exists()
 
 
 def skip_without_slurm(accounting: bool = False) -> None:
