@@ -1,0 +1,90 @@
+"""Writes docs/failures.md: the table of rules by which the end of a job is judged.
+
+python scripts/failures_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from launcher.failures import ends, signs  # noqa: E402
+from launcher.failures.rule import Rule  # noqa: E402
+
+PAGE = ROOT / "docs" / "failures.md"
+
+_INTRODUCTION = """\
+# Why a job ended
+
+<!-- Written by scripts/failures_page.py from launcher/failures: change the rules there. -->
+
+The script of each job judges it at its end, and writes into `marks/JOB.0.ended.json` what it found: exit
+code, Slurm's state, the first rank that failed and its node, the last step, the *rule* that its end is after,
+and the *verdict*. `slipway history` tells it, and what you can do. In a chain the verdict decides:
+
+| verdict | the chain |
+|---|---|
+| done | has ended; the next link is cancelled |
+| continue | goes on; if `resilience.max_failures` links in a row end without a new checkpoint, it stops |
+| exclude | goes on without the nodes at fault, for `resilience.exclude_hours` |
+| stop | has ended: the next link would end in the same way |
+
+The first rule that matches counts. One of the *end* looks at the exit code, at what the script was sent, and
+at what `scontrol show job` says; one of the *log* at what ranks left when they failed, and then at the
+last MiB of the job's log. A log can name no node but the job's own: of a line the first that it names counts,
+or the node of the rank that it names.
+
+`launches/N/failure_rules.tsv` is the table as the job reads it: name, end or log, verdict, which nodes,
+pattern (`grep -E`), sentence.
+"""
+_PARTS = (
+    ("How it ended", ends.FIRST),
+    ("A broken machine", signs.HARDWARE),
+    ("A limit", ends.LIMITS),
+    ("Its tasks", signs.TASKS),
+    ("Nothing else tells", ends.LAST),
+)
+
+
+def _rows(rules: Sequence[Rule]) -> list[str]:
+    lines = ["| rule | of | verdict | what happened | what you can do |", "|---|---|---|---|---|"]
+    for rule in rules:
+        cells = (f"`{rule.name}`", rule.of, rule.verdict, rule.means, rule.advice or "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _patterns(rules: Sequence[Rule]) -> list[str]:
+    """Not in the table, whose cells end at each bar."""
+    width = max(len(rule.name) for rule in rules)
+    return ["```text", *(f"{rule.name:{width}}  {rule.pattern}" for rule in rules), "```"]
+
+
+def text() -> str:
+    """The whole page."""
+    parts = [_INTRODUCTION]
+    for title, rules in _PARTS:
+        lines = ["", f"## {title}", "", *_rows(rules), "", "They look for:", "", *_patterns(rules), ""]
+        parts.append("\n".join(lines))
+    return "".join(parts)
+
+
+def main() -> int:
+    """Write it, or tell whether it is stale."""
+    parser = argparse.ArgumentParser(description="Write docs/failures.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
+    if not parser.parse_args().check:
+        PAGE.write_text(text(), encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text():
+        print("docs/failures.md is stale: python scripts/failures_page.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
