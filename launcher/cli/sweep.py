@@ -1,0 +1,254 @@
+"""`slipway sweep`: one training many times, each with other values, as a job array."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.findings import add_no_check, refuse_to_skip
+from launcher.cli.launch import add_tree_options
+from launcher.cli.printing import print_listing
+from launcher.cli.runs import add_base_results_dir
+from launcher.errors import UserError, one_line
+from launcher.preflight.registry import require_known
+from launcher.runs.paths import short
+
+if TYPE_CHECKING:
+    from launcher.sweeps.arrays import Array
+    from launcher.sweeps.launching import Launched
+    from launcher.sweeps.points import Drafted, Request
+    from launcher.sweeps.results import Results
+
+_INTERVAL = 5.0  # seconds; a controller serves thousands of users
+_SHOWN = 20  # points of the preview; --dry-run shows all
+
+_DESCRIPTION = """\
+Multiply out the overrides that have several values, check every point, and submit them all as one job array.
+Each point is a run of its own, in a directory below the sweep's. Points that ask Slurm for different things,
+such as other numbers of nodes, are put into several arrays; so are more than the site's MaxArraySize.
+
+examples:
+  slipway sweep training=gpt3/126m training.model.micro_batch_size=1,2,4 training.model.optim.lr=1e-4,3e-4
+  slipway sweep training=gpt3/126m,gpt3/400m_improved 'training.model.optim.lr=choice(1e-4,3e-4)' --dry-run
+  slipway sweep training=gpt3/tiny cluster=sandbox 'training.model.seed=range(0,8)' --throttle 4 --wait
+  slipway sweep --results gpt3_126m_sweep                     the table, the best point first
+  slipway status results/gpt3_126m_sweep                      all points, as any run
+  slipway cancel results/gpt3_126m_sweep                      end all of them
+
+Values are written as Hydra's own sweeper takes them: a,b,c, choice(...), range(START,STOP,STEP), glob(...).
+Of a key whose value is text, such as env_vars.NAME, only choice(...) sweeps.
+
+exit code:
+  0    submitted; with --wait: every point completed; with --results: every state could be told
+  1    with --wait: a point ended badly
+  2    a mistake in what was asked for; nothing was submitted, unless the message says so
+  3    the scheduler stopped answering; with --results: the state of some point is UNKNOWN
+  75   with --wait: a point was interrupted, and sweeping again continues
+  130  interrupted; the jobs go on"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="one training many times, each with other values",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
+    parser.add_argument(
+        "--name", help="the sweep's, and its directory's (default: that of the run, and _sweep)"
+    )
+    parser.add_argument("--throttle", type=_count, metavar="N", help="so many points at once, at most")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show points and scripts; write and submit nothing"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="go on until all points have ended, then the table"
+    )
+    parser.add_argument(
+        "--results", metavar="SWEEP", help="the table of a sweep, by its name or its directory"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print an object, or with --wait or --results a list"
+    )
+    add_base_results_dir(parser)
+    add_no_check(parser)
+    add_tree_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Launch a sweep, or show how one is; return the exit code."""
+    if args.results is not None:
+        return _show_results(args)
+    from launcher.launching import Patience
+    from launcher.sweeps.launching import judge, launch
+    from launcher.sweeps.points import check, draft
+
+    refuse_to_skip(args.no_check)
+    require_known(args.no_check)
+    request = _request(args)
+    sweep = draft(request)
+    dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run
+    check(sweep, args.no_check, _tell)
+    if not args.json:
+        _preview(sweep, all_of_them=dry)
+    if dry:
+        return _show_scripts(sweep, request)
+    judged = judge(sweep, request, _tell, Patience())
+    if sweep.again:
+        _tell(f"{len(sweep.again)} of these points were launched before, and go on from their checkpoints")
+    try:
+        launched = launch(sweep, judged, request, tell=_tell)
+    except KeyboardInterrupt:
+        where = shlex.quote(short(sweep.directory))
+        _tell(f"interrupted; what became jobs: slipway sweep --results {where}")
+        raise
+    for warning in launched.warnings:
+        _tell(warning)
+    _tell_launched(args, sweep, judged.arrays, launched)
+    return _wait(args, sweep.directory) if args.wait else 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from launcher.sweeps.points import Request
+
+    program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
+    return Request(
+        overrides=args.overrides,
+        command=[*program, *sys.argv[1:]],
+        name=args.name,
+        throttle=args.throttle,
+        config_dir=args.config_dir,
+        template_dir=args.template_dir,
+    )
+
+
+def _tell(line: str) -> None:
+    print(f"slipway: {line}", file=sys.stderr, flush=True)
+
+
+def _preview(sweep: Drafted, *, all_of_them: bool) -> None:
+    """The points in a table, and how many they are."""
+    labels = sweep.grid.labels
+    counts = " × ".join(str(len(axis.values)) for axis in sweep.grid.axes)
+    shown = sweep.points if all_of_them else sweep.points[:_SHOWN]
+    rows = []
+    for number, point in enumerate(shown, start=1):
+        values = [one_line(point.spot.values[key]) for key in labels]
+        resources = point.plan.job.resources
+        layout = f"{resources.nodes} × {resources.tasks_per_node}"
+        rows.append((str(number), *values, layout, point.spot.name))
+    print_listing(("POINT", *labels.values(), "NODES×TASKS", "RUN"), rows)
+    rest = len(sweep.points) - len(shown)
+    more = f"; {rest} more are not shown, --dry-run shows all" if rest else ""
+    print(f"{counts} = {len(sweep.points)} points, each a run in {short(sweep.directory)}{more}", flush=True)
+
+
+def _show_scripts(sweep: Drafted, request: Request) -> int:
+    from launcher.cli.printing import print_code
+    from launcher.sweeps.arrays import plan_arrays, render_array
+    from launcher.sweeps.writing import next_array
+
+    for array in plan_arrays(sweep, request.throttle, len(sweep.points), request.template_dir):
+        script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
+        print(f"\nthe script of an array of {len(array.points)}:")
+        print_code(script, "bash")
+    return 0
+
+
+def _tell_launched(args: argparse.Namespace, sweep: Drafted, arrays: list[Array], launched: Launched) -> None:
+    if args.json and args.wait:
+        return  # the list at the end has it all
+    if args.json:
+        points = [
+            {
+                "run_dir": str(point.plan.paths.run_dir),
+                "job_id": f"{job_id}_{task}",
+                "values": point.spot.values,
+            }
+            for array, job_id in zip(launched.arrays, launched.job_ids, strict=True)
+            for task, point in enumerate(array.points)
+        ]
+        told = {"sweep": str(sweep.directory), "arrays": launched.job_ids, "points": points}
+        print(json.dumps(told), flush=True)
+        return
+    from launcher.sweeps.arrays import differing
+
+    where = shlex.quote(short(sweep.directory))
+    for array, job_id in zip(launched.arrays, launched.job_ids, strict=True):
+        print(f"Submitted to Slurm: job array {job_id}, {len(array.points)} points")
+    if len(arrays) > 1:
+        flags = differing(arrays)
+        print(f"  several arrays  {_why_several(flags)}")
+    print(f"  results         slipway sweep --results {where}")
+    print(f"  states          slipway status {where}", flush=True)
+
+
+def _why_several(flags: list[str]) -> str:
+    return f"the points differ in {', '.join(flags)}" if flags else "Slurm takes no larger ones here"
+
+
+def _show_results(args: argparse.Namespace) -> int:
+    from launcher.schedulers.base import State
+    from launcher.sweeps.record import broken_records, find_sweep
+    from launcher.sweeps.results import failures, gather
+    from launcher.tracking.exit_codes import DONE, NOT_KNOWN
+
+    if args.overrides:
+        raise UserError("--results shows a sweep that was launched: it takes no overrides")
+    directory = find_sweep(args.results, args.base_results_dir)
+    if args.wait:
+        return _wait(args, directory)
+    results = gather(directory)
+    _print(results, as_json=args.json)
+    for told in failures(directory):
+        _tell(told)
+    return NOT_KNOWN if State.UNKNOWN in results.states or broken_records(directory) else DONE
+
+
+def _wait(args: argparse.Namespace, directory: Path) -> int:
+    """Tell what changes until every point has ended; then the table."""
+    from launcher.sweeps.record import broken_records
+    from launcher.sweeps.results import failures, gather
+    from launcher.tracking.exit_codes import NOT_KNOWN, WATCHING_ENDED, worst, worst_code
+
+    told = ""
+    try:
+        while True:
+            results = gather(directory)
+            if (summary := results.summary()) != told:
+                print(summary, file=sys.stderr, flush=True)
+                told = summary
+            if not any(state.is_live for state in results.states):
+                break
+            time.sleep(_INTERVAL)
+    except KeyboardInterrupt:
+        print("the jobs go on without being watched", file=sys.stderr)
+        return WATCHING_ENDED
+    _print(results, as_json=args.json)
+    for line in failures(directory):
+        _tell(line)
+    blind = [NOT_KNOWN] if broken_records(directory) else []
+    return worst_code([worst(results.states), *blind])
+
+
+def _print(results: Results, *, as_json: bool) -> None:
+    from launcher.monitor.tables import print_table
+
+    if as_json:
+        print(json.dumps([point.to_json() for point in results.points], indent=2), flush=True)
+    else:
+        print_table(results.columns, results.rows(), results.states)

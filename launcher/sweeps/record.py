@@ -1,0 +1,132 @@
+"""What a sweep leaves beside the runs of its points, ``arrays/N/sweep.json``: one for each job array."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError, one_line
+from launcher.runs.files import write_atomic
+
+# The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
+ARRAYS = "arrays"
+POINTS = "points"
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A job array of a sweep.
+
+    `points` are in the order of the tasks' numbers: each has the `name` of its run, which is its directory
+    beside `arrays`, its `launch`, and its `values` by the keys that are swept. `labels` are those keys in
+    short.
+    """
+
+    sweep: str
+    tag: str
+    script: str
+    created: str
+    user: str
+    host: str
+    slurm_conf: str | None
+    command: list[str]
+    overrides: list[str]
+    throttle: int | None
+    labels: dict[str, str]
+    points: list[dict[str, Any]]
+    job_id: str | None = None
+    error: str | None = None
+
+    def submitted_as(self, job_id: str) -> Record:
+        return replace(self, job_id=job_id)
+
+    def failed(self, error: str) -> Record:
+        return replace(self, error=error)
+
+
+def write_record(array_dir: Path, record: Record) -> None:
+    write_atomic(array_dir / SWEEP_FILE, json.dumps(asdict(record), indent=2) + "\n")
+
+
+def read_records(sweep_dir: Path) -> list[Record]:
+    """The arrays of a sweep, oldest first; what is broken or unfinished hides no other."""
+    return [record for record in _records(sweep_dir).values() if record is not None]
+
+
+def broken_records(sweep_dir: Path) -> list[Path]:
+    """The records of arrays that cannot be read: nobody knows how their points are."""
+    return [path for path, record in _records(sweep_dir).items() if record is None]
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory is one of a sweep; also not if it may not be looked into."""
+    return any((path / SWEEP_FILE).is_file() for _, path in _array_dirs(directory))
+
+
+def find_sweep(word: str, base_results_dir: Path) -> Path:
+    """The directory of a sweep that is called by its name or its directory.
+
+    Raises
+    ------
+    UserError
+        If there is none.
+    """
+    for directory in (Path(word), base_results_dir / word):
+        if is_sweep(directory):
+            return directory.absolute()
+    known = [path.name for path, _ in sweeps_in(base_results_dir)]
+    hint = f"sweeps in {base_results_dir}: {', '.join(map(one_line, known[:12])) or 'none'}"
+    raise UserError(f"there is no sweep {one_line(repr(word))}", hint=hint)
+
+
+def sweeps_in(base_results_dir: Path) -> list[tuple[Path, int]]:
+    """The directories of the sweeps directly below a directory, each with the number of its points."""
+    entries = sorted(_entries(base_results_dir))
+    return [(path, len(points_of(path))) for path in entries if is_sweep(path)]
+
+
+def points_of(directory: Path) -> list[Path]:
+    """The directories of the runs of a sweep's points, in their order; none if it is no sweep."""
+    names = [str(point["name"]) for record in read_records(directory) for point in record.points]
+    return [directory.absolute() / name for name in dict.fromkeys(names)]
+
+
+def _records(sweep_dir: Path) -> dict[Path, Record | None]:
+    """Each array's record by its file, oldest first; those that were not written in time are no arrays."""
+    files = [path / SWEEP_FILE for _, path in sorted(_array_dirs(sweep_dir))]
+    found: dict[Path, Record | None] = {}
+    for path in files:
+        try:
+            found[path] = _read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            found[path] = None
+    return found
+
+
+def _read(path: Path) -> Record:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    known = {item.name for item in fields(Record)}
+    record = Record(**{key: value for key, value in content.items() if key in known})
+    for point in record.points:
+        if "/" in str(point["name"]) or not isinstance(point["values"], dict):
+            raise ValueError(f"{path}: {point!r} is no point")
+    return record
+
+
+def _array_dirs(sweep_dir: Path) -> Iterator[tuple[int, Path]]:
+    for path in _entries(sweep_dir / ARRAYS):
+        if path.name.isdecimal():
+            yield int(path.name), path
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []

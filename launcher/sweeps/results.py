@@ -1,0 +1,137 @@
+"""How the points of a sweep are, and which is the best of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import one_line
+from launcher.monitor import formatting
+from launcher.monitor.overview import RunStatus, gone, survey
+from launcher.monitor.tables import REASON
+from launcher.runs.paths import short
+from launcher.schedulers.base import State
+from launcher.sweeps.record import broken_records, read_records
+
+_MEASURED = ("STATE", "STEP", "VAL LOSS", "LOSS", "TOKENS/S", "ELAPSED", "JOB", REASON)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A point with the values that are swept, and how its newest launch is."""
+
+    name: str
+    values: dict[str, str]
+    status: RunStatus
+
+    @property
+    def state(self) -> State:
+        return self.status.status.state
+
+    @property
+    def rank(self) -> tuple[int, float, int, float]:
+        """Sorts the best first: by the held-out loss, then by that of training; diverged and unknown last."""
+        progress = self.status.progress
+        return (*_goodness(progress.validation_loss), *_goodness(progress.loss))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"point": self.name, "values": self.values, **self.status.to_json()}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The points of a sweep, the best first; `labels` has what each swept key is called in short."""
+
+    labels: dict[str, str]
+    points: list[Result]
+
+    @property
+    def states(self) -> list[State]:
+        return [point.state for point in self.points]
+
+    @property
+    def columns(self) -> list[str]:
+        return ["POINT", *self.labels.values(), *_MEASURED]
+
+    def rows(self) -> list[list[str]]:
+        """The cells of `columns`; a point is told by its values, and so by its place in the table."""
+        return [
+            [one_line(cell) for cell in [str(place), *self._values(point), *_measured(point.status)]]
+            for place, point in enumerate(self.points, start=1)
+        ]
+
+    def summary(self) -> str:
+        """One line: how many points are in which state, and the best of them so far."""
+        counted = Counter(state.value for state in self.states)
+        told = ", ".join(f"{count} {state}" for state, count in sorted(counted.items()))
+        best = next(iter(self.points), None)
+        if best is None or best.rank[0]:
+            return told
+        values = " ".join(f"{label}={best.values.get(key, '-')}" for key, label in self.labels.items())
+        loss = formatting.loss(best.status.progress.validation_loss)
+        return one_line(f"{told}; best so far: val loss {loss} with {values}")
+
+    def _values(self, point: Result) -> list[str]:
+        return [formatting.text(point.values.get(key)) for key in self.labels]
+
+
+def gather(sweep_dir: Path) -> Results:
+    """Look at all points of a sweep: each scheduler is asked once."""
+    records = read_records(sweep_dir)
+    values: dict[str, dict[str, str]] = {}
+    labels: dict[str, str] = {}
+    for record in records:
+        labels |= record.labels
+        values |= {str(point["name"]): point["values"] for point in record.points}
+    run_dirs = [sweep_dir / name for name in values]
+    found: dict[Path, RunStatus] = {}
+    for status in survey(run_dirs):
+        # Of several launches that live the newest: it comes first.
+        found.setdefault(status.run_dir, status)
+    points = [
+        Result(path.name, values[path.name], found[path] if path in found else gone(path))
+        for path in run_dirs
+    ]
+    return Results(_apart(labels), sorted(points, key=lambda point: point.rank))
+
+
+def failures(sweep_dir: Path) -> list[str]:
+    """Why arrays of a sweep did not become jobs, where they did not; and of which nothing is known."""
+    refused = [
+        f"array of {len(record.points)} points, launched {record.created}: {record.error.splitlines()[0]}"
+        for record in read_records(sweep_dir)
+        if record.error and record.job_id is None
+    ]
+    broken = [
+        f"{short(path)} cannot be read: its points are not in the table" for path in broken_records(sweep_dir)
+    ]
+    return [*refused, *broken]
+
+
+def _measured(status: RunStatus) -> list[str]:
+    progress = status.progress
+    return [
+        status.status.state.value,
+        formatting.steps(progress.step, progress.max_steps),
+        formatting.loss(progress.validation_loss),
+        formatting.loss(progress.loss),
+        formatting.count(progress.tokens_per_second),
+        formatting.text(status.status.elapsed),
+        status.launch.job if status.launch else formatting.UNKNOWN,
+        formatting.text(status.status.reasons),
+    ]
+
+
+def _goodness(loss: float | None) -> tuple[int, float]:
+    if loss is None:
+        return 2, 0.0
+    return (0, loss) if math.isfinite(loss) else (1, 0.0)
+
+
+def _apart(labels: dict[str, str]) -> dict[str, str]:
+    """Labels of several launches of a sweep may mean different keys."""
+    counted = Counter(labels.values())
+    return {key: label if counted[label] == 1 else key for key, label in labels.items()}

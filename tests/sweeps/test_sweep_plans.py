@@ -1,0 +1,140 @@
+"""A sweep before it is launched: where its points go, what is checked, and which arrays it becomes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.sweeps.arrays import Array, differing, plan_arrays, render_array
+from launcher.sweeps.points import Drafted, Request, check, draft
+
+LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
+SEED = "training.model.seed=1,2"
+
+
+def drafted(tmp_path: Path, *overrides: str, name: str | None = None) -> Drafted:
+    given = ["training=gpt3/tiny", "cluster=bcm", f"base_results_dir={tmp_path}/results", *overrides]
+    return draft(Request(overrides=given, command=["slipway", "sweep"], name=name))
+
+
+def arrays(sweep: Drafted, largest: int = 1001, throttle: int | None = None) -> list[Array]:
+    return plan_arrays(sweep, throttle, largest, None)
+
+
+def test_each_point_is_a_run_below_the_sweeps_directory(tmp_path: Path) -> None:
+    sweep = drafted(tmp_path, LR, SEED)
+    assert (sweep.name, sweep.directory) == ("gpt3_tiny_sweep", tmp_path / "results" / "gpt3_tiny_sweep")
+    found = [(point.plan.paths.run_dir, point.plan.paths.run_name) for point in sweep.points]
+    assert found[0] == (sweep.directory / "lr=5e-3_seed=1", "lr=5e-3_seed=1")
+    assert len(set(found)) == 6
+    rates = [point.plan.job.config["model"]["optim"]["lr"] for point in sweep.points if point.plan.job.config]
+    assert rates == [5e-3, 5e-3, 6e-3, 6e-3, 7e-3, 7e-3]
+
+
+def test_points_that_ask_for_the_same_are_one_array(tmp_path: Path) -> None:
+    (array,) = arrays(drafted(tmp_path, LR, SEED, name="mine"), throttle=2)
+    assert array.numbers == "0-5%2"
+    assert array.job_name == "nemo-megatron-mine"
+    assert {point.plan.paths.job_name for point in array.points} == {array.job_name}
+
+
+def test_points_that_ask_for_other_things_are_in_other_arrays(tmp_path: Path) -> None:
+    found = arrays(drafted(tmp_path, "training.trainer.num_nodes=1,2,4", SEED))
+    assert [len(array.points) for array in found] == [2, 2, 2]
+    assert len({array.job_name for array in found}) == 3, "`singleton` would let them wait for each other"
+    assert differing(found) == ["--nodes"]
+
+
+def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
+    found = arrays(drafted(tmp_path, LR, SEED), largest=4)
+    assert [array.numbers for array in found] == ["0-3", "0-1"]
+    assert differing(found) == []
+    assert len({point.spot.name for array in found for point in array.points}) == 6
+
+
+def test_the_script_of_an_array_is_sound_whatever_the_names_hold(tmp_path: Path) -> None:
+    sweep = drafted(tmp_path, LR, f"base_results_dir='{tmp_path}/a \"b\" $(touch canary) %a'")
+    (array,) = arrays(sweep)
+    script = render_array(array, sweep.directory / "arrays" / "1", "a-tag", None)
+    assert "%%a/gpt3_tiny_sweep/arrays/1/points/%a/log-" in script
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    # It takes the $( in a name for one that was to be expanded.
+    done = subprocess.run([shellcheck, "--exclude=SC2016", "-"], input=script, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
+
+
+def run_task(script: Path, task: int, *arguments: str, job: str = "17") -> str:
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": str(task)}
+    done = subprocess.run(
+        ["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=30
+    )
+    return f"{done.returncode} {done.stdout}{done.stderr}"
+
+
+def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: Path) -> None:
+    sweep = drafted(tmp_path, LR, f"base_results_dir='{tmp_path}/a \"b\" $(touch {tmp_path}-canary) %a'")
+    (array,) = arrays(sweep)
+    directory = sweep.directory / "arrays" / "1"
+    directory.mkdir(parents=True)
+    script = directory / "script.sh"
+    script.write_text(render_array(array, directory, "the-tag", None))
+    for point in array.points:
+        point.plan.paths.directory.mkdir(parents=True)
+        point.plan.paths.script.write_text(f'echo "{point.spot.name} was told $*"\n')
+    tags = [point.plan.tag for point in array.points]
+    assert run_task(script, 1, "the-tag") == f"0 lr=6e-3 was told {tags[1]}\n"
+    assert run_task(script, 2, "the-tag") == f"0 lr=7e-3 was told {tags[2]}\n"
+    assert run_task(script, 0) == "0 lr=5e-3 was told \n", "by hand it is no job of the launch's"
+    assert "leaves without doing anything" in run_task(script, 0, "the-tag", job="18")
+    assert "was told" not in run_task(script, 0, "the-tag", job="18")
+    assert run_task(script, 3, "the-tag").startswith("1 ")
+    array.points[0].plan.paths.script.unlink()
+    assert "moved since it was launched" in run_task(script, 0, "the-tag")
+    assert not Path(f"{tmp_path}-canary").exists()
+
+
+def test_every_point_is_checked_and_the_same_mistake_told_once(tmp_path: Path) -> None:
+    sweep = drafted(tmp_path, "training.model.micro_batch_size=16,5,7", SEED)
+    warnings: list[str] = []
+    with pytest.raises(UserError) as error:
+        check(sweep, [], warnings.append)
+    told = [str(mistake) for mistake in error.value.mistakes]
+    assert any("micro_batch_size=5" in text and "in micro_batch_size=5_seed=1, " in text for text in told)
+    assert any("micro_batch_size=7" in text for text in told)
+    assert not any("micro_batch_size=16_" in text for text in told)
+    assert not any("micro_batch_size=5_seed=1" in text for text in told if "micro_batch_size=7" in text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["cluster=local"], "a sweep is a job array of Slurm's"),
+        (["resilience.links=3"], "a point of a sweep is one job, and no chain"),
+        (["cluster.sbatch.array='0-3%1'"], "a sweep is an array already"),
+        (["cluster.slurm_conf=/a,/b"], "a sweep is of one cluster"),
+        # Of all points, and not of the first alone.
+        (["resilience.links=1,3"], "a point of a sweep is one job, and no chain"),
+        (["cluster.scheduler=slurm,local"], "a sweep is a job array of Slurm's"),
+    ],
+)
+def test_what_no_sweep_can_have_is_refused(tmp_path: Path, overrides: Sequence[str], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        drafted(tmp_path, LR, *overrides)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "", "a\nb"])
+def test_a_name_that_is_no_directorys_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="--name"):
+        drafted(tmp_path, LR, name=name)
+
+
+def test_a_run_is_not_made_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "results" / "there" / "launches").mkdir(parents=True)
+    with pytest.raises(UserError, match="is a run already"):
+        drafted(tmp_path, LR, name="there")

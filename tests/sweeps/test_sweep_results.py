@@ -1,0 +1,73 @@
+"""The table of a sweep hides nothing of which it cannot tell how it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.monitor.board_views import as_line
+from launcher.monitor.overview import RunStatus
+from launcher.monitor.progress import Progress
+from launcher.schedulers.base import JobStatus, State
+from launcher.sweeps.record import Record, write_record
+from launcher.sweeps.results import Result, Results
+
+SEED = "training.model.seed"
+
+
+def record(sweep: Path, number: int, seed: int) -> Path:
+    """Write the record of an array of one point, whose run is not there."""
+    directory = sweep / "arrays" / str(number)
+    directory.mkdir(parents=True)
+    point = {"name": f"seed={seed}", "launch": 1, "values": {SEED: str(seed)}}
+    told = Record(
+        sweep=sweep.name,
+        tag=f"tag-{number}",
+        script="script.sh",
+        created="2026-11-21T12:00:00Z",
+        user="somebody",
+        host="login",
+        slurm_conf=None,
+        command=["slipway", "sweep"],
+        overrides=[],
+        throttle=None,
+        labels={SEED: "seed"},
+        points=[point],
+    )
+    write_record(directory, told)
+    return directory / "sweep.json"
+
+
+@pytest.mark.parametrize("words", [[], ["--wait"]])
+def test_a_point_that_is_gone_is_unknown(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "sweep", 1, seed=7)
+    assert main(["sweep", "--results", str(tmp_path / "sweep"), "--json", *words]) == 3
+    (point,) = json.loads(capsys.readouterr().out)
+    assert (point["point"], point["values"], point["state"]) == ("seed=7", {SEED: "7"}, "UNKNOWN")
+
+
+@pytest.mark.parametrize("words", [[], ["--wait"]])
+@pytest.mark.parametrize("text", ["{}", "no JSON", ""])
+def test_an_array_whose_record_is_broken_is_told(
+    tmp_path: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "sweep", 1, seed=7).write_text(text)
+    (tmp_path / "sweep" / "arrays" / "2").mkdir()  # its launcher died before there was anything to submit
+    assert main(["sweep", "--results", str(tmp_path / "sweep"), *words]) == 3
+    told = capsys.readouterr().err
+    assert told.count("cannot be read: its points are not in the table") == 1
+    assert "arrays/1/sweep.json" in told
+
+
+def test_why_a_point_failed_is_told(tmp_path: Path) -> None:
+    """What the job found out about its end, and not the exit code alone."""
+    status = JobStatus(State.FAILED, "exit code 1", exit_code=1, why="a library was missing")
+    row = RunStatus(tmp_path / "seed=7", None, status, Progress())
+    (cells,) = Results({SEED: "seed"}, [Result("seed=7", {SEED: "7"}, row)]).rows()
+    assert cells[-1] == "exit code 1: a library was missing"
+    assert "FAILED (exit code 1: a library was missing)" in as_line(row)
