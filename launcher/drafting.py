@@ -1,21 +1,26 @@
-"""The way from overrides to text: configuration, plan, scripts. Nothing is written or submitted.
+"""The way from overrides to text: configurations, plans, scripts. Nothing is written or submitted.
 
 Every command walks this way; `launching` goes on from here to a job.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.config.compose import Composition, compose
-from launcher.errors import explain_os_error
+from launcher.config.overrides import STAGES
+from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
 from launcher.runs import provenance
-from launcher.runs.paths import next_launch_number
-from launcher.stages.planning import plan_launch, run_directory
+from launcher.runs.excluded import ExcludedNode, excluded_from_json, read_excluded
+from launcher.runs.manifest import read_manifest
+from launcher.runs.paths import LAUNCHES, next_launch_number
+from launcher.stages.planning import by_stage, plan_launch, run_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Request:
         Trees of the user's own, looked at before ours.
     number, tag
         Those of an earlier launch, to render its script again; ``None`` for the next launch.
+    stage
+        The one stage that is meant, of several that the overrides ask for.
     """
 
     overrides: Sequence[str]
@@ -47,6 +54,7 @@ class Request:
     template_dir: Path | None = None
     number: int | None = None
     tag: str | None = None
+    stage: str | None = None
 
 
 def draft(request: Request) -> Draft:
@@ -55,22 +63,101 @@ def draft(request: Request) -> Draft:
     Raises
     ------
     UserError
+        If the request has a mistake, or is for several stages: see `drafts`.
+    """
+    made = drafts(request)
+    if len(made) > 1:
+        stages = [one.plan.job.stage for one in made]
+        hint = f"one stage at a time: stages=[{stages[-1]}]"
+        raise UserError(f"stages=[{','.join(stages)}]: one stage is meant here", key="stages", hint=hint)
+    return made[0]
+
+
+def drafts(request: Request) -> list[Draft]:
+    """Compose, plan and render the next launch of each stage that is asked for; nothing is written.
+
+    Raises
+    ------
+    UserError
         If the request has a mistake.
     """
-    composition = compose(request.overrides, request.config_dir)
+    staged = stages_of(compose(request.overrides, request.config_dir), request.stage)
+    if len(staged) > 1 and (request.number is not None or request.tag is not None):
+        names = [one.config.stages[0] for one in staged]
+        raise UserError(
+            f"stages=[{','.join(names)}]: --launch-number and --tag are those of one launch",
+            key="stages",
+            hint=f"--stage={names[-1]}",
+        )
+    return [_draft(composition, request) for composition in staged]
+
+
+def stages_of(composition: Composition, stage: str | None = None) -> list[Composition]:
+    """One composition for each stage that is asked for, or for the one that is chosen of them.
+
+    Raises
+    ------
+    UserError
+        If the stages cannot be launched one after the other, or the chosen one is none of them.
+    """
+    with composition.naming_sources():
+        configs = by_stage(composition.config)
+        names = [config.stages[0] for config in configs]
+        if stage is not None and stage not in names:
+            raise UserError(
+                f"--stage={stage}: not one of stages=[{','.join(names)}]", hint=did_you_mean(stage, names)
+            )
+    if len(configs) == 1:
+        return [composition]
+    return [
+        replace(composition, config=config, choices=_choices_of(composition, name))
+        for config, name in zip(configs, names, strict=True)
+        if stage in (None, name)
+    ]
+
+
+def _choices_of(composition: Composition, stage: str) -> dict[str, str]:
+    """The choices less those of other stages' groups."""
+    return {
+        group: choice
+        for group, choice in composition.choices.items()
+        if group == stage or group not in STAGES
+    }
+
+
+def _draft(composition: Composition, request: Request) -> Draft:
     with composition.naming_sources():
         run_dir = run_directory(composition.config)
         try:
             number = request.number or next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, _results_key(composition, run_dir), verb="read") from error
-    return render_launch(composition, number, request.tag or provenance.new_tag(), request.template_dir)
+    tag = request.tag or provenance.new_tag()
+    nodes = avoided(composition, run_dir, request.number)
+    return render_launch(composition, number, tag, request.template_dir, nodes)
 
 
-def render_launch(composition: Composition, number: int, tag: str, template_dir: Path | None) -> Draft:
+def avoided(composition: Composition, run_dir: Path, replayed: int | None = None) -> tuple[ExcludedNode, ...]:
+    """The nodes that failed under the run's jobs; of a launch that is rendered again, those of then."""
+    if replayed is not None:
+        with contextlib.suppress(UserError):
+            return excluded_from_json(read_manifest(run_dir / LAUNCHES / str(replayed)).excluded)
+    config = composition.config
+    if config.resilience.exclude_hours == 0 or config.cluster.scheduler != "slurm":
+        return ()
+    return read_excluded(run_dir, time.time())
+
+
+def render_launch(
+    composition: Composition,
+    number: int,
+    tag: str,
+    template_dir: Path | None,
+    avoided: Sequence[ExcludedNode] = (),
+) -> Draft:
     """Plan and render one launch; the same arguments give the same bytes."""
     with composition.naming_sources():
-        plan = plan_launch(composition.config, number=number, tag=tag)
+        plan = plan_launch(composition.config, number=number, tag=tag, avoided=avoided)
         return Draft(composition, plan, render(plan, template_dir))
 
 

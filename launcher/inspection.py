@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from launcher.runs.paths import LAUNCHES
 from launcher.stages.stage_cluster import stage_cluster
 from launcher.verdict import trainer_verdict
 
+VerdictOf = Callable[[Plan], str | None]
+
 _NEMO_NODES = ("trainer", "exp_manager", "model")
 
 
@@ -38,8 +40,14 @@ def inspect_draft(made: Draft, skipped: Sequence[str], *, look: bool = True) -> 
     return run_checks(made.plan, gather(made, look=look), skipped)
 
 
-def gather(made: Draft, *, look: bool = True) -> Facts:
-    """Find out, by reading alone, what the checks need to know."""
+def gather(made: Draft, *, look: bool = True, verdict_of: VerdictOf | None = None) -> Facts:
+    """Find out, by reading alone, what the checks need to know.
+
+    Parameters
+    ----------
+    verdict_of
+        Tells what the trainer says, where it was asked already.
+    """
     added, shipped = _keys(made)
     return Facts(
         added_keys=added,
@@ -50,7 +58,7 @@ def gather(made: Draft, *, look: bool = True) -> Facts:
         open_secrets=_open_secrets(made.plan) if look else None,
         lost_secrets=_lost_secrets(made) if look else None,
         node_gpus=_node_gpus(made),
-        trainer_verdict=trainer_verdict(made.plan),
+        trainer_verdict=(verdict_of or trainer_verdict)(made.plan),
     )
 
 

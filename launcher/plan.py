@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
 
 
@@ -14,6 +15,7 @@ from launcher.runs.paths import LaunchPaths
 class Resources:
     """What a job asks the cluster for.
 
+    `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
     `tasks_per_node` is one task, so one process, per GPU. `memory` is per node, in Slurm's notation, where
     ``"0"`` means all of it. `time_limit` is in Slurm's notation too. `exclusive` keeps all others off the
     nodes, or all but jobs of the same ``"user"`` or ``"mcs"`` label.
@@ -21,6 +23,7 @@ class Resources:
 
     nodes: int
     tasks_per_node: int
+    max_nodes: int | None = None
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
     gres: str | None = None
@@ -33,12 +36,18 @@ class Resources:
     def tasks(self) -> int:
         return self.nodes * self.tasks_per_node
 
+    @property
+    def node_counts(self) -> range:
+        """Every number of nodes that the job may get."""
+        return range(self.nodes, (self.max_nodes or self.nodes) + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Queue:
     """Where in the cluster a job waits, for what, and what becomes of it; in Slurm's words.
 
-    `further` holds other flags of sbatch, ``True`` for those without a value.
+    `exclude` is the user's own, and `avoided` are the nodes that failed under the run's jobs. `further` holds
+    other flags of sbatch, ``True`` for those without a value.
     """
 
     partition: str | None = None
@@ -48,6 +57,7 @@ class Queue:
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
+    avoided: tuple[ExcludedNode, ...] = ()
     switches: str | None = None
     licenses: str | None = None
     begin: str | None = None
@@ -59,6 +69,12 @@ class Queue:
     mail_user: str | None = None
     comment: str | None = None
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
+
+    @property
+    def exclude_all(self) -> str | None:
+        """All nodes that the job is not to run on, as sbatch takes them."""
+        own = self.exclude.split(",") if self.exclude else []
+        return ",".join([*own, *(one.node for one in self.avoided if one.node not in own)]) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +114,15 @@ class Payload:
     """What each task runs: an argument vector, never a command line.
 
     `python_path` is put in front of what the container or the user already has. `save_signal` is what the
-    payload takes as: save now, the job is about to end.
+    payload takes as: save now, the job is about to end. `nodes_key` is what the payload is told the number of
+    nodes by, in a last argument, where it is known in the job alone.
     """
 
     argv: tuple[str, ...]
     working_dir: str
     python_path: tuple[str, ...] = ()
     save_signal: Literal["USR1", "TERM"] = "USR1"
+    nodes_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +149,31 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class Chain:
+    """How a job goes on after its end: as the next link of a chain of jobs with the same script.
+
+    Attributes
+    ----------
+    links
+        How many jobs there are at most.
+    from_job
+        Each link submits the next one; otherwise all are submitted at launch.
+    max_failures
+        Links in a row that end without a new checkpoint, after which the chain stops.
+    exclude_hours
+        For how long a node that failed is avoided.
+    checkpoints
+        The directory whose newest checkpoint tells whether a link got on; ``None`` if there is none.
+    """
+
+    links: int = 1
+    from_job: bool = True
+    max_failures: int = 3
+    exclude_hours: float = 24.0
+    checkpoints: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One job of a stage.
 
@@ -150,6 +193,8 @@ class Job:
         The site's own arguments to srun.
     vboost
         Give more of the GPUs' power budget to their compute engines beforehand.
+    chain
+        What follows when it ends before its work is done.
     directories
         Made, where missing, before the job is submitted; the job writes there.
     """
@@ -169,6 +214,7 @@ class Job:
     binding: Binding | None = None
     profile: Profile | None = None
     vboost: bool = False
+    chain: Chain = Chain()
     merge_stderr: bool = True
     directories: tuple[Path, ...] = ()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.plan import Plan
@@ -15,25 +16,46 @@ from launcher.plan import Plan
 # The trainer lies beside the launcher, in a checkout and in an installation.
 _HOME = Path(__file__).resolve().parents[1]
 _PATIENCE_SECONDS = 30
+_EACH_SECONDS = 0.1
 
 
 def trainer_verdict(plan: Plan) -> str | None:
     """Return the trainer's message, empty if it is content or not asked; None if it cannot be asked."""
-    if plan.job.engine != "megatron" or plan.job.config is None:
-        return ""
-    resources = plan.job.resources
-    asked = {"config": plan.job.config, "world": resources.nodes * resources.tasks_per_node}
+    return trainer_verdicts([plan])[0]
+
+
+def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
+    """The same of several plans, which one process is asked for all."""
+    asked = [plan for plan in plans if _is_asked(plan)]
+    told = iter(_ask(asked) if asked else ())
+    return [next(told) if _is_asked(plan) else "" for plan in plans]
+
+
+def _is_asked(plan: Plan) -> bool:
+    return plan.job.engine == "megatron" and plan.job.config is not None
+
+
+def _ask(plans: Sequence[Plan]) -> list[str | None]:
     command = [sys.executable, "-m", "trainer.config.verdict"]
     try:
         done = subprocess.run(
             command,
-            input=json.dumps(asked),
+            input="\n".join(map(_question, plans)),
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_PATIENCE_SECONDS + _EACH_SECONDS * len(plans),
             # Python looks for modules there first: for ours, and not for what the user's directory may hold.
             cwd=_HOME,
         )
-        return json.loads(done.stdout)["mistake"] or ""
+        answers = [json.loads(line)["mistake"] or "" for line in done.stdout.splitlines()]
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
-        return None
+        answers = []
+    return answers if len(answers) == len(plans) else [None] * len(plans)
+
+
+def _question(plan: Plan) -> str:
+    resources = plan.job.resources
+    # Of a range the ends: what depends on the number in between is looked at by a check of our own.
+    nodes = sorted({resources.nodes, resources.max_nodes or resources.nodes})
+    worlds = [each * resources.tasks_per_node for each in nodes]
+    return json.dumps({"config": plan.job.config, "worlds": worlds})

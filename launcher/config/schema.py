@@ -17,6 +17,7 @@ from launcher.config.values import (
     Flags,
     Line,
     LineList,
+    Margin,
     Memory,
     NemoClusterType,
     NemoSecret,
@@ -121,6 +122,25 @@ class NumaMapping(_Strict):
     max_cores: Whole | None = Field(ge=1)
 
 
+class NodeRange(_Strict):
+    """How many nodes a job takes: as many as there are when it starts, within these."""
+
+    min: Whole = Field(ge=1)
+    max: Whole = Field(ge=1)
+
+
+class Resilience(_Strict):
+    """What happens when a job ends before its training does."""
+
+    links: Whole = Field(ge=1, le=1000)
+    submit: Literal["job", "launch"]
+    max_failures: Whole = Field(ge=1, le=1000)
+    save_before_end: Margin | None
+    exclude_hours: float = Field(ge=0, le=87600)
+    after_stage: Literal["afterok", "afterany"]
+    nodes: NodeRange | None
+
+
 class RunConfigNode(_Strict):
     """The `run` node of a stage."""
 
@@ -206,6 +226,7 @@ class RunConfig(_Strict):
     wandb_api_key_file: Line | None
     numa_mapping: NumaMapping
     enable_vboost: bool
+    resilience: Resilience
     dry_run: bool
     cluster: ClusterConfig
     stage_cluster: dict[StageName, StageChanges]

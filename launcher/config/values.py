@@ -9,6 +9,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from launcher.config.sbatch_options import check_array, checked_name
 from launcher.times import parse_time_limit
 
+# How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
+_LONGEST_WARNING = 65535
+
 
 def _drop_nulls(value: Any) -> Any:
     # The NeMo launcher's default is the list [null]; null is none at all.
@@ -65,6 +68,12 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _seconds_or_auto(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and 1 <= value <= _LONGEST_WARNING):
+        return value
+    raise ValueError(f"expected auto, or seconds from 1 to {_LONGEST_WARNING}")
+
+
 def _time_limit(value: str) -> str:
     parse_time_limit(value)
     return value
@@ -110,6 +119,7 @@ Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Words = Annotated[Line | None, BeforeValidator(_joined)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
+Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
 TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]

@@ -1,25 +1,29 @@
-"""The rest of the way: a draft is judged by the scheduler, written to its own directory, and submitted."""
+"""The rest of the way: drafts are judged by the scheduler, written to directories, and submitted."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from launcher import readiness
 from launcher.drafting import Draft, Request, results_key
 from launcher.errors import UserError
 from launcher.launching.directory import record_job, write
+from launcher.launching.judging import judged
+from launcher.launching.links import submit_links
 from launcher.launching.settling import settle
-from launcher.launching.submitting import Patience, Tell, submit, validate
+from launcher.launching.submitting import Patience, Tell, submit
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, short
 from launcher.runs.write import make_directories
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.registry import scheduler_for
+from launcher.stages.dependencies import beside
 
-__all__ = ["Launched", "Patience", "launch"]
+__all__ = ["Launched", "Patience", "launch", "launch_stages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,33 @@ class Launched:
     paths: LaunchPaths
     manifest: Manifest
     warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A draft that nothing refuses."""
+
+    made: Draft
+    scheduler: Scheduler
+    warnings: list[str]
+
+    @property
+    def paths(self) -> LaunchPaths:
+        return self.made.plan.paths
+
+    @property
+    def stage(self) -> str:
+        return self.made.plan.job.stage
+
+    @property
+    def dependency(self) -> str | None:
+        """What the header of its script says that it waits for."""
+        return self.made.plan.job.queue.dependency
+
+    def depending_on(self, job_id: str) -> str:
+        """What it waits for that is the stage after a job's."""
+        condition = self.made.composition.config.resilience.after_stage
+        return beside(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
 def _silently(_: str) -> None:
@@ -55,19 +86,65 @@ def launch(
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
         Also if an earlier launch of the run turns out to be a job that its user does not know of.
     """
+    (launched,) = launch_stages([made], request, tell=tell, patience=patience)
+    return launched
+
+
+def launch_stages(
+    made: Sequence[Draft], request: Request, *, tell: Tell = _silently, patience: Patience | None = None
+) -> list[Launched]:
+    """Launch stages one after the other, each waiting for the one before; see `launch`.
+
+    All of them are judged and written before the first is submitted.
+    """
+    patience = patience or Patience()
+    several = len(made) > 1
+    ready = [_prepare(one, request, tell, patience) for one in made]
+    for one in ready[1:]:
+        one.depending_on("0")  # what cannot wait for another one is told before anything is written
+    # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
+    # its tag (`Scheduler.find`) or by the job's own marks.
+    written = [_write(one, replace(request, stage=one.stage) if several else request) for one in ready]
+    launched: list[Launched] = []
+    for one, manifest in written:
+        before = launched[-1] if launched else None
+        try:
+            launched.append(_submitted(one, manifest, before, tell, patience))
+        except (UserError, KeyboardInterrupt) as error:
+            for later, intent in written[len(launched) + 1 :]:
+                _keep(later.paths, intent.refused(f"the stage before it, {one.stage}, has no job"))
+            if before is not None and isinstance(error, UserError):
+                raise _after(before, one, error) from error
+            raise
+    return launched
+
+
+def _prepare(made: Draft, request: Request, tell: Tell, patience: Patience) -> _Ready:
+    """Look at everything that can refuse a launch, and at what became of the one before it."""
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
     warnings = [*readiness.check(made), *scheduler.ignored_environment()]
     settle(made.plan.paths.run_dir, tell)
-    patience = patience or Patience()
-    told = validate(scheduler, made.rendered.script, tell, patience)
-    # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
-    # its tag (`Scheduler.find`) or by the job's own marks.
+    made, told = judged(scheduler, made, request.template_dir, tell, patience)
+    return _Ready(made, scheduler, [*warnings, *told])
+
+
+def _write(one: _Ready, request: Request) -> tuple[_Ready, Manifest]:
+    made = one.made
     with made.composition.naming_sources():
         made, manifest = write(made, request)
         make_directories(made.plan.job.directories, results_key(made))
-    paths = made.plan.paths
-    manifest = manifest.submitted_as(_submit(scheduler, paths, manifest, tell, patience))
-    warnings += [told] if told else []
+    return replace(one, made=made), manifest
+
+
+def _submitted(
+    one: _Ready, manifest: Manifest, before: Launched | None, tell: Tell, patience: Patience
+) -> Launched:
+    paths, warnings = one.paths, list(one.warnings)
+    if before is not None:
+        assert before.manifest.job_id is not None
+        manifest = replace(manifest, after=one.depending_on(before.manifest.job_id))
+    manifest = manifest.submitted_as(_submit(one.scheduler, paths, manifest, tell, patience))
+    assert manifest.job_id is not None
     try:
         record_job(paths, manifest)
     except OSError as error:
@@ -75,6 +152,8 @@ def launch(
         directory = short(paths.directory)
         warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
     Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
+    if manifest.links > 1 and not manifest.from_job:
+        warnings += submit_links(one.scheduler, paths, manifest, one.dependency, tell, patience)
     return Launched(paths, manifest, warnings)
 
 
@@ -82,7 +161,7 @@ def _submit(
     scheduler: Scheduler, paths: LaunchPaths, manifest: Manifest, tell: Tell, patience: Patience
 ) -> str:
     """Submit, and keep on record why there is no job, or why nobody knows."""
-    intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created)
+    intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after)
     try:
         return submit(scheduler, intent, tell, patience)
     except NoAnswer as error:
@@ -105,3 +184,16 @@ def _keep(paths: LaunchPaths, manifest: Manifest) -> None:
     # Without it the launch is settled as that of a launcher that died.
     with contextlib.suppress(OSError):
         write_manifest(paths.directory, manifest)
+
+
+def _after(before: Launched, one: _Ready, error: UserError) -> UserError:
+    """What went wrong with a stage, when the one before it is a job already."""
+    job_id = str(before.manifest.job_id)
+    told = [
+        f"{before.manifest.stage} is job {job_id}, and goes on",
+        f"once this is mended: the same command with stages=[{one.stage}]"
+        f" {one.stage}.run.dependency={shlex.quote(one.depending_on(job_id))}",
+    ]
+    kind = NoAnswer if isinstance(error, NoAnswer) else UserError
+    hint = "\n".join([*([error.hint] if error.hint else []), *told])
+    return kind(f"{one.stage}: {error.message}", key=error.key, hint=hint)

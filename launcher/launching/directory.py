@@ -35,14 +35,15 @@ def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
     container = made.plan.job.container if made.plan.scheduler != "local" else None
     origin = provenance.gather(TRAINER, request.config_dir, container.image if container else None)
     while True:
-        manifest = _manifest(made, request, origin)
-        files = _files(made, manifest, request)
+        manifest = manifest_of(made, request, origin)
+        files = files_of(made, manifest, request)
         files |= {made.plan.paths.directory / name: text for name, text in origin.files.items()}
         try:
             write_launch(made.plan.paths, files, _code(made.plan), results_key(made))
         except LaunchExists:
             number = next_launch_number(made.plan.paths.run_dir)
-            made = render_launch(made.composition, number, made.plan.tag, request.template_dir)
+            avoided = made.plan.job.queue.avoided
+            made = render_launch(made.composition, number, made.plan.tag, request.template_dir, avoided)
             continue
         break
     return made, manifest
@@ -76,11 +77,12 @@ def _familiar_names(paths: LaunchPaths) -> list[str]:
     return [*shown, paths.config_name, names.RESULTS] if paths.config.exists() else shown
 
 
-def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
+def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
+    """The text of each file of a launch's directory."""
     paths, config = made.plan.paths, made.plan.job.config
     files = {
         **made.rendered.files(paths),
-        paths.directory / names.COMMAND_LOG: _pasteable(request.command, made.plan),
+        paths.directory / names.COMMAND_LOG: _pasteable(request, made.plan),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
@@ -88,15 +90,17 @@ def _files(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]
     return files
 
 
-def _pasteable(command: Sequence[str], plan: Plan) -> str:
-    held = ["--dry-run", f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
+def _pasteable(request: Request, plan: Plan) -> str:
+    command = request.command
+    held = [] if request.stage is None else [f"--stage={request.stage}"]
+    held += ["--dry-run", f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
     options_end = command.index("--") if "--" in command else len(command)
     again = [*command[:options_end], *held, *command[options_end:]]
-    lines = (_one_line(["cd", str(Path.cwd())]) + " && " + _one_line(words) for words in (command, again))
+    lines = (quoted_line(["cd", str(Path.cwd())]) + " && " + quoted_line(words) for words in (command, again))
     return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
 
 
-def _one_line(words: Sequence[str]) -> str:
+def quoted_line(words: Sequence[str]) -> str:
     """Quote for bash, in one line whatever a word holds: the second command stands behind a `#`."""
     return " ".join(map(_quoted, words))
 
@@ -112,7 +116,8 @@ def _code(plan: Plan) -> Path | None:
     return TRAINER if plan.job.engine == "megatron" else None
 
 
-def _manifest(made: Draft, request: Request, origin: provenance.Origin) -> Manifest:
+def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Manifest:
+    """What is launched, before it is a job."""
     plan, job = made.plan, made.plan.job
     return Manifest(
         run=plan.paths.run_name,
@@ -135,5 +140,9 @@ def _manifest(made: Draft, request: Request, origin: provenance.Origin) -> Manif
         # As it is now: another shell may point at another Slurm.
         slurm_conf=plan.slurm_conf or os.environ.get("SLURM_CONF"),
         launcher_pid=os.getpid(),
+        links=job.chain.links,
+        from_job=job.chain.from_job,
+        excluded=[node.to_json() for node in job.queue.avoided],
+        max_nodes=job.resources.max_nodes,
         **origin.fields,
     )

@@ -32,7 +32,8 @@ class _Job:
 
     def __str__(self) -> str:
         name, number = self.launch.manifest.run, self.launch.paths.number
-        return f"launch {number} of {name} was submitted as job {self.job_id} after all"
+        job_id = self.launch.manifest.id_in(self.job_id)
+        return f"launch {number} of {name} was submitted as job {job_id} after all"
 
 
 def settle(run_dir: Path, tell: Tell) -> None:
@@ -86,9 +87,11 @@ def _ask(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     found: dict[str, Sequence[str]] = {}
     for group in by_scheduler(launches):
         try:
-            found |= scheduler_of(group[0]).find([launch.intent for launch in group])
+            told = scheduler_of(group[0]).find([launch.intent for launch in group])
         except UserError as error:
             raise _not_known(group[-1], error.message.splitlines()[0]) from error
+        # A point of a sweep is looked for by the tag of its array.
+        found |= {launch.manifest.tag: told.get(launch.intent.tag, ()) for launch in group}
     return found
 
 
@@ -143,7 +146,7 @@ def _stat(pid: int) -> str:
 
 def _submitter(manifest: Manifest) -> str | None:
     """The sbatch on this machine that is still at it; it outlives its launcher."""
-    tag = os.fsencode(manifest.tag)
+    tag = os.fsencode(manifest.array_tag or manifest.tag)
     if manifest.host != provenance.host():
         return None
     for entry in Path("/proc").iterdir():

@@ -83,7 +83,7 @@ def submit(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience)
         If the scheduler refuses; then there is no job, nor will there be one.
     """
     try:
-        return scheduler.submit(intent.script, intent.tag)
+        return _submit(scheduler, intent)
     except NoAnswer as error:
         lost = error
     told = ""
@@ -100,7 +100,7 @@ def submit(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience)
             return keep_one(scheduler, intent, jobs, tell)
         tell("there is no such job; submitting it again ...")
         try:
-            newest = scheduler.submit(intent.script, intent.tag)
+            newest = _submit(scheduler, intent)
         except NoAnswer as error:
             lost = error
         except UserError as refusal:
@@ -122,7 +122,7 @@ def keep_one(scheduler: Scheduler, intent: Intent, jobs: Sequence[str], tell: Te
         If a later launcher has given this launch up: its jobs leave without doing anything.
     """
     # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
-    kept = claim(intent.script.parent, jobs[0])
+    kept = claim(intent.script.parent, jobs[0], intent.link or 1)
     for job in dict.fromkeys(jobs):
         if job == kept:
             continue
@@ -141,10 +141,14 @@ def _after_refusal(scheduler: Scheduler, intent: Intent, refusal: UserError, tel
     jobs = _find_if_told(scheduler, intent)
     if jobs:
         return keep_one(scheduler, intent, jobs, tell)
-    kept = claim(intent.script.parent, GIVEN_UP)
+    kept = claim(intent.script.parent, GIVEN_UP, intent.link or 1)
     if kept == GIVEN_UP:
         raise refusal
     return kept
+
+
+def _submit(scheduler: Scheduler, intent: Intent) -> str:
+    return scheduler.submit(intent.script, intent.tag, link=intent.link or 1, after=intent.after)
 
 
 def _find(scheduler: Scheduler, intent: Intent) -> list[str]:

@@ -10,12 +10,14 @@ from launcher.plan import Plan
 from launcher.preflight import (
     batches,
     data,
+    elastic,
     gpus,
     limits,
     model,
     names,
     profiling,
     recompute,
+    resilience,
     schedule,
     secrets,
     sequences,
@@ -122,7 +124,7 @@ def _at_node_count(check: str) -> Callable[[Plan, Facts], Iterator[Finding]]:
     def ask(plan: Plan, facts: Facts) -> Iterator[Finding]:
         values, nodes = Values(plan.job.config or {}), plan.job.resources.nodes
         shape = shape_of(values)
-        if shape is None:
+        if shape is None or elastic.is_elastic(plan.job.resources):  # which looks at all of its counts
             return
         for found in problems_at(shape, nodes):
             if found.id == check:
@@ -150,7 +152,9 @@ def _context(plan: Plan, facts: Facts) -> Iterator[Finding]:
 def _rampup(plan: Plan, facts: Facts) -> Iterable[Finding]:
     values = Values(plan.job.config or {})
     shape = shape_of(values)
-    return () if shape is None else batches.rampup_problems(values, shape, plan.job.resources.nodes)
+    if shape is None or elastic.is_elastic(plan.job.resources):
+        return ()
+    return batches.rampup_problems(values, shape, plan.job.resources.nodes)
 
 
 def _gpus(plan: Plan, facts: Facts) -> Iterable[Finding]:
@@ -227,6 +231,16 @@ CHECKS: tuple[Check, ...] = (
         _at_node_count("batch.interleaved"),
     ),
     Check("batch.rampup", "a growing batch can be divided all the way", _rampup),
+    Check(
+        "elastic.counts",
+        "every number of nodes of a range fits the layout and the batch",
+        lambda plan, facts: elastic.count_problems(plan),
+    ),
+    Check(
+        "elastic.gpus",
+        "GPUs are not asked for by task where the number of tasks is not known",
+        lambda plan, facts: elastic.request_problems(plan),
+    ),
     Check("batch.accumulation", "gradients are accumulated once", _nemo(batches.accumulation_problems)),
     Check("model.heads", "heads divide the hidden size, groups the heads", _nemo(model.width_problems)),
     Check(
@@ -247,6 +261,26 @@ CHECKS: tuple[Check, ...] = (
     Check("schedule.validation", "there is a validation before the end", _nemo(schedule.validation_problems)),
     Check("time.limit", "the time limit is in one of Slurm's forms", _time_limit),
     Check("time.max_time", "training ends, and saves, before its job does", _max_time),
+    Check(
+        "time.save",
+        "jobs are told to save before they end, and not as soon as they begin",
+        lambda plan, facts: resilience.save_problems(plan),
+    ),
+    Check(
+        "chain.requeue",
+        "the jobs of a chain are not requeued by Slurm too",
+        lambda plan, facts: resilience.requeue_problems(plan),
+    ),
+    Check(
+        "chain.dependency",
+        "the next job of a chain can wait for the one before it",
+        lambda plan, facts: resilience.dependency_problems(plan),
+    ),
+    Check(
+        "chain.resume",
+        "the jobs of a chain go on from each other's checkpoints",
+        lambda plan, facts: resilience.resume_problems(plan),
+    ),
     Check(
         "keys.unknown",
         "keys that no shipped configuration has are not slips of ones that it has",

@@ -51,7 +51,7 @@ _AT_ONCE = 500  # rows in one question; SQLite takes at least 999 parameters
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A launch as it was last seen; `job_id` is that of the job or the array."""
+    """A launch as it was last seen; `job_id` is that of the job or the array, of a point ``17_2``."""
 
     tag: str
     run: str
@@ -116,8 +116,13 @@ class Index:
         return self._entries("TRUE ORDER BY created, tag")
 
     def with_job(self, job_id: str) -> list[Entry]:
-        """The launches that had a job of this id: several, where ids were used again."""
-        return self._entries("job_id = ? ORDER BY created", (job_id,))
+        """The launches that had a job of this id, or that are points of an array of this id.
+
+        Also those of other jobs, where ids were used again.
+        """
+        # Of bytes that begin with the id and "_" the next are those that begin with the id and "`".
+        condition = "job_id = ? OR (job_id > ? AND job_id < ?) ORDER BY created"
+        return self._entries(condition, (job_id, f"{job_id}_", f"{job_id}`"))
 
     def with_name(self, run: str) -> list[Entry]:
         """The launches of all runs of a name."""

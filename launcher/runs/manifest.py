@@ -29,7 +29,13 @@ class Manifest:
     `launcher_pid` is the process on `host` that submits. `packages` are the versions of what composed and
     rendered; `git_diff` names the file of this launch with what was not committed, and `config_git` tells the
     same of the checkout of the user's own tree (`directory`, `commit`, `dirty`, `diff`). `image_digest` is
-    what the name of the image states; that of a file is found out by the job.
+    what the name of the image states; that of a file is found out by the job. Of a point of a sweep,
+    `sweep` is the sweep's name and `array_task` its number in the job array whose script was given
+    `array_tag`; its `job_id` is that of the task, ``17_2``.
+    `links` is how many jobs its chain has at most, which submit each other where `from_job` is set, and
+    otherwise were submitted with it; `after` is what a stage waits for, such as ``afterok:17``; `excluded`
+    are the nodes that it was to avoid when it was launched (`launcher.runs.excluded`). `nodes` is the least
+    that it takes where `max_nodes` is set.
     """
 
     run: str
@@ -61,10 +67,23 @@ class Manifest:
     config_git: dict[str, Any] | None = None
     image: str | None = None
     image_digest: str | None = None
+    sweep: str | None = None
+    array_tag: str | None = None
+    array_task: int | None = None
+    links: int = 1
+    from_job: bool = True
+    after: str | None = None
+    excluded: list[dict[str, Any]] = field(default_factory=list)
+    max_nodes: int | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def submitted_as(self, job_id: str) -> Manifest:
-        return replace(self, job_id=job_id, unanswered=None)
+        """The manifest with its job; of a point of a sweep with its task of that array."""
+        return replace(self, job_id=self.id_in(job_id), unanswered=None)
+
+    def id_in(self, job_id: str) -> str:
+        """What this launch is called where that job, or array, is the one that it became."""
+        return job_id if self.array_task is None else f"{job_id}_{self.array_task}"
 
     def refused(self, error: str) -> Manifest:
         return replace(self, error=error, unanswered=None)

@@ -12,6 +12,10 @@ A task of an array has its own, ``17_2.0.started.json``. Whoever cancels a job w
 one launch, now or later: the one whose id (of an array, the array's) stands there is the launch's, and any
 other leaves before it does anything. The first job that begins claims it; or the launcher does, for the job
 that it puts on record, or for none at all (`GIVEN_UP`).
+
+The links of a chain are jobs of one launch, and each has a claim of its own: ``marks/job``, ``marks/job.2``,
+``marks/job.3``, made by the link itself when it begins, or by who submitted it. ``marks/chain-ended`` keeps
+all that are still to come from doing anything.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs.files import umask, write_atomic
-from launcher.runs.paths import IMAGE_MARK, JOB_MARK, MARKS
+from launcher.runs.paths import CHAIN_ENDED_MARK, IMAGE_MARK, JOB_MARK, MARKS
 
 # In the claim: there is no job of this launch, and none may begin.
 GIVEN_UP = "given-up"
@@ -38,10 +42,40 @@ _STARTED, _ENDED, _CANCELLED = ".started.json", ".ended.json", ".cancelled.json"
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a job, from its start to its end; times in Unix seconds.
+    """One life of a job, from its start to its end; times in Unix seconds; ``None`` is not known.
 
-    `job_id` is ``17``, or ``17_2`` of an array's task; `number` counts the requeues. What was not written
-    down, because the job still runs or was killed, is ``None``.
+    Attributes
+    ----------
+    job_id
+        ``17``, or ``17_2`` of an array's task.
+    number
+        Counts the requeues.
+    nodes
+        Their names, separated by commas.
+    link
+        Which job of its chain it was, from 1 on.
+    checkpoint
+        The step of the newest checkpoint when it began.
+    failures
+        How many links in a row had ended before it without a new checkpoint.
+    avoids
+        Nodes that it was not to run on, separated by commas.
+    state
+        Slurm's word for the job when its tasks had ended.
+    signal
+        What the script was sent while its tasks ran, such as ``USR1``.
+    rank, host
+        The first rank that failed, and its node.
+    step
+        The last step that is known to be done.
+    rule
+        The name of the rule of `launcher.failures.rules` that a line of its log is after.
+    verdict
+        ``done``, ``continue``, ``exclude`` (and continue) or ``stop``.
+    excluded
+        The nodes that the verdict names.
+    why
+        The verdict's reason, a sentence.
     """
 
     job_id: str
@@ -50,6 +84,19 @@ class Life:
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
+    link: int = 1
+    checkpoint: int | None = None
+    failures: int = 0
+    avoids: str | None = None
+    state: str | None = None
+    signal: str | None = None
+    rank: int | None = None
+    host: str | None = None
+    step: int | None = None
+    rule: str | None = None
+    verdict: str | None = None
+    excluded: str | None = None
+    why: str | None = None
 
     @property
     def task(self) -> str | None:
@@ -67,14 +114,14 @@ def read_lives(launch_dir: Path, job_id: str | None = None) -> list[Life]:
     Parameters
     ----------
     job_id
-        That of the job or the array; lives of another job are passed over.
+        That of the job, of the array or of one task of it; lives of another job are passed over.
     """
     found: dict[str, dict[str, Any]] = {}
     for path in _files(launch_dir / MARKS):
         stem = path.name.removesuffix(_STARTED).removesuffix(_ENDED)
         found.setdefault(stem, {}).update(_read(path))
     lives = [life for stem, content in found.items() if (life := _life(stem, content))]
-    return _in_order(life for life in lives if job_id is None or life.job_id.partition("_")[0] == job_id)
+    return _in_order(life for life in lives if job_id in (None, life.job_id, life.job_id.partition("_")[0]))
 
 
 def _in_order(lives: Iterable[Life]) -> list[Life]:
@@ -102,38 +149,102 @@ def cancelled_by(launch_dir: Path, job_id: str) -> str | None:
     return str(user) if user else None
 
 
+@dataclass(frozen=True, slots=True)
+class ChainEnd:
+    """Why no further link of a chain does anything, who decided it, ``job 17`` or a user's name, and when.
+
+    The time is in Unix seconds; ``None`` is now.
+    """
+
+    by: str
+    why: str
+    ended: float | None = None
+
+
+def end_chain(launch_dir: Path, end: ChainEnd) -> None:
+    """Keep all links that have not begun from doing anything, unless the chain has ended already.
+
+    Raises
+    ------
+    OSError
+        If that cannot be written: the next link would go on.
+    """
+    (launch_dir / MARKS).mkdir(exist_ok=True)
+    ended = time.time() if end.ended is None else end.ended
+    told = {"by": end.by, "why": end.why, "ended": int(ended)}
+    _write_once(launch_dir / MARKS, CHAIN_ENDED_MARK, json.dumps(told))
+
+
+def chain_end(launch_dir: Path) -> ChainEnd | None:
+    """Why a launch's chain has ended; ``None`` as long as it has not."""
+    told = _read(launch_dir / MARKS / CHAIN_ENDED_MARK)
+    if not told:
+        return None
+    return ChainEnd(str(told.get("by", "")), str(told.get("why", "")), _number(told, "ended"))
+
+
+def link_jobs(launch_dir: Path) -> list[str]:
+    """The ids of the jobs of a launch's chain in their order, as far as they are known."""
+    found: list[str] = []
+    while (job := _job_in(_claimed(launch_dir, len(found) + 1))) is not None:
+        found.append(job)
+    return found
+
+
+def later_jobs(launch_dir: Path) -> list[str]:
+    """The same without the first, which the launcher knows."""
+    found: list[str] = []
+    while (job := _job_in(_claimed(launch_dir, len(found) + 2))) is not None:
+        found.append(job)
+    return found
+
+
 def first_job(launch_dir: Path) -> str | None:
     """The id of the job that has claimed a launch; ``None`` as long as none has."""
-    claimed = _claimed(launch_dir)
+    return _job_in(_claimed(launch_dir))
+
+
+def _job_in(claimed: str | None) -> str | None:
     return claimed if claimed and claimed.isdecimal() else None
 
 
-def claim(launch_dir: Path, holder: str) -> str:
+def claim(launch_dir: Path, holder: str, link: int = 1) -> str:
     """Claim a launch for a job, or for none (`GIVEN_UP`), unless it is claimed already; return who has it.
+
+    Of a chain it is a `link` that is claimed.
 
     Where nothing can be read or written, that is `holder`: a mark that cannot be left stops nobody.
     """
     directory = launch_dir / MARKS
     with contextlib.suppress(OSError):
         directory.mkdir(exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{JOB_MARK}-") as whole:
-            os.fchmod(whole.fileno(), 0o666 & ~umask())
-            whole.write(f"{holder}\n")
-            whole.flush()
-            # A link, so that the claim is there with its content, or not at all.
-            try:
-                (directory / JOB_MARK).hardlink_to(whole.name)
-            except FileExistsError:
-                pass
-            except OSError:  # no links on this file system
-                with (directory / JOB_MARK).open("x") as mark:
-                    mark.write(f"{holder}\n")
-    return _claimed(launch_dir) or holder
+        _write_once(directory, _claim_name(link), holder)
+    return _claimed(launch_dir, link) or holder
 
 
-def _claimed(launch_dir: Path) -> str | None:
+def _write_once(directory: Path, name: str, content: str) -> None:
+    """Write a mark unless it is there: whoever comes first writes it."""
+    with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{JOB_MARK}-") as whole:
+        os.fchmod(whole.fileno(), 0o666 & ~umask())
+        whole.write(f"{content}\n")
+        whole.flush()
+        # A link, so that the mark is there with its content, or not at all.
+        try:
+            (directory / name).hardlink_to(whole.name)
+        except FileExistsError:
+            pass
+        except OSError:  # no links on this file system
+            with contextlib.suppress(FileExistsError), (directory / name).open("x") as mark:
+                mark.write(f"{content}\n")
+
+
+def _claim_name(link: int) -> str:
+    return JOB_MARK if link == 1 else f"{JOB_MARK}.{link}"
+
+
+def _claimed(launch_dir: Path, link: int = 1) -> str | None:
     try:
-        return (launch_dir / MARKS / JOB_MARK).read_text(encoding="utf-8").strip() or None
+        return (launch_dir / MARKS / _claim_name(link)).read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):
         return None
 
@@ -167,15 +278,36 @@ def _life(stem: str, content: Mapping[str, Any]) -> Life | None:
     job_id, _, number = stem.rpartition(".")
     if not (job_id and number.isdigit() and content):
         return None
-    code = _number(content, "exit_code")
     return Life(
         job_id=job_id,
         number=int(number),
-        nodes=str(content["nodes"]) if content.get("nodes") else None,
         started=_number(content, "started"),
         ended=_number(content, "ended"),
-        exit_code=None if code is None else int(code),
+        link=_whole(content, "link") or 1,
+        failures=_whole(content, "failures") or 0,
+        exit_code=_whole(content, "exit_code"),
+        checkpoint=_whole(content, "checkpoint"),
+        rank=_whole(content, "rank"),
+        step=_whole(content, "step"),
+        nodes=_text(content, "nodes"),
+        avoids=_text(content, "avoids"),
+        state=_text(content, "state"),
+        signal=_text(content, "signal"),
+        host=_text(content, "host"),
+        rule=_text(content, "rule"),
+        verdict=_text(content, "verdict"),
+        excluded=_text(content, "excluded"),
+        why=_text(content, "why"),
     )
+
+
+def _text(content: Mapping[str, Any], key: str) -> str | None:
+    return str(content[key]) if content.get(key) else None
+
+
+def _whole(content: Mapping[str, Any], key: str) -> int | None:
+    value = _number(content, key)
+    return None if value is None else int(value)
 
 
 def _number(content: Mapping[str, Any], key: str) -> float | None:

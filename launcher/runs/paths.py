@@ -28,6 +28,8 @@ RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 MARKS = "marks"
 JOB_MARK = "job"
+CHAIN_ENDED_MARK = "chain-ended"
+EXCLUDED_NODES = "excluded_nodes.tsv"
 IMAGE_MARK = "image.sha256"
 METRICS = "metrics.jsonl"
 _SCRIPT_SUFFIX = "_submission.sh"
@@ -91,6 +93,16 @@ class LaunchPaths:
     def binding(self) -> Path:
         """Functions that the task script reads."""
         return self.directory / "binding.sh"
+
+    @property
+    def resilience(self) -> Path:
+        """Functions that the script reads to be a link of a chain, and to tell how it ended."""
+        return self.directory / "resilience.sh"
+
+    @property
+    def failure_rules(self) -> Path:
+        """The rules that it judges its end by."""
+        return self.directory / "failure_rules.tsv"
 
     @property
     def attach_script(self) -> Path:

@@ -103,6 +103,11 @@ def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
     return Origin(fields, files)
 
 
+def of_image(origin: Origin, image: str | None) -> Origin:
+    """The same origin of a launch that runs in another image."""
+    return Origin({**origin.fields, "image": image, "image_digest": _digest(image)}, origin.files)
+
+
 def package_versions() -> dict[str, str]:
     """The versions of what composes, renders and submits; what is not installed is left out."""
     import platform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -61,13 +61,44 @@ _FINAL = {
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """The jobs of a chain that are known, by their ids, in the order of their numbers, which begin with 1.
+
+    `current` is the number of the one that counts now; `most` of how many there are at most.
+    """
+
+    current: int
+    most: int
+    jobs: Mapping[str, JobStatus]
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job that counts now."""
+        return list(self.jobs)[self.current - 1]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The ids of those that wait, the next one first."""
+        return [job_id for job_id, status in self.jobs.items() if status.state is State.PENDING]
+
+    @property
+    def beyond(self) -> list[str]:
+        """The ids of those after the current one."""
+        return list(self.jobs)[self.current :]
+
+    def __str__(self) -> str:
+        return f"{self.current}/{self.most}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """A job as its scheduler sees it.
 
     `reason` is the scheduler's own word (why a job waits, how it ended); `nodes` its node list; `elapsed`
     the time it ran, as ``[D-]HH:MM:SS``; `exit_code` is ``None`` until it is known. `restarts` is how often
     the job was requeued. Of an array `tasks` has the state of each task by its number, and the other fields
-    sum them up.
+    sum them up. Of a chain `chain` has all its jobs, and the other fields are about the current one. `why` is
+    what the job itself found out about its end, where that says more.
     """
 
     state: State
@@ -77,6 +108,18 @@ class JobStatus:
     exit_code: int | None = None
     restarts: int = 0
     tasks: Mapping[str, State] = field(default_factory=dict)
+    chain: Links | None = None
+    why: str | None = None
+
+    @property
+    def reasons(self) -> str | None:
+        """The reason and why it ended so, in one line."""
+        return ": ".join(part for part in (self.reason, self.why) if part) or None
+
+    @property
+    def began_again(self) -> bool:
+        """Whether the trainer began more than once."""
+        return self.restarts > 0 or (self.chain is not None and self.chain.current > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +128,44 @@ class Ticket:
 
     `tag` was given to its script as the argument: a job of the same id without it is another one, of a Slurm
     that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was submitted,
-    and where it runs if there is no queue.
+    and where it runs if there is no queue. A point of a sweep is one task of an array, ``17_2``, whose script
+    was given another tag as its `argument`. Of a chain of at most `links` jobs `job_id` is the first, and
+    `later` are the others that are known.
     """
 
     job_id: str
     launch_dir: Path
     tag: str
     host: str
+    argument: str | None = None
+    later: tuple[str, ...] = ()
+    links: int = 1
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The ids of all jobs of a chain that are known; otherwise just the one."""
+        return (self.job_id, *self.later)
+
+    @property
+    def each(self) -> list[Ticket]:
+        """The jobs of a chain, each as one of its own."""
+        return [replace(self, job_id=job_id, later=(), links=1) for job_id in self.jobs]
+
+    @property
+    def of(self) -> str:
+        """The id of the job, or of the array that it is a task of."""
+        return self.job_id.partition("_")[0]
+
+    @property
+    def task(self) -> int | None:
+        """Its number, if it is a task of an array."""
+        number = self.job_id.partition("_")[2]
+        return int(number) if number else None
+
+    @property
+    def submitted_with(self) -> str:
+        """The last argument of the script that was submitted."""
+        return self.argument or self.tag
 
 
 class NoAnswer(UserError):
@@ -109,13 +183,16 @@ class Intent:
     """A submission that may have become a job: its launcher died before it wrote down the answer.
 
     `tag` was given to the script as its argument, so that the job can be told by it; `user` submitted it, at
-    `since` (UTC, ISO 8601) or later.
+    `since` (UTC, ISO 8601) or later. Of a chain it is the `link` that is meant, all of them where that is
+    ``None``; `after` is what it waits for besides its header's, as ``sbatch --dependency`` takes it.
     """
 
     tag: str
     script: Path
     user: str
     since: str
+    link: int | None = 1
+    after: str | None = None
 
 
 class Scheduler(Protocol):
@@ -138,13 +215,18 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it would refuse the script or cannot be reached.
         """
 
-    def submit(self, script: Path, tag: str) -> str:
+    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
         """Submit a script that lies in its launch directory; return the job's id.
 
         Parameters
         ----------
         tag
-            Given to the script as its argument: by it the job is found when this answer is lost.
+            Given to the script as its last argument: by it the job is found when this answer is lost.
+        link
+            Which job of a chain it is; from the second on the script is given that too.
+        after
+            What it waits for, such as ``afterok:17``, in place of what its header says. Where that can never
+            come true, the job is cancelled.
 
         Raises
         ------

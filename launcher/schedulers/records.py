@@ -82,6 +82,12 @@ class Record:
         task = self.job_id.partition("_")[2].strip("[]").partition("%")[0]
         return task or None
 
+    @property
+    def link(self) -> int:
+        """Which job of a chain it is: the script's argument before the tag, if it has two."""
+        word = self.command.rpartition(" ")[0].rpartition(" ")[2]
+        return int(word) if word.isdecimal() else 1
+
     def has_argument(self, tag: str) -> bool:
         """Whether the last argument of the script is this."""
         return self.command.endswith(f" {tag}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from launcher.errors import UserError
 from launcher.runs.provenance import user
 from launcher.schedulers import slurm_verbs as verbs
 from launcher.schedulers.base import Intent, JobStatus, Ticket
+from launcher.schedulers.chains import of_chain
 from launcher.schedulers.commands import (
     WITHOUT_SLURM,
     Answer,
@@ -24,8 +26,9 @@ from launcher.schedulers.commands import (
 from launcher.schedulers.failures import is_not_answered, is_without_configuration
 from launcher.schedulers.patience import Patience
 from launcher.schedulers.questions import Questions
-from launcher.schedulers.records import Record, by_job, script_of
+from launcher.schedulers.records import Record, script_of
 from launcher.schedulers.states import of_ticket
+from launcher.schedulers.tasks import by_ticket
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -35,6 +38,9 @@ _WOULD_WAIT = (
     "Requested partition configuration not available now",
     "Requested reservation is in use",
 )
+
+# Slurm's own default of MaxArraySize, for a configuration that does not tell it.
+_DEFAULT_ARRAY = 1001
 
 _VERB_SECONDS = 60.0
 
@@ -79,13 +85,14 @@ class SlurmScheduler:
         """Say which variables sbatch would have read; see `Scheduler.ignored_environment`."""
         return describe_leaks(os.environ)
 
-    def submit(self, script: Path, tag: str) -> str:
+    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
         """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
         unset = leaked_variables(os.environ)
-        return submit_script(script, tag, unset=unset, slurm_conf=self._slurm_conf)
+        arguments = [tag] if link == 1 else [str(link), tag]
+        return submit_script(script, arguments, unset, self._slurm_conf, after)
 
     def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
         """Look for jobs whose scripts were given a tag, in the queue and in the accounting."""
@@ -94,12 +101,12 @@ class SlurmScheduler:
         self._require_configuration()
         queued = self._questions.queue_of({intent.user for intent in intents})
         recent = self._questions.accounting_since(intents)
-        tags = {intent.tag for intent in intents}
+        wanted = {(intent.tag, intent.link) for intent in intents}
         found: dict[str, set[str]] = {}
         for record in (*queued, *recent):
             # The last word: one look-up for each job, however many there are of both.
             tag = record.command.rpartition(" ")[2]
-            if tag in tags:
+            if (tag, record.link) in wanted or (tag, None) in wanted:
                 found.setdefault(tag, set()).add(record.of)
         return {tag: sorted(jobs, key=_in_order) for tag, jobs in found.items()}
 
@@ -120,13 +127,35 @@ class SlurmScheduler:
         if not tickets:
             return {}
         self._require_configuration()
-        live = by_job(self._questions.queue([ticket.job_id for ticket in tickets]))
-        ended = [t.job_id for t in tickets if not _queue_tells_all(t, live.get(t.job_id, ()))]
-        accounted = by_job(self._questions.accounting(ended) if ended else ())
+        each = [one for ticket in tickets for one in ticket.each]
+        # Of an array once, however many of its tasks are points of a sweep.
+        live = by_ticket(each, self._questions.queue([one.of for one in each]))
+        # While a link of a chain lives, the others are told by their own marks.
+        ended = [
+            one.of
+            for ticket in tickets
+            if not any(_queue_tells_all(one, live[one]) for one in ticket.each)
+            for one in ticket.each
+        ]
+        accounted = by_ticket(each, self._questions.accounting(ended) if ended else ())
         blind = self._questions.unaccounted
-        return {
-            t.tag: of_ticket(t, live.get(t.job_id, ()), accounted.get(t.job_id, ()), blind) for t in tickets
-        }
+        told = {one: of_ticket(one, live[one], accounted[one], blind) for one in each}
+        return {ticket.tag: of_chain(ticket, [told[one] for one in ticket.each]) for ticket in tickets}
+
+    def largest_array(self) -> int:
+        """How many tasks a job array may have.
+
+        Raises
+        ------
+        UserError
+            If Slurm cannot be asked.
+        """
+        self._require_configuration()
+        answer = self._patience.ask(["scontrol", "show", "config"], self._environment)
+        if answer.code != 0:
+            raise UserError(f"Slurm does not tell its configuration: {words(answer.stderr)}")
+        told = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
+        return int(told[1]) if told else _DEFAULT_ARRAY
 
     def cancel(self, job_id: str) -> None:
         verbs.cancel(self._run, job_id, self._known(job_id))
@@ -157,12 +186,13 @@ class SlurmScheduler:
 
 
 def _queue_tells_all(ticket: Ticket, records: Sequence[Record]) -> bool:
-    """Whether the accounting has nothing to add: a job that waits or runs, and no array.
+    """Whether the accounting has nothing to add: a job, or one task of an array, that waits or runs.
 
-    The queue forgets an array's tasks one by one.
+    Of a whole array it always has: the queue forgets its tasks one by one.
     """
-    ours = [record for record in records if record.has_argument(ticket.tag)]
-    return any(record.state.is_live and record.task is None for record in ours)
+    ours = [record for record in records if record.has_argument(ticket.submitted_with)]
+    task = None if ticket.task is None else str(ticket.task)
+    return any(record.state.is_live and record.task == task for record in ours)
 
 
 def _in_order(job_id: str) -> tuple[int, str]:

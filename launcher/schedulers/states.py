@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pwd
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -20,6 +20,10 @@ INTERRUPTED_REASON = "saved before its end: launching again continues"
 
 ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
 _FORGOTTEN = "the scheduler does not know this job"
+# Why Slurm itself cancels a job (--kill-on-invalid-dep), such as a stage whose parent failed.
+_NEVER = ("DependencyNeverSatisfied", "what it waited for failed, or cannot happen any more")
+# Slurm keeps no record of a task that was cancelled by its number before it began.
+_CANCELLED_BEFORE = JobStatus(State.CANCELLED, "before it began")
 _NOT_BEGUN = JobStatus(State.UNKNOWN, "it has not begun, as far as its marks tell")
 
 
@@ -47,11 +51,14 @@ def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
     Parameters
     ----------
     job_id
-        Marks of another job are passed over.
+        Marks of another job are passed over; that of an array's task is told as a job of its own.
     """
     marked = _marked(launch_dir, job_id)
     if None in marked or not marked:
         return marked.get(None)
+    task = (job_id or "").partition("_")[2]
+    if task:
+        return marked[int(task)]
     tasks = {number: status for number, status in marked.items() if number is not None}
     return sum_up({**dict.fromkeys(declared_tasks(launch_dir), _NOT_BEGUN), **tasks})
 
@@ -80,14 +87,18 @@ def of_ticket(
     blind
         Why the accounting could not be asked.
     """
-    ours = [record for record in live if record.has_argument(ticket.tag)]
+    ours = [record for record in live if record.has_argument(ticket.submitted_with)]
     # The accounting learns a job's command and directory late; before Slurm 21.08 it has no commands.
     accounted = [record for record in accounted if record.command or record.work_dir]
-    past = [record for record in accounted if not record.command or record.has_argument(ticket.tag)]
+    past = [
+        record for record in accounted if not record.command or record.has_argument(ticket.submitted_with)
+    ]
     if ours or past:
         told = _of_job(ticket, ours, past)
         # The queue does not know by whom.
-        return cancelled(told, ticket) if told.state is State.CANCELLED and not told.reason else told
+        is_by_nobody = told.state is State.CANCELLED and told.reason in (None, _CANCELLED_BEFORE.reason)
+        is_lost = told.state is State.UNKNOWN and ticket.task is not None
+        return cancelled(told, ticket) if is_by_nobody or is_lost else told
     is_another = bool(live or accounted)
     forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
     marked = from_marks(ticket.launch_dir, ticket.job_id)
@@ -98,6 +109,8 @@ def _of_job(ticket: Ticket, live: Sequence[Record], past: Sequence[Record]) -> J
     """What a job is that Slurm knows."""
     marked = _marked(ticket.launch_dir, ticket.job_id) if not _is_alive(live) else {}
     by_live, by_past = _by_task(live), _by_task(past)
+    if ticket.task is not None:
+        return _of_task(ticket.task, by_live, by_past, marked)
     numbers = {*by_live, *by_past, *marked}
     if numbers == {None}:
         return resolve(by_live.get(None), by_past.get(None), marked.get(None))
@@ -106,9 +119,21 @@ def _of_job(ticket: Ticket, live: Sequence[Record], past: Sequence[Record]) -> J
         for number in numbers
         if number is not None
     }
-    # Slurm keeps no record of a task that was cancelled by its number before it began.
-    missing = JobStatus(State.CANCELLED, "before it began")
-    return sum_up({**dict.fromkeys(declared_tasks(ticket.launch_dir), missing), **tasks})
+    return sum_up({**dict.fromkeys(declared_tasks(ticket.launch_dir), _CANCELLED_BEFORE), **tasks})
+
+
+def _of_task(
+    number: int,
+    live: Mapping[int | None, JobStatus],
+    past: Mapping[int | None, JobStatus],
+    marked: Mapping[int | None, JobStatus],
+) -> JobStatus:
+    """What one task of an array is that Slurm knows."""
+    waits = number in past and past[number].state is State.PENDING
+    # Of tasks that wait together the accounting has one record, and does not learn that one of them is gone.
+    if number not in live and number not in marked and (number not in past or (live and waits)):
+        return _CANCELLED_BEFORE
+    return resolve(live.get(number), past.get(number), marked.get(number))
 
 
 def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStatus | None) -> JobStatus:
@@ -191,8 +216,9 @@ def _reason(state: State, record: Record, code: int | None) -> str | None:
     word = plain_word(record.word)
     other = None if word == state.value else word  # Slurm's own, where the state does not say it
     if state is State.CANCELLED:
-        # What the queue still shows is why the job waited before it was cancelled.
-        return _who(record.word.partition(" ")[2]) or other
+        # What else the queue still shows is why the job waited before it was cancelled.
+        by_slurm = _NEVER[1] if record.reason == _NEVER[0] else None
+        return _who(record.word.partition(" ")[2]) or by_slurm or other
     if state is State.PENDING:
         return why_waiting(record.word, record.reason)
     if state is State.INTERRUPTED:
@@ -229,8 +255,28 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
+# Slurm's words for how it ended a job, or while the script still runs, for why it ends it.
+_ENDED_BY_SLURM: Mapping[str, State] = {
+    "BOOT_FAIL": State.NODE_FAIL,
+    "BootFail": State.NODE_FAIL,
+    "CANCELLED": State.CANCELLED,
+    "DEADLINE": State.DEADLINE,
+    "DeadLine": State.DEADLINE,
+    "NODE_FAIL": State.NODE_FAIL,
+    "NodeDown": State.NODE_FAIL,
+    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
+    "OutOfMemory": State.OUT_OF_MEMORY,
+    "PREEMPTED": State.PREEMPTED,
+    "TIMEOUT": State.TIMEOUT,
+    "TimeLimit": State.TIMEOUT,
+}
+
+
 def _of_life(life: Life) -> JobStatus:
     code = life.exit_code
+    ended_by_slurm = _ENDED_BY_SLURM.get(life.state or "")
+    if code is None and ended_by_slurm:  # its node failed, and the next link of its chain judged it
+        return JobStatus(ended_by_slurm, None, life.nodes, restarts=life.number, why=_why(life))
     if code is None:
         return JobStatus(State.UNKNOWN, "it started, and recorded no end", life.nodes, restarts=life.number)
     elapsed = None
@@ -239,6 +285,18 @@ def _of_life(life: Life) -> JobStatus:
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         elapsed = f"{days}-{clock}" if days else clock
     state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
+    if state is State.FAILED and ended_by_slurm:
+        return JobStatus(ended_by_slurm, None, life.nodes, elapsed, None, life.number, why=_why(life))
     reason = exit_reason(code) if state is State.FAILED else None
     reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
-    return JobStatus(state, reason, life.nodes, elapsed, code, life.number)
+    why = _why(life) if state is State.FAILED else None
+    return JobStatus(state, reason, life.nodes, elapsed, code, life.number, why=why)
+
+
+# Rules that say no more than the state and the exit code.
+_SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
+
+
+def _why(life: Life) -> str | None:
+    """What the job found out about its end."""
+    return life.why if life.rule not in (None, *_SAY_NOTHING) else None

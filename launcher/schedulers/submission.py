@@ -32,11 +32,16 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
     """
 
     def __init__(
-        self, folder: str, script: Path, tag: str, unset: Sequence[str], slurm_conf: str | None
+        self,
+        folder: str,
+        arguments: Sequence[str],
+        script: Path,
+        unset: Sequence[str],
+        slurm_conf: str | None,
     ) -> None:
         super().__init__(folder=folder)
         self._script = script
-        self._tag = tag
+        self._arguments = arguments
         self._unset = unset
         self._slurm_conf = slurm_conf
 
@@ -59,18 +64,26 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         environment = [argument for name in self._unset for argument in ("-u", name)]
         if self._slurm_conf is not None:
             environment.append(f"SLURM_CONF={self._slurm_conf}")
-        return ["env", *environment, "sbatch", str(self._script), self._tag]
+        return ["env", *environment, "sbatch", *self._arguments]
 
 
-def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str | None) -> str:
+def submit_script(
+    script: Path,
+    arguments: Sequence[str],
+    unset: Sequence[str],
+    slurm_conf: str | None,
+    after: str | None = None,
+) -> str:
     """Submit a written script with submitit; return the job's id.
 
     Parameters
     ----------
-    tag
-        The script's argument.
+    arguments
+        The script's own.
     unset
         Names of variables that sbatch must not see.
+    after
+        What the job waits for, in place of what the script's header says.
 
     Raises
     ------
@@ -79,12 +92,15 @@ def submit_script(script: Path, tag: str, unset: Sequence[str], slurm_conf: str 
     UserError
         With Slurm's own words, if it refuses.
     """
+    # Else a job whose dependency can never come true would wait for ever.
+    waits = [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
+    words_of_sbatch = [*waits, str(script), *arguments]
     try:
         # Not beside the script: submitit would read a % in the name of a run's directory. What sbatch says of
         # a failure it prints; so do we, once it is known what it means.
         folders = tempfile.TemporaryDirectory(prefix="slipway-")
         with folders as folder, contextlib.redirect_stderr(io.StringIO()):
-            return SbatchExecutor(folder, script, tag, unset, slurm_conf).submit_script()
+            return SbatchExecutor(folder, words_of_sbatch, script, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
         return _id_all_the_same(error)
     except OSError as error:  # submitit's own copy, before or after sbatch had the job

@@ -164,7 +164,11 @@ def _nodelist(made: Draft) -> Iterator[str]:
 
 
 def _one_job(made: Draft) -> Iterator[str]:
-    """No array: each of its tasks would make the same two steps again."""
+    """No chain and no array: each of their jobs would make the same two steps again."""
+    if made.plan.job.chain.links > 1:
+        yield "resilience.links=1"
+    if made.plan.job.resources.max_nodes is not None:
+        yield "resilience.nodes=null"
     if "array" in made.plan.job.queue.further:
         where = "stage_cluster.training" if "array" in _own_cluster(made).get("sbatch", {}) else "cluster"
         yield f"++{where}.sbatch.array=null"

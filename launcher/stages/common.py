@@ -29,7 +29,7 @@ _TAKEN = re.compile(
     r"|(?P<slurm>SBATCH_\w+|SLURM_(JOB|STEP|TASK|ARRAY|RESTART|SUBMIT|NODE)\w*"
     r"|SLURM_(PROCID|LOCALID|GTIDS|CPUS_ON_NODE|N(TASKS|NODES|PROCS)\w*))"
     r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLIPWAY_TAG)"
-    r"|(?P<script>[a-z][a-z0-9]*|launch_dir|job_id|tasks_ended)",
+    r"|(?P<script>[a-z][a-z0-9]*|launch_dir|job_id|tasks_ended|by_hand|submitted_with)",
     re.ASCII,
 )
 _TAKEN_BY = {

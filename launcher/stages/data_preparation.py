@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.config.schema import RunConfig, TextPreparationConfig
-from launcher.plan import Job, Payload
+from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 
@@ -47,6 +47,7 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
         environment=common.environment(config),
         srun_args=tuple(cluster.srun_args),
         merge_stderr=cluster.stderr_to_stdout,
+        chain=Chain(exclude_hours=config.resilience.exclude_hours),
         directories=tuple(outputs),
     )
 

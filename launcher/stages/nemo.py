@@ -48,6 +48,7 @@ def nemo_payload(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         # NeMo saves and ends on SIGTERM. On SIGUSR1 Lightning would requeue the job by itself, and the
         # checkpoint that it saves for that is one that NeMo cannot resume from; found ignored, it stays so.
         save_signal="TERM",
+        nodes_key="trainer.num_nodes",
     )
 
 

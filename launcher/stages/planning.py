@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig, RunConfigNode
 from launcher.errors import UserError
 from launcher.plan import Job, Plan
+from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.data_preparation import data_preparation_job
@@ -19,6 +23,57 @@ from launcher.stages.training import training_job
 def run_directory(config: RunConfig) -> Path:
     """The directory of the run that a configuration describes."""
     return _launch_paths(_for_stage(config), number=1).run_dir
+
+
+def by_stage(config: RunConfig) -> list[RunConfig]:
+    """One configuration for each stage that is asked for, in that order.
+
+    Raises
+    ------
+    UserError
+        If the stages cannot be launched one after the other.
+    """
+    if len(config.stages) == 1:
+        return [config]
+    _check_order(config)
+    # What does not belong to a stage is taken out: nothing later on has to know that there are others.
+    nodes = {stage: getattr(config, stage) for stage in STAGES}
+    each = [
+        config.model_copy(
+            update={"stages": [stage], **{name: nodes[name] if name == stage else None for name in STAGES}}
+        )
+        for stage in config.stages
+    ]
+    directories = [run_directory(one) for one in each]
+    if len(set(directories)) < len(directories):
+        raise UserError(
+            f"stages=[{','.join(config.stages)}]: both would be launches of {directories[0]}",
+            key=f"{config.stages[-1]}.run.results_dir",
+            also=(f"{config.stages[-1]}.run.name",),
+            hint=f"another name for one of them: {config.stages[-1]}.run.name=...",
+        )
+    return each
+
+
+def _check_order(config: RunConfig) -> None:
+    stages, told = config.stages, f"stages=[{','.join(config.stages)}]"
+    if len(set(stages)) < len(stages):
+        raise UserError(f"{told}: a stage is named twice", key="stages")
+    if config.cluster.scheduler != "slurm":
+        raise UserError(
+            f"{told}: cluster.scheduler={config.cluster.scheduler} has no queue in which one could wait",
+            key="stages",
+            also=("cluster.scheduler",),
+            hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
+        )
+    if "training" in stages[:-1] and config.resilience.links > 1:
+        raise UserError(
+            f"{told}: no stage can wait for the end of a chain of jobs, resilience.links="
+            f"{config.resilience.links}",
+            key="stages",
+            also=("resilience.links",),
+            hint=f"stages=[{','.join([*(one for one in stages if one != 'training'), 'training'])}]",
+        )
 
 
 def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
@@ -34,16 +89,13 @@ def _for_stage(config: RunConfig) -> RunConfig:
 
 
 def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
-    """The one stage that a launch has, with its `run` node.
+    """The one stage that a launch has, with its `run` node; of several stages see `by_stage`.
 
     Raises
     ------
     UserError
-        If several stages are asked for: chains of stages are not there yet.
+        If there is no such group in the configuration.
     """
-    if len(config.stages) > 1:
-        told = f"stages=[{','.join(config.stages)}]: launch one stage at a time"
-        raise UserError(told, key="stages", hint="stages=[training]")
     (stage,) = config.stages
     node = config.training or config.data_preparation
     if node is None:
@@ -52,19 +104,28 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
     return stage, node.run
 
 
-def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
-    """Plan one launch of a run. A pure function of its arguments."""
+def plan_launch(config: RunConfig, *, number: int, tag: str, avoided: Sequence[ExcludedNode] = ()) -> Plan:
+    """Plan one launch of a run. A pure function of its arguments.
+
+    Parameters
+    ----------
+    config
+        That of one stage.
+    avoided
+        The nodes that failed under earlier jobs of the run.
+    """
     config = _for_stage(config)
     check_exports(config.cluster)
     if config.training is not None:
         check_nodes(config.training)
     paths = _launch_paths(config, number)
+    job = surround(_job(config, paths), config, paths)
     return Plan(
         paths=paths,
         tag=tag,
         scheduler=config.cluster.scheduler,
         slurm_conf=config.cluster.slurm_conf,
-        job=surround(_job(config, paths), config, paths),
+        job=replace(job, queue=replace(job.queue, avoided=tuple(avoided))),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
 from launcher.errors import UserError, shown
-from launcher.plan import Job, Payload
+from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.stages import common
+from launcher.stages import chains, common
 from launcher.stages.megatron_lm import megatron_lm_environment, megatron_lm_payload
 from launcher.stages.nemo import adapt_to_nemo, nemo_payload
 from launcher.stages.payloads import config_arguments
@@ -18,15 +20,16 @@ from launcher.stages.payloads import config_arguments
 
 def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Job:
     """Plan the pretraining of one model."""
+    chains.check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
-    written = _launch_config(training, paths, config.engine)
+    written = _launch_config(training, paths, config.engine, _node_range(config))
     return Job(
         stage="training",
         engine=config.engine,
-        resources=common.resources(
-            config.cluster, training.run, nodes=trainer.num_nodes, tasks=trainer.devices
+        resources=_resources(config, training, trainer),
+        queue=replace(
+            common.queue(config.cluster, training.run), signal=chains.save_signal(config, training.run)
         ),
-        queue=common.queue(config.cluster, training.run),
         payload=_payload(config, training, written, paths),
         container=common.container(
             config, _writable(config, paths), readable={Path(config.data_dir): "data_dir"}
@@ -35,8 +38,25 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         environment={**_environment(config, training, written), **common.environment(config)},
         srun_args=tuple(config.cluster.srun_args),
         merge_stderr=config.cluster.stderr_to_stdout,
+        chain=chains.chain(config, _checkpoints(written)),
         directories=(paths.results, paths.checkpoints),
     )
+
+
+def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
+    least, most = _node_range(config) or (trainer.num_nodes, None)
+    asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+    return replace(asked, max_nodes=most)
+
+
+def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
+    """The least number of nodes and the most, if they are to be as many as there are."""
+    given = config.resilience.nodes
+    return None if given is None else (given.min, given.max if given.max != given.min else None)
+
+
+def _checkpoints(written: Mapping[str, Any]) -> str:
+    return str(written["exp_manager"]["checkpoint_callback_params"]["dirpath"])
 
 
 def _writable(config: RunConfig, paths: LaunchPaths) -> dict[Path, str]:
@@ -70,7 +90,9 @@ def _megatron_payload(config: RunConfig, paths: LaunchPaths) -> Payload:
     )
 
 
-def _launch_config(training: TrainingConfig, paths: LaunchPaths, engine: str) -> dict[str, Any]:
+def _launch_config(
+    training: TrainingConfig, paths: LaunchPaths, engine: str, nodes: tuple[int, int | None] | None
+) -> dict[str, Any]:
     """The configuration of this launch: logs are the launch's own, checkpoints the run's.
 
     Only what the user left at its default is filled in.
@@ -87,6 +109,10 @@ def _launch_config(training: TrainingConfig, paths: LaunchPaths, engine: str) ->
     if data.get("data_impl") == "mmap" and data.get("index_mapping_dir") is None:
         # NeMo would write its index files beside the data, which the container sees read-only.
         data["index_mapping_dir"] = str(paths.run_dir / "index_mapping")
+    if nodes is not None:
+        # Our trainer counts the nodes itself where it is told no number; NeMo is told it in the job.
+        least, most = nodes
+        trainer["num_nodes"] = None if engine == "megatron" and most is not None else least
     if engine == "nemo":
         adapt_to_nemo(trainer, exp_manager)
     if engine != "megatron":

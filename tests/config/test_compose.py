@@ -169,7 +169,6 @@ MISTAKES = [
     (["~training"], ["stages=[training]", "not in the configuration"]),
     (["training.model.data=null"], ["training.model.data=null", "keys are needed"]),
     (["base_results_dir=null"], ["base_results_dir=null", "a directory is needed"]),
-    (["stages=[training,data_preparation]", "data_preparation.inputs=[/x]"], ["one stage at a time"]),
 ]
 
 

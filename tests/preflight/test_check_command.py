@@ -72,6 +72,33 @@ def test_json_has_the_layout_in_numbers(capsys: pytest.CaptureFixture[str]) -> N
     assert layout["tokens"] == 2048 * 2048
 
 
+def test_a_range_of_nodes_is_told_at_both_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["check", "training=gpt3/126m", "cluster=bcm", "resilience.nodes={min: 1, max: 2}"]
+    assert main(asked) == 0
+    least, most, *_ = capsys.readouterr().out.splitlines()
+    assert least.startswith("gpt3_126m: 1 node × 8 = 8 tasks:")
+    assert most.startswith("gpt3_126m: up to 2 nodes × 8 = 16 tasks:")
+    assert "micro batch 4 × data 16 × 4" in most
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["layout"]["world"], told["layout_at_most"]["world"]) == (8, 16)
+
+
+def test_a_range_with_numbers_that_do_not_fit_is_refused_with_its_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Our trainer is asked of both ends; that would refuse the same is not told twice."""
+    asked = ["check", "training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf=null"]
+    assert main([*asked, "resilience.nodes={min: 1, max: 3}"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert line.startswith("error: resilience.nodes={min: 1, max: 3}: with 3 nodes")
+    assert "  from the command line: resilience.nodes={min: 1, max: 3}" in lines
+    assert "  'resilience.nodes={min: 1, max: 2}'" in lines
+
+
 def test_a_check_that_is_left_out_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *TWO, "--no-check=layout.world", "--no-check", "time.max_time"]) == 0
     told = capsys.readouterr().out

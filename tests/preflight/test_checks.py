@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import Profile
+from launcher.plan import Chain, Profile
 from launcher.preflight.facts import Facts, LostSecret
 from launcher.preflight.findings import Finding, Severity
 from launcher.preflight.registry import CHECKS, run_checks
@@ -61,6 +61,16 @@ def per_task(each: int, node: int | None) -> dict[str, Any]:
     """A job that asks for GPUs by the task, on nodes of so many."""
     asked = {"gpus_per_node": None, "gpus_per_task": each}
     return {"plan": {"resources": asked}, "facts": replace(KNOWN, node_gpus=node)}
+
+
+def _range(least: int, most: int, **more: Any) -> dict[str, Any]:
+    """A job on as many nodes as there are."""
+    return {"resources": {"nodes": least, "max_nodes": most, **more}}
+
+
+def chained(links: int = 3, **queue: Any) -> dict[str, Any]:
+    """A job that is the first of a chain."""
+    return {"links": links, "queue": {"requeue": False, "signal": "B:USR1@300", **queue}}
 
 
 def lost(certain: bool) -> Facts:
@@ -308,6 +318,22 @@ CASES = [
     good("batch.rampup", {"model.rampup_batch_size": [64, 64, 1000]}),
     bad("batch.accumulation", {"trainer.accumulate_grad_batches": 4}, "accumulated already"),
     good("batch.accumulation", {"trainer.accumulate_grad_batches": None}),
+    bad("elastic.counts", {}, "with 3 nodes", "fit: 1, 2, 4", plan=_range(1, 4)),
+    good("elastic.counts", {B: 384}, plan=_range(1, 4)),
+    good("elastic.counts", {"trainer.num_nodes": 3}),
+    bad("elastic.gpus", {}, "a known number of tasks", plan=_range(1, 2, gpus_per_task=1)),
+    good("elastic.gpus", {}, plan=_range(1, 2, gpus_per_task=None)),
+    good("elastic.gpus", {}, plan={"resources": {"gpus_per_task": 1}}),
+    # chains of jobs; further cases are in test_resilience_checks.py
+    bad("chain.requeue", {}, "cluster.requeue=true", "the chain of 3 jobs", plan=chained(requeue=True)),
+    bad("chain.requeue", {}, "whatever the site's default is", plan=chained(requeue=None)),
+    good("chain.requeue", {}, plan=chained()),
+    bad("chain.dependency", {}, "alternatives", plan=chained(dependency="afterok:1?afterok:2")),
+    good("chain.dependency", {}, plan=chained(dependency="afterok:1,singleton")),
+    bad("chain.resume", {"exp_manager.resume_if_exists": False}, "begin anew", plan=chained()),
+    good("chain.resume", {"exp_manager.resume_if_exists": False}, plan=chained(links=1)),
+    bad("time.save", {}, "as soon as it begins", plan=chained(links=1, signal="B:USR1@86400")),
+    good("time.save", {}, plan=chained(links=1, signal="B:USR1@86399")),
     # the model
     bad("model.heads", {"model.num_attention_heads": 24}, "does not divide hidden size 4096", "kv_channels"),
     bad("model.heads", {"model.num_query_groups": 5}, "does not divide 32 attention heads"),
@@ -429,8 +455,10 @@ CASES = [
 
 def findings_of(case: Case) -> list[Finding]:
     more = dict(case.plan)
-    ranks = more.pop("ranks", None)
+    ranks, links, queue = more.pop("ranks", None), more.pop("links", 1), more.pop("queue", {})
     plan = plan_of(changed(case.base, case.changes), **more)
+    asked = replace(plan.job.queue, **queue)
+    plan = replace(plan, job=replace(plan.job, chain=Chain(links=links), queue=asked))
     if ranks is not None:
         plan = replace(plan, job=replace(plan.job, profile=Profile(ranks, ("cuda",), "/profiles")))
     return [finding for finding in run_checks(plan, case.facts) if finding.id == case.id]

@@ -102,7 +102,7 @@ def test_a_file_of_the_users_is_not_replaced_by_a_link(tmp_path: Path) -> None:
 
 
 def test_a_refused_submission_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object, script: Path, tag: str) -> str:
+    def refuse(_: object, script: Path, tag: str, **_more: object) -> str:
         raise UserError("no thanks")
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
@@ -119,7 +119,7 @@ def test_a_refused_launch_does_not_hide_the_one_before(
     first = launched(tmp_path).paths
     wait_for_end(first)
 
-    def refuse(_: object, script: Path, tag: str) -> str:
+    def refuse(_: object, script: Path, tag: str, **_more: object) -> str:
         raise UserError("no thanks")
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", refuse)
@@ -147,7 +147,7 @@ def test_the_commit_is_that_of_our_own_checkout_only(tmp_path: Path, repository:
 def test_an_interrupted_submission_is_not_told_as_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: object, script: Path, tag: str) -> str:
+    def interrupt(_: object, script: Path, tag: str, **_more: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.submit", interrupt)

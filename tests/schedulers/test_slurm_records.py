@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def row(*fields: object) -> str:
 )
 def test_squeue(tag: str, expected: JobStatus) -> None:
     assert status_of(QUEUE[f"t-{tag}"]) == expected
+
+
+def test_why_slurm_itself_cancelled_a_job() -> None:
+    told = status_of(replace(QUEUE["t-depnever"], word="CANCELLED"))
+    assert told.state is State.CANCELLED
+    assert told.reason == "what it waited for failed, or cannot happen any more"
 
 
 @pytest.mark.parametrize(

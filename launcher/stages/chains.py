@@ -1,0 +1,98 @@
+"""What follows when a job ends before its training does: the keys of `resilience`, for one stage."""
+
+from __future__ import annotations
+
+from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
+from launcher.errors import UserError
+from launcher.plan import Chain
+from launcher.times import parse_time_limit
+
+# Long enough for the last checkpoint of most; of a short limit a part, so that there is something to save.
+_LONGEST_MARGIN = 300
+_MARGIN_PART = 4
+
+
+def chain(config: RunConfig, checkpoints: str) -> Chain:
+    """The chain that a training's job is the first link of.
+
+    Raises
+    ------
+    UserError
+        Where there is no queue that a next link could wait in, or each task of an array would have its own.
+    """
+    given, cluster = config.resilience, config.cluster
+    if given.links > 1:
+        _require_queue(given.links, cluster)
+    return Chain(
+        links=given.links,
+        from_job=given.submit == "job",
+        max_failures=given.max_failures,
+        exclude_hours=given.exclude_hours,
+        checkpoints=checkpoints,
+    )
+
+
+def _require_queue(links: int, cluster: ClusterConfig) -> None:
+    told = f"resilience.links={links}"
+    if cluster.scheduler != "slurm":
+        raise UserError(
+            f"{told}: cluster.scheduler={cluster.scheduler} has no queue in which a next job could wait",
+            key="resilience.links",
+            also=("cluster.scheduler",),
+            hint="resilience.links=1, and launch again to continue",
+        )
+    if cluster.sbatch.get("array") not in (None, False):
+        raise UserError(
+            f"{told}: the tasks of an array, cluster.sbatch.array, cannot each be a chain",
+            key="resilience.links",
+            also=("cluster.sbatch.array",),
+            hint="resilience.links=1, or cluster.sbatch.array=null",
+        )
+
+
+def check_range(config: RunConfig) -> None:
+    """Hold a range of nodes against itself and the scheduler.
+
+    Raises
+    ------
+    UserError
+        If it is empty, or nobody chooses from it.
+    """
+    given, scheduler = config.resilience.nodes, config.cluster.scheduler
+    if given is None:
+        return
+    if given.min > given.max:
+        raise UserError(
+            f"resilience.nodes.min={given.min}: more than resilience.nodes.max, {given.max}",
+            key="resilience.nodes.min",
+            also=("resilience.nodes.max",),
+            hint=f"resilience.nodes.min={given.max}, or less",
+        )
+    if scheduler != "slurm":
+        raise UserError(
+            f"resilience.nodes: cluster.scheduler={scheduler} has no queue that chooses how many",
+            key="resilience.nodes",
+            also=("cluster.scheduler",),
+            hint=f"resilience.nodes=null training.trainer.num_nodes={given.min}",
+        )
+
+
+def save_signal(config: RunConfig, run: RunConfigNode) -> str | None:
+    """What Slurm tells the script before the time limit ends it, as ``sbatch --signal`` takes it.
+
+    The site's own `cluster.signal` wins.
+    """
+    given = config.resilience.save_before_end
+    if config.cluster.signal is not None or given is None:
+        return config.cluster.signal
+    seconds = _margin(run.time_limit) if given == "auto" else given
+    return None if seconds is None else f"B:USR1@{seconds}"
+
+
+def _margin(time_limit: str | None) -> int | None:
+    """The seconds that are left for saving; ``None`` where no limit of ours ends the job."""
+    try:
+        limit = parse_time_limit(time_limit) if time_limit is not None else None
+    except ValueError:
+        return None  # the checks tell
+    return None if limit is None else max(1, min(_LONGEST_MARGIN, limit // _MARGIN_PART))

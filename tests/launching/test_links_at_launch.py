@@ -1,0 +1,149 @@
+"""A chain that is submitted whole, for sites whose nodes have no sbatch; and which link a job is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.drafting import Request, draft, drafts
+from launcher.errors import UserError
+from launcher.launching import Launched, Patience, launch, launch_stages
+from launcher.launching.submitting import submit
+from launcher.runs.manifest import read_manifest
+from launcher.runs.marks import GIVEN_UP, claim, link_jobs
+from launcher.schedulers.base import Intent, NoAnswer
+from launcher.schedulers.records import Record
+from launcher.stages.dependencies import beside
+from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return install(tmp_path, monkeypatch)
+
+
+def launched(tmp_path: Path, *more: str) -> Launched:
+    request = Request(overrides(tmp_path, "resilience.links=4", *more), ["slipway", "launch"])
+    return launch(draft(request), request)
+
+
+def test_each_link_waits_for_the_one_before_it(tmp_path: Path, slurm: FakeSlurm) -> None:
+    done = launched(tmp_path, "resilience.submit=launch")
+    script, tag = "nemo-megatron-gpt3_tiny_submission.sh", done.manifest.tag
+    waits = "--dependency=afterany:{},singleton --kill-on-invalid-dep=yes"
+    assert slurm.submitted() == [
+        f"{script} {tag}",
+        f"{waits.format(101)} {script} 2 {tag}",
+        f"{waits.format(102)} {script} 3 {tag}",
+        f"{waits.format(103)} {script} 4 {tag}",
+    ]
+    assert done.warnings == []
+    # Of the first nobody else can have been told: it claims the launch itself, when it begins.
+    claim(done.paths.directory, "101")
+    assert link_jobs(done.paths.directory) == ["101", "102", "103", "104"]
+    manifest = read_manifest(done.paths.directory)
+    assert (manifest.job_id, manifest.links, manifest.from_job) == ("101", 4, False)
+
+
+def test_by_default_a_link_submits_the_next_one_itself(tmp_path: Path, slurm: FakeSlurm) -> None:
+    done = launched(tmp_path)
+    assert len(slurm.submitted()) == 1
+    manifest = read_manifest(done.paths.directory)
+    assert (manifest.links, manifest.from_job) == (4, True)
+
+
+def test_a_refusal_cuts_the_chain_short_and_is_told(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.refuse(" 3 2")  # link 3, and a tag, which begins with the year
+    done = launched(tmp_path, "resilience.submit=launch")
+    (warning,) = done.warnings
+    assert warning.startswith("the chain is 2 jobs long: link 3 of 4 was refused: Slurm refused the job: ")
+    assert len(slurm.submitted()) == 3, "none that could not wait for the one before"
+    assert read_manifest(done.paths.directory).job_id == "101"
+
+
+def test_no_link_begins_where_the_first_cannot(tmp_path: Path, slurm: FakeSlurm) -> None:
+    """Where the stage before fails, Slurm cancels the first link, after whose end the second would begin."""
+    whole = ["resilience.links=3", "resilience.submit=launch"]
+    request = Request(stages(tmp_path, *whole), ["slipway", "launch"])
+    launch_stages(drafts(request), request)
+    assert [line.split()[0] for line in slurm.submitted()[1:]] == [
+        "--dependency=afterok:101,singleton",
+        "--dependency=afterany:102,afterok:101,singleton",
+        "--dependency=afterany:103,afterok:101,singleton",
+    ]
+
+
+def test_what_waits_beside_its_own() -> None:
+    assert beside(None, "afterok:17") == "afterok:17"
+    assert beside("singleton", "afterok:17") == "afterok:17,singleton"
+    with pytest.raises(UserError, match=r"x.run.dependency='afterok:1\?afterok:2': alternatives"):
+        beside("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
+
+
+@pytest.mark.parametrize(
+    ("command", "link"),
+    [
+        ("/a/x_submission.sh tag", 1),
+        ("/a/x_submission.sh 2 tag", 2),
+        ("sbatch --dependency=afterany:3 /a/x_submission.sh 12 tag", 12),
+        ("/with 7/space 8/x_submission.sh tag", 1),
+        ("/with 7/space 8/x_submission.sh 3 tag", 3),
+        ("x_submission.sh", 1),
+        ("", 1),
+    ],
+)
+def test_which_link_a_record_is_of(command: str, link: int) -> None:
+    record = Record("17", "17", "RUNNING", None, None, None, None, 0, "me", command)
+    assert record.link == link
+
+
+class Lossy:
+    """A scheduler that takes what it is given and loses the answer; it knows the links apart."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, str | None]] = []
+        self.cancelled: list[str] = []
+
+    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+        self.taken.append((link, after))
+        raise NoAnswer("Slurm did not answer: Socket timed out")
+
+    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+        (intent,) = intents
+        jobs = [str(100 + i) for i, (link, _) in enumerate(self.taken) if link == intent.link]
+        return {intent.tag: jobs} if jobs else {}
+
+    def cancel(self, job_id: str) -> None:
+        self.cancelled.append(job_id)
+
+
+def test_a_link_whose_answer_was_lost_is_found_among_the_others(tmp_path: Path) -> None:
+    scheduler = Lossy()
+    script = tmp_path / "x_submission.sh"
+    patience = Patience(1.0, sleep=lambda _: None)
+    jobs = [
+        submit(
+            scheduler,  # type: ignore[arg-type]
+            Intent("a-tag", script, "me", "2026-11-21T00:00:00Z", link, after),
+            lambda _: None,
+            patience,
+        )
+        for link, after in ((1, None), (2, "afterany:100"))
+    ]
+    assert jobs == ["100", "101"]
+    assert scheduler.taken == [(1, None), (2, "afterany:100")]
+    assert scheduler.cancelled == []
+    assert link_jobs(tmp_path) == ["100", "101"]
+
+
+def test_a_link_that_was_given_up_is_cancelled_and_leaves_the_others_alone(tmp_path: Path) -> None:
+    claim(tmp_path, "99")
+    claim(tmp_path, GIVEN_UP, 2)
+    scheduler = Lossy()
+    intent = Intent("a-tag", tmp_path / "x_submission.sh", "me", "2026-11-21T00:00:00Z", 2)
+    with pytest.raises(UserError, match="given this one up"):
+        submit(scheduler, intent, lambda _: None, Patience(1.0, sleep=lambda _: None))  # type: ignore[arg-type]
+    assert scheduler.cancelled == ["100"]
+    assert link_jobs(tmp_path) == ["99"]

@@ -1,0 +1,243 @@
+"""Several stages in one launch: each a job that waits for the one before, all of them checked beforehand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.drafting import Request, draft, drafts
+from launcher.errors import UserError
+from launcher.launching import Launched, launch_stages
+from launcher.runs.manifest import read_manifest
+from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
+
+SLIPWAY = Path(sys.executable).with_name("slipway")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return install(tmp_path, monkeypatch)
+
+
+def launched(tmp_path: Path, *more: str) -> list[Launched]:
+    request = Request(stages(tmp_path, *more), ["slipway", "launch", "stages=[data_preparation,training]"])
+    return launch_stages(drafts(request), request)
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def slipway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> object:
+    def call(verb: str, *more: str) -> Told:
+        code = main([verb, *stages(tmp_path), *more])
+        captured = capsys.readouterr()
+        return Told(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("more", "after"),
+    [
+        ((), "afterok:101,singleton"),
+        (("training.run.dependency=null",), "afterok:101"),
+        (("resilience.after_stage=afterany",), "afterany:101,singleton"),
+        (("training.run.dependency='afterok:7,singleton'",), "afterok:101,afterok:7,singleton"),
+    ],
+)
+def test_a_stage_waits_for_the_one_before_and_never_for_ever(
+    tmp_path: Path, slurm: FakeSlurm, more: tuple[str, ...], after: str
+) -> None:
+    first, second = launched(tmp_path, *more)
+    assert slurm.submitted() == [
+        f"nemo-megatron-tokenize_text_submission.sh {first.manifest.tag}",
+        f"--dependency={after} --kill-on-invalid-dep=yes nemo-megatron-gpt3_tiny_submission.sh"
+        f" {second.manifest.tag}",
+    ]
+    assert (first.manifest.stage, first.manifest.job_id, first.manifest.after) == (
+        "data_preparation",
+        "101",
+        None,
+    )
+    on_record = read_manifest(second.paths.directory)
+    assert (on_record.stage, on_record.job_id, on_record.after) == ("training", "102", after)
+    assert (tmp_path / "results" / "gpt3_tiny" / "launcher.log").read_text() == "Submitted batch job 102\n"
+
+
+def test_each_stage_is_as_if_it_were_launched_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
+    both = drafts(Request(stages(tmp_path, "resilience.links=3"), []))
+    alone = draft(Request(overrides(tmp_path, "resilience.links=3"), [], number=1, tag=both[1].plan.tag))
+    assert both[1].rendered == alone.rendered
+    assert both[1].composition.choices == alone.composition.choices
+    assert both[0].composition.config.training is None
+    assert both[0].plan.job.chain.links == 1, "a preparation does not go on from a checkpoint"
+
+
+def test_all_are_judged_before_anything_is_written(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.judge(gpt3_tiny="Invalid account")
+    with pytest.raises(UserError, match="Invalid account"):
+        launched(tmp_path)
+    assert [line.split()[0] for line in slurm.calls()] == ["judged", "judged"]
+    assert not (tmp_path / "results").exists()
+
+
+def test_all_are_checked_before_anything_is_submitted(
+    tmp_path: Path, slurm: FakeSlurm, slipway: object
+) -> None:
+    told = slipway("launch", "training.model.global_batch_size=7", "data_preparation.run.time_limit=soon")  # type: ignore[operator]
+    assert told.code == 2
+    assert "time_limit" in told.err
+    told = slipway("launch", "training.model.global_batch_size=7")  # type: ignore[operator]
+    assert told.code == 2
+    assert "training.model.global_batch_size=7" in told.err
+    assert slurm.calls() == []
+
+
+def test_a_stage_that_cannot_wait_beside_alternatives_is_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
+    with pytest.raises(UserError, match=r"training.run.dependency='afterok:7\?afterok:8': alternatives"):
+        launched(tmp_path, "training.run.dependency='afterok:7?afterok:8'")
+    assert slurm.submitted() == []
+    assert not (tmp_path / "results").exists()
+
+
+def test_where_the_first_is_refused_the_second_is_no_job_and_says_so(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    slurm.refuse("tokenize_text")
+    with pytest.raises(UserError, match="Slurm refused the job: no tokenize_text"):
+        launched(tmp_path)
+    assert len(slurm.submitted()) == 1
+    second = read_manifest(tmp_path / "results" / "gpt3_tiny" / "launches" / "1")
+    assert second.job_id is None
+    assert second.error == "the stage before it, data_preparation, has no job"
+    slurm.refuse()
+    assert [one.paths.number for one in launched(tmp_path)] == [2, 2]
+
+
+def test_where_the_second_is_refused_the_user_is_told_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.refuse("gpt3_tiny")
+    with pytest.raises(UserError) as raised:
+        launched(tmp_path)
+    assert raised.value.message == "training: Slurm refused the job: no gpt3_tiny"
+    assert str(raised.value.hint).splitlines() == [
+        "data_preparation is job 101, and goes on",
+        "once this is mended: the same command with stages=[training]"
+        " training.run.dependency=afterok:101,singleton",
+    ]
+    assert read_manifest(tmp_path / "results" / "tokenize_text" / "launches" / "1").job_id == "101"
+    assert "no gpt3_tiny" in str(read_manifest(tmp_path / "results" / "gpt3_tiny" / "launches" / "1").error)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["stages=[data_preparation,training,training]"], "a stage is named twice"),
+        (["cluster.scheduler=local"], "no queue in which one could wait"),
+        (
+            ["stages=[training,data_preparation]", "resilience.links=2"],
+            "no stage can wait for the end of a chain",
+        ),
+        (
+            ["data_preparation.run.results_dir=/x/y", "training.run.results_dir=/x/y"],
+            "both would be launches of /x/y",
+        ),
+    ],
+)
+def test_stages_that_cannot_follow_each_other(tmp_path: Path, more: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        drafts(Request(stages(tmp_path, *more), []))
+
+
+def test_the_order_is_the_users(tmp_path: Path, slurm: FakeSlurm) -> None:
+    done = launched(tmp_path, "stages=[training,data_preparation]")
+    assert [one.manifest.stage for one in done] == ["training", "data_preparation"]
+    assert done[1].manifest.after == "afterok:101"
+
+
+def test_a_dry_run_shows_all_scripts_and_writes_nothing(tmp_path: Path, slipway: object) -> None:
+    told = slipway("launch", "--dry-run")  # type: ignore[operator]
+    assert told.code == 0
+    assert [line for line in told.out.splitlines() if line.startswith("# --- ") and ": /" in line] == [
+        f"# --- data_preparation: {tmp_path}/results/tokenize_text/launches/1/"
+        "nemo-megatron-tokenize_text_submission.sh ---",
+        f"# --- training: {tmp_path}/results/gpt3_tiny/launches/1/nemo-megatron-gpt3_tiny_submission.sh ---",
+    ]
+    assert told.out.count("#!/bin/bash\n") == 2
+    assert not (tmp_path / "results").exists()
+    rendered = slipway("render")  # type: ignore[operator]
+    assert len(rendered.out.splitlines()) == len(told.out.splitlines())
+
+
+def test_each_script_again_byte_for_byte(tmp_path: Path, slurm: FakeSlurm, slipway: object) -> None:
+    for one in launched(tmp_path):
+        again = (one.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
+        assert f"--stage={one.manifest.stage}" in again
+        options = ["--dry-run", f"--stage={one.manifest.stage}", f"--tag={one.manifest.tag}"]
+        told = slipway("launch", *options, "--launch-number=1")  # type: ignore[operator]
+        assert told.out == one.paths.script.read_text()
+    refused = slipway("render", "--launch-number=1")  # type: ignore[operator]
+    assert refused.code == 2
+    assert "--stage=training" in refused.err
+    unknown = slipway("render", "--stage=trainig")  # type: ignore[operator]
+    assert "did you mean 'training'?" in unknown.err
+    unasked = slipway("launch", "--stage=training")  # type: ignore[operator]
+    assert "they need --dry-run" in unasked.err
+
+
+def test_what_was_submitted_is_told_of_each(slurm: FakeSlurm, slipway: object) -> None:
+    told = slipway("launch")  # type: ignore[operator]
+    assert told.code == 0, told.err
+    lines = [line for line in told.out.splitlines() if line.startswith("Submitted")]
+    assert lines[0].startswith("Submitted to Slurm: job 101, run tokenize_text, launch 1, 1 × 1 tasks")
+    assert lines[1].endswith("launch 1, 2 × 2 tasks, waits for afterok:101,singleton")
+    told = slipway("launch", "--json")  # type: ignore[operator]
+    assert [(one["job_id"], one["launch"]) for one in json.loads(told.out)] == [("103", 2), ("104", 2)]
+
+
+def test_no_smoke_of_what_is_not_prepared_yet(slurm: FakeSlurm, slipway: object) -> None:
+    told = slipway("launch", "--smoke")  # type: ignore[operator]
+    assert told.code == 2
+    assert "stages=[training] --smoke" in told.err
+    assert slurm.calls() == []
+
+
+def test_check_tells_of_each_stage(slurm: FakeSlurm, slipway: object) -> None:
+    told = slipway("check", "--json", "training.model.global_batch_size=7")  # type: ignore[operator]
+    assert told.code == 2
+    first, second = json.loads(told.out)
+    assert (first["run"], first["errors"]) == ("tokenize_text", 0)
+    assert second["run"] == "gpt3_tiny"
+    assert second["errors"] > 0
+    told = slipway("check")  # type: ignore[operator]
+    assert [line for line in told.out.splitlines() if line.startswith("stage ")] == [
+        "stage data_preparation",
+        "stage training",
+    ]
+
+
+def test_diff_is_of_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    launched(tmp_path)
+    assert main(["diff", *stages(tmp_path)]) == 0
+    assert (
+        main(["diff", *stages(tmp_path), "data_preparation.seed=5", "training.run.time_limit=00:20:00"]) == 1
+    )
+    told = capsys.readouterr().out
+    assert "-    --seed=" in told
+    assert "+#SBATCH --time=00:20:00" in told
+    assert main(["diff", *stages(tmp_path), "--launch=1"]) == 2
+    assert "--launch 1: of which stage?" in capsys.readouterr().err
+
+
+def test_one_stage_is_meant_where_only_one_can_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one stage is meant here"):
+        draft(Request(stages(tmp_path), []))

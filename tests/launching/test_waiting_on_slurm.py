@@ -1,0 +1,106 @@
+"""What a real Slurm makes of the dependencies of stages and of links; no job begins here."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from launcher.drafting import Request, drafts
+from launcher.launching import Launched, launch_stages
+from launcher.runs.provenance import user
+from launcher.sandbox import Sandbox
+from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.slurm import SlurmScheduler
+
+
+class Waiting:
+    """Launches in a partition whose nodes never come."""
+
+    def __init__(self, sandbox: Sandbox, here: Path) -> None:
+        self.conf = sandbox.environment()["SLURM_CONF"]
+        self.scheduler = SlurmScheduler(self.conf)
+        self.here = here
+        self.tags: list[str] = []
+
+    def launch(self, *more: str) -> list[Launched]:
+        python = self.here / "python"
+        python.write_text("#!/bin/bash\necho missing:\n")
+        python.chmod(0o755)
+        where = ["cluster=sandbox", f"cluster.slurm_conf={self.conf}", "cluster.partition=cloud"]
+        how = [
+            f"cluster.python={python}",
+            "cluster.gpu_request=none",
+            f"base_results_dir={self.here}/results",
+        ]
+        request = Request(["training=gpt3/tiny", *where, *how, *more], ["slipway", "launch"])
+        done = launch_stages(drafts(request), request)
+        self.tags += [one.manifest.tag for one in done]
+        return done
+
+    def jobs(self, one: Launched, link: int | None = None) -> list[str]:
+        manifest = one.manifest
+        intent = Intent(manifest.tag, one.paths.script, manifest.user, manifest.created, link)
+        return list(self.scheduler.find([intent]).get(manifest.tag, ()))
+
+    def state(self, ticket: Ticket) -> State:
+        return self.scheduler.statuses([ticket])[ticket.tag].state
+
+    def dependency(self, job_id: str) -> str:
+        told = self.run("squeue", "--noheader", "--Format=Dependency:200", f"--jobs={job_id}")
+        return told.strip().replace("(unfulfilled)", "")
+
+    def run(self, *command: str) -> str:
+        environment = {"PATH": "/usr/bin:/bin", "SLURM_CONF": self.conf}
+        return subprocess.run(
+            command, check=True, env=environment, timeout=60, capture_output=True, text=True
+        ).stdout
+
+
+@pytest.fixture
+def waiting(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Waiting]:
+    one = Waiting(plain_sandbox, tmp_path)
+    try:
+        yield one
+    finally:
+        intents = [Intent(tag, tmp_path, user(), "2026-01-01T00:00:00Z", None) for tag in one.tags]
+        jobs = [job for found in one.scheduler.find(intents).values() for job in found]
+        if jobs:
+            one.run("scancel", *jobs)
+
+
+@pytest.mark.slurm
+def test_the_links_of_a_chain_are_told_apart(waiting: Waiting) -> None:
+    (one,) = waiting.launch("resilience.links=3", "resilience.submit=launch")
+    first = one.manifest.job_id
+    jobs = waiting.jobs(one)
+    assert len(jobs) == 3
+    assert [waiting.jobs(one, link) for link in (1, 2, 3, 4)] == [[jobs[0]], [jobs[1]], [jobs[2]], []]
+    assert jobs[0] == first
+    for before, job in pairwise(jobs):
+        assert sorted(waiting.dependency(job).split(",")) == [f"afterany:{before}", "singleton"]
+    assert waiting.scheduler.locate(jobs[2]) == one.paths.script
+
+
+@pytest.mark.slurm
+def test_a_stage_whose_parent_failed_does_not_wait_for_ever(waiting: Waiting, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("text\n")
+    text = f"data_preparation.inputs=[{tmp_path}/text.txt]"
+    chain = ["resilience.links=2", "resilience.submit=launch"]
+    parent, child = waiting.launch("stages=[data_preparation,training]", text, *chain)
+    assert parent.manifest.job_id is not None
+    jobs = waiting.jobs(child)
+    assert len(jobs) == 2
+    assert f"afterok:{parent.manifest.job_id}" in waiting.dependency(jobs[0])
+    tickets = [Ticket(job, child.paths.directory, child.manifest.tag, "") for job in jobs]
+    assert {waiting.state(ticket) for ticket in tickets} == {State.PENDING}
+    waiting.scheduler.cancel(parent.manifest.job_id)
+    deadline = time.monotonic() + 120
+    while State.PENDING in {waiting.state(ticket) for ticket in tickets}:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert {waiting.state(ticket) for ticket in tickets} == {State.CANCELLED}

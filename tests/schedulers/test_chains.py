@@ -1,0 +1,198 @@
+"""What the jobs of a chain are together, by what each of them is and by the marks that they left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.marks import ChainEnd, chain_end, claim, end_chain, later_jobs
+from launcher.schedulers.base import JobStatus, State, Ticket
+from launcher.schedulers.chains import from_marks_alone, may_go_on, of_chain
+from launcher.schedulers.states import from_marks
+
+S = State
+JOBS = ("17", "18", "19", "20", "21")
+
+
+def ticket(directory: Path, jobs: int, links: int = 5) -> Ticket:
+    return Ticket("17", directory, "a-tag", "login", later=JOBS[1:jobs], links=links)
+
+
+def mark(directory: Path, link: int, code: int | None = None, at: float = 100.0, **ended: Any) -> None:
+    """Leave the marks of a link: that it began and, with a code or more, that it ended."""
+    marks = directory / "marks"
+    marks.mkdir(exist_ok=True)
+    job = JOBS[link - 1]
+    told = {"job_id": job, "started": at, "nodes": "n1", "link": link}
+    (marks / f"{job}.0.started.json").write_text(json.dumps(told))
+    if code is not None:
+        ended = {"exit_code": code, "ended": at + 50, **ended}
+    if ended:
+        (marks / f"{job}.0.ended.json").write_text(json.dumps({"job_id": job, **ended}))
+
+
+def statuses(*states: State) -> list[JobStatus]:
+    return [JobStatus(state) for state in states]
+
+
+def current(directory: Path, told: Sequence[JobStatus], links: int = 5) -> tuple[int, JobStatus]:
+    status = of_chain(ticket(directory, len(told), links), told)
+    assert status.chain and list(status.chain.jobs.values()) == list(told)
+    assert status.chain.job_id == JOBS[status.chain.current - 1]
+    return status.chain.current, status
+
+
+def test_a_job_that_is_no_chain_is_left_as_it_is(tmp_path: Path) -> None:
+    (running,) = statuses(S.RUNNING)
+    assert of_chain(ticket(tmp_path, 1, links=1), [running]) is running
+
+
+@pytest.mark.parametrize(
+    ("states", "link", "state"),
+    [
+        ((S.PENDING,), 1, S.PENDING),
+        ((S.RUNNING, S.PENDING), 1, S.RUNNING),
+        ((S.COMPLETING, S.PENDING), 1, S.COMPLETING),
+        ((S.PENDING, S.PENDING, S.PENDING), 1, S.PENDING),
+        ((S.TIMEOUT, S.PENDING, S.PENDING), 2, S.PENDING),
+        ((S.FAILED, S.NODE_FAIL, S.RUNNING, S.PENDING), 3, S.RUNNING),
+        ((S.UNKNOWN, S.RUNNING), 2, S.RUNNING),
+        ((S.INTERRUPTED, S.SUSPENDED, S.PENDING), 2, S.SUSPENDED),
+        ((S.TIMEOUT, S.CANCELLED), 2, S.CANCELLED),
+        ((S.TIMEOUT, S.UNKNOWN), 2, S.UNKNOWN),
+    ],
+)
+def test_the_link_that_counts(tmp_path: Path, states: Sequence[State], link: int, state: State) -> None:
+    found, status = current(tmp_path, statuses(*states))
+    assert (found, status.state) == (link, state)
+
+
+def test_what_waits_tells_of_the_link_before(tmp_path: Path) -> None:
+    told = [JobStatus(S.FAILED, "exit code 3"), JobStatus(S.PENDING, "Resources: it is next")]
+    assert current(tmp_path, told)[1].reason == "Resources: it is next; link 1 was FAILED (exit code 3)"
+    assert current(tmp_path, [JobStatus(S.PENDING, "Priority")])[1].reason == "Priority"
+
+
+@pytest.mark.parametrize("successor", [S.CANCELLED, S.PENDING, S.COMPLETED, S.UNKNOWN])
+def test_after_a_success_the_next_link_is_no_news(tmp_path: Path, successor: State) -> None:
+    mark(tmp_path, 1, code=75)
+    mark(tmp_path, 2, code=0, at=200.0)
+    told = [JobStatus(S.INTERRUPTED), JobStatus(S.COMPLETED, None, "n1", "00:00:50", 0), JobStatus(successor)]
+    # Also where the mark could not be written.
+    assert current(tmp_path, told)[0] == 2
+    end_chain(tmp_path, ChainEnd("job 18", "all is done"))
+    link, status = current(tmp_path, told)
+    assert (link, status.state, status.reason, status.exit_code) == (2, S.COMPLETED, None, 0)
+
+
+def test_why_a_chain_stopped(tmp_path: Path) -> None:
+    for link in (1, 2, 3):
+        mark(tmp_path, link, code=1, at=100.0 * link)
+    told = [JobStatus(S.FAILED, "exit code 1", exit_code=1) for _ in range(3)]
+    why = "3 links in a row ended without a new checkpoint: its tasks failed"
+    end_chain(tmp_path, ChainEnd("job 19", why))
+    link, status = current(tmp_path, [*told, JobStatus(S.CANCELLED)])
+    assert (link, status.state, status.exit_code) == (3, S.FAILED, 1)
+    assert status.reason == f"exit code 1; {why}"
+
+
+def test_the_last_link_and_a_chain_that_broke(tmp_path: Path) -> None:
+    told = [JobStatus(S.TIMEOUT), JobStatus(S.INTERRUPTED, "saved")]
+    assert current(tmp_path, told, links=2)[1].reason == "saved; the last of 2 links"
+    broken = current(tmp_path, told, links=3)[1]
+    assert broken.state is S.INTERRUPTED and "link 2 of 3, and the next one is not known" in str(
+        broken.reason
+    )
+    assert may_go_on(ticket(tmp_path, 2, links=3), broken)
+    assert not may_go_on(ticket(tmp_path, 2, links=2), broken)
+    end_chain(tmp_path, ChainEnd("job 18", "stopped"))
+    assert not may_go_on(ticket(tmp_path, 2, links=3), broken)
+
+
+def test_a_link_that_was_cancelled_before_it_began_has_no_next_one(tmp_path: Path) -> None:
+    never = JobStatus(S.CANCELLED, "what it waited for can no longer happen")
+    link, status = current(tmp_path, [never])
+    assert (link, status.state, status.reason) == (1, S.CANCELLED, never.reason)
+    mark(tmp_path, 1, code=75)
+    link, status = current(tmp_path, [JobStatus(S.INTERRUPTED, "saved"), JobStatus(S.CANCELLED, "by ada")])
+    assert (link, status.state, status.reason) == (2, S.CANCELLED, "by ada")
+
+
+def test_a_chain_that_somebody_cancelled(tmp_path: Path) -> None:
+    mark(tmp_path, 1, code=143, at=100.0)  # ended at 150
+    gone = [JobStatus(S.TIMEOUT), JobStatus(S.CANCELLED)]
+    end_chain(tmp_path, ChainEnd("ada", "cancelled by ada", ended=170.0))
+    # Nothing of it ran then: that link 1 came to its time limit is not how the chain ended.
+    link, status = current(tmp_path, gone)
+    assert (link, status.state, status.reason) == (1, S.CANCELLED, "by ada")
+    # What ran saved and left after that.
+    mark(tmp_path, 2, code=75, at=140.0)
+    _, status = current(tmp_path, [JobStatus(S.TIMEOUT), JobStatus(S.INTERRUPTED, "saved")])
+    assert (status.state, status.reason) == (S.INTERRUPTED, "saved")
+
+
+def test_a_chain_that_was_cancelled_before_it_began(tmp_path: Path) -> None:
+    end_chain(tmp_path, ChainEnd("ada", "cancelled by ada"))
+    told = [JobStatus(S.UNKNOWN, "forgotten"), JobStatus(S.UNKNOWN, "forgotten")]
+    # Slurm has forgotten both; the mark has not.
+    assert current(tmp_path, [JobStatus(S.CANCELLED), *told[:1]])[1].reason == "by ada"
+
+
+def test_the_first_who_ends_a_chain_is_on_record(tmp_path: Path) -> None:
+    end_chain(tmp_path, ChainEnd("job 17", "all is done", ended=12.0))
+    end_chain(tmp_path, ChainEnd("ada", "cancelled by ada", ended=13.0))
+    assert chain_end(tmp_path) == ChainEnd("job 17", "all is done", 12.0)
+
+
+def test_claims_are_the_links_that_are_known(tmp_path: Path) -> None:
+    assert later_jobs(tmp_path) == []
+    for link, job in enumerate(JOBS[:3], 1):
+        assert claim(tmp_path, job, link) == job
+    assert claim(tmp_path, "99", 2) == "18", "a second job of link 2 leaves"
+    assert later_jobs(tmp_path) == ["18", "19"]
+
+
+def test_marks_alone(tmp_path: Path) -> None:
+    """Where no scheduler can be asked, a chain that may go on is not over."""
+    assert from_marks_alone(ticket(tmp_path, 2)) is None
+    mark(tmp_path, 1, code=75)
+    assert from_marks_alone(ticket(tmp_path, 1)) is None
+    mark(tmp_path, 2, code=0, at=300.0)
+    done = from_marks_alone(ticket(tmp_path, 3))
+    assert done and done.state is S.COMPLETED and done.chain and done.chain.current == 2
+    mark(tmp_path, 2, code=1, at=300.0)
+    assert from_marks_alone(ticket(tmp_path, 2)) is None
+    assert from_marks_alone(ticket(tmp_path, 2, links=2)) is not None
+    end_chain(tmp_path, ChainEnd("job 18", "stopped"))
+    stopped = from_marks_alone(ticket(tmp_path, 3))
+    assert stopped and stopped.state is S.FAILED and stopped.reason == "exit code 1; stopped"
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "state"),
+    [
+        ("TIMEOUT", 143, S.TIMEOUT),
+        ("TimeLimit", 143, S.TIMEOUT),
+        ("PREEMPTED", 143, S.PREEMPTED),
+        ("CANCELLED", 143, S.CANCELLED),
+        ("TIMEOUT", 75, S.INTERRUPTED),
+        ("TIMEOUT", 0, S.COMPLETED),
+        ("SOMETHING", 1, S.FAILED),
+        (None, 143, S.FAILED),
+    ],
+)
+def test_slurms_word_in_the_mark_of_an_end(tmp_path: Path, word: str | None, code: int, state: State) -> None:
+    mark(tmp_path, 1, code=code, state=word)
+    status = from_marks(tmp_path, "17")
+    assert status and status.state is state
+
+
+def test_a_link_that_the_next_one_judged(tmp_path: Path) -> None:
+    """Its node failed: it left no exit code and no time."""
+    mark(tmp_path, 1, state="NODE_FAIL", rule="node_failed", why="a node of it failed", judged_by="job 18")
+    status = from_marks(tmp_path, "17")
+    assert status == JobStatus(S.NODE_FAIL, None, "n1", why="a node of it failed")
