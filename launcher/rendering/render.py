@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import (
     BaseLoader,
@@ -20,7 +21,9 @@ from jinja2 import (
 )
 
 from launcher.errors import UserError, check_directory
+from launcher.failures.rules import rules_file
 from launcher.plan import Binding, Plan
+from launcher.rendering.chain import chain_settings
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines
 from launcher.rendering.srun import host_arguments, srun_arguments
@@ -32,6 +35,8 @@ TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 # Functions without a value of ours in them: copied as they are.
 _BINDING = TEMPLATE_DIR / "binding.sh"
 _ATTACH = TEMPLATE_DIR / "attach.sh"
+_RESILIENCE = tuple(TEMPLATE_DIR / f"{name}.sh" for name in ("resilience", "ending", "judging"))
+_NEMO_CHECKPOINTS = TEMPLATE_DIR / "nemo_checkpoints.sh"
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 
@@ -42,16 +47,26 @@ class Rendered:
 
     `script` is submitted, `task` is what each of its tasks runs, and `binding` holds the functions that
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
+    `resilience` holds the functions by which `script` is a link of a chain, and `failure_rules` the rules by
+    which it judges its end.
     """
 
     script: str
     task: str
     binding: str | None
     attach: str
+    resilience: str
+    failure_rules: str
 
     def files(self, paths: LaunchPaths) -> dict[Path, str]:
         """The text of each file of a launch's directory."""
-        files = {paths.script: self.script, paths.task_script: self.task, paths.attach_script: self.attach}
+        files = {
+            paths.script: self.script,
+            paths.task_script: self.task,
+            paths.attach_script: self.attach,
+            paths.resilience: self.resilience,
+            paths.failure_rules: self.failure_rules,
+        }
         return files if self.binding is None else {**files, paths.binding: self.binding}
 
 
@@ -77,8 +92,10 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "job": plan.job,
         "paths": plan.paths,
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
+        **_counts(plan),
         "srun_arguments": srun_arguments(plan.job),
         "host_arguments": host_arguments(plan.job),
+        "chain_settings": chain_settings(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),
         # Without Slurm all tasks are on one machine, whatever the number of nodes.
         "local_world_size": resources.tasks if plan.scheduler == "local" else resources.tasks_per_node,
@@ -89,7 +106,50 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
+            resilience=_resilience(plan.job.engine),
+            failure_rules=rules_file(),
         )
+    except UserError:
+        raise
+    except Exception as error:
+        if template_dir is None:
+            raise
+        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
+
+
+def _counts(plan: Plan) -> dict[str, Any]:
+    """How many nodes and tasks there are, and the payload's arguments, which may tell it of that.
+
+    Of a range of nodes the script counts those that the job got, in ``nodes``.
+    """
+    resources, payload = plan.job.resources, plan.job.payload
+    if resources.max_nodes is None:  # known, as it always is without Slurm
+        return {"node_count": resources.nodes, "world_size": resources.tasks, "argv": payload.argv}
+    told = [] if payload.nodes_key is None else [RawShell(f'"{payload.nodes_key}=$nodes"')]
+    return {
+        "node_count": RawShell('"$nodes"'),
+        "world_size": RawShell('"$SLURM_NTASKS"'),
+        "argv": (*payload.argv, *told),
+    }
+
+
+def _resilience(engine: str) -> str:
+    parts = (*_RESILIENCE, _NEMO_CHECKPOINTS) if engine == "nemo" else _RESILIENCE
+    return "\n".join(part.read_text(encoding="utf-8").removeprefix("#!/bin/bash\n") for part in parts)
+
+
+def render_template(name: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
+    """Render one template, that of the user's own where there is one.
+
+    Raises
+    ------
+    UserError
+        If a template of the user's is not valid, or a value cannot be quoted.
+    """
+    if template_dir is not None:
+        _check_templates(template_dir)
+    try:
+        return _environment(template_dir).get_template(name).render(values)
     except UserError:
         raise
     except Exception as error:

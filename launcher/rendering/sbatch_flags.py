@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from launcher.plan import Job, Plan
+from launcher.plan import Job, Plan, Resources
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 
 # A flag and the value it takes from the job; None or False leaves the flag out, True makes it bare.
@@ -16,15 +16,15 @@ FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
     ("reservation", lambda job: job.queue.reservation),
     ("constraint", lambda job: job.queue.constraint),
     ("nodelist", lambda job: job.queue.nodelist),
-    ("exclude", lambda job: job.queue.exclude),
+    ("exclude", lambda job: job.queue.exclude_all),
     ("switches", lambda job: job.queue.switches),
     ("licenses", lambda job: job.queue.licenses),
-    ("nodes", lambda job: job.resources.nodes),
-    ("ntasks-per-node", lambda job: job.resources.tasks_per_node),
+    ("nodes", lambda job: _nodes(job.resources)),
+    ("ntasks-per-node", lambda job: _tasks_per_node(job.resources)),
     ("gpus-per-node", lambda job: job.resources.gpus_per_node),
     ("gpus-per-task", lambda job: job.resources.gpus_per_task),
     ("gres", lambda job: job.resources.gres),
-    ("cpus-per-task", lambda job: job.resources.cpus_per_task),
+    ("cpus-per-task", lambda job: _cpus_per_task(job.resources)),
     ("mem", lambda job: job.resources.memory),
     ("exclusive", lambda job: job.resources.exclusive),
     ("time", lambda job: job.resources.time_limit),
@@ -52,6 +52,23 @@ def header_lines(plan: Plan) -> list[RawShell]:
     values.append(("error", None if plan.job.merge_stderr else f"{log}.err"))
     values.append(("open-mode", "append"))  # a requeued job keeps what its first life said
     return [_line(flag, value) for flag, value in values if value is not None and value is not False]
+
+
+def _nodes(resources: Resources) -> str:
+    least, most = resources.nodes, resources.max_nodes
+    return str(least) if most is None else f"{least}-{most}"
+
+
+def _tasks_per_node(resources: Resources) -> int | None:
+    # Told of tasks, sbatch gives a range no more nodes than the least number has tasks; srun is told of them.
+    return resources.tasks_per_node if resources.max_nodes is None else None
+
+
+def _cpus_per_task(resources: Resources) -> int | None:
+    """To sbatch, a range has one task on each node, with the cores of all."""
+    if resources.max_nodes is None:
+        return resources.cpus_per_task
+    return resources.tasks_per_node * (resources.cpus_per_task or 1)
 
 
 def _line(flag: str, value: Any) -> RawShell:

@@ -12,10 +12,19 @@ import pytest
 from launcher.sandbox import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
-# As NeMo: TERM saves, with the help of another process. What other signals do by default ends it.
+# As NeMo: TERM saves, with the help of another process. What other signals do by default ends it, and so does
+# a second TERM.
 STAND_IN = """#!/bin/bash
 sleep 60 &
-trap 'kill -0 $! && echo "saved by $SLURM_PROCID"; kill $!; exit 0' TERM
+save() {
+    trap - TERM
+    echo "$SLURM_PROCID: Received SIGTERM, saving checkpoint and exiting"
+    sleep 2
+    kill -0 $! && echo "saved by $SLURM_PROCID"
+    kill $!
+    exit 0
+}
+trap save TERM
 echo "task $SLURM_PROCID trains"
 for ((second = 0; second < 240; second++)); do sleep 0.25; done
 """
@@ -48,8 +57,13 @@ def test_a_warning_becomes_the_signal_that_nemo_saves_on(
         "training.trainer.num_nodes=1",
         "training.trainer.devices=2",
     ]
+    run = tmp_path / "results" / "gpt3_126m"
+    half = run / "checkpoints" / "megatron_gpt--step=4-consumed_samples=8.0-last"
+    half.mkdir(parents=True)
+    mark = half.with_name(f"{half.name}-unfinished")
+    mark.touch()
     run_command(SLIPWAY, "launch", *overrides, cwd=tmp_path, **environment)
-    launch = tmp_path / "results" / "gpt3_126m" / "launches" / "1"
+    launch = run / "launches" / "1"
     job = (launch / "launcher.log").read_text().split()[-1]
 
     def log() -> str:
@@ -57,9 +71,16 @@ def test_a_warning_becomes_the_signal_that_nemo_saves_on(
 
     try:
         wait_until(lambda: log().count("trains") == 2)
-        subprocess.run(["scancel", "--signal=USR1", *target, job], env=environment, check=True)
+        # Somebody's, and then that of the time limit.
+        for _ in range(2):
+            subprocess.run(["scancel", "--signal=USR1", *target, job], env=environment, check=True)
+            wait_until(lambda: log().count("saving checkpoint") == 2)
         wait_until(lambda: list((launch / "marks").glob("*.ended.json")))
     finally:
         subprocess.run(["scancel", job], env=environment, check=False)
-    assert '"exit_code": 0' in next((launch / "marks").glob("*.ended.json")).read_text()
+    assert '"exit_code": 75' in next((launch / "marks").glob("*.ended.json")).read_text()
     assert {"saved by 0", "saved by 1"} <= set(log().splitlines())
+    # What a job left that was killed while it saved is out of NeMo's way.
+    assert not list((run / "checkpoints").iterdir())
+    aside = run / "checkpoints-set-aside" / f"{job}.0"
+    assert {path.name for path in aside.iterdir()} == {half.name, mark.name}

@@ -123,7 +123,7 @@ def test_a_warning_of_the_end_saves_and_requeues_nothing(submit: Submit, sandbox
     finally:
         subprocess.run(["scancel", job], env=environment, check=False)
 
-    assert '"exit_code": 0' in next((launch / "marks").glob("*.ended.json")).read_text()
+    assert '"exit_code": 75,' in next((launch / "marks").glob("*.ended.json")).read_text()
     assert "Received SIGTERM, saving checkpoint and exiting" in next(launch.glob("log-*.out")).read_text()
     found = re.search(r"step=(\d+)-consumed_samples=(\d+)\.0-last$", newest_checkpoint(run))
     assert found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import compose
-from launcher.rendering.render import Rendered, render
+from launcher.rendering.render import TEMPLATE_DIR, Rendered, render
 from launcher.stages.planning import plan_launch
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -98,6 +98,17 @@ CASES = {
     "bert_110m": ["training=bert/110m"],
     "mt5_170m": ["training=mt5/170m"],
     "gpt2_124m_megatron": ["training=gpt2/124m", "engine=megatron", "container=null"],
+    "node_range": [
+        "training=gpt3/126m",
+        "resilience.nodes={min: 1, max: 2}",
+        "enable_vboost=True",
+    ],
+    "node_range_megatron": [
+        "training=gpt3/tiny",
+        "cluster=sandbox",
+        "cluster.slurm_conf=null",
+        "resilience.nodes={min: 1, max: 2}",
+    ],
     "tokenize_on_cpus": [
         "stages=[data_preparation]",
         "data_preparation.inputs=[/shared/books]",
@@ -144,6 +155,11 @@ def test_bash_and_shellcheck_accept_what_task_sh_reads() -> None:
     binding = render_case(CASES["gpt3_126m_bcm"]).binding
     assert binding is not None
     accept(binding)
+
+
+@pytest.mark.parametrize("name", ["resilience", "ending", "judging", "nemo_checkpoints"])
+def test_bash_and_shellcheck_accept_what_the_script_reads(name: str) -> None:
+    accept((TEMPLATE_DIR / f"{name}.sh").read_text())
 
 
 def accept(script: str) -> None:

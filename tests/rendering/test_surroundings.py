@@ -148,7 +148,8 @@ def test_a_job_whose_secret_is_missing_fails_before_it_trains(tmp_path: Path) ->
     plan = plan_of(tmp_path, "cluster=local", "training=gpt3/tiny", "env_files.HF_TOKEN=/no/such/file")
     rendered = render(plan)
     plan.paths.directory.mkdir(parents=True)
-    plan.paths.script.write_text(rendered.script)
+    for path, text in rendered.files(plan.paths).items():
+        path.write_text(text)
     done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "/no/such/file" in done.stderr

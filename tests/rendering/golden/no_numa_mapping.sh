@@ -7,6 +7,8 @@
 #SBATCH --exclusive
 #SBATCH --time=1-00:00:00
 #SBATCH --dependency=singleton
+#SBATCH --no-requeue
+#SBATCH --signal=B:USR1@300
 #SBATCH --output=/shared/results/gpt3_126m/launches/1/log-nemo-megatron-gpt3_126m_%j.out
 #SBATCH --open-mode=append
 
@@ -34,21 +36,56 @@ if [[ ! -d $launch_dir ]]; then
     exit 1
 fi
 mkdir -p "$marks" || true
-if [[ ${1:-} == "$tag" ]]; then # not by hand: where Slurm's answer was lost, there may be two jobs of this launch
-    # The first that begins is it, unless the launcher has said which. A link has its content from the start.
-    if echo "$job_id" >"$marks/.$life.claim"; then
-        ln "$marks/.$life.claim" "$marks/job" 2>/dev/null ||
-            (set -o noclobber && echo "$job_id" >"$marks/job") 2>/dev/null || true # no links on this file system
+claim() { # claim FILE JOB: it is that job's from now on, unless it is another's
+    # A link has its content from the start.
+    if echo "$2" >"$marks/.$life.claim"; then
+        ln "$marks/.$life.claim" "$1" 2>/dev/null ||
+            (set -o noclobber && echo "$2" >"$1") 2>/dev/null || true # no links on this file system
     fi
     rm -f "$marks/.$life.claim" || true
-    claimed=$(cat "$marks/job" || true)
+}
+link=1 by_hand=yes
+if (($#)) && [[ ${!#} == "$tag" ]]; then # not by hand: where Slurm's answer was lost, there may be two jobs of this launch
+    by_hand=''
+    if [[ $# == 2 && $1 =~ ^[1-9][0-9]{0,5}$ ]]; then link=$1; fi
+    mine=$marks/job
+    if ((link > 1)); then mine+=.$link; fi
+    claim "$mine" "$job_id" # the first that begins is it, unless the launcher has said which
+    claimed=$(cat "$mine" || true)
     if [[ $claimed && $claimed != "$job_id" ]]; then
-        say "leaves without doing anything: $marks/job says $claimed"
+        say "leaves without doing anything: $mine says $claimed"
+        exit 0
+    fi
+    if [[ -e $marks/chain-ended ]]; then
+        say "leaves without doing anything, as $marks/chain-ended says: $(head -c 1000 "$marks/chain-ended" || true)"
         exit 0
     fi
 fi
 tasks_ended=no # a signal that ends the script before leaves 0 in $?
-trap 'code=$?; trap "" TERM INT USR1; [[ $code != 0 || $tasks_ended == yes ]] || code=143; mark ended "\"exit_code\": $code, \"ended\": $(date +%s)"' EXIT
+trap 'code=$?; trap "" TERM INT USR1; [[ $code != 0 || $tasks_ended == yes ]] || code=143; end_link "$code" || mark ended "\"exit_code\": $code, \"ended\": $(date +%s)"' EXIT
+
+# --- the chain: what came before, and what comes next; before anything is exported that is for the tasks alone ---
+# shellcheck source=/dev/null
+source "$launch_dir/resilience.sh"
+chain_is links=1 \
+    submit=job \
+    max_failures=3 \
+    exclude_seconds=86400 \
+    exclude= \
+    header_excludes= \
+    singleton=yes \
+    begin= \
+    scheduler=slurm \
+    engine=nemo \
+    save_signal=TERM \
+    tasks_per_node=8 \
+    checkpoints=/shared/results/gpt3_126m/checkpoints \
+    failures= \
+    run_dir=/shared/results/gpt3_126m \
+    script=/shared/results/gpt3_126m/launches/1/nemo-megatron-gpt3_126m_submission.sh \
+    log=/shared/results/gpt3_126m/launches/1/log-nemo-megatron-gpt3_126m_
+if [[ $by_hand ]]; then chain_is links=1; fi # no link of this launch's chain
+begin_link || say "what came before could not be told"
 
 # --- environment ---
 export TRANSFORMERS_OFFLINE=0
@@ -56,10 +93,21 @@ export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 export NCCL_NVLS_ENABLE=0
 
 # --- rendezvous: the first host, and a port below the ephemeral ones that differs between jobs ---
+free_port() { # free_port NUMBER: its port, or if something listens there on this host, the next of its row
+    local port hex try listening
+    listening=" $(awk '$4 == "0A" { sub(/.*:/, "", $2); print $2 }' /proc/net/tcp /proc/net/tcp6 2>/dev/null | tr '\n' ' ' || true)"
+    for ((try = 0; try < 50; try++)); do
+        port=$((20000 + ($1 + 4001 * try) % 12000)) # not the next number's
+        printf -v hex %04X "$port"
+        [[ $listening == *" $hex "* ]] || break
+    done
+    echo "$port"
+}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
-export MASTER_PORT=$((20000 + (SLURM_JOB_ID + 17 * ${SLURM_ARRAY_TASK_ID:-0} + 131 * ${SLURM_RESTART_COUNT:-0}) % 12000))
-mark started "\"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\""
+MASTER_PORT=$(free_port "$SLURM_JOB_ID")
+export MASTER_PORT
+mark started "\"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\", $(place_in_chain)"
 say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
@@ -75,11 +123,11 @@ srun \
     /opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py \
     --config-path=/shared/results/gpt3_126m/launches/1 \
     --config-name=gpt3_126m_hydra.yaml &
-tasks=$!
+tasks=$! signalled=''
 # When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before they have saved.
-trap : TERM
-trap 'kill -s TERM "$tasks" 2>/dev/null || true' INT
-trap 'kill -s USR1 "$tasks" 2>/dev/null || true' USR1
+trap 'signalled=${signalled:-TERM}' TERM
+trap 'signalled=${signalled:-INT}; kill -s TERM "$tasks" 2>/dev/null || true' INT
+trap 'signalled=${signalled:-USR1}; kill -s USR1 "$tasks" 2>/dev/null || true' USR1
 
 # A signal ends a wait early; once the tasks are gone, the last wait tells their own exit code.
 while kill -0 "$tasks" 2>/dev/null; do
@@ -108,6 +156,7 @@ if ((code == 0)); then # also when Slurm ends the job: srun tells 0 of a node th
     esac
 fi
 say "the tasks ended with exit code $code"
+if ((code == 0)) && has_to_go_on; then code=75; fi # its engine says that it is done, and it is not
 exit "$code"
 
 ##### task.sh #####
@@ -132,7 +181,7 @@ cd /opt/NeMo
     exec "$@"
 ) &
 payload=$!
-trap 'kill -s TERM "$payload" 2>/dev/null || true' USR1
+trap 'trap : USR1; kill -s TERM "$payload" 2>/dev/null || true' USR1 # once: the next one would end it while it saves
 trap : TERM # which Slurm sends to the payload as well; twice would cut its save short
 while kill -0 "$payload" 2>/dev/null; do
     wait "$payload" || true

@@ -1,0 +1,185 @@
+"""What jobs that were killed left in NeMo's directory of checkpoints is set aside before NeMo refuses it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.rendering.render import TEMPLATE_DIR
+
+STEP_2 = "megatron_gpt--val_loss=9.03-step=2-consumed_samples=4.0"
+STEP_4 = "megatron_gpt--val_loss=8.77-step=4-consumed_samples=8.0"
+STEP_10 = "megatron_gpt--val_loss=8.51-step=10-consumed_samples=20.0"
+
+_CALL = """
+say() { echo "Job 7: $*"; }
+life=7.0
+source "$1"
+set -euo pipefail
+tidy_nemo_checkpoints "$2" || true
+echo goes on
+"""
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    directory = tmp_path / "a run" / "checkpoints"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def save(directory: Path, *names: str) -> None:
+    """Checkpoints as NeMo makes them: directories with parts."""
+    for name in names:
+        (directory / name / "weights").mkdir(parents=True)
+        (directory / name / "metadata.json").write_text(f"of {name}")
+        (directory / name / "weights" / "0.0").write_bytes(b"\0" * 8)
+
+
+def mark(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / f"{name}-unfinished").touch()
+
+
+def tidy(directory: Path) -> str:
+    command = ["bash", "-c", _CALL, "bash", str(TEMPLATE_DIR / "nemo_checkpoints.sh"), str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("goes on\n"), done.stdout
+    return done.stdout.removesuffix("goes on\n") + done.stderr
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} if directory.exists() else set()
+
+
+def aside(directory: Path) -> Path:
+    return directory.with_name("checkpoints-set-aside") / "7.0"
+
+
+def test_what_nemo_accepts_is_left_as_it_is(checkpoints: Path) -> None:
+    save(checkpoints, STEP_2, STEP_4, f"{STEP_4}-last")
+    (checkpoints / "notes.txt").touch()
+    before = sorted(checkpoints.rglob("*"))
+    assert tidy(checkpoints) == ""
+    assert sorted(checkpoints.rglob("*")) == before
+    assert names(checkpoints.parent) == {"checkpoints"}
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_run_that_begins_has_nothing_to_tidy(checkpoints: Path, missing: bool) -> None:
+    if missing:
+        checkpoints.rmdir()
+    assert tidy(checkpoints) == ""
+    assert names(checkpoints.parent) == (set() if missing else {"checkpoints"})
+
+
+def test_unfinished_ones_are_moved_beside_with_their_marks(checkpoints: Path) -> None:
+    """A job that was killed while it wrote the next `-last`, and had not removed the one before."""
+    save(checkpoints, STEP_2, f"{STEP_2}-last", f"{STEP_4}-last")
+    mark(checkpoints, f"{STEP_4}-last")
+    said = tidy(checkpoints)
+    assert names(checkpoints) == {STEP_2, f"{STEP_2}-last"}
+    assert names(aside(checkpoints)) == {f"{STEP_4}-last", f"{STEP_4}-last-unfinished"}
+    assert (aside(checkpoints) / f"{STEP_4}-last" / "weights" / "0.0").read_bytes() == b"\0" * 8
+    assert f"set aside {STEP_4}-last, because a job ended while it wrote or removed it" in said
+    assert str(aside(checkpoints) / f"{STEP_4}-last") in said
+
+
+def test_a_mark_alone_is_moved_too(checkpoints: Path) -> None:
+    """A job that was killed after it had removed a checkpoint, before its mark."""
+    save(checkpoints, f"{STEP_4}-last")
+    mark(checkpoints, STEP_2)
+    tidy(checkpoints)
+    assert names(checkpoints) == {f"{STEP_4}-last"}
+    assert names(aside(checkpoints)) == {f"{STEP_2}-unfinished"}
+
+
+def test_the_very_first_save(checkpoints: Path) -> None:
+    """Nothing whole is left: NeMo starts anew, which it refuses to do beside what is half done."""
+    save(checkpoints, f"{STEP_2}-last")
+    mark(checkpoints, f"{STEP_2}-last")
+    tidy(checkpoints)
+    assert names(checkpoints) == set()
+    assert names(aside(checkpoints)) == {f"{STEP_2}-last", f"{STEP_2}-last-unfinished"}
+
+
+def test_of_several_last_ones_the_newest_stays(checkpoints: Path) -> None:
+    """By the step, which is a number: a job that was killed before it removed the one before."""
+    save(checkpoints, f"{STEP_10}-last", f"{STEP_4}-last", f"{STEP_2}-last")
+    said = tidy(checkpoints)
+    assert names(checkpoints) == {f"{STEP_10}-last"}
+    assert names(aside(checkpoints)) == {f"{STEP_4}-last", f"{STEP_2}-last"}
+    assert f"set aside {STEP_4}-last, because NeMo takes one `-last` only, {STEP_10}-last" in said
+
+
+def test_a_whole_checkpoint_that_is_newer_is_continued_from(checkpoints: Path) -> None:
+    """Killed between the checkpoint that is kept for its loss and its copy, `-last`."""
+    save(checkpoints, STEP_4, STEP_10, f"{STEP_4}-last", f"{STEP_10}-last")
+    mark(checkpoints, f"{STEP_10}-last")
+    said = tidy(checkpoints)
+    assert names(checkpoints) == {STEP_4, STEP_10, f"{STEP_10}-last"}
+    assert (checkpoints / f"{STEP_10}-last" / "metadata.json").read_text() == f"of {STEP_10}"
+    part, linked = (checkpoints / name / "weights" / "0.0" for name in (STEP_10, f"{STEP_10}-last"))
+    assert part.samefile(linked), "it takes no room"
+    assert names(aside(checkpoints)) == {f"{STEP_4}-last", f"{STEP_10}-last", f"{STEP_10}-last-unfinished"}
+    assert f"NeMo continues from {STEP_10}, which is newer" in said
+
+
+def test_an_unfinished_checkpoint_is_never_continued_from(checkpoints: Path) -> None:
+    save(checkpoints, STEP_10, f"{STEP_4}-last")
+    mark(checkpoints, STEP_10)
+    tidy(checkpoints)
+    assert names(checkpoints) == {f"{STEP_4}-last"}
+
+
+def test_a_second_time_changes_nothing(checkpoints: Path) -> None:
+    save(checkpoints, STEP_10, f"{STEP_4}-last", f"{STEP_2}-last")
+    mark(checkpoints, f"{STEP_2}-last")
+    assert tidy(checkpoints)
+    first = sorted(checkpoints.parent.rglob("*"))
+    assert tidy(checkpoints) == ""
+    assert sorted(checkpoints.parent.rglob("*")) == first
+
+
+def test_what_lies_aside_is_never_written_over(checkpoints: Path) -> None:
+    """NeMo leaves a `-last` that was made for it: surplus when it is done, and its name is taken."""
+    save(checkpoints, STEP_4, f"{STEP_4}-last")
+    mark(checkpoints, f"{STEP_4}-last")
+    tidy(checkpoints)
+    save(checkpoints, f"{STEP_10}-last")
+    tidy(checkpoints)
+    assert names(checkpoints) == {STEP_4, f"{STEP_10}-last"}
+    kept = {f"{STEP_4}-last", f"{STEP_4}-last-unfinished", f"{STEP_4}-last.again"}
+    assert names(aside(checkpoints)) == kept
+
+
+def test_files_of_single_ranks(checkpoints: Path) -> None:
+    """Not distributed checkpoints: a file of each rank, one mark for all."""
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        (checkpoints / rank).mkdir()
+        (checkpoints / rank / f"{STEP_4}.ckpt").write_text(rank)
+    mark(checkpoints, STEP_4)
+    tidy(checkpoints)
+    assert names(checkpoints / "mp_rank_00") == set() == names(checkpoints / "mp_rank_01")
+    assert (aside(checkpoints) / "mp_rank_01" / f"{STEP_4}.ckpt").read_text() == "mp_rank_01"
+
+
+def test_what_cannot_be_moved_keeps_its_mark_and_the_job_goes_on(checkpoints: Path) -> None:
+    save(checkpoints, STEP_4)
+    mark(checkpoints, STEP_4)
+    aside(checkpoints).parent.write_text("a file in the way")
+    said = tidy(checkpoints)
+    assert names(checkpoints) == {STEP_4, f"{STEP_4}-unfinished"}
+    assert f"could not set {checkpoints / STEP_4} aside" in said
+
+
+def test_names_are_no_commands(checkpoints: Path) -> None:
+    name = "a $(touch pwned) `x` 'y' -step=3;consumed_samples=6.0-last"
+    save(checkpoints, name, "-rf-step=1-last")
+    tidy(checkpoints)
+    assert names(checkpoints) == {name}
+    assert names(aside(checkpoints)) == {"-rf-step=1-last"}
+    assert not list(checkpoints.parent.rglob("pwned"))
