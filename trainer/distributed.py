@@ -50,8 +50,14 @@ def process_group(world: World) -> Iterator[Any]:
     device = _device(world)
     torch.set_num_threads(world.threads(os.environ))
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = world.address, str(world.port)
+    store, rank, size = next(dist.rendezvous("env://", world.rank, world.size, timeout=_TIMEOUT))
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", rank=world.rank, world_size=world.size, timeout=_TIMEOUT
+        "nccl" if device.type == "cuda" else "gloo",
+        # On a port that another training has as well, its ranks and ours wait for other keys, and never meet.
+        store=dist.PrefixStore(world.name, store),
+        rank=rank,
+        world_size=size,
+        timeout=_TIMEOUT,
     )
     yield device
     # All is done by now: a rank that has left before, at a signal, takes nothing from that.

@@ -2,8 +2,8 @@
 
 A user's mistake is one message and exit code 2. A diverged loss is exit code 3. Everything else is a bug or
 a broken machine: it keeps its traceback and exits with 1. A training that was asked to stop is no error: it
-has saved, and says with 75 that it is to be launched again. One that leaves at a second signal exits with 128
-and the signal's number, as a shell would say it.
+has saved, and says with 75 that it is to be launched again. One that leaves at SIGTERM after that exits
+with 143, as a shell would say it.
 """
 
 from __future__ import annotations

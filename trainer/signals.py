@@ -7,7 +7,8 @@ before the first step has nothing to save, and leaves at once: after SIGUSR1 wit
                       SIGTERM with 1, for srun sends that to all when one rank has left with a mistake,
                       and the job's exit code is the highest of all ranks'
 while it trains       finishes its step, saves and leaves with 75: the loop asks :meth:`StopSignals.asked`
-a second time         leaves at once with 128 and the signal's number, whatever it is doing
+SIGTERM after that    leaves at once with 143, whatever it is doing; a further SIGUSR1
+                      asks for nothing new: a user and Slurm may both have it save before its end
 after its end         leaves at once with the exit code that it has by then
 ====================  ==================================================================================
 
@@ -94,7 +95,7 @@ class StopSignals:
             now = time.monotonic()
             if self._first is None:
                 self._first, self._first_time = number, now
-            elif now - self._first_time > ECHO_SECONDS:
+            elif number != signal.SIGUSR1 and now - self._first_time > ECHO_SECONDS:
                 self._leave(128 + number, f"{number.name} after {self._first.name}: leaving at once, unsaved")
 
     def _leave_early(self, number: signal.Signals) -> NoReturn:

@@ -11,6 +11,9 @@ from trainer.errors import UserError
 DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 29500
 
+# The launch, the job, and which of its lives: the links of a chain share the first.
+_NAMED_BY = ("SLIPWAY_TAG", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+
 
 @dataclass(frozen=True)
 class World:
@@ -24,6 +27,8 @@ class World:
         The same within this node.
     address, port
         Where rank 0 listens for the rendezvous.
+    name
+        The job's own: two trainings that come to one port do not take each other's ranks.
     """
 
     rank: int
@@ -32,6 +37,7 @@ class World:
     local_size: int
     address: str
     port: int
+    name: str = "alone"
 
     @property
     def is_main(self) -> bool:
@@ -40,7 +46,7 @@ class World:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> World:
-        """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+        """Read torchrun's variables, RANK and WORLD_SIZE and the others, and the job's name.
 
         Raises
         ------
@@ -59,6 +65,7 @@ class World:
             local_size=max(_number(environment, "LOCAL_WORLD_SIZE", 1, 1), local_rank + 1),
             address=environment.get("MASTER_ADDR", DEFAULT_ADDRESS),
             port=_number(environment, "MASTER_PORT", DEFAULT_PORT, 1),
+            name=".".join(environment[part] for part in _NAMED_BY if environment.get(part)) or cls.name,
         )
 
     def threads(self, environment: Mapping[str, str]) -> int:

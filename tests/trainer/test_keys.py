@@ -195,6 +195,7 @@ def test_the_time_limit_is_the_shorter_of_the_two(flat: dict[str, Any]) -> None:
     ("changes", "world", "told"),
     [
         ({"trainer.devices": 4}, 2, "but 2 were started"),
+        ({"trainer.devices": 4, "trainer.num_nodes": None}, 6, "6 processes were started"),
         ({"trainer.devices": 3, "model.tensor_model_parallel_size": 2}, 3, "divisor of the 3 processes"),
         ({"trainer.devices": 8, "model.tensor_model_parallel_size": 8}, 8, "num_attention_heads=4"),
         ({"trainer.devices": 2, "model.global_batch_size": 6}, 2, "= 4"),

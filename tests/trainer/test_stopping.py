@@ -129,6 +129,19 @@ def test_before_the_first_step_it_leaves_at_once(
     assert not (log_dir / "metrics.jsonl").exists()
 
 
+def test_being_told_to_save_once_more_does_not_cut_the_save_short() -> None:
+    """As by a user, and soon after that by Slurm before the time limit."""
+    process = small("training", 0, stays=2.5)
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGUSR1)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert error == "asked by SIGUSR1\n"
+    assert process.returncode == 1
+
+
 def test_a_second_signal_leaves_at_once_out_of_a_collective(trainings: Any, pool: WarmPool) -> None:
     run = Run(trainings, pool, "stuck", ENDLESS, 2)
     run.wait_for_step(2)
@@ -170,6 +183,7 @@ deadline = time.monotonic() + 30
 while signals.asked() is None and time.monotonic() < deadline:
     # In C: what waits in here sees no handler of Python's.
     ctypes.CDLL(None).usleep(10000)
+time.sleep(float(sys.argv[3]))
 sys.exit(f"asked by {signals.asked().name}")
 """
 
@@ -199,10 +213,10 @@ def test_a_forked_process_keeps_its_signals_to_itself() -> None:
     assert process.returncode == 7
 
 
-def small(stage: str, code: int) -> subprocess.Popen[str]:
-    """Start a process that has nothing but the signals."""
+def small(stage: str, code: int, stays: float = 0) -> subprocess.Popen[str]:
+    """Start a process that has nothing but the signals, and `stays` for some seconds after the first."""
     return subprocess.Popen(
-        [sys.executable, "-c", SMALL, stage, str(code)],
+        [sys.executable, "-c", SMALL, stage, str(code), str(stays)],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -85,10 +85,19 @@ def _sizes(settings: Settings) -> str:
 
 
 def _check_world(settings: Settings, world: int) -> None:
-    if settings.devices is not None and settings.nodes * settings.devices != world:
+    nodes, devices = settings.nodes, settings.devices
+    if devices is None:
+        return
+    if nodes is None:
+        if world % devices:
+            raise UserError(
+                f"trainer.devices={devices}: {world} processes were started (WORLD_SIZE), which is no "
+                "multiple of it"
+            )
+    elif nodes * devices != world:
         raise UserError(
-            f"trainer.num_nodes={settings.nodes} times trainer.devices={settings.devices} is "
-            f"{settings.nodes * settings.devices} processes, but {world} were started (WORLD_SIZE)"
+            f"trainer.num_nodes={nodes} times trainer.devices={devices} is "
+            f"{nodes * devices} processes, but {world} were started (WORLD_SIZE)"
         )
 
 

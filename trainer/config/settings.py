@@ -40,6 +40,7 @@ class Settings:
     """Everything a training needs to know.
 
     `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides.
+    `nodes` is ``None`` where there are as many as were started.
     """
 
     architecture: Architecture
@@ -62,7 +63,7 @@ class Settings:
     val_batches: int
     gc_interval: int
     accelerator: str
-    nodes: int
+    nodes: int | None
     devices: int | None
 
     @property
@@ -115,7 +116,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         val_batches=_val_batches(values),
         gc_interval=values.integer("model.gc_interval", 0, minimum=0),
         accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
-        nodes=values.integer("trainer.num_nodes", 1, minimum=1),
+        nodes=_nodes(values),
         devices=_devices(values),
     )
 
@@ -173,6 +174,11 @@ def _val_batches(values: Values) -> int:
     if isinstance(raw, float) and raw != 0.0:
         values.fail(key, "a whole number of global batches, or 0 for no validation")
     return values.integer(key, 50, minimum=0)
+
+
+def _nodes(values: Values) -> int | None:
+    key = "trainer.num_nodes"
+    return values.integer(key, minimum=1) if values.is_set(key) else None
 
 
 def _devices(values: Values) -> int | None:

@@ -1,7 +1,8 @@
 """``python -m trainer.config.verdict``: what the trainer would say of a configuration, before there is a job.
 
-Reads ``{"config": {...}, "world": N}`` from stdin, JSON, and writes ``{"mistake": "..."}`` or
-``{"mistake": null}``. Nothing is read but that: no file, and no torch is imported.
+Reads ``{"config": {...}, "worlds": [N, ...]}`` from stdin, JSON, and writes ``{"mistake": "..."}``, the first
+one, or ``{"mistake": null}``; of several, each in a line, a line each. Nothing is read but that: no file, and
+no torch is imported.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def mistake_in(config: dict[str, Any], world: int) -> str | None:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    json.dump({"mistake": mistake_in(asked["config"], asked["world"])}, sys.stdout)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        mistakes = (mistake_in(asked["config"], world) for world in asked["worlds"])
+        print(json.dumps({"mistake": next(filter(None, mistakes), None)}))
 
 
 if __name__ == "__main__":

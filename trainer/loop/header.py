@@ -57,12 +57,17 @@ def _world(session: Session) -> str:
     place = session.place
     device = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU (gloo)"
     threads = "" if place.device.type == "cuda" else f", {number(torch.get_num_threads(), 'thread')} each"
-    processes, nodes = number(place.layout.world, "process"), number(session.settings.nodes, "node")
+    processes, nodes = number(place.layout.world, "process"), number(_nodes(session), "node")
     return (
         f"world: {processes} on {nodes} | "
         f"{_sizes(place.layout)} | {device}{threads} | rendezvous "
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
+
+
+def _nodes(session: Session) -> int:
+    given, world = session.settings.nodes, session.place.world
+    return given if given is not None else -(-world.size // world.local_size)
 
 
 def _sizes(layout: Layout) -> str:
