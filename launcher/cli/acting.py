@@ -14,6 +14,7 @@ from launcher.control.targets import Target
 from launcher.control.targets import targets as targets_of
 from launcher.errors import UserError
 from launcher.monitor import formatting
+from launcher.monitor.overview import links_to_json
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
 from launcher.schedulers.base import State
@@ -21,7 +22,9 @@ from launcher.schedulers.base import State
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
     """Add the runs that a verb acts on."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{RUN_HELP}: then only that one")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help=f"{RUN_HELP}: then only that one; a sweep is all of its points"
+    )
     parser.add_argument("--launch", type=int, metavar="N", help="only this launch of the run (default: all)")
     add_base_results_dir(parser)
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each job")
@@ -83,6 +86,10 @@ def tell(outcome: Outcome, verb: str) -> None:
     """Print one line: on stderr, if it is not what was asked for."""
     name, how, words = name_of(outcome.target), how_it_was(outcome.target), outcome.words
     match outcome.done:
+        case Done.HELD | Done.RELEASED if outcome.target.links and outcome.target.runs:
+            line = (
+                f"{outcome.done.value} job {outcome.target.waiting_id}, the next link of {name}: it is {how}"
+            )
         case Done.HELD | Done.RELEASED if outcome.target.runs:
             line = f"{outcome.done.value} the waiting tasks of {name}: it was {how}"
         case Done.CANCELLED | Done.HELD | Done.RELEASED:
@@ -116,7 +123,8 @@ def tell_end(outcome: Outcome) -> None:
 
 def name_of(target: Target) -> str:
     """The job for people."""
-    launch = f" (launch {target.number})" if target.number else ""
+    link = f", link {target.links}" if target.links else ""
+    launch = f" (launch {target.number}{link})" if target.number else ""
     return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"
 
 
@@ -140,7 +148,7 @@ def how_it_was(target: Target) -> str:
 def _steps(target: Target) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    restarted = target.tracked.status.restarts > 0
+    restarted = target.tracked.status.began_again
     progress = Progress(newest_events(target.launch, restarted=restarted))
     return progress.step, progress.max_steps
 
@@ -163,6 +171,8 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
         "run_dir": str(target.tracked.run_dir),
         "launch": target.number,
         "job_id": target.job_id,
+        "link": target.links.current if target.links else None,
+        "links": links_to_json(target.links),
         "done": outcome.done.value,
         "words": outcome.words,
         "state": target.state.value,

@@ -20,6 +20,7 @@ from launcher.secrecy import redacted
 # Verb: its module. Only the module of the verb in use is imported, so that each stays quick to start.
 _VERBS = {
     "launch": "launcher.cli.launch",
+    "sweep": "launcher.cli.sweep",
     "check": "launcher.cli.check",
     "render": "launcher.cli.render",
     "diff": "launcher.cli.diff",
@@ -50,6 +51,7 @@ examples:
   slipway show training=gpt3/126m cluster=bcm                the configuration, and where each value is from
   slipway launch training=gpt3/126m cluster=bcm --dry-run    show the script, submit nothing
   slipway launch training=gpt3/126m cluster=bcm              submit it
+  slipway sweep training=gpt3/126m training.model.optim.lr=1e-4,3e-4    a job array, a run for each value
   slipway diff training=gpt3/126m cluster=bcm                what launching it again would change
   slipway status                                             how the runs in ./results are
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711

@@ -6,17 +6,19 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from launcher import readiness
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.printing import print_styled
-from launcher.drafting import Draft, draft
+from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.inspection import as_mistakes, inspect_draft
+from launcher.plan import Plan
 from launcher.preflight.findings import Severity
 from launcher.preflight.registry import CHECKS, require_known
-from launcher.preflight.summary import summarize
+from launcher.preflight.summary import Summary, summarize
 from launcher.schedulers.commands import Unreachable
 from launcher.schedulers.registry import scheduler_for
 
@@ -62,23 +64,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_true", help="print an object")
     add_no_check(parser)
     add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None)
+    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
     require_known(args.no_check, (MACHINE, SCHEDULER))
-    made = draft(request_of(args, args.overrides))
-    told = [*_found(made, args.no_check)]
-    for name, look in ((MACHINE, _machine), (SCHEDULER, _scheduler)):
-        if name not in args.no_check:
-            told += look(made)
-    told.sort(key=lambda item: list(Severity).index(item.severity))
+    made = drafts(request_of(args, args.overrides))
+    told = [_look(one, args.no_check) for one in made]
     if args.json:
-        print(_to_json(made, told))
+        content = [_content(*both) for both in zip(made, told, strict=True)]
+        print(json.dumps(content[0] if len(content) == 1 else content, indent=2))
     else:
-        _print(made, told)
-    return 2 if any(item.severity is Severity.ERROR for item in told) else 0
+        for one, items in zip(made, told, strict=True):
+            if len(made) > 1:
+                print_styled([((f"stage {one.plan.job.stage}", "bold"),)])
+            _print(one, items)
+    return 2 if any(item.severity is Severity.ERROR for items in told for item in items) else 0
+
+
+def _look(made: Draft, skipped: Sequence[str]) -> list[Told]:
+    """All that there is to tell of a draft, the worst first."""
+    told = [*_found(made, skipped)]
+    for name, look in ((MACHINE, _machine), (SCHEDULER, _scheduler)):
+        if name not in skipped:
+            told += look(made)
+    return sorted(told, key=lambda item: list(Severity).index(item.severity))
 
 
 def _found(made: Draft, skipped: Sequence[str]) -> Iterator[Told]:
@@ -119,25 +130,30 @@ def _scheduler(made: Draft) -> Iterator[Told]:
             yield Told(Severity.WARNING, SCHEDULER, waits)
 
 
-def _to_json(made: Draft, told: Sequence[Told]) -> str:
-    plan = made.plan
-    summary = summarize(plan.job.config or {}, plan.job.resources.nodes)
-    content = {
-        "run": plan.paths.run_name,
+def _content(made: Draft, told: Sequence[Told]) -> dict[str, Any]:
+    least, most = _summaries(made.plan)
+    return {
+        "run": made.plan.paths.run_name,
         "choices": made.composition.choices,
-        "layout": asdict(summary) if summary is not None else None,
+        "layout": asdict(least) if least is not None else None,
+        "layout_at_most": asdict(most) if most is not None else None,
         "errors": sum(item.severity is Severity.ERROR for item in told),
         "findings": [{**asdict(item), "severity": item.severity.value} for item in told],
     }
-    return json.dumps(content, indent=2)
+
+
+def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
+    """The layout with the least nodes that the job may get, and with the most if these are others."""
+    config, resources = plan.job.config or {}, plan.job.resources
+    most = resources.max_nodes
+    return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
 
 
 def _print(made: Draft, told: Sequence[Told]) -> None:
-    plan = made.plan
-    summary = summarize(plan.job.config or {}, plan.job.resources.nodes)
     lines: list[tuple[tuple[str, str], ...]] = []
-    if summary is not None:
-        lines.append(((f"{plan.paths.run_name}: ", "bold"), (str(summary), "")))
+    for summary, to in zip(_summaries(made.plan), ("", "up to "), strict=True):
+        if summary is not None:
+            lines.append(((f"{made.plan.paths.run_name}: ", "bold"), (f"{to}{summary}", "")))
     for item in told:
         lines.append(
             (

@@ -11,8 +11,8 @@ import yaml
 
 from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_styled
-from launcher.config.compose import compose
-from launcher.drafting import Draft, render_launch
+from launcher.config.compose import Composition, compose
+from launcher.drafting import Draft, avoided, render_launch, stages_of
 from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
@@ -55,18 +55,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the differences; return the exit code."""
-    composition = compose(args.overrides, args.config_dir)
+    staged = stages_of(compose(args.overrides, args.config_dir))
+    if len(staged) > 1 and args.launch is not None:
+        stages = [one.config.stages[0] for one in staged]
+        raise UserError(
+            f"--launch {args.launch}: of which stage?", key="stages", hint=f"stages=[{stages[-1]}]"
+        )
+    lines = [line for composition in staged for line in _of_stage(args, composition)]
+    print_styled(((line, _style(line)),) for line in lines)
+    return 1 if lines else 0
+
+
+def _of_stage(args: argparse.Namespace, composition: Composition) -> list[str]:
+    """The differences of one stage's run."""
     with composition.naming_sources():
         run_dir = run_directory(composition.config)
     try:
         number = _chosen(run_dir, args.launch)
         manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
-        made = render_launch(composition, number, manifest.tag, args.template_dir)
-        lines = list(_differences(manifest, made))
+        made = render_launch(
+            composition, number, manifest.tag, args.template_dir, avoided(composition, run_dir)
+        )
+        return list(_differences(manifest, made))
     except OSError as error:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
-    print_styled(((line, _style(line)),) for line in lines)
-    return 1 if lines else 0
 
 
 def _chosen(run_dir: Path, wanted: int | None) -> int:

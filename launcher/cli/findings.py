@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.drafting import Draft
-from launcher.errors import UserError
+from launcher.errors import Mistakes, UserError
 from launcher.inspection import as_mistakes, inspect_draft, refuse
 from launcher.preflight.findings import Severity
 from launcher.preflight.registry import require_known
@@ -29,24 +29,31 @@ def add_no_check(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stop_at_errors(made: Draft, skipped: Sequence[str], *, look: bool) -> None:
-    """Check a draft before anything is written: warnings are told, errors stop it.
+def stop_at_errors(made: Sequence[Draft], skipped: Sequence[str], *, look: bool) -> None:
+    """Check drafts before anything is written: warnings are told, errors stop all of them.
 
     Raises
     ------
     UserError
         All errors together.
     """
-    _refuse_to_skip(skipped)
+    refuse_to_skip(skipped)
     require_known(skipped)
-    findings = inspect_draft(made, skipped, look=look)
-    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
-    for warning in as_mistakes(made, warnings) if warnings else ():
-        print(f"slipway: warning: {warning}", file=sys.stderr)
-    refuse(made, findings)
+    errors: list[UserError] = []
+    for one in made:
+        findings = inspect_draft(one, skipped, look=look)
+        warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+        for warning in as_mistakes(one, warnings) if warnings else ():
+            print(f"slipway: warning: {warning}", file=sys.stderr)
+        try:
+            refuse(one, findings)
+        except Mistakes as error:
+            errors += error.mistakes
+    if errors:
+        raise Mistakes(errors)
 
 
-def _refuse_to_skip(skipped: Sequence[str]) -> None:
+def refuse_to_skip(skipped: Sequence[str]) -> None:
     """A launch does not go past this machine and the scheduler; `slipway check` may."""
     for name in (MACHINE, SCHEDULER):
         if name in skipped:

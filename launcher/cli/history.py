@@ -19,9 +19,12 @@ from launcher.tracking.exit_codes import DONE, NOT_KNOWN
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from launcher.failures.reading import Reading
+
 _DESCRIPTION = """\
 Tell what became of each launch of a run: a line for each, below it why it ended and which overrides differ
-from those of the launch before. A requeued job has a line for each of its lives, an array for each task.
+from those of the launch before. A requeued job has a line for each of its lives, an array for each task, a
+chain for each link, with what became of it and why.
 
 With --launch, or when RUN names a launch (its directory, a file in it, its job's id): where its result comes
 from: its command and overrides, the commit and what was not committed, the image, versions, user and host.
@@ -106,7 +109,7 @@ def _print(rows: Sequence[LaunchRow]) -> None:
         for life in row.lives:
             table.append(_life_cells(life))
             states.append(State.PENDING if life.state not in State.__members__ else State[life.state])
-            below.append([life.reason] if life.reason else [])
+            below.append(_why(life))
         below[-1] += _told_below(row)
     print_styled(_lines(table, states, below))
 
@@ -157,7 +160,7 @@ def _cells(row: LaunchRow) -> list[str]:
     status = row.status
     values = [
         row.number,
-        row.launch.job if row.launch else None,
+        row.launch.job_in(status) if row.launch else None,
         status.state.value,
         moment(manifest.created if manifest else None),
         manifest.user if manifest else None,
@@ -174,12 +177,32 @@ def _cells(row: LaunchRow) -> list[str]:
 def _life_cells(row: LifeRow) -> list[str]:
     life = row.life
     name = life.job_id if life.number == 0 else f"{life.job_id}, life {life.number + 1}"
+    link = "" if row.link is None else f"link {row.link}"
     values = [
-        "", name, row.state, "", "", moment(life.started), formatting.duration(row.elapsed), life.nodes,
+        link, name, row.state, "", "", moment(life.started), formatting.duration(row.elapsed), life.nodes,
         row.steps, formatting.loss(row.steps.loss), "",
     ]  # fmt: skip
     return [one_line(str(value)) if value == "" else one_line(formatting.text(value)) for value in values]
 
 
+def _why(row: LifeRow) -> list[str]:
+    """Why a life ended and, of a link, where it was not to run."""
+    avoided = [f"was not to run on {row.life.avoids}"] if row.life.avoids else []
+    return [*avoided, *_reasons(row.state, row.reason, row.reading)]
+
+
 def _told_below(row: LaunchRow) -> list[str]:
-    return [*([row.status.reason] if row.status.reason else []), *row.changes.lines()]
+    reason, last = row.status.reason, row.lives[-1] if row.lives else None
+    if reason and last is not None and last.link is not None:
+        reason = reason.removeprefix(last.reason or "").removeprefix("; ")  # it stands above
+        if last.reading is not None and reason == last.reading.why:
+            reason = None
+    return [*_reasons(row.status.state.value, reason, row.reading), *row.changes.lines()]
+
+
+def _reasons(state: str, reason: str | None, reading: Reading | None) -> list[str]:
+    if reading is None:
+        return [reason] if reason else []
+    first, *more = reading.lines()
+    # That it saved is what the state says, too.
+    return [f"{reason}; {first}" if reason and state != State.INTERRUPTED.value else first, *more]

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.findings import add_no_check, stop_at_errors
 from launcher.cli.printing import print_code
 from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
-from launcher.drafting import Draft, Request, draft
+from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.paths import short
 
@@ -29,6 +30,7 @@ examples:
   slipway launch training=gpt3/tiny cluster=sandbox --follow
   slipway launch training=gpt3/tiny cluster=local training.run.name=first_try
   slipway launch training=gpt3/5b cluster=bcm --smoke       two steps on one node first
+  slipway launch stages=[data_preparation,training] training=gpt3/126m cluster=bcm
 
 An override is KEY=VALUE for a key of the tree in conf/, GROUP=CHOICE for a file of a folder there, +KEY=VALUE
 for a key that the tree does not show, ~KEY to drop one.
@@ -79,6 +81,7 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
     replay = parser.add_argument_group(title)
     replay.add_argument("--launch-number", type=int, metavar="N", help="the number that it has")
     replay.add_argument("--tag", help="its tag; launcher_cmd.log holds the whole command")
+    replay.add_argument("--stage", metavar="STAGE", help="its stage, where the overrides ask for several")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,20 +89,36 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args, args.overrides)
     made = _checked(args, request)
     if args.smoke:
-        code = smoke_first(args, made, request, dry=_is_dry(args, made))
+        code = smoke_first(args, _only_one(made), request, dry=_is_dry(args, made))
         if code is not None:
             return code
         request = replace(request, command=without_smoke(list(request.command)))
     launched = _launch(args, made, request)
-    if launched is None:
-        return 0
-    paths = launched.paths
-    _tell(paths, launched.manifest, as_json=args.json)
-    if not args.follow:
-        return 0
-    from launcher.monitor.follow import follow_and_tell
+    _tell_all(launched, as_json=args.json)
+    return _follow(launched) if args.follow else 0
 
-    return follow_and_tell(paths.run_dir, paths.number)
+
+def _follow(launched: Sequence[Launched]) -> int:
+    """Follow the jobs one after the other; the worst of their ends counts."""
+    from launcher.monitor.follow import follow_and_tell
+    from launcher.tracking.exit_codes import WATCHING_ENDED, worst_code
+
+    codes: list[int] = []
+    for one in launched:
+        codes.append(follow_and_tell(one.paths.run_dir, one.paths.number))
+        if codes[-1] == WATCHING_ENDED:
+            return WATCHING_ENDED
+    return worst_code(codes)
+
+
+def _only_one(made: Sequence[Draft]) -> Draft:
+    if len(made) > 1:
+        raise UserError(
+            "--smoke: the two steps would need what the stages before have not made yet",
+            key="stages",
+            hint="launch these first; then stages=[training] --smoke",
+        )
+    return made[0]
 
 
 def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched | None:
@@ -111,35 +130,36 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
         If the request has a mistake, or the scheduler refuses.
     """
     request = request_of(args, overrides)
-    return _launch(args, _checked(args, request), request)
+    launched = _launch(args, _checked(args, request), request)
+    return launched[0] if launched else None
 
 
-def _checked(args: argparse.Namespace, request: Request) -> Draft:
-    made = draft(request)
+def _checked(args: argparse.Namespace, request: Request) -> list[Draft]:
+    made = drafts(request)
     stop_at_errors(made, args.no_check, look=not _is_dry(args, made))
     return made
 
 
-def _is_dry(args: argparse.Namespace, made: Draft) -> bool:
-    return bool(args.dry_run or made.composition.config.dry_run)
+def _is_dry(args: argparse.Namespace, made: Sequence[Draft]) -> bool:
+    return bool(args.dry_run or made[0].composition.config.dry_run)
 
 
-def _launch(args: argparse.Namespace, made: Draft, request: Request) -> Launched | None:
+def _launch(args: argparse.Namespace, made: Sequence[Draft], request: Request) -> list[Launched]:
     if _is_dry(args, made):
-        print_code(made.rendered.script, "bash")
-        return None
-    if request.number is not None or request.tag is not None:
-        raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
+        print_each(made, [one.rendered.script for one in made], "bash")
+        return []
+    if (request.number, request.tag, request.stage) != (None, None, None):
+        raise UserError("--launch-number, --tag and --stage render a launch again: they need --dry-run")
     # Imported late: a dry run neither writes nor submits.
-    from launcher.launching import launch
+    from launcher.launching import launch_stages
 
     try:
-        launched = launch(made, request, tell=_tell_at_once)
+        launched = launch_stages(made, request, tell=_tell_at_once)
     except KeyboardInterrupt:
-        run_dir = shlex.quote(short(made.plan.paths.run_dir))
-        print(f"slipway: interrupted; whether there is a job: slipway status {run_dir}", file=sys.stderr)
+        runs = shlex.join(short(one.plan.paths.run_dir) for one in made)
+        print(f"slipway: interrupted; whether there is a job: slipway status {runs}", file=sys.stderr)
         raise
-    for warning in launched.warnings:
+    for warning in dict.fromkeys(warning for one in launched for warning in one.warnings):
         print(f"slipway: {warning}", file=sys.stderr)
     return launched
 
@@ -156,6 +176,7 @@ def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
         template_dir=args.template_dir,
         number=args.launch_number,
         tag=args.tag,
+        stage=args.stage,
     )
 
 
@@ -163,17 +184,41 @@ def _tell_at_once(line: str) -> None:
     print(f"slipway: {line}", file=sys.stderr, flush=True)
 
 
-def _tell(paths: LaunchPaths, manifest: Manifest, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"job_id": manifest.job_id, "run_dir": str(paths.run_dir), "launch": paths.number}))
-        return
+def print_each(made: Sequence[Draft], texts: Sequence[str], language: str) -> None:
+    """Print a file of each draft; of several, with a line above that says whose it is."""
+    for position, (one, text) in enumerate(zip(made, texts, strict=True)):
+        if len(made) > 1:
+            path = one.plan.paths.script
+            print_code(f"{chr(10) * (position > 0)}# --- {one.plan.job.stage}: {path} ---\n", language)
+        print_code(text, language)
+
+
+def _tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
+    """Say what was submitted: as JSON an object, of several stages a list of them."""
+    if not as_json:
+        for one in launched:
+            _tell(one.paths, one.manifest)
+    elif launched:
+        content = [
+            {"job_id": one.manifest.job_id, "run_dir": str(one.paths.run_dir), "launch": one.paths.number}
+            for one in launched
+        ]
+        print(json.dumps(content[0] if len(content) == 1 else content))
+
+
+def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
     from launcher.schedulers.arrays import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
     log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")
     places = {"local": "on this machine", "allocation": "in this allocation"}
     where = places.get(manifest.scheduler, "to Slurm")
-    layout = f"{manifest.nodes} × {manifest.tasks_per_node} tasks"
+    nodes = f"{manifest.nodes}" if manifest.max_nodes is None else f"{manifest.nodes}-{manifest.max_nodes}"
+    layout = f"{nodes} × {manifest.tasks_per_node} tasks"
+    if manifest.links > 1:
+        layout += f", link 1 of at most {manifest.links}"
+    if manifest.after is not None:
+        layout += f", waits for {manifest.after}"
     print(f"Submitted {where}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
     print(f"  directory  {short(paths.run_dir)}")
     print(f"  log        {short(log)}")

@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from launcher.cli.runs import add_run, found
 from launcher.errors import UserError, one_line
-from launcher.monitor.log_files import newest_log, rank_failures, rank_logs, task_log, task_logs
-from launcher.monitor.logs import LogReader, follow_log, of_task, read_all, tail_offset
+from launcher.monitor.log_files import (
+    job_logs,
+    link_log,
+    newest_log,
+    next_log,
+    rank_failures,
+    rank_logs,
+    task_log,
+    task_logs,
+)
+from launcher.monitor.logs import LogReader, follow_log, of_part, read_all, tail_offsets
 from launcher.runs.paths import short
 from launcher.schedulers.arrays import compress, declared_tasks
 from launcher.schedulers.base import JobStatus
@@ -23,7 +31,8 @@ from launcher.tracking.polling import ask
 
 _DESCRIPTION = """\
 Print the log of a run's job; with -f as it grows, until the job has ended. A job that was requeued goes on in
-the same log; of an array -f goes on to the task that begins next.
+the same log; of an array -f goes on to the task that begins next. Of a chain it is the logs of all its links
+in their order; -f goes on from link to link.
 
 examples:
   slipway logs gpt3_126m              the log of the newest launch
@@ -31,23 +40,32 @@ examples:
   slipway logs gpt3_126m --launch 1   an earlier launch; or by the id of its job: slipway logs 4711
   slipway logs gpt3_126m --rank 3     what rank 3 logged itself
   slipway logs 4711_2                 task 2 of an array, as --task 2
+  slipway logs 4712                   of a chain the link that this job is, as --link 2
 
 exit code:
   0    the log was printed; with -f: and the job completed
   1    there is no log yet; with -f: the job did not complete
-  2    there is no such run, launch, task or rank
+  2    there is no such run, launch, task, link or rank
 with -f:
   3    the state of the job could not be told for a minute
   75   the training was interrupted: launching it again continues
   130  Ctrl-C; the job goes on"""
 
+_ONE_LOG = "launch {} of {} has no log of stderr"
+_ONE_LOG_HINT = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
+
 
 @dataclass(frozen=True)
 class Shown:
-    """What is printed: `choose` says which file; `task` is the number of an array's."""
+    """What is printed: `logs` one after the other, of which the last goes on, and then what comes `after` it.
 
-    choose: Callable[[], Path]
+    `task` is the number of an array's, `link` the job of a chain's link, where one is shown alone.
+    """
+
+    logs: Sequence[Path]
+    after: Callable[[Path], Path] = lambda now: now
     task: str | None = None
+    link: str | None = None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,6 +83,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--task", type=_number, metavar="N", help="of an array (default: the highest that began)"
+    )
+    parser.add_argument(
+        "--link",
+        type=_number,
+        metavar="N",
+        help="only this job of a chain (default: all, one after the other)",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--err", action="store_true", help="stderr, where the cluster keeps it apart")
@@ -91,7 +115,13 @@ def run(args: argparse.Namespace) -> int:
     chosen = found(args)
     launch = open_launch(chosen.run_dir, chosen.launch)
     task = args.task if args.task is not None or chosen.task is None else int(chosen.task)
-    shown = _rank_log(launch, args.rank) if args.rank is not None else _job_log(launch, task, args.err)
+    if args.rank is not None:
+        shown = _rank_log(launch, args.rank)
+    elif launch.is_chain:
+        shown = _chain_log(launch, _link(launch, args.link, chosen.job), args.err)
+    else:
+        _refuse_link(launch, args.link)
+        shown = _job_log(launch, task, args.err)
     if not args.follow:
         return _print(launch, shown, args.lines)
     return _follow(launch, shown, args.lines)
@@ -99,19 +129,63 @@ def run(args: argparse.Namespace) -> int:
 
 def follow_to_end(launch: Launch) -> int:
     """Print the job's log as it grows until the job has ended; return the exit code."""
-    return _follow(launch, Shown(partial(newest_log, launch)), None)
+    shown = _chain_log(launch, None) if launch.is_chain else _newest(launch)
+    return _follow(launch, shown, None)
 
 
 def _follow(launch: Launch, shown: Shown, lines: int | None) -> int:
-    job = _job(launch, shown)
     try:
-        status = follow_log(launch, shown.choose, lines, _write, _tell, task=shown.task)
+        reader = _write_earlier(shown, lines)
+        status = follow_log(launch, reader, shown.after, _write, _tell, task=shown.task, link=shown.link)
     except KeyboardInterrupt:
         _tell(f"\nthe job {launch.job} goes on without being watched")
         _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
-    _tell(f"the job {job} is {_words(status)}")
+    _tell(f"the job {_job(launch, shown, status)} is {_words(status)}")
     return exit_code(status.state)
+
+
+def _write_earlier(shown: Shown, lines: int | None) -> LogReader:
+    """Write what of the last lines stands in earlier logs; return the reader of the last one."""
+    starts = [(log, 0) for log in shown.logs] if lines is None else tail_offsets(shown.logs, lines)
+    readers = [LogReader(log, offset) for log, offset in starts]
+    for reader in readers[:-1]:
+        _tell(f"{reader.path.name}:")
+        read_all(reader, _write)
+    if readers[1:]:
+        _tell(f"{readers[-1].path.name}:")
+    return readers[-1]
+
+
+def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
+    """The job of the link that is asked for, by its number or its id."""
+    if number is None:
+        return job_id if job_id in launch.jobs else None
+    if not 1 <= number <= len(launch.jobs):
+        known = f"{len(launch.jobs)} of {launch.manifest.links} are known"
+        raise UserError(
+            f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} has no such link",
+            hint=known,
+        )
+    return launch.jobs[number - 1]
+
+
+def _refuse_link(launch: Launch, number: int | None) -> None:
+    if number is not None:
+        raise UserError(
+            f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} is no chain",
+            hint="resilience.links makes it one",
+        )
+
+
+def _chain_log(launch: Launch, link: str | None, err: bool = False) -> Shown:
+    extension = "err" if err else "out"
+    if err and not job_logs(launch, "err") and job_logs(launch):
+        raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
+    if link is not None:
+        return Shown([link_log(launch, link, extension)], link=link)
+    logs = job_logs(launch, extension) or [launch.log(extension)]
+    return Shown(logs, lambda now: next_log(launch, now, extension))
 
 
 def _job_log(launch: Launch, task: int | None, err: bool) -> Shown:
@@ -123,16 +197,19 @@ def _job_log(launch: Launch, task: int | None, err: bool) -> Shown:
         _tell(f"task {newest} of an array; others that began: {others} (--task N)")
     if task is not None and not tasks and launch.log().exists():
         raise UserError(f"launch {launch.paths.number} of {launch.manifest.run} has no task {task}: no array")
-    choose = partial(newest_log, launch, extension)
+    log = newest_log(launch, extension)
     if task is not None:
         _check_task(launch, task, tasks)
-        choose = partial(task_log, launch, task, extension)
-    if err and not choose().exists() and newest_log(launch).exists():
-        raise UserError(
-            f"launch {launch.paths.number} of {launch.manifest.run} has no log of stderr",
-            hint="the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)",
-        )
-    return Shown(choose, None if task is None else str(task))
+        log = task_log(launch, task, extension)
+    if err and not log.exists() and newest_log(launch).exists():
+        raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
+    if task is not None:
+        return Shown([log], task=str(task))
+    return _newest(launch, extension)
+
+
+def _newest(launch: Launch, extension: str = "out") -> Shown:
+    return Shown([newest_log(launch, extension)], lambda now: next_log(launch, now, extension))
 
 
 def _check_task(launch: Launch, task: int, with_logs: Collection[int]) -> None:
@@ -155,8 +232,8 @@ def _rank_log(launch: Launch, rank: int) -> Shown:
         _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
     logs = rank_logs(launch, rank)
     if logs:
-        return Shown(lambda: logs[0])
-    world = launch.manifest.nodes * launch.manifest.tasks_per_node
+        return Shown(logs[:1])
+    world = launch.nodes * launch.manifest.tasks_per_node
     raise UserError(
         f"rank {rank} of {launch.manifest.run} has no log in {short(launch.paths.results)}",
         hint=f"the launch has {'rank 0 alone' if world == 1 else f'the ranks 0 to {world - 1}'}"
@@ -166,21 +243,23 @@ def _rank_log(launch: Launch, rank: int) -> Shown:
 
 
 def _print(launch: Launch, shown: Shown, lines: int | None) -> int:
-    path = shown.choose()
+    path = shown.logs[-1]
     if not path.exists():
-        status = of_task(ask([launch])[0], shown.task)
-        _tell(f"no log yet, the job {_job(launch, shown)} is {_words(status)}: {short(path)}")
+        status = of_part(ask([launch])[0], shown.task, shown.link)
+        _tell(f"no log yet, the job {_job(launch, shown, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
-    read_all(LogReader(path, 0 if lines is None else tail_offset(path, lines)), _write)
+    read_all(_write_earlier(shown, lines), _write)
     return DONE
 
 
-def _job(launch: Launch, shown: Shown) -> str:
-    return f"{launch.job}_{shown.task}" if shown.task else launch.job
+def _job(launch: Launch, shown: Shown, status: JobStatus) -> str:
+    if shown.link is not None:
+        return shown.link
+    return f"{launch.job}_{shown.task}" if shown.task else launch.job_in(status)
 
 
 def _words(status: JobStatus) -> str:
-    return status.state.value + (f" ({one_line(status.reason)})" if status.reason else "")
+    return status.state.value + (f" ({one_line(status.reasons)})" if status.reasons else "")
 
 
 def _write(text: str) -> None:

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
+from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_one
 from launcher.monitor.curves import Curves
 from launcher.monitor.summary import Summary, summarize
 from launcher.monitor.tables import print_pairs
@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print and draw."""
-    run_dir = find_all([args.run_name], args.base_results_dir)[0].run_dir
+    run_dir = find_one(args.run_name, args.base_results_dir).run_dir
     summary, curves = summarize(run_dir)
     output: Path | None = args.output
     if args.json:

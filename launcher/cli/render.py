@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from launcher.cli.findings import add_no_check, stop_at_errors
-from launcher.cli.launch import add_replay_options, add_tree_options, request_of
+from launcher.cli.launch import add_replay_options, add_tree_options, print_each, request_of
 from launcher.cli.printing import print_code
-from launcher.drafting import draft
+from launcher.drafting import drafts
 from launcher.errors import UserError
 from launcher.rendering.config_text import config_text
 
@@ -47,15 +47,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the file; return the exit code."""
-    made = draft(request_of(args, args.overrides))
+    made = drafts(request_of(args, args.overrides))
     stop_at_errors(made, args.no_check, look=False)
     if args.task:
-        print_code(made.rendered.task, "bash")
+        print_each(made, [one.rendered.task for one in made], "bash")
     elif args.config:
-        if made.plan.job.config is None:
-            raise UserError(f"stages=[{made.plan.job.stage}]: a job of this stage reads no configuration")
-        print_code(config_text(made.plan.job.config), "yaml")
+        configs = [one.plan.job.config for one in made if one.plan.job.config is not None]
+        if not configs:
+            raise UserError(f"stages=[{made[0].plan.job.stage}]: a job of this stage reads no configuration")
+        for config in configs:  # of all stages one alone reads a configuration
+            print_code(config_text(config), "yaml")
     else:
-        print_code(made.rendered.script, "bash")
+        print_each(made, [one.rendered.script for one in made], "bash")
     sys.stdout.flush()
     return 0

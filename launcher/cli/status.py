@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
-from launcher.monitor.overview import COLUMNS, RunStatus, survey
-from launcher.monitor.progress import Progress
+from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
+from launcher.errors import one_line
+from launcher.monitor.overview import RunStatus, as_table, gone, survey
 from launcher.monitor.tables import print_table
-from launcher.schedulers.base import JobStatus, State
+from launcher.runs.paths import short
+from launcher.schedulers.base import State
+from launcher.sweeps.record import sweeps_in
 from launcher.tracking.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED, worst
 from launcher.tracking.finding import Found, runs_in
 
-_GONE = JobStatus(State.UNKNOWN, "it has no launch, or is no longer there")
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
 _DESCRIPTION = """\
@@ -55,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUN_HELP}; default: all runs")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUNS_HELP}; default: all runs")
     add_base_results_dir(parser)
     parser.add_argument("--watch", action="store_true", help="go on until everything has ended")
     parser.add_argument(
@@ -89,9 +91,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([item.to_json() for item in seen], indent=2))
     elif seen:
-        print_table(COLUMNS, [item.cells() for item in seen], [item.status.state for item in seen])
+        print_table(*as_table(seen), [item.status.state for item in seen])
     else:
         _tell_none(args.base_results_dir)
+    if not args.runs:
+        _tell_sweeps(args.base_results_dir)
     states = [item.status.state for item in seen]
     if args.exit_code:
         return worst(states)
@@ -109,9 +113,8 @@ def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
             only.setdefault(item.run_dir, []).append(item.launch)
     run_dirs = list(dict.fromkeys(item.run_dir for item in wanted))
     seen = survey(run_dirs, only)
-    # One that was asked for and is gone must not look as if it had ended well.
-    gone = set(run_dirs) - {item.run_dir for item in seen}
-    return [*seen, *(RunStatus(run_dir, None, _GONE, Progress()) for run_dir in run_dirs if run_dir in gone)]
+    there = {item.run_dir for item in seen}
+    return [*seen, *(gone(run_dir) for run_dir in run_dirs if run_dir not in there)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
@@ -130,5 +133,14 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
     return worst(last.states)
 
 
+def _tell_sweeps(base: Path) -> None:
+    """Name the sweeps: a hundred points would hide all other runs."""
+    for directory, count in sweeps_in(base):
+        where = one_line(shlex.quote(short(directory)))
+        print(f"slipway: a sweep of {count} points: slipway sweep --results {where}", file=sys.stderr)
+
+
 def _tell_none(base: Path) -> None:
+    if sweeps_in(base):
+        return
     print(f"no run was launched in {base} yet", file=sys.stderr)

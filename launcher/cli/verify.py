@@ -81,7 +81,7 @@ def _object(gathered: Gathered, checks: Sequence[Check], code: int) -> dict[str,
         "run": launch.paths.run_name,
         "run_dir": str(launch.paths.run_dir),
         "launch": launch.paths.number,
-        "job_id": launch.manifest.job_id,
+        "job_id": None if launch.manifest.job_id is None else launch.job_in(gathered.evidence.status),
         "state": gathered.evidence.status.state.value,
         "verdict": _WORDS[code],
         "checks": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import shlex
 import time
@@ -10,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from launcher.control.targets import Target, state_of
 from launcher.errors import UserError
-from launcher.runs.marks import GIVEN_UP, claim, note_cancelled
+from launcher.runs.marks import GIVEN_UP, ChainEnd, claim, end_chain, note_cancelled
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, NoAnswer, NotHeld, Scheduler, State
+from launcher.schedulers.base import JobStatus, Links, NoAnswer, NotHeld, Scheduler, State
 from launcher.schedulers.commands import Unreachable
 from launcher.tracking.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
+from launcher.tracking.launches import Launch
 from launcher.tracking.polling import poll
 
 # Between two questions whether a job has ended: at first, and at most.
@@ -89,16 +91,14 @@ def hold(target: Target, others_wait: bool = False) -> Outcome:
     others_wait
         Whether another launch of the run does: that this one does not is no mistake then.
     """
-    if _is_held(target.tracked.status) and not target.tracked.status.tasks:
+    if _is_held(target.waiting_status) and not target.tracked.status.tasks:
         return Outcome(target, Done.AS_ASKED, "it is held already")
-    return _held_back(target, Done.HELD, others_wait, lambda scheduler, job_id, _: scheduler.hold(job_id))
+    return _held_back(target, Done.HELD, others_wait, lambda scheduler, one: scheduler.hold(one))
 
 
 def release(target: Target, others_wait: bool = False) -> Outcome:
     """Let what is held of a job start; `others_wait` is as in `hold`."""
-    return _held_back(
-        target, Done.RELEASED, others_wait, lambda scheduler, job_id, _: scheduler.release(job_id)
-    )
+    return _held_back(target, Done.RELEASED, others_wait, lambda scheduler, one: scheduler.release(one))
 
 
 def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
@@ -130,12 +130,47 @@ def _is_ending(outcome: Outcome) -> bool:
 
 
 def _cancel(scheduler: Scheduler, job_id: str, target: Target) -> None:
+    _end_chain(scheduler, target)
     scheduler.cancel(job_id)
     if target.launch and target.task is None:
         note_cancelled(target.launch.paths.directory, job_id, user())
 
 
+def _end_chain(scheduler: Scheduler, target: Target) -> None:
+    """Of a chain: let no further link do anything, and end those that wait, the last one first."""
+    if target.links is None or target.launch is None:
+        return
+    directory = target.launch.paths.directory
+    is_marked = True
+    try:
+        end_chain(directory, ChainEnd(user(), f"cancelled by {user()}"))
+    except OSError:
+        is_marked = False
+    for job_id in reversed(_further(scheduler, target.launch, target.links)):
+        try:
+            scheduler.cancel(job_id)
+        except UserError as error:
+            # It is over, or else leaves when it begins.
+            if not is_marked or isinstance(error, Unreachable | NoAnswer):
+                raise
+        else:
+            note_cancelled(directory, job_id, user())
+
+
+def _further(scheduler: Scheduler, launch: Launch, links: Links) -> list[str]:
+    """The jobs of a chain's further links: also one of which the answer to its submission was lost."""
+    known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
+    lost: Sequence[str] = ()
+    if len(links.jobs) < links.most:
+        with contextlib.suppress(UserError):
+            lost = scheduler.find([replace(launch.intent, link=len(links.jobs) + 1)]).get(
+                launch.intent.tag, ()
+            )
+    return [*known, *(job_id for job_id in lost if job_id not in links.jobs)]
+
+
 def _save(scheduler: Scheduler, job_id: str, target: Target) -> None:
+    _end_chain(scheduler, target)
     tasks = {} if target.task else target.tracked.status.tasks
     for task, state in tasks.items():
         if state is State.PENDING:  # of an array: none is to start when another leaves
@@ -143,9 +178,12 @@ def _save(scheduler: Scheduler, job_id: str, target: Target) -> None:
     scheduler.save(job_id)
 
 
-def _held_back(target: Target, done: Done, others_wait: bool, act: _Act) -> Outcome:
-    if target.waits and target.job_id is not None:
-        return _act(target, done, act)
+def _held_back(
+    target: Target, done: Done, others_wait: bool, act: Callable[[Scheduler, str], None]
+) -> Outcome:
+    waiting = target.waiting_id
+    if target.waits and waiting is not None:
+        return _act(target, done, lambda scheduler, _, __: act(scheduler, waiting))
     if target.may_live and not target.state.is_live:
         return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
     return Outcome(target, Done.LEFT if others_wait else Done.NOT_VALID, _why_not(target, done))

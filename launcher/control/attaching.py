@@ -10,7 +10,6 @@ from pathlib import Path
 
 from launcher.control.targets import Target, targets
 from launcher.errors import UserError, did_you_mean
-from launcher.runs.marks import read_lives
 from launcher.schedulers.base import NoAnswer, State
 from launcher.schedulers.commands import ask, clean_environment, leaked_variables, words
 from launcher.tracking.finding import Found
@@ -65,7 +64,7 @@ def attach(found: Found, place: Place, command: Sequence[str], terminal: bool) -
     """
     target, launch = _running(found)
     manifest = launch.manifest
-    world = manifest.nodes * manifest.tasks_per_node
+    world = launch.nodes * manifest.tasks_per_node
     if place.rank is not None and not 0 <= place.rank < world:
         ranks = "rank 0 alone" if world == 1 else f"the ranks 0 to {world - 1}"
         raise UserError(f"--rank {place.rank}: job {target.job_id} of {target.run} has {ranks}")
@@ -77,7 +76,8 @@ def attach(found: Found, place: Place, command: Sequence[str], terminal: bool) -
     if manifest.scheduler == "local":
         return _here(launch, place, command)
     allocation = _allocation(launch) if manifest.scheduler == "allocation" else _raw_id(target, launch)
-    options = [f"--jobid={allocation}", "--overlap", "--nodes=1", "--ntasks=1", _where(target, launch, place)]
+    where = _where(launch, place, target.job_id, _nodes(target, launch))
+    options = [f"--jobid={allocation}", "--overlap", "--nodes=1", "--ntasks=1", where]
     options += ["--pty"] if terminal else []
     return _in_clean_environment(["srun", *options, *_inside(launch, place, command)], manifest.slurm_conf)
 
@@ -126,19 +126,22 @@ def _inside(launch: Launch, place: Place, command: Sequence[str]) -> list[str]:
     return ["bash", str(launch.paths.attach_script), launch.manifest.tag, rank, *command]
 
 
-def _where(target: Target, launch: Launch, place: Place) -> str:
+def _where(launch: Launch, place: Place, job_id: str | None, nodes: Sequence[str]) -> str:
     """The option of srun that names the node."""
-    life = f"{launch.manifest.job_id}_{target.task}" if target.task else launch.manifest.job_id
-    lives = [one for one in read_lives(launch.paths.directory, launch.manifest.job_id) if one.job_id == life]
-    nodes = lives[-1].nodes.split(",") if lives and lives[-1].nodes else []
     if place.node is not None:
         if nodes and place.node not in nodes:
             hint = did_you_mean(place.node, nodes)
-            raise UserError(f"--node {place.node}: job {target.job_id} does not run there", hint=hint)
+            raise UserError(f"--node {place.node}: job {job_id} does not run there", hint=hint)
         return f"--nodelist={place.node}"
     index = (place.rank or 0) // launch.manifest.tasks_per_node
     # Without a mark the script has not begun yet; srun knows its nodes by their order as well.
     return f"--nodelist={nodes[index]}" if index < len(nodes) else f"--relative={index}"
+
+
+def _nodes(target: Target, launch: Launch) -> list[str]:
+    """The job's nodes as its script told them when it began."""
+    lives = [life for life in launch.lives if life.job_id == target.job_id]
+    return lives[-1].nodes.split(",") if lives and lives[-1].nodes else []
 
 
 def _running_task(target: Target) -> Target:
@@ -157,7 +160,7 @@ def _running_task(target: Target) -> Target:
 def _raw_id(target: Target, launch: Launch) -> str:
     """The job's id for srun, which does not know the tasks of arrays by theirs."""
     job_id = str(target.job_id)
-    if target.task is None:
+    if "_" not in job_id:
         return job_id
     command = ["squeue", "--noheader", "--Format=JobID:|", f"--jobs={job_id}"]
     answer = ask(command, clean_environment(launch.manifest.slurm_conf))

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.arrays import compress
-from launcher.schedulers.base import JobStatus, Scheduler, State
+from launcher.schedulers.base import JobStatus, Links, Scheduler, State
 from launcher.tracking.current import Tracked, look_closely
 from launcher.tracking.finding import Found
 from launcher.tracking.launches import Launch, scheduler_of
@@ -36,9 +36,27 @@ class Target:
 
     @property
     def job_id(self) -> str | None:
-        """What the scheduler calls it."""
+        """What the scheduler calls it; of a chain the current link."""
+        if self.links is not None:
+            return self.links.job_id
         job_id = self.launch.manifest.job_id if self.launch else None
         return f"{job_id}_{self.task}" if job_id and self.task else job_id
+
+    @property
+    def links(self) -> Links | None:
+        """Of a chain its jobs."""
+        return self.tracked.status.chain
+
+    @property
+    def waiting_id(self) -> str | None:
+        """The job that can be held: of a chain the next link, if one waits."""
+        return next(iter(self.links.waiting), None) if self.links else self.job_id
+
+    @property
+    def waiting_status(self) -> JobStatus:
+        """How that job is."""
+        status = self.tracked.status
+        return self.links.jobs[self.links.waiting[0]] if self.links and self.links.waiting else status
 
     @property
     def state(self) -> State:
@@ -46,7 +64,9 @@ class Target:
 
     @property
     def waits(self) -> bool:
-        """Whether it, or some task of it, has not begun."""
+        """Whether it, some task of it, or a further link of it, has not begun."""
+        if self.links is not None and self.state.is_live:
+            return bool(self.links.waiting)
         tasks = {} if self.task else self.tracked.status.tasks
         return State.PENDING in (self.state, *tasks.values())
 

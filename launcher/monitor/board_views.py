@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import one_line
 from launcher.monitor import formatting
 from launcher.monitor.board import Board, Look
-from launcher.monitor.overview import COLUMNS, RunStatus
+from launcher.monitor.overview import RunStatus, as_table
 from launcher.monitor.tables import colour, print_table, reasons, rich_table
 
 if TYPE_CHECKING:
@@ -51,8 +51,13 @@ def watch_in_lines(board: Board, write: Callable[[RunStatus], str]) -> Look:
 def as_line(row: RunStatus) -> str:
     """A change for people."""
     status, progress = row.status, row.progress
-    parts = [time.strftime("%H:%M:%S"), row.run, f"job {row.launch.job}" if row.launch else ""]
-    parts.append(status.state.value + (f" ({status.reason})" if status.reason else ""))
+    link = f" (link {status.chain})" if status.chain else ""
+    parts = [
+        time.strftime("%H:%M:%S"),
+        row.run,
+        f"job {row.launch.job_in(status)}{link}" if row.launch else "",
+    ]
+    parts.append(status.state.value + (f" ({status.reasons})" if status.reasons else ""))
     if status.nodes and not status.state.is_final:
         parts.append(f"on {status.nodes}")
     if status.elapsed and status.state.is_final:
@@ -85,7 +90,7 @@ def watch_on_screen(board: Board, interval: float) -> Look:
                 time.sleep(_REDRAW_SECONDS)
                 look = board.look()
     finally:
-        print_table(COLUMNS, [row.cells() for row in look.rows], look.states)
+        print_table(*as_table(look.rows), look.states)
     return look
 
 
@@ -100,9 +105,7 @@ def draw(look: Look, console: Console, interval: float) -> Group:
     below = reasons(cells, states)[:_MOST_REASONS]
     room = max(console.height - len(below) - _OTHER_LINES, 2)
     rows = look.rows if len(look.rows) <= room else _most_important(look.rows, room - 1)
-    table = rich_table(
-        COLUMNS, [row.cells() for row in rows], [row.status.state for row in rows], console.width
-    )
+    table = rich_table(*as_table(rows), [row.status.state for row in rows], console.width)
     hidden = len(look.rows) - len(rows)
     parts: list[Text] = [Text(f"  and {hidden} more", "dim")] if hidden else []
     foot = Text(f"every {interval:g} s; Ctrl-C ends the watching, not the jobs", "dim")
@@ -135,4 +138,4 @@ def _launch(row: RunStatus) -> int | None:
 
 def _seen(row: RunStatus) -> tuple[object, ...]:
     status = row.status
-    return status.state, status.reason, status.nodes, status.restarts
+    return status.state, status.reason, status.nodes, status.restarts, str(status.chain)

@@ -114,8 +114,10 @@ def _interrupted(launch: Launch) -> str:
 
 
 def _told(launch: Launch, status: JobStatus) -> str:
-    reason = f" ({status.reason})" if status.reason else ""
-    first = one_line(f"The job {launch.job} of {launch.manifest.run}: {status.state.value}{reason}")
+    reason = f" ({status.reasons})" if status.reasons else ""
+    first = one_line(
+        f"The job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}"
+    )
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return first
     return "\n".join([first, *_last_words(launch)])

@@ -13,12 +13,11 @@ from launcher.monitor.curves import Curves
 from launcher.monitor.error_signs import find_divergence, find_errors
 from launcher.monitor.events import Event
 from launcher.monitor.evidence import Evidence
-from launcher.monitor.log_files import rank_failures, task_logs
+from launcher.monitor.log_files import began, job_logs, rank_failures
 from launcher.monitor.outputs import wanted_outputs
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events
 from launcher.monitor.saved import find_saved
-from launcher.runs.marks import read_lives
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.tracking.current import Tracked, look
@@ -71,14 +70,16 @@ def _read_training(launch: Launch, status: JobStatus) -> Evidence:
     return Evidence(
         stage="training",
         status=status,
-        job=launch.job,
+        job=launch.job_in(status),
         max_steps=progress.max_steps or _whole(config, "trainer", "max_steps"),
         step=progress.step,
         end=progress.end.reason if progress.end else None,
         tells_each_step=engine == "megatron",
         curves=_curves(launch, events),
-        diverged=next((told for log in _logs(launch) if (told := find_divergence(log, _LIFE_BEGINS))), None),
-        ranks=launch.manifest.nodes * launch.manifest.tasks_per_node,
+        diverged=next(
+            (told for log in _newest_logs(launch) if (told := find_divergence(log, _LIFE_BEGINS))), None
+        ),
+        ranks=launch.nodes * launch.manifest.tasks_per_node,
         ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
         errors=_errors(launch),
         saved=find_saved(config, launch.paths, engine),
@@ -91,7 +92,7 @@ def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
     return Evidence(
         stage=launch.manifest.stage,
         status=status,
-        job=launch.job,
+        job=launch.job_in(status),
         errors=_errors(launch),
         outputs=None if wanted is None else [str(path) for path in wanted],
         missing_outputs=[str(path) for path in missing],
@@ -129,32 +130,24 @@ def _curves(launch: Launch, events: list[Event]) -> Curves:
     return curves
 
 
-def _logs(launch: Launch) -> list[Path]:
-    """The job's logs, or those of an array's tasks."""
-    if launch.manifest.job_id is None:
-        return []
-    kinds = ("out", "err")
-    return [log for kind in kinds for log in (launch.log(kind), *task_logs(launch, kind).values())]
+def _newest_logs(launch: Launch) -> list[Path]:
+    """The job's logs, those of an array's tasks, or of a chain those of its last link."""
+    logs = [job_logs(launch, extension) for extension in ("out", "err")]
+    return [log for found in logs for log in (found[-1:] if launch.is_chain else found)]
 
 
 def _errors(launch: Launch) -> list[str] | None:
-    began = _began(launch)
-    failures = [f"rank {told.rank}: {told.error}" for told in rank_failures(launch) if told.time >= began]
+    failures = [f"rank {told.rank}: {told.error}" for told in rank_failures(launch)]
     # Our trainer's error log says of failed ranks what they themselves left.
-    logs = _logs(launch) if failures else [launch.paths.results / _ERROR_LOG, *_logs(launch)]
+    logs = _newest_logs(launch) if failures else [launch.paths.results / _ERROR_LOG, *_newest_logs(launch)]
+    since = began(launch)
     found = [
         f"{log.name}: {told}"
         for log in logs
-        if _modified(log) >= began
+        if _modified(log) >= since
         for told in find_errors(log, _LIFE_BEGINS)
     ]
     return [*failures, *found] if failures or any(log.exists() for log in logs) else None
-
-
-def _began(launch: Launch) -> float:
-    """When the newest life of a requeued job began, in Unix seconds: errors before it are no longer true."""
-    lives = read_lives(launch.paths.directory, launch.manifest.job_id)
-    return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 
 
 def _modified(path: Path) -> float:

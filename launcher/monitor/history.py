@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
+from launcher.failures.reading import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, changes_between
 from launcher.monitor.events import Event, Start
-from launcher.monitor.overview import finite
+from launcher.monitor.log_files import FAILURES, link_log
+from launcher.monitor.overview import finite, links_to_json
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
-from launcher.runs.marks import Life, read_lives
+from launcher.runs.marks import Life
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus, State
 from launcher.schedulers.states import exit_reason
@@ -45,12 +47,17 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class LifeRow:
-    """One life of a job that had several, or of one task of an array; times in Unix seconds."""
+    """One life of a job that had several, one task of an array, or one link of a chain.
+
+    Times are in Unix seconds. `reading` is why it ended, and what can be done about that.
+    """
 
     life: Life
     state: str
     reason: str | None
     steps: Steps
+    link: int | None = None
+    reading: Reading | None = None
 
     @property
     def elapsed(self) -> float | None:
@@ -63,19 +70,26 @@ class LifeRow:
         return {
             "job_id": life.job_id,
             "life": life.number,
+            "link": self.link,
             "state": self.state,
             "reason": self.reason,
             "exit_code": life.exit_code,
             "started": life.started,
             "ended": life.ended,
             "node_list": life.nodes,
+            "avoids": life.avoids,
+            "failures_before": life.failures,
+            "reading": self.reading.to_json() if self.reading else None,
             **self.steps.to_json(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRow:
-    """A launch; `launch` is ``None`` where its manifest cannot be read, which `status` then says."""
+    """A launch; `launch` is ``None`` where its manifest cannot be read, which `status` then says.
+
+    `reading` is why its job ended, where it had one life: otherwise the `lives` tell.
+    """
 
     number: int
     launch: Launch | None
@@ -84,6 +98,7 @@ class LaunchRow:
     lives: Sequence[LifeRow] = ()
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
+    reading: Reading | None = None
 
     @property
     def commit(self) -> str | None:
@@ -110,12 +125,15 @@ class LaunchRow:
             "elapsed": self.status.elapsed,
             "node_list": self.status.nodes,
             "restarts": self.status.restarts,
+            "links": links_to_json(self.status.chain),
+            "max_links": self.status.chain.most if self.status.chain else None,
             **self.steps.to_json(),
             "git_commit": manifest.git_commit if manifest else None,
             "git_dirty": manifest.git_dirty if manifest else None,
             "added": list(self.changes.added),
             "removed": list(self.changes.removed),
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
+            "reading": self.reading.to_json() if self.reading else None,
             "lives": [life.to_json() for life in self.lives],
         }
 
@@ -135,8 +153,8 @@ def history(run_dir: Path) -> list[LaunchRow]:
 
 
 def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
-    lives = read_lives(launch.paths.directory, launch.manifest.job_id)
-    several = len(lives) > 1
+    lives = launch.lives
+    several = len(lives) > 1 or launch.is_chain
     events: list[Event] = []
     with contextlib.suppress(OSError):  # a colleague's that may not be read
         events = all_events(launch) if several else newest_events(launch)
@@ -148,9 +166,11 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
         launch=launch,
         status=status,
         steps=_steps(events),
-        lives=_lives(lives, status, events) if several else (),
+        lives=_lives(launch, lives, status, events) if several else (),
         started=lives[0].started if lives else None,
         changes=changes,
+        # What did not judge itself is of an earlier version, or lost its node: its state says enough.
+        reading=_reading(launch, lives[0], status) if not several and lives and lives[0].verdict else None,
     )
 
 
@@ -160,17 +180,41 @@ def _steps(events: Sequence[Event]) -> Steps:
     return Steps(first, progress.step, progress.loss)
 
 
-def _lives(lives: Sequence[Life], status: JobStatus, events: Sequence[Event]) -> list[LifeRow]:
+def _lives(
+    launch: Launch, lives: Sequence[Life], status: JobStatus, events: Sequence[Event]
+) -> list[LifeRow]:
     last = {life.job_id: life for life in lives}
     # Tasks of an array run at once, and nothing tells whose events are whose.
-    alone = len(last) == 1
+    alone = len(last) == 1 or launch.is_chain
     rows = []
+    begins = _life_begins(lives)
     for index, life in enumerate(lives):
-        state, reason = _end_of(life, status, is_last=last[life.job_id] is life)
-        end = lives[index + 1].started if index + 1 < len(lives) else None
-        steps = _steps(_between(events, life.started, end)) if alone else Steps()
-        rows.append(LifeRow(life, state, reason, steps))
+        is_last = last[life.job_id] is life
+        told = status.chain.jobs.get(life.job_id, status) if status.chain else status
+        state, reason = _end_of(life, told, is_last=is_last)
+        end = begins[index + 1] if index + 1 < len(lives) else None
+        steps = _steps(_between(events, begins[index], end)) if alone else Steps()
+        link = life.link if launch.is_chain else None
+        reading = _reading(launch, life, told) if launch.is_chain and is_last else None
+        rows.append(LifeRow(life, state, reason, steps, link, reading))
     return rows
+
+
+def _reading(launch: Launch, life: Life, status: JobStatus) -> Reading | None:
+    """Why a link ended; ``None`` where that is told by its state already."""
+    if status.state.is_live or status.state.is_good:
+        return None
+    logs = [link_log(launch, life.job_id, extension) for extension in ("out", "err")]
+    is_told = status.state.is_final
+    return read_life(
+        life,
+        logs,
+        launch.paths.results / FAILURES,
+        state=status.state.value if is_told else None,
+        reason=status.reason if is_told else None,
+        tasks_per_node=launch.manifest.tasks_per_node,
+        save="USR1" if launch.manifest.engine == "megatron" else "TERM",
+    )
 
 
 def _end_of(life: Life, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
@@ -186,8 +230,20 @@ def _end_of(life: Life, status: JobStatus, *, is_last: bool) -> tuple[str, str |
     return (told or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
 
 
+def _life_begins(lives: Sequence[Life]) -> list[float | None]:
+    """From when on the events of each life are; marks have whole seconds."""
+    befores = [None, *lives]
+    return [_begins(before, life) for before, life in zip(befores, lives, strict=False)]
+
+
+def _begins(before: Life | None, life: Life) -> float | None:
+    if before is None or before.ended is None or life.started is None:
+        return life.started
+    return max(life.started, before.ended + 1)
+
+
 def _between(events: Sequence[Event], start: float | None, end: float | None) -> list[Event]:
-    """The events of a life; marks have whole seconds."""
+    """The events of a life."""
     timed = [event for event in events if hasattr(event, "time")]
     return [
         event

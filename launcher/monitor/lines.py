@@ -50,14 +50,16 @@ class LinesView:
         self._tell_state(status)
 
     def _tell_state(self, status: JobStatus) -> None:
-        told = (status.state, status.reason, status.nodes)
+        job = self._launch.job_in(status)
+        told = (job, status.state, status.reason, status.nodes)
         if told == self._told:
             return
         self._told = told
         nodes = f" on {status.nodes}" if status.nodes and not status.state.is_final else ""
-        reason = f" ({status.reason})" if status.reason else ""
+        reason = f" ({status.reasons})" if status.reasons else ""
         after = f" after {status.elapsed}" if status.elapsed and status.state.is_final else ""
-        _print(f"job {self._launch.job} {status.state.value}{reason}{nodes}{after}")
+        link = f" (link {status.chain})" if status.chain else ""
+        _print(f"job {job}{link} {status.state.value}{reason}{nodes}{after}")
 
     def _tell_event(self, event: Event, progress: Progress) -> None:
         match event:

@@ -68,7 +68,7 @@ class LiveView:
             body += [_bar(status, progress), self._train(progress), _held_out(progress)]
         manifest = self._launch.manifest
         title = Text.assemble((one_line(manifest.run), "bold"), f" · launch {self._launch.paths.number}")
-        shape = Text(formatting.tasks(manifest.nodes, manifest.tasks_per_node), style="dim")
+        shape = Text(formatting.tasks(self._launch.nodes, manifest.tasks_per_node), style="dim")
         style = colour(status.state) if status.state.is_final else "dim"
         return Panel(
             Group(*body),
@@ -82,7 +82,10 @@ class LiveView:
         )
 
     def _state(self, status: JobStatus, progress: Progress) -> RenderableType:
-        line = Text.assemble(f"job {self._launch.job}  ", (status.state.value, colour(status.state)))
+        link = f" (link {status.chain})" if status.chain else ""
+        line = Text.assemble(
+            f"job {self._launch.job_in(status)}{link}  ", (status.state.value, colour(status.state))
+        )
         if status.reason:
             line.append(f" ({one_line(status.reason)})", "dim")
         if status.nodes:

@@ -1,4 +1,4 @@
-"""Which files are the log of a launch: the job's, those of an array's tasks, and those of single ranks."""
+"""Which files are the log of a launch: the job's, those of tasks or links, and those of single ranks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,21 @@ def task_log(launch: Launch, task: int, extension: str = "out") -> Path:
     return path.with_name(f"{path.stem}_{task}{path.suffix}")
 
 
+def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
+    """The log of one link of a chain; it need not exist yet."""
+    return launch.paths.directory / launch.paths.log_name(job_id, extension)
+
+
+def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
+    """The logs that there are: the job's, those of an array's tasks, or those of a chain's links in order."""
+    logs = [link_log(launch, job_id, extension) for job_id in launch.jobs]
+    return [log for log in [*logs, *task_logs(launch, extension).values()] if log.exists()]
+
+
 def newest_log(launch: Launch, extension: str = "out") -> Path:
-    """The job's log, or of an array that of the task with the highest number; it need not exist yet.
+    """The job's log, of an array that of the task with the highest number, of a chain that of the last link.
+
+    It need not exist yet.
 
     Raises
     ------
@@ -49,10 +62,19 @@ def newest_log(launch: Launch, extension: str = "out") -> Path:
         If the launch never became a job.
     """
     path = launch.log(extension)
+    if launch.is_chain:
+        return (job_logs(launch, extension) or [path])[-1]
     if path.exists():
         return path
     tasks = task_logs(launch, extension)
     return tasks[max(tasks)] if tasks else path
+
+
+def next_log(launch: Launch, now: Path, extension: str = "out") -> Path:
+    """The log of the link or the task after the one that is read now, once there is one; until then that."""
+    logs = job_logs(launch, extension)
+    after = logs[logs.index(now) + 1 :] if now in logs else logs
+    return after[0] if after else now
 
 
 def rank_logs(launch: Launch, rank: int) -> list[Path]:
@@ -67,13 +89,25 @@ def rank_logs(launch: Launch, rank: int) -> list[Path]:
     return [*sorted(launch.paths.results.glob(name)), *by_time]
 
 
+def began(launch: Launch) -> float:
+    """When the newest life of a job, or its newest link, began, in Unix seconds; 0 of one that had just one.
+
+    Errors before it are no longer true.
+    """
+    lives = launch.lives
+    return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
+
+
 def rank_failures(launch: Launch) -> list[RankFailure]:
-    """What ranks left that failed, the first to fail coming first."""
+    """What ranks left that failed since the job last began, the first to fail coming first."""
     found = []
+    since = began(launch)
     for path in (launch.paths.results / FAILURES).glob("globalrank-*.json"):
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            found.append(RankFailure(float(told["time"]), int(told["rank"]), str(told["error"]), path))
+            failure = RankFailure(float(told["time"]), int(told["rank"]), str(told["error"]), path)
         except (OSError, ValueError, KeyError, TypeError):
             continue
+        if failure.time >= since:
+            found.append(failure)
     return sorted(found, key=lambda failure: failure.time)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +13,7 @@ from typing import BinaryIO
 from launcher.errors import one_line
 from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import launch_numbers
-from launcher.schedulers.base import JobStatus
+from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.launches import Launch
 
 _BLOCK = 1 << 16
@@ -76,6 +76,28 @@ def last_lines(path: Path, lines: int) -> str:
     return "".join(parts)
 
 
+def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
+    """The last files that hold the last `lines` lines of all, and at which byte of each they begin."""
+    found: list[tuple[Path, int]] = []
+    for path in reversed(paths):
+        offset = tail_offset(path, lines)
+        found.insert(0, (path, offset))
+        if offset > 0:
+            break
+        lines -= _count_lines(path)
+        if lines <= 0:
+            break
+    return found
+
+
+def _count_lines(path: Path) -> int:
+    lines, last = 0, b"\n"
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            lines, last = lines + block.count(b"\n"), block[-1:]
+    return lines + (last != b"\n")
+
+
 def read_all(reader: LogReader, write: Callable[[str], object]) -> bool:
     """Write all that there is to read now, piece by piece; tell whether there was anything."""
     found = False
@@ -87,56 +109,61 @@ def read_all(reader: LogReader, write: Callable[[str], object]) -> bool:
 
 def follow_log(
     launch: Launch,
-    choose: Callable[[], Path],
-    lines: int | None,
+    reader: LogReader,
+    choose: Callable[[Path], Path],
     write: Callable[[str], object],
     tell: Callable[[str], object],
     *,
     task: str | None = None,
+    link: str | None = None,
 ) -> JobStatus:
     """Write a log as it grows, until its job has ended and all of it was written.
 
     Parameters
     ----------
+    reader
+        Of the log to begin with.
     choose
-        Says which file it is; asked again and again, because each task of an array has its own.
-    lines
-        Begin with so many of the lines that are already there; ``None`` for all.
+        Says which file comes next, given the one that is read: each task of an array has its own, and each
+        link of a chain.
     write
         Takes the log's text.
     tell
         Takes what is to be said beside the log: what it is waited for, and that there is a newer launch.
     task
         Until this task of an array has ended.
+    link
+        Until this job of a chain has ended.
     """
     said = _Once(tell)
-    path = choose()
-    reader = LogReader(path, 0 if lines is None else tail_offset(path, lines))
     was_quiet = False
     with StatusWatch(launch) as watch:
         while True:
             # The state first: what a job wrote before it ended is there once it is known to have ended.
-            status = of_task(watch.status, task)
+            status = of_part(watch.status, task, link)
             over = status.state.is_final or watch.is_blind
             found = read_all(reader, write)
             if found:
                 watch.alive()
-            elif (newest := choose()) != path:
-                path = newest
-                reader = LogReader(path)
-                said(f"{path.name}:")
+            elif (newest := choose(reader.path)) != reader.path:
+                reader = LogReader(newest)
+                said(f"{newest.name}:")
                 continue
             elif over and was_quiet:
                 return status
-            elif not over and not path.exists():
-                said(_wait_message(path, status))
+            elif not over and not reader.path.exists():
+                said(_wait_message(reader.path, status))
+            elif status.state is State.PENDING and status.chain and link is None:
+                said(f"waiting for link {status.chain}: {_state(status)}")
             _tell_newer(launch, said)
             was_quiet = over and not found  # once more, for a network file system that is late
             time.sleep(_POLL)
 
 
-def of_task(status: JobStatus, task: str | None) -> JobStatus:
-    """The status of one task of an array; that of the whole array while nothing is known of the task."""
+def of_part(status: JobStatus, task: str | None = None, link: str | None = None) -> JobStatus:
+    """The status of one task of an array, or of one job of a chain; of the whole if nothing is known."""
+    if link is not None and status.chain and link in status.chain.jobs:
+        return status.chain.jobs[link]
     if task is None or task not in status.tasks:
         return status
     return replace(status, state=status.tasks[task], reason=None, exit_code=None, tasks={})
@@ -162,5 +189,9 @@ def _tell_newer(launch: Launch, said: _Once) -> None:
 
 
 def _wait_message(path: Path, status: JobStatus) -> str:
+    return f"waiting for {path.name}: {_state(status)}"
+
+
+def _state(status: JobStatus) -> str:
     reason = f" ({one_line(status.reason)})" if status.reason else ""
-    return f"waiting for {path.name}: the job is {status.state.value}{reason}"
+    return f"the job is {status.state.value}{reason}"

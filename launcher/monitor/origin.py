@@ -28,6 +28,7 @@ def origin(launch: Launch) -> dict[str, Any]:
         "command": _shown_command(launch),
         "overrides": [redacted(override) for override in manifest.overrides],
         "image_digest": manifest.image_digest or image_digest(launch.paths.directory),
+        "jobs": list(launch.jobs),
         "run_dir": str(launch.paths.run_dir),
         "directory": str(launch.paths.directory),
         "job_packages": _job_packages(launch),
@@ -42,16 +43,14 @@ def rows(launch: Launch) -> list[tuple[str, str]]:
     manifest, told = launch.manifest, origin(launch)
     pairs = [
         ("run", f"{manifest.run}, launch {launch.paths.number}"),
-        (
-            "job",
-            f"{launch.job}, {manifest.stage}, {formatting.tasks(manifest.nodes, manifest.tasks_per_node)}",
-        ),
+        ("job", f"{', '.join(launch.jobs) or formatting.UNKNOWN}, {manifest.stage}, {_size(launch)}"),
         ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
         ("command", shlex.join(told["command"])),
         *(("override", override) for override in told["overrides"]),
         *(("choice", f"{group}={choice}") for group, choice in sorted(manifest.choices.items())),
         ("code", _checkout(manifest.git_commit, manifest.git_dirty)),
         ("not committed", _diff(launch, manifest.git_diff)),
+        *(("avoids", _avoided(node)) for node in manifest.excluded),
         *_config_rows(launch, manifest.config_git),
         ("image", formatting.text(manifest.image)),
         ("image's digest", formatting.text(told["image_digest"])),
@@ -93,6 +92,16 @@ def _config_rows(launch: Launch, told: Mapping[str, Any] | None) -> list[tuple[s
 
 def _diff(launch: Launch, name: str | None) -> str:
     return formatting.UNKNOWN if name is None else short(launch.paths.directory / name)
+
+
+def _size(launch: Launch) -> str:
+    return formatting.tasks(launch.nodes, launch.manifest.tasks_per_node)
+
+
+def _avoided(node: Mapping[str, Any]) -> str:
+    """A node that failed under this run before, and until when the run stays away from it."""
+    until = moment(node.get("until"))
+    return f"{node.get('node')} until {until}, since job {node.get('job')}: {node.get('why')}"
 
 
 def _versions(packages: Mapping[str, Any] | None) -> str:

@@ -17,14 +17,18 @@ from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.tables import REASON
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus, Links, State
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch
 
+_GONE = JobStatus(State.UNKNOWN, "it has no launch, or is no longer there")
+
+LINK = "LINK"
 COLUMNS = (
     "RUN",
     "LAUNCH",
     "JOB",
+    LINK,
     "STATE",
     "ELAPSED/LIMIT",
     "NODES×TASKS",
@@ -81,10 +85,11 @@ class RunStatus:
         values = [
             self.run,
             formatting.text(self.launch.paths.number if self.launch else None),
-            self.launch.job if self.launch else formatting.UNKNOWN,
+            self.launch.job_in(status) if self.launch else formatting.UNKNOWN,
+            formatting.text(status.chain),
             status.state.value,
             f"{status.elapsed}/{limit}" if self._has_run else formatting.UNKNOWN,
-            f"{manifest.nodes}×{manifest.tasks_per_node}" if manifest else formatting.UNKNOWN,
+            self._size,
             formatting.steps(progress.step, progress.max_steps),
             formatting.loss(progress.loss),
             formatting.loss(progress.validation_loss),
@@ -93,9 +98,15 @@ class RunStatus:
             formatting.text(status.restarts or None),
             formatting.text(status.nodes),
             formatting.text(self.of_another),
-            formatting.text(status.reason),
+            formatting.text(status.reasons),
         ]
         return [one_line(value) for value in values]
+
+    @property
+    def _size(self) -> str:
+        if self.launch is None:
+            return formatting.UNKNOWN
+        return f"{self.launch.nodes}×{self.launch.manifest.tasks_per_node}"
 
     def to_json(self) -> dict[str, Any]:
         """The same for programs; a number that is not finite is a string, ``"nan"``."""
@@ -105,17 +116,25 @@ class RunStatus:
             "run_dir": str(self.run_dir),
             "launch": self.launch.paths.number if self.launch else None,
             "stage": manifest.stage if manifest else None,
-            "job_id": manifest.job_id if manifest else None,
+            "job_id": self.status.chain.job_id
+            if self.status.chain
+            else manifest.job_id
+            if manifest
+            else None,
             "state": self.status.state.value,
             "reason": self.status.reason,
+            "why": self.status.why,
             "exit_code": self.status.exit_code,
             "elapsed": self.status.elapsed,
             "time_limit": manifest.time_limit if manifest else None,
-            "nodes": manifest.nodes if manifest else None,
+            "nodes": self.launch.nodes if self.launch else None,
             "tasks_per_node": manifest.tasks_per_node if manifest else None,
             "node_list": self.status.nodes,
             "restarts": self.status.restarts,
             "tasks": {task: state.value for task, state in self.status.tasks.items()},
+            "link": self.status.chain.current if self.status.chain else None,
+            "max_links": self.status.chain.most if self.status.chain else None,
+            "links": links_to_json(self.status.chain),
             "user": manifest.user if manifest else None,
             "step": self.progress.step,
             "max_steps": self.progress.max_steps,
@@ -136,6 +155,35 @@ def finite(number: float | None) -> float | str | None:
     return number if number is None or math.isfinite(number) else str(number)
 
 
+def as_table(rows: Sequence[RunStatus]) -> tuple[Sequence[str], list[list[str]]]:
+    """The columns and their values; which link it is only where some row is a chain."""
+    shown = [name for name in COLUMNS if name != LINK or any(row.status.chain for row in rows)]
+    cells = [dict(zip(COLUMNS, row.cells(), strict=True)) for row in rows]
+    return shown, [[cell[name] for name in shown] for cell in cells]
+
+
+def links_to_json(links: Links | None) -> list[dict[str, Any]]:
+    """The jobs of a chain for programs; nothing of any other job."""
+    return [
+        {
+            "link": number,
+            "job_id": job_id,
+            "state": status.state.value,
+            "reason": status.reason,
+            "why": status.why,
+            "exit_code": status.exit_code,
+            "elapsed": status.elapsed,
+            "node_list": status.nodes,
+        }
+        for number, (job_id, status) in enumerate(links.jobs.items() if links else (), 1)
+    ]
+
+
+def gone(run_dir: Path) -> RunStatus:
+    """A run that was asked for and has no launch: it must not look as if it had ended well."""
+    return RunStatus(run_dir, None, _GONE, Progress())
+
+
 def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None) -> list[RunStatus]:
     """Look at runs, in their order; the parameters are those of `launcher.tracking.current.look`."""
     return [_with_progress(item) for item in look(run_dirs, only)]
@@ -145,5 +193,5 @@ def _with_progress(item: Tracked) -> RunStatus:
     events: list[Event] = []
     if item.launch:
         with contextlib.suppress(OSError):  # a colleague's that may not be read
-            events = newest_events(item.launch, restarted=item.status.restarts > 0)
+            events = newest_events(item.launch, restarted=item.status.began_again)
     return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.monitor.ends import read_ends
 from launcher.monitor.events import Event, EventReader
-from launcher.monitor.log_files import newest_log
+from launcher.monitor.log_files import job_logs, newest_log
 from launcher.tracking.launches import Launch
+
+if TYPE_CHECKING:
+    from launcher.monitor.nemo import NemoReader
 
 
 class Reader(Protocol):
@@ -20,12 +23,9 @@ class Reader(Protocol):
 
 def open_reader(launch: Launch) -> Reader:
     """A reader of all events of a launch that became a job; their files need not exist yet."""
-    log = _nemo_log(launch)
-    if log is None:
+    if not _tells_in_log(launch):
         return EventReader(launch.metrics)
-    from launcher.monitor.nemo import NemoReader, tokens_per_step
-
-    return NemoReader(log, tokens_per_step(launch.paths.config))
+    return _LogsReader(launch)
 
 
 def all_events(launch: Launch) -> list[Event]:
@@ -39,18 +39,38 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     Parameters
     ----------
     restarted
-        Whether the job was requeued.
+        Whether the trainer began more than once.
     """
-    log = _nemo_log(launch)
-    if log is None:
+    if not _tells_in_log(launch):
         return read_ends(launch.metrics, restarted=restarted)
     from launcher.monitor.nemo import read_nemo_end, tokens_per_step
 
-    return read_nemo_end(log, tokens_per_step(launch.paths.config))
+    tokens = tokens_per_step(launch.paths.config)
+    # A link that has just begun tells of no step yet.
+    logs = reversed(job_logs(launch)) if launch.is_chain else [newest_log(launch)]
+    return next((events for log in logs if (events := read_nemo_end(log, tokens))), [])
 
 
-def _nemo_log(launch: Launch) -> Path | None:
-    manifest = launch.manifest
-    if manifest.engine != "nemo" or manifest.job_id is None:
-        return None
-    return newest_log(launch)
+def _tells_in_log(launch: Launch) -> bool:
+    """Whether the trainer is NeMo's, which tells of its steps in the job's log."""
+    return launch.manifest.engine == "nemo" and launch.manifest.job_id is not None
+
+
+class _LogsReader:
+    """Reads NeMo's events of a job from its log, or of a chain from the logs of its links in their order."""
+
+    def __init__(self, launch: Launch) -> None:
+        from launcher.monitor.nemo import tokens_per_step
+
+        self._launch = launch
+        self._tokens = tokens_per_step(launch.paths.config)
+        self._readers: dict[Path, NemoReader] = {}
+
+    def poll(self) -> list[Event]:
+        from launcher.monitor.nemo import NemoReader
+
+        logs = job_logs(self._launch) if self._launch.is_chain else []
+        for log in logs or [newest_log(self._launch)]:
+            if log not in self._readers:
+                self._readers[log] = NemoReader(log, self._tokens)
+        return [event for reader in self._readers.values() for event in reader.poll()]

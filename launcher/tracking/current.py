@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.runs.marks import read_lives
+from launcher.runs.marks import chain_end, read_lives
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.launches import Launch, adopt, read_launch
@@ -110,6 +110,8 @@ def _is_over(launch_dir: Path) -> bool:
     if not lives or lives[-1].task is not None:
         return False
     last = lives[-1]
+    if last.is_over and chain_end(launch_dir) is not None:
+        return True
     return last.exit_code == 0 or (last.is_over and time.time() - (last.ended or 0.0) > _REQUEUE_SECONDS)
 
 

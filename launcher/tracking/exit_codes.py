@@ -34,5 +34,10 @@ def exit_code(state: State) -> int:
 
 def worst(states: Iterable[State]) -> int:
     """The exit code that stands for several jobs: that of the worst; 0 for none."""
-    codes = {exit_code(state) for state in states}
-    return next((code for code in _WORST_FIRST if code in codes), DONE)
+    return worst_code(exit_code(state) for state in states)
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """The worst of several jobs' exit codes; 0 for none."""
+    found = set(codes)
+    return next((code for code in _WORST_FIRST if code in found), DONE)

@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import UserError, nearest, one_line
 from launcher.runs import provenance
 from launcher.runs.index import Entry
+from launcher.runs.marks import later_jobs
 from launcher.runs.paths import LAUNCHES, find_runs, launch_numbers, short
 from launcher.tracking.known import Known
 from launcher.tracking.scanning import entries_of, is_run, runs_below
@@ -30,6 +31,8 @@ class Found:
         The number of one of its launches, where the word names that.
     task
         The number of a task, where the word is that of an array's (``17_2``).
+    job
+        The id of a job, where the word is that; of a sweep's array `run_dir` is one of its points.
     notes
         What the user should be told: that the word could have meant something else, too.
     """
@@ -38,6 +41,7 @@ class Found:
     launch: int | None = None
     task: str | None = None
     notes: tuple[str, ...] = ()
+    job: str | None = field(default=None, compare=False)
 
 
 def find(word: str, base_results_dir: Path) -> Found:
@@ -60,7 +64,7 @@ def find(word: str, base_results_dir: Path) -> Found:
         raise _nowhere(word, known)
     known.index.remember(entries_of(found.run_dir, newest=1))
     notes = (known.index.trouble,) if known.index.trouble else ()
-    return Found(found.run_dir, found.launch, found.task, (*found.notes, *notes))
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def runs_in(base_results_dir: Path) -> list[Path]:
@@ -108,24 +112,56 @@ def _by_job(word: str, known: Known) -> Found | None:
     if matched is None or _below(word, known.always):
         return None
     job_id, task = matched[1], matched[2]
-    entries = (
+    # A point of a sweep is known by its whole id, a task of another array by the array's.
+    point = _points(word, known) if task else []
+    entries = point or _launches_of(job_id, known)
+    if task and not point:
+        entries = [entry for entry in entries if not _is_point(entry, job_id)]
+    if not entries and task:
+        point = entries = _with_job(word, known.launches())
+    task = None if point else task
+    if not entries:
+        return None
+    # Ids are used again, and every cluster counts its own.
+    *older, newest = sorted(known.originals(entries), key=lambda entry: entry.created)
+    if _is_point(newest, job_id):  # the array of a sweep: the others of it are not meant instead
+        older = [entry for entry in older if entry.run_dir.parent != newest.run_dir.parent]
+    others = ", ".join(f"{short(entry.run_dir)} ({entry.created})" for entry in reversed(older))
+    note = f"several launches had a job {job_id}; the newest is taken, not that of {others}"
+    return Found(newest.run_dir, newest.number, task, (note,) if older else (), job_id)
+
+
+def _points(word: str, known: Known) -> list[Entry]:
+    return known.still_there(known.index.with_job(word)) or _with_job(word, known.launches(known.always))
+
+
+def _launches_of(job_id: str, known: Known) -> Sequence[Entry]:
+    """The launches that had a job of this id."""
+    return (
         known.still_there(known.index.with_job(job_id))
         or _with_job(job_id, known.launches(known.always))
         or known.located(job_id)
         or _with_job(job_id, known.launches())
         or _with_job(job_id, known.launches(known.trees_of_jobs()))
     )
-    if not entries:
-        return None
-    # Ids are used again, and every cluster counts its own.
-    *older, newest = sorted(known.originals(entries), key=lambda entry: entry.created)
-    others = ", ".join(f"{short(entry.run_dir)} ({entry.created})" for entry in reversed(older))
-    note = f"several launches had a job {job_id}; the newest is taken, not that of {others}"
-    return Found(newest.run_dir, newest.number, task, (note,) if older else ())
 
 
 def _with_job(job_id: str, entries: Iterable[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.job_id == job_id]
+    """Those that became this job, whose chain has it as a link, or that are points of this array."""
+    return [
+        entry
+        for entry in entries
+        if entry.job_id == job_id or _is_point(entry, job_id) or job_id in _later_jobs(entry)
+    ]
+
+
+def _is_point(entry: Entry, array: str) -> bool:
+    """Whether a launch is a point of a sweep, and this the id of its array."""
+    return entry.job_id is not None and entry.job_id.startswith(f"{array}_")
+
+
+def _later_jobs(entry: Entry) -> list[str]:
+    return later_jobs(entry.run_dir / LAUNCHES / str(entry.number))
 
 
 def _by_name(word: str, known: Known) -> Found | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.runs.marks import first_job
+from launcher.runs.marks import Life, first_job, later_jobs, read_lives
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
-from launcher.schedulers.base import Intent, Scheduler, Ticket
+from launcher.schedulers.base import Intent, JobStatus, Scheduler, Ticket
 
 # Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
 _SUBMITTING_SECONDS = 300.0
@@ -47,20 +47,56 @@ class Launch:
 
     @property
     def job(self) -> str:
-        """The job's id for people."""
+        """The job's id for people; of a chain that of its first link."""
         return self.manifest.job_id or "-"
+
+    def job_in(self, status: JobStatus) -> str:
+        """The id for people of the job that a status is about: of a chain the current link's."""
+        return status.chain.job_id if status.chain else self.job
+
+    @property
+    def is_chain(self) -> bool:
+        return self.manifest.links > 1
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The ids of its jobs: of a chain those of all links that are known by now."""
+        if self.manifest.job_id is None:
+            return ()
+        later = later_jobs(self.paths.directory) if self.is_chain else []
+        return (self.manifest.job_id, *later)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it has: of a range those that its newest job began on, and before that the least."""
+        begun = [life.nodes for life in self.lives if life.nodes] if self.manifest.max_nodes else []
+        return len(begun[-1].split(",")) if begun else self.manifest.nodes
+
+    @property
+    def lives(self) -> list[Life]:
+        """The lives of its jobs, in the order in which they began."""
+        return read_lives(self.paths.directory, None if self.is_chain else self.manifest.job_id)
 
     @property
     def ticket(self) -> Ticket | None:
         manifest = self.manifest
         if manifest.job_id is None:
             return None
-        return Ticket(manifest.job_id, self.paths.directory, manifest.tag, manifest.host)
+        return Ticket(
+            job_id=manifest.job_id,
+            launch_dir=self.paths.directory,
+            tag=manifest.tag,
+            host=manifest.host,
+            argument=manifest.array_tag,
+            later=self.jobs[1:],
+            links=manifest.links,
+        )
 
     @property
     def intent(self) -> Intent:
         """What its job is looked for by, while the manifest does not know it."""
-        return Intent(self.manifest.tag, self.paths.script, self.manifest.user, self.manifest.created)
+        tag = self.manifest.array_tag or self.manifest.tag
+        return Intent(tag, self.paths.script, self.manifest.user, self.manifest.created)
 
     @property
     def may_be_unknown_job(self) -> bool:
@@ -71,7 +107,7 @@ class Launch:
         return self.manifest.job_id is None and self.manifest.error is None
 
     def log(self, extension: str = "out") -> Path:
-        """The job's log; it need not exist yet.
+        """The job's log, of a chain that of its first link; it need not exist yet.
 
         Raises
         ------
@@ -154,7 +190,7 @@ def _adopt_marked(launch: Launch) -> Launch:
     if launch.manifest.job_id is not None:
         return launch
     job_id = first_job(launch.paths.directory)
-    return replace(launch, manifest=launch.manifest.submitted_as(job_id)) if job_id else launch
+    return _as_job(launch, job_id) if job_id else launch
 
 
 def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
@@ -164,10 +200,14 @@ def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
-        launch.paths.directory: replace(launch, manifest=launch.manifest.submitted_as(jobs[0]))
+        launch.paths.directory: _as_job(launch, jobs[0])
         for launch in group
-        if (jobs := found.get(launch.manifest.tag))
+        if (jobs := found.get(launch.intent.tag))
     }
+
+
+def _as_job(launch: Launch, job_id: str) -> Launch:
+    return replace(launch, manifest=launch.manifest.submitted_as(job_id))
 
 
 def _age(manifest: Manifest) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, State, Ticket
-from launcher.schedulers.states import from_marks
+from launcher.schedulers.base import JobStatus, Scheduler, State, Ticket
+from launcher.schedulers.chains import from_marks_alone, may_go_on
 from launcher.tracking.launches import Launch, by_scheduler, scheduler_of
 
 
@@ -27,8 +27,12 @@ def poll(launches: Sequence[Launch]) -> list[Answer]:
     or UNKNOWN with the reason.
     """
     told: dict[Path, Answer] = {}
-    for group in by_scheduler([launch for launch in launches if launch.ticket]):
-        told.update(_ask_scheduler(group))
+    # Read anew each time: a chain gets further links while it is watched.
+    tickets = {launch.paths.directory: launch.ticket for launch in launches}
+    for group in by_scheduler(launches):
+        told.update(
+            _ask_scheduler(group, [ticket for one in group if (ticket := tickets[one.paths.directory])])
+        )
     return [
         told.get(launch.paths.directory) or Answer(_without_job(launch), launch.unanswered)
         for launch in launches
@@ -40,11 +44,15 @@ def ask(launches: Sequence[Launch]) -> list[JobStatus]:
     return [answer.status for answer in poll(launches)]
 
 
-def _ask_scheduler(launches: Sequence[Launch]) -> Iterable[tuple[Path, Answer]]:
-    tickets = [launch.ticket for launch in launches if launch.ticket]
+def _ask_scheduler(launches: Sequence[Launch], tickets: Sequence[Ticket]) -> Iterable[tuple[Path, Answer]]:
+    if not tickets:
+        return []
     unanswered = None
     try:
-        statuses = scheduler_of(launches[0]).statuses(tickets)
+        scheduler = scheduler_of(launches[0])
+        statuses = {**scheduler.statuses(tickets)}
+        if found := _found_again(scheduler, launches, tickets, statuses):
+            statuses |= scheduler.statuses(found)
         blind = JobStatus(State.UNKNOWN, "the scheduler did not tell of this job")
     except UserError as error:
         unanswered = error.message.splitlines()[0]
@@ -55,8 +63,30 @@ def _ask_scheduler(launches: Sequence[Launch]) -> Iterable[tuple[Path, Answer]]:
     ]
 
 
+def _found_again(
+    scheduler: Scheduler,
+    launches: Sequence[Launch],
+    tickets: Sequence[Ticket],
+    statuses: Mapping[str, JobStatus],
+) -> list[Ticket]:
+    """Chains that seem to have ended, and have a further link: the answer to its submission was lost."""
+    intents = {launch.paths.directory: launch.intent for launch in launches}
+    open_ended = [
+        ticket for ticket in tickets if (status := statuses.get(ticket.tag)) and may_go_on(ticket, status)
+    ]
+    if not open_ended:
+        return []
+    wanted = [replace(intents[ticket.launch_dir], link=len(ticket.jobs) + 1) for ticket in open_ended]
+    found = scheduler.find(wanted)
+    return [
+        replace(ticket, later=(*ticket.later, jobs[0]))
+        for ticket in open_ended
+        if (jobs := found.get(ticket.tag))
+    ]
+
+
 def _marked(ticket: Ticket, blind: JobStatus) -> JobStatus:
-    marked = from_marks(ticket.launch_dir, ticket.job_id)
+    marked = from_marks_alone(ticket)
     return marked if marked and marked.state.is_final else blind
 
 

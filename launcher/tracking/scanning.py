@@ -73,7 +73,10 @@ def _entry(run_dir: Path, number: int) -> Entry | None:
         manifest = read_manifest(directory)
     except UserError:
         return None
-    return entry_of(run_dir, number, manifest, manifest.job_id or first_job(directory))
+    job_id = manifest.job_id
+    if job_id is None and (claimed := first_job(directory)):
+        job_id = manifest.id_in(claimed)
+    return entry_of(run_dir, number, manifest, job_id)
 
 
 def _identity(path: Path) -> _Identity | None:

@@ -171,10 +171,16 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
     (["cluster=local", "cluster.python=bin/python"], ["cluster.python='bin/python'", "/bin/python"]),
     (["training.model.data=null"], ["training.model.data=null: keys are needed"]),
     (["~training"], ["stages=[training]", "training is from the command line: ~training"]),
+    (["stages=[training,training]"], ["stages=[training,training]: a stage is named twice"]),
     (
-        ["stages=[training,data_preparation]", "data_preparation.inputs=[/x]"],
-        ["stages=[training,data_preparation]", "one stage at a time"],
+        ["stages=[data_preparation,training]", "data_preparation.inputs=[/x]", "cluster=local"],
+        [
+            "stages=[data_preparation,training]",
+            "no queue",
+            "stages=[data_preparation], then stages=[training]",
+        ],
     ),
+    (["cluster=local", "resilience.links=2"], ["resilience.links=2: cluster.scheduler=local has no queue"]),
     # trees and templates of the user's own
     (["--config-dir=/no/such"], ["--config-dir /no/such: no such directory"]),
     (["--template-dir=/no/such"], ["--template-dir /no/such: no such directory"]),

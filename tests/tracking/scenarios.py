@@ -17,6 +17,7 @@ SECOND_LIFE_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + LIFE.strip() + ";
 # Deaf to a polite signal, so that Slurm has to end it itself.
 STUBBORN = "trap '' TERM\n" + LIFE + "while :; do sleep 1; done\n"
 WAITS = "cluster.partition=cloud"
+REQUEUE = "cluster.requeue=True"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ SCENARIOS = [
         "preempted",
         "COMPLETED",
         SECOND_LIFE_ENDS + STUBBORN,
-        ("cluster.nodelist=n2", "cluster.partition=low"),
+        ("cluster.nodelist=n2", "cluster.partition=low", REQUEUE),
     ),
     Scenario(
         "preempted_for_good",
@@ -45,7 +46,7 @@ SCENARIOS = [
         ("cluster.nodelist=n2", "cluster.partition=low", "cluster.requeue=False"),
     ),
     Scenario("preempted_politely", "FAILED", SLEEP, ("cluster.nodelist=n2", "cluster.partition=low")),
-    Scenario("requeued", "COMPLETED", SECOND_LIFE_ENDS + SLEEP),
+    Scenario("requeued", "COMPLETED", SECOND_LIFE_ENDS + SLEEP, ("cluster.nodelist=n1", REQUEUE)),
     Scenario("node_failed", "NODE_FAIL", SLEEP, ("cluster.nodelist=n4", "cluster.requeue=False")),
     Scenario(
         "deadline",
@@ -64,7 +65,7 @@ SCENARIOS = [
     Scenario("suspended", "SUSPENDED", SLEEP),
     Scenario("cancelled", "CANCELLED", SLEEP),
     Scenario("cancelled_waiting", "CANCELLED", overrides=(WAITS,)),
-    Scenario("requeued_held", "PENDING", SLEEP),
+    Scenario("requeued_held", "PENDING", SLEEP, ("cluster.nodelist=n1", REQUEUE)),
     Scenario("held", "PENDING", overrides=(WAITS,)),
     Scenario("released", "COMPLETED", overrides=("cluster.nodelist=n1", "cluster.sbatch={hold: True}")),
     Scenario("lost_its_place", "FAILED", overrides=("cluster.nodelist=n1", "cluster.sbatch={hold: True}")),

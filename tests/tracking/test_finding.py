@@ -203,6 +203,26 @@ def test_an_id_that_was_used_again(tmp_path: Path) -> None:
     )
 
 
+def test_the_array_of_a_sweep_is_known_by_its_points(tmp_path: Path, cluster: Cluster) -> None:
+    """Also where a job had this id before: the newest is meant, and the other points are no others."""
+    old, sweep = tmp_path / "x" / "old", tmp_path / "y" / "sweep"
+    launch(old, job_id="17", created="2026-11-21T11:00:00Z")
+    for task in range(3):
+        launch(sweep / f"seed={task}", job_id=f"17_{task}", array_tag="t", array_task=task)
+        remembered(sweep / f"seed={task}")
+    launch(tmp_path / "z" / "other", job_id="170_1")
+    remembered(tmp_path / "z" / "other")
+    found = find("17", BASE)
+    assert (found.run_dir.parent, found.launch, found.job, found.notes) == (sweep, 1, "17", ())
+    assert find("17_1", BASE) == Found(sweep / "seed=1", 1)
+    with pytest.raises(UserError, match="no launch of a job of that id"):
+        find("17_9", BASE)
+    remembered(old)
+    (note,) = find("17", BASE).notes
+    assert note.endswith(f"not that of {old} (2026-11-21T11:00:00Z)")
+    assert cluster.questions == ["scripts"], "who knows the id asks nobody"
+
+
 def test_a_run_may_be_called_a_number(here: Path) -> None:
     launch(here / "results" / "17")
     launch(here / "results" / "a", job_id="17")

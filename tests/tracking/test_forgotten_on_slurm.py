@@ -23,10 +23,11 @@ BY_MARKS = {
     "preempted": "COMPLETED",
     "requeued": "COMPLETED",
     "released": "COMPLETED",
-    "preempted_politely": "FAILED",
+    # Slurm says FAILED of it; the job has asked whether it was preempted.
+    "preempted_politely": "PREEMPTED",
     "array": "FAILED",
-    # The payload was ended politely; by whom, the job does not know.
-    "timed_out": "FAILED",
+    # The payload was ended politely; by whom, Slurm told the job.
+    "timed_out": "TIMEOUT",
     "requeued_held": "FAILED",
     # The verb has left a mark.
     "cancelled": "CANCELLED",

@@ -21,7 +21,7 @@ STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", 
 PREFIX = "zoo-"
 # The launcher asks the interpreter of a job what it has; outside of a job these answer at once.
 HEADER = "#!/bin/bash\n[[ ${SLURM_JOB_ID:-} ]] || exit 0\n"
-PATIENCE_SECONDS = 100
+PATIENCE_SECONDS = 240
 
 Row = dict[str, Any]
 Done = subprocess.CompletedProcess[str]

@@ -1,0 +1,170 @@
+"""A chain is cancelled as a whole; what is held of it is the link that waits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from control_project import manifest_of
+
+from launcher.cli.app import main
+from launcher.errors import UserError
+from launcher.runs.manifest import read_manifest, write_manifest
+from launcher.runs.marks import cancelled_by, chain_end, claim
+from launcher.runs.provenance import user
+from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket
+from launcher.schedulers.chains import of_chain
+
+Capsys = pytest.CaptureFixture[str]
+
+RUNNING = JobStatus(State.RUNNING, nodes="n1", elapsed="00:10:00")
+PENDING = JobStatus(State.PENDING, "Dependency: it waits for another job")
+HELD = JobStatus(State.PENDING, "JobHeldUser: held")
+TIMEOUT = JobStatus(State.TIMEOUT, nodes="n1", elapsed="00:30:00")
+CANCELLED = JobStatus(State.CANCELLED, "by me")
+
+
+@dataclass
+class ChainScheduler:
+    """Knows jobs by their ids; `lost` are those that no claim tells of."""
+
+    jobs: dict[str, JobStatus] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    errors: dict[str, UserError] = field(default_factory=dict)
+    acts: list[tuple[str, str]] = field(default_factory=list)
+    ended_first: list[bool] = field(default_factory=list)
+
+    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        return {ticket.tag: of_chain(ticket, [self.jobs[job] for job in ticket.jobs]) for ticket in tickets}
+
+    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+        (intent,) = intents
+        return {intent.tag: self.lost} if self.lost else {}
+
+    def cancel(self, job_id: str) -> None:
+        self.ended_first.append(chain_end(DIRECTORY) is not None)
+        self._do("cancel", job_id)
+        self.jobs[job_id] = CANCELLED
+
+    def save(self, job_id: str) -> None:
+        self.ended_first.append(chain_end(DIRECTORY) is not None)
+        self._do("save", job_id)
+
+    def hold(self, job_id: str) -> None:
+        self._do("hold", job_id)
+        self.jobs[job_id] = HELD
+
+    def release(self, job_id: str) -> None:
+        self._do("release", job_id)
+
+    def _do(self, verb: str, job_id: str) -> None:
+        self.acts.append((verb, job_id))
+        if job_id in self.errors:
+            raise self.errors[job_id]
+
+
+DIRECTORY = Path("results/a/launches/17")
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ChainScheduler:
+    """The run `a` here is a chain of at most five jobs, of which 18 runs and 19 waits."""
+    fake = ChainScheduler({"17": TIMEOUT, "18": RUNNING, "19": PENDING})
+    monkeypatch.setattr("launcher.schedulers.registry.open_scheduler", lambda manifest: fake)
+    monkeypatch.chdir(tmp_path)
+    manifest_of("a", 17)
+    write_manifest(DIRECTORY, replace(read_manifest(DIRECTORY), links=5))
+    for link, job in enumerate(fake.jobs, 1):
+        claim(DIRECTORY, job, link)
+    marks = DIRECTORY / "marks"
+    for job in ("17", "18"):
+        (marks / f"{job}.0.started.json").write_text(json.dumps({"started": 1.0, "nodes": "n1"}))
+    (marks / "17.0.ended.json").write_text(json.dumps({"exit_code": 143, "ended": 2.0}))
+    return fake
+
+
+def test_a_chain_is_ended_before_its_jobs_are(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    """Otherwise the next link would begin when the current one has ended."""
+    assert main(["cancel", "a"]) == 0
+    assert scheduler.acts == [("cancel", "19"), ("cancel", "18")] and all(scheduler.ended_first)
+    end = chain_end(DIRECTORY)
+    assert end and (end.by, end.why) == (user(), f"cancelled by {user()}")
+    assert [cancelled_by(DIRECTORY, job) for job in ("17", "18", "19")] == [None, user(), user()]
+    told = capsys.readouterr().out
+    assert told == "cancelled job 18 of a (launch 17, link 2/5): it was RUNNING on n1 for 00:10:00\n"
+    assert main(["cancel", "a"]) == 0
+    assert "it is over: CANCELLED" in capsys.readouterr().out
+
+
+def test_a_link_that_nobody_put_on_record_is_ended_too(scheduler: ChainScheduler) -> None:
+    scheduler.lost = ["20"]
+    assert main(["cancel", "18"]) == 0, "the id of any link names the chain"
+    assert scheduler.acts == [("cancel", "20"), ("cancel", "19"), ("cancel", "18")]
+
+
+def test_save_lets_the_link_that_runs_save(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    assert main(["cancel", "--save", "a"]) == 0
+    assert scheduler.acts == [("cancel", "19"), ("save", "18")] and all(scheduler.ended_first)
+    assert capsys.readouterr().out.startswith("told job 18 of a (launch 17, link 2/5) to save and leave")
+
+
+def test_a_waiting_link_that_stays_leaves_by_itself(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    scheduler.errors["19"] = UserError("job 19 is over already")
+    assert main(["cancel", "a"]) == 0
+    assert scheduler.acts[-1] == ("cancel", "18")
+    scheduler.jobs["18"], scheduler.errors["19"] = RUNNING, NoAnswer("Slurm did not answer")
+    scheduler.jobs["19"] = PENDING
+    assert main(["cancel", "a"]) == 3, "whether it is gone is not known"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_where_the_end_cannot_be_written_a_refusal_counts(scheduler: ChainScheduler) -> None:
+    (DIRECTORY / "marks").chmod(0o500)
+    scheduler.errors["19"] = UserError("job 19 was not cancelled: Access/permission denied")
+    assert main(["cancel", "a"]) == 1
+
+
+def test_what_is_held_is_the_link_that_waits(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    assert main(["hold", "a"]) == 0
+    assert scheduler.acts == [("hold", "19")]
+    assert capsys.readouterr().out.startswith(
+        "held job 19, the next link of job 18 of a (launch 17, link 2/5)"
+    )
+    assert main(["hold", "a"]) == 0
+    assert "it is held already" in capsys.readouterr().out and len(scheduler.acts) == 1
+    assert main(["release", "a"]) == 0
+    assert scheduler.acts[-1] == ("release", "19")
+    scheduler.jobs["19"], scheduler.jobs["18"] = HELD, TIMEOUT
+    assert main(["release", "a"]) == 0
+    assert scheduler.acts[-1] == ("release", "19")
+
+
+def test_the_last_link_cannot_be_held(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    (DIRECTORY / "marks" / "job.3").unlink()
+    assert main(["hold", "a"]) == 2
+    assert "cancel --save" in capsys.readouterr().err
+
+
+def test_it_is_attached_to_the_link_that_runs(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    assert main(["attach", "a", "--outside", "--print"]) == 0
+    told = capsys.readouterr().out
+    assert "--jobid=18 " in told and "--nodelist=n1 " in told
+
+
+def test_a_lost_link_is_found_and_told(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    """The answer to its submission was lost within the job, which died before it could look for it."""
+    (DIRECTORY / "marks" / "job.3").unlink()
+    scheduler.jobs["18"] = JobStatus(State.NODE_FAIL)
+    assert main(["status", "a", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["link"]) == ("NODE_FAIL", 2)
+    assert row["reason"] == "link 2 of 5, and the next one is not known"
+    scheduler.lost = ["19"]
+    assert main(["status", "a", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["link"], row["job_id"]) == ("PENDING", 3, "19")
+    assert row["reason"].endswith("; link 2 was NODE_FAIL")

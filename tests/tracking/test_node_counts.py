@@ -1,0 +1,24 @@
+"""Of a range of nodes a launch has as many as its newest job got."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.tracking.launches import open_launch
+from tests.job_marks import leave
+from tests.tracking.run_trees import launch
+
+
+def test_a_range_is_as_many_as_the_newest_link_got(tmp_path: Path) -> None:
+    directory = launch(tmp_path / "run", job_id="17", nodes=2, max_nodes=4, links=3)
+    assert open_launch(tmp_path / "run").nodes == 2, "as long as none has begun: the least"
+    leave(directory, "17", started=100, nodes="n1,n2,n3,n4")
+    assert open_launch(tmp_path / "run").nodes == 4
+    leave(directory, "18", started=200, nodes="n1,n2,n4")
+    assert open_launch(tmp_path / "run").nodes == 3
+
+
+def test_a_fixed_number_is_what_was_asked_for(tmp_path: Path) -> None:
+    """What a mark says may be abbreviated, as Slurm does it."""
+    leave(launch(tmp_path / "run", job_id="17", nodes=8), "17", started=100, nodes="n[1-8]")
+    assert open_launch(tmp_path / "run").nodes == 8

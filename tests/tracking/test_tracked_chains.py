@@ -1,0 +1,174 @@
+"""Chains on a real Slurm, as a user sees them: one run, one line, one log, one history."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.marks import chain_end, link_jobs
+from launcher.sandbox import Sandbox
+from tests.tracking.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
+
+pytestmark = pytest.mark.slurm
+
+TRAINING = ["training=gpt3/tiny", "training.model.data.data_impl=mock", "cluster=sandbox"]
+SIZE = [
+    "training.trainer.num_nodes=1",
+    "training.trainer.devices=1",
+    "training.model.tensor_model_parallel_size=1",
+]
+# Each link writes down that it was there, so that the payload knows which one it is.
+COUNTS = """
+echo "$SLURM_JOB_ID" >>"$0.links"
+link=$(wc -l <"$0.links")
+echo "link $link lives"
+"""
+
+
+@dataclass
+class Chains:
+    """Chains of a zoo; `look` asks until a chain is as it should be."""
+
+    zoo: Zoo
+
+    def launch(self, run: str, body: str, *overrides: str) -> None:
+        payload = self.zoo.directory / f"{run}.sh"
+        payload.write_text(HEADER + COUNTS + body)
+        payload.chmod(0o755)
+        named = [f"training.run.name={run}", f"cluster.job_name_prefix={PREFIX}", f"cluster.python={payload}"]
+        done = self.zoo.slipway("launch", *TRAINING, *SIZE, *named, *overrides, "--json")
+        assert done.returncode == 0, done.stderr
+        self.zoo.jobs[run] = json.loads(done.stdout)["job_id"]
+
+    def row(self, run: str) -> Row:
+        done = self.zoo.slipway("status", run, "--json")
+        (row,) = json.loads(done.stdout)
+        return dict(row)
+
+    def wait(self, run: str, when: Callable[[Row], object]) -> Row:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not when(row := self.row(run)):
+            assert time.monotonic() < deadline, f"it stayed {row}\n{self.log(run)}"
+            time.sleep(0.5)
+        return row
+
+    def log(self, run: str) -> str:
+        return "".join(path.read_text() for path in sorted(self.directory(run).glob("log-*.out")))
+
+    def directory(self, run: str) -> Path:
+        return self.zoo.launch_directory(run)
+
+    def history(self, run: str) -> dict[str, Any]:
+        (row,) = json.loads(self.zoo.slipway("history", run, "--json").stdout)
+        return dict(row)
+
+    def cancel_all(self) -> None:
+        for run in self.zoo.jobs:
+            self.zoo.slipway("cancel", run)
+
+
+@pytest.fixture(scope="module")
+def chains(plain_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
+    """Launched side by side, on a Slurm without accounting."""
+    chains = Chains(open_zoo(tmp_path_factory.mktemp("chains"), plain_sandbox))
+    try:
+        chains.launch("goes_on", "((link == 3)) || exit 75\necho done\n", "resilience.links=4")
+        chains.launch("crashes", "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
+        chains.launch("short", "exit 75\n", "resilience.links=2")
+        chains.launch("runs", "((link == 2)) || exit 75\necho here; exec sleep 3600\n", "resilience.links=5")
+        yield chains
+    finally:
+        chains.cancel_all()
+
+
+def _is_over(row: Row) -> bool:
+    return row["state"] not in ("PENDING", "RUNNING", "COMPLETING")
+
+
+def test_a_chain_that_comes_to_its_end(chains: Chains) -> None:
+    row = chains.wait("goes_on", _is_over)
+    assert (row["state"], row["reason"], row["exit_code"]) == ("COMPLETED", None, 0)
+    assert (row["link"], row["max_links"]) == (3, 4)
+    jobs = link_jobs(chains.directory("goes_on"))
+    assert row["job_id"] == jobs[2] and [link["job_id"] for link in row["links"]] == jobs
+    assert [link["state"] for link in row["links"][:3]] == ["INTERRUPTED", "INTERRUPTED", "COMPLETED"]
+    assert chains.zoo.slipway("status", "goes_on", "--exit-code").returncode == 0
+
+
+def test_its_log_goes_from_link_to_link(chains: Chains) -> None:
+    chains.wait("goes_on", _is_over)
+    done = chains.zoo.slipway("logs", "goes_on")
+    told = [line for line in done.stdout.splitlines() if line.startswith("link ") and line.endswith("lives")]
+    assert told == ["link 1 lives", "link 2 lives", "link 3 lives"]
+    followed = chains.zoo.slipway("logs", "goes_on", "-f")
+    assert followed.stdout == done.stdout and followed.returncode == 0
+    job = link_jobs(chains.directory("goes_on"))[1]
+    for words in ((job,), ("goes_on", "--link", "2")):
+        alone = chains.zoo.slipway("logs", *words).stdout
+        assert "link 2 lives" in alone and "link 1 lives" not in alone and "link 3 lives" not in alone
+    assert chains.zoo.slipway("logs", "goes_on", "--link", "7").returncode == 2
+
+
+def test_its_history_has_a_line_for_each_link(chains: Chains) -> None:
+    chains.wait("goes_on", _is_over)
+    lives = chains.history("goes_on")["lives"]
+    assert [(life["link"], life["state"], life["exit_code"]) for life in lives] == [
+        (1, "INTERRUPTED", 75), (2, "INTERRUPTED", 75), (3, "COMPLETED", 0),
+    ]  # fmt: skip
+    assert [life["reading"] and life["reading"]["verdict"] for life in lives] == [
+        "continue",
+        "continue",
+        None,
+    ]
+    told = chains.zoo.slipway("history", "goes_on").stdout
+    assert "link 2" in told and "it saved and left" in told
+
+
+def test_a_crash_loop_says_why_it_stopped(chains: Chains) -> None:
+    row = chains.wait("crashes", _is_over)
+    assert (row["state"], row["exit_code"], row["link"]) == ("FAILED", 1, 2)
+    assert "2 links in a row" in row["reason"] and row["reason"].startswith("exit code 1; ")
+    assert chains.log("crashes").count(" lives") == 2
+    lives = chains.history("crashes")["lives"]
+    assert [life["reading"]["verdict"] for life in lives] == ["continue", "stop"]
+    assert chains.zoo.slipway("follow", "crashes").returncode == 1
+
+
+def test_the_last_link_says_that_it_was(chains: Chains) -> None:
+    row = chains.wait("short", _is_over)
+    assert row["state"] == "INTERRUPTED" and row["reason"].endswith("the last of 2 links")
+    assert chains.zoo.slipway("status", "short", "--exit-code").returncode == 75
+
+
+def test_holding_and_cancelling(chains: Chains) -> None:
+    """The order matters: what is held waits, what is cancelled is gone."""
+    row = chains.wait("runs", lambda row: row["state"] == "RUNNING" and "here" in chains.log("runs"))
+    first, second, third = link_jobs(chains.directory("runs"))
+    assert (row["job_id"], row["link"], row["node_list"]) == (second, 2, row["links"][1]["node_list"])
+    assert [link["state"] for link in row["links"]] == ["INTERRUPTED", "RUNNING", "PENDING"]
+    zoo = chains.zoo
+    held = zoo.slipway("hold", "runs")
+    assert held.stdout.startswith(
+        f"held job {third}, the next link of job {second} of runs (launch 1, link 2/5)"
+    )
+    assert chains.row("runs")["links"][2]["reason"].startswith("JobHeldUser")
+    assert zoo.slipway("hold", "runs").stdout.count("it is held already") == 1
+    assert zoo.slipway("release", "runs").stdout.startswith(f"released job {third}, the next link of")
+    printed = zoo.slipway("attach", "runs", "--print").stdout
+    assert f"--jobid={second} " in printed and f"--nodelist={row['node_list']} " in printed
+    cancelled = zoo.slipway("cancel", "runs", "--wait")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert cancelled.stdout.startswith(f"cancelled job {second} of runs (launch 1, link 2/5): it was RUNNING")
+    assert zoo.slurm("squeue", "--noheader", f"--jobs={first},{second},{third}").strip() == ""
+    row = chains.row("runs")
+    assert (row["state"], row["link"]) == ("CANCELLED", 2)
+    end = chain_end(chains.directory("runs"))
+    assert end and end.why.startswith("cancelled by")
+    assert len(link_jobs(chains.directory("runs"))) == 3, "nothing came after it"
+    assert zoo.slipway("cancel", "runs").stdout.count("it is over") == 1
