@@ -1,0 +1,167 @@
+"""Runs of the real trainer on the yard, and the one that is interrupted by each kind of failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.sandbox import processes
+from tests.chains.chain_yard import PREFIX, Yard
+from tests.chains.paced_trainer import PACE
+
+STEPS, EVERY = 100, 4
+CHECKPOINTS = "training.exp_manager.checkpoint_callback_params"
+# Dropout, so that a random generator which is not put back shows.
+TRAINING = [
+    "cluster=sandbox",
+    f"cluster.job_name_prefix={PREFIX}",
+    "cluster.partition=low",
+    "training=gpt3/tiny",
+    "training.trainer.num_nodes=1",
+    f"training.trainer.max_steps={STEPS}",
+    "training.trainer.val_check_interval=25",
+    "training.trainer.limit_val_batches=1",
+    "training.model.micro_batch_size=2",
+    "training.model.global_batch_size=4",
+    "training.model.encoder_seq_length=32",
+    "training.model.max_position_embeddings=32",
+    "training.model.hidden_size=32",
+    "training.model.hidden_dropout=0.1",
+    "training.model.attention_dropout=0.1",
+    "training.model.data.data_impl=mock",
+    f"{CHECKPOINTS}.every_n_train_steps={EVERY}",
+]
+SLOW, FAST = "0.7", "0"
+
+
+class Training:
+    """A run of the real trainer on the yard."""
+
+    def __init__(self, yard: Yard, name: str, nodes: str | None = None) -> None:
+        self._yard, self.name, self._nodes = yard, name, nodes
+        self._pace = yard.work(name) / "pace"
+
+    def launch(self, *overrides: str, pace: str) -> None:
+        work = self._yard.work(self.name)
+        work.mkdir()
+        self.set_pace(pace)
+        interpreter = work / "python"
+        paced = Path(__file__).with_name("paced_trainer.py")
+        interpreter.write_text(
+            "#!/bin/bash\n"
+            f'[[ ${{SLURM_JOB_ID:-}} ]] || exec "{sys.executable}" "$@"\n'
+            f'exec "{sys.executable}" "{paced}" "$@"\n'
+        )
+        interpreter.chmod(0o755)
+        own = [f"training.run.name={self.name}", f"cluster.python={interpreter}"]
+        own.append(f"env_vars.{PACE}={self._pace}")
+        done = self._yard.begin(*TRAINING, *own, *overrides, nodes=self._nodes)
+        assert done.returncode == 0, done
+
+    def set_pace(self, seconds: str) -> None:
+        new = self._pace.with_name("pace.new")
+        new.write_text(seconds)
+        new.replace(self._pace)
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """What rank 0 told, of all links; a kill may have cut a line."""
+        path = self._yard.launch_directory(self.name) / "results" / "metrics.jsonl"
+        found = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.all_events() if event["kind"] == kind]
+
+    def by_link(self) -> list[list[dict[str, Any]]]:
+        """What each link told that began to train."""
+        found: list[list[dict[str, Any]]] = []
+        for event in self.all_events():
+            if event["kind"] == "start":
+                found.append([])
+            found[-1].append(event)
+        return found
+
+    def reached(self) -> list[int]:
+        """The last step of each link."""
+        steps = [[e["step"] for e in events if e["kind"] in ("start", "train")] for events in self.by_link()]
+        return [each[-1] for each in steps]
+
+    def saved(self) -> list[int]:
+        """The newest checkpoint at the end of each link, as the trainer told of it."""
+        found = [0]
+        for events in self.by_link():
+            found.append(max([found[-1], *(e["step"] for e in events if e["kind"] == "checkpoint")]))
+        return found[1:]
+
+    def numbers(self) -> dict[tuple[str, int], set[tuple[Any, ...]]]:
+        """For each step all that was ever computed there: one value if all links agree."""
+        found: dict[tuple[str, int], set[tuple[Any, ...]]] = {}
+        fields = {"train": ("loss", "grad_norm", "lr", "consumed_samples"), "validation": ("val_loss",)}
+        for kind, names in fields.items():
+            for event in self.events(kind):
+                found.setdefault((kind, event["step"]), set()).add(tuple(event[name] for name in names))
+        return found
+
+    def at_work(self, link: int, steps: int = 2, saves: int = 0) -> str:
+        """Wait until a link has trained some steps and saved some times; return its job."""
+        yard = self._yard
+
+        def trained() -> bool:
+            links = self.by_link()
+            kinds = [event["kind"] for event in links[-1]] if len(links) == link else []
+            return bool(kinds) and kinds.count("train") >= steps and kinds.count("checkpoint") >= saves
+
+        yard.until(f"link {link} of {self.name} trains", trained, self.name)
+        return yard.links(self.name)[link - 1]
+
+    def ranks(self, job: str) -> list[int]:
+        """The processes of a job's ranks."""
+        found = []
+        for pid in processes.entries():
+            variables = processes.environment(pid)
+            if variables.get("SLURM_JOB_ID") == job and _is_python(pid):
+                found.append(pid)
+        return found
+
+
+def interrupted(yard: Yard, run: str) -> None:
+    """One training, interrupted once by each kind of failure, and `calm`, which nothing interrupts."""
+    calm = Training(yard, "calm", "n8")
+    calm.launch(pace=FAST)
+    tried = Training(yard, run, "n9,n10")
+    tried.launch("resilience.links=9", "resilience.max_failures=2", pace=SLOW)
+
+    yard.near_its_limit(tried.at_work(1))
+
+    preempted = tried.at_work(2)
+    preemptor = yard.preempt(preempted)
+    yard.until_gone(run, preempted)
+    yard.slurm("scancel", preemptor)
+
+    # The last checkpoint has to be newer than the one before, and not of the last step.
+    job = tried.at_work(3, EVERY + 2, saves=1)
+    os.kill(tried.ranks(job)[-1], signal.SIGKILL)
+
+    job = tried.at_work(4, EVERY + 2, saves=1)
+    node = yard.nodes_of(job)
+    yard.kill_node(node)
+    tried.at_work(5)
+    tried.set_pace(FAST)
+    yard.until_over(run)
+    yard.until_over("calm")
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word.endswith(b"paced_trainer.py") for word in words)

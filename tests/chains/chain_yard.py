@@ -1,0 +1,242 @@
+"""Chains on a sandbox of their own, whose nodes can be lost: launched, broken, and looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from threading import Semaphore
+from typing import Any
+
+from launcher.runs.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
+from launcher.sandbox import Sandbox, processes
+from launcher.sandbox.processes import Process
+from launcher.sandbox.state import load
+from tests.tracking.zoo import Done, Zoo
+
+PREFIX = "chain-"
+NODES = 12
+# It ends a wait that is in vain, and no other, however busy the machine is.
+PATIENCE_SECONDS = 900
+ACTIVE = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
+# One node with one task, unless an override says otherwise. What is trained here is nothing: the payload of
+# each chain is a script.
+CHAIN = [
+    "cluster=sandbox",
+    "training=gpt3/tiny",
+    "training.trainer.num_nodes=1",
+    "training.trainer.devices=1",
+    "training.model.tensor_model_parallel_size=1",
+    "training.model.data.data_impl=mock",
+    f"cluster.job_name_prefix={PREFIX}",
+    "numa_mapping.enable=False",
+]
+# Each link adds a line to `begun`, so that a payload knows which it is. The launcher asks the interpreter of
+# a job what it has; outside of a job these answer at once.
+HEADER = r"""#!/bin/bash
+[[ ${SLURM_JOB_ID:-} ]] || exit 0
+set -u
+work=${0%.sh}
+if [[ $RANK == 0 ]]; then
+    echo "$SLURM_JOB_ID" >>"$work/begun"
+else
+    until grep -qx "$SLURM_JOB_ID" "$work/begun" 2>/dev/null; do sleep 0.1; done
+fi
+link=$(grep -nx "$SLURM_JOB_ID" "$work/begun") link=${link%%:*}
+save() { # save STEP, as the trainer does: under a hidden name, and whole from one moment to the next
+    [[ $RANK == 0 ]] || return 0
+    local name="megatron_gpt--val_loss=1.00-step=$1-consumed_samples=$1"
+    local into=${work%/*}/results/${work##*/}/checkpoints
+    mkdir -p "$into/.unfinished-$name"
+    echo '{}' >"$into/.unfinished-$name/complete.json"
+    mv "$into/.unfinished-$name" "$into/$name"
+}
+ready() { [[ $RANK != 0 ]] || echo "$link" >>"$work/ready"; }
+wait_to_save() { # wait_to_save STEP: until it is told that its end is near
+    trap "save $1; exit 75" USR1
+    trap 'exit 143' TERM
+    ready
+    while :; do sleep 0.2; done
+}
+be_deaf() {
+    trap '' USR1 TERM
+    ready
+    while :; do sleep 0.2; done
+}
+"""
+
+
+@dataclass
+class Yard(Zoo):
+    """The runs of a sandbox that some of them break."""
+
+    sandbox_directory: Path = Path()
+    # A launch takes a processor for a second, and there may be two.
+    turns: Semaphore = field(default_factory=lambda: Semaphore(2))
+    is_closed: bool = False
+
+    def chain(
+        self, run: str, body: str, *overrides: str, nodes: str | None = None, programs: Path | None = None
+    ) -> None:
+        """Launch a chain whose payload is a script.
+
+        Parameters
+        ----------
+        nodes
+            The only ones that it may run on, separated by commas.
+        programs
+            A folder that is in front of the others on PATH, for the launcher and in its jobs.
+        """
+        payload, work = self.directory / f"{run}.sh", self.work(run)
+        work.mkdir()
+        payload.write_text(HEADER + body)
+        payload.chmod(0o755)
+        chosen = [*CHAIN, f"training.run.name={run}", f"cluster.python={payload}"]
+        done = self.begin(*chosen, *overrides, nodes=nodes, programs=programs)
+        assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
+        self.jobs[run] = json.loads(done.stdout)["job_id"]
+
+    def begin(self, *overrides: str, nodes: str | None = None, programs: Path | None = None) -> Done:
+        """Launch something, on some of the nodes."""
+        limits = []
+        if nodes is not None:
+            others = [f"n{number}" for number in range(1, NODES + 1) if f"n{number}" not in nodes.split(",")]
+            limits = [f"cluster.exclude='{','.join(others)}'"]
+        with self.turns:
+            return self.slipway("launch", *overrides, *limits, "--json", programs=programs)
+
+    def work(self, run: str) -> Path:
+        return self.directory / run
+
+    def is_ready(self, run: str, link: int) -> bool:
+        """Whether the payload of a link has said that it waits for what comes."""
+        return str(link) in _lines(self.work(run) / "ready")
+
+    def begun(self, run: str) -> list[str]:
+        """The jobs whose payloads began."""
+        return _lines(self.work(run) / "begun")
+
+    def until(self, what: str, happened: Callable[[], object], run: str | None = None) -> None:
+        """Wait, and fail if it is in vain: too long, or where it is a run's and no job of that is left."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for turn in count(1):
+            is_hopeless = turn % 40 == 0 and run is not None and not self.queued(run)
+            if happened():
+                return
+            is_late = time.monotonic() > deadline
+            assert not (is_hopeless or is_late or self.is_closed), (
+                f"in vain: {what}\n{run and self.told(run)}"
+            )
+            time.sleep(0.3)
+
+    def until_ready(self, run: str, link: int) -> None:
+        self.until(f"link {link} of {run} is ready", lambda: self.is_ready(run, link), run)
+
+    def until_over(self, run: str) -> None:
+        """Wait until no job of a chain is left in the queue, and none will come."""
+        self.until(f"{run} has ended", lambda: not self.queued(run), run)
+
+    def until_gone(self, run: str, job: str) -> None:
+        self.until(f"{job} is gone", lambda: job not in self.queued(run), run)
+
+    def queued(self, run: str) -> list[str]:
+        """The jobs of a run that wait or run, as Slurm tells."""
+        name = f"--name={PREFIX}{run}"
+        return self.slurm("squeue", "--noheader", "--format=%i", ACTIVE, name).split()
+
+    def job(self, run: str, link: int) -> str:
+        """The job of a link that has begun."""
+        return self.begun(run)[link - 1]
+
+    def lives(self, run: str) -> list[Life]:
+        """What the links of a chain left, in their order."""
+        return sorted(read_lives(self.launch_directory(run)), key=lambda life: life.link)
+
+    def links(self, run: str) -> list[str]:
+        return link_jobs(self.launch_directory(run))
+
+    def end(self, run: str) -> ChainEnd | None:
+        return chain_end(self.launch_directory(run))
+
+    def log(self, run: str) -> str:
+        """What all links wrote, in their order."""
+        logs = sorted(self.launch_directory(run).glob("log-*.out"))
+        return "\n".join(path.read_text(errors="replace") for path in logs)
+
+    def told(self, run: str) -> str:
+        """Everything that is known of a run, for a failed test."""
+        marks = self.launch_directory(run) / "marks"
+        texts = [f"{path.name}: {path.read_text()}" for path in sorted(marks.glob("[!.]*"))]
+        known = self.command("squeue", "--states=all", "--format=%i %j %T %r %N %E", f"--name={PREFIX}{run}")
+        return "\n".join([known.stdout, *texts, self.log(run)])
+
+    def near_its_limit(self, job: str) -> None:
+        """Slurm looks every 30 seconds: once before this end, and once after it."""
+        self.slurm("scontrol", "update", f"JobId={job}", "EndTime=now+45")
+
+    def preempt(self, job: str) -> str:
+        """Have a higher partition take the nodes of a job; return the job that did."""
+        node = self.nodes_of(job)
+        return self.submit("--partition=high", f"--nodelist={node}", "--exclusive")
+
+    def nodes_of(self, job: str) -> str:
+        return self.slurm("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip()
+
+    def kill_daemon(self, name: str) -> Process:
+        """`kill -9` of a node's slurmd: what ran there goes on, and is nobody's any more."""
+        state = load(self.sandbox_directory)
+        assert state
+        daemon = state.daemons[name]
+        assert daemon.is_alive
+        daemon.signal(signal.SIGKILL)
+        return daemon
+
+    def kill_node(self, name: str) -> None:
+        """What a power cut does: all that runs on a node is gone at once, and nobody is told."""
+        state = load(self.sandbox_directory)
+        assert state
+        namespace = _namespace(state.daemons[name].pid)
+        assert namespace not in (None, _namespace(os.getpid()))
+        # slurmd first, so that it sees none of the others end.
+        daemon = self.kill_daemon(name)
+        while mates := [pid for pid in processes.entries() if _namespace(pid) == namespace]:
+            for pid in mates:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+            processes.reap(daemon.pid)
+
+    def told_by(self, verb: str, *words: str) -> Any:
+        """What a verb tells in JSON."""
+        done = self.slipway(verb, *words, "--json")
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+
+def open_yard(directory: Path, sandbox: Sandbox) -> Yard:
+    """A yard without runs, whose index is not the user's own."""
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+        "TMPDIR": str(directory),
+        "SLIPWAY_CACHE_DIR": str(directory / "cache"),
+        "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
+        "COLUMNS": "250",
+    }
+    return Yard(directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def _namespace(pid: int) -> int | None:
+    try:
+        return processes.mount_namespace(pid).stat().st_ino
+    except OSError:
+        return None

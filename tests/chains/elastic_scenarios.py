@@ -1,0 +1,105 @@
+"""Chains whose links take as many nodes as there are: the first one two, the second one one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.chains.chain_training import FAST, Training
+from tests.chains.chain_yard import CHAIN, Yard
+
+# Nobody else's.
+STAYS, LEAVES = "n11", "n12"
+BOTH = f"{STAYS},{LEAVES}"
+RANGE = "resilience.nodes={min:1,max:2}"
+TOLD, FEWER, FIXED, NAMESAKE = "told", "fewer", "fixed", "namesake"
+STEPS = 12
+# So long that it is stopped long before its end, on a busy machine too.
+PACE = "3"
+
+
+@contextmanager
+def drained(yard: Yard) -> Iterator[None]:
+    """One of the nodes takes no further job, as before maintenance; what runs there goes on."""
+    yard.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=DRAIN", "Reason=maintenance")
+    try:
+        yield
+    finally:
+        yard.slurm("scontrol", "update", f"NodeName={LEAVES}", "State=RESUME")
+
+
+def told(yard: Yard, run: str) -> None:
+    """A payload of NeMo's, which prints what it is told."""
+    body = 'echo "link $link: rank $RANK of $WORLD_SIZE, ${!#}"\n((link > 1)) || wait_to_save 3\n'
+    settings = ["engine=nemo", f"nemo_path={yard.directory}", RANGE, "resilience.links=3"]
+    # One task a node: told of tasks, sbatch would give no more nodes than the least number has of them.
+    size = ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
+    batch = ["training.model.micro_batch_size=1", "training.model.global_batch_size=4"]
+    yard.chain(run, body, *settings, *size, *batch, nodes=BOTH)
+    yard.until_ready(run, 1)
+    job = yard.job(run, 1)
+    with drained(yard):
+        yard.slurm("scancel", "--signal=USR1", "--batch", job)
+        yard.until_over(run)
+
+
+def fewer(yard: Yard, run: str) -> None:
+    """A training that loses a node on its way, and the same one on the node that stays."""
+    changes = [f"training.trainer.max_steps={STEPS}", "training.trainer.val_check_interval=6"]
+    changes += ["training.model.hidden_dropout=0", "training.model.attention_dropout=0"]
+    training = Training(yard, run, BOTH)
+    training.launch(*changes, RANGE, "resilience.links=3", pace=PACE)
+    job = training.at_work(1)
+    with drained(yard):
+        yard.slurm("scancel", "--signal=USR1", "--batch", job)
+        training.at_work(2, steps=0)
+        training.set_pace(FAST)
+    Training(yard, FIXED, LEAVES).launch(*changes, "training.trainer.num_nodes=1", pace=FAST)
+    yard.until_over(run)
+    yard.until_over(FIXED)
+
+
+MEETING = """#!{python}
+import os, pathlib, socket, sys, time
+if "SLURM_JOB_ID" not in os.environ:
+    sys.exit()
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+tag, rank = os.environ["SLIPWAY_TAG"], os.environ["RANK"]
+if rank == "0":
+    other = socket.create_server(("", place[1])).accept()[0]
+else:
+    while True:
+        try:
+            other = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+other.sendall(tag.encode())
+work = pathlib.Path(__file__).parent
+(work / f"{{tag}}.met-{{rank}}").write_text(other.recv(1000).decode())
+while len(list(work.glob("*.met-*"))) < 4:
+    time.sleep(0.1)
+"""
+
+
+def namesakes(yard: Yard, run: str) -> None:
+    """Two jobs of one name on one host: both are there until the ranks of both have met."""
+    work = yard.work(run)
+    work.mkdir()
+    payload = work / "payload"
+    payload.write_text(MEETING.format(python=sys.executable))
+    payload.chmod(0o755)
+    both = [f"training.run.name={run}", "training.run.dependency=null", "cluster.exclusive=False"]
+    both += ["training.trainer.devices=2", f"cluster.python={payload}", "--no-check=run.singleton"]
+    for name in ("one", "other"):
+        done = yard.begin(*CHAIN, *both, f"base_results_dir={work}/{name}", nodes=STAYS)
+        assert done.returncode == 0, done
+    yard.until_over(run)
+
+
+def elastic(yard: Yard, run: str) -> None:
+    """One after the other: they share the nodes. Named after the last."""
+    namesakes(yard, NAMESAKE)
+    told(yard, TOLD)
+    fewer(yard, run)

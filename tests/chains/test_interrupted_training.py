@@ -1,0 +1,39 @@
+"""One training, interrupted once by each kind of failure, and the same one that nothing interrupts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chains.chain_training import EVERY, STEPS, Training
+
+pytestmark = [pytest.mark.slurm, pytest.mark.trainer, pytest.mark.timeout(2400)]
+
+
+def test_one_training_survives_each_kind_of_failure(chains: Any) -> None:
+    yard = chains.ended("tried")
+    tried, calm = Training(yard, "tried"), Training(yard, "calm")
+    lives = yard.lives("tried")
+    assert [life.verdict for life in lives][-1] == "done", yard.told("tried")
+    assert [life.link for life in lives] == [1, 2, 3, 4, 5]
+    assert [life.exit_code for life in lives[:2]] == [75, 75], yard.told("tried")
+    assert {lives[3].nodes, lives[4].nodes} == {"n9", "n10"}
+    numbers, expected = tried.numbers(), calm.numbers()
+    assert {step for kind, step in expected if kind == "train"} == set(range(1, STEPS + 1))
+    # A validation that is under way when the end comes is given up, and is not made up for.
+    assert len(numbers) > STEPS
+    assert numbers == {key: values for key, values in expected.items() if key[0] == "train" or key in numbers}
+
+    starts = [event["step"] for event in tried.events("start")]
+    reached, saved = tried.reached(), tried.saved()
+    # After a save before the end no step is done again; else none but those since the last checkpoint, which
+    # may have been complete before that could be told.
+    assert starts[1:3] == saved[:2] == reached[:2]
+    for link in (2, 3):
+        assert starts[link] < saved[link] <= starts[link + 1] <= reached[link]
+        assert starts[link + 1] % EVERY == 0
+    (row,) = yard.told_by("status", "tried")
+    assert (row["state"], row["step"]) == ("COMPLETED", STEPS)
+    verdict = yard.told_by("verify", "tried")
+    assert verdict["verdict"] == "verified", verdict
