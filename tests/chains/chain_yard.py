@@ -201,16 +201,18 @@ class Yard(Zoo):
         """What a power cut does: all that runs on a node is gone at once, and nobody is told."""
         state = load(self.sandbox_directory)
         assert state
-        namespace = _namespace(state.daemons[name].pid)
-        assert namespace not in (None, _namespace(os.getpid()))
-        # slurmd first, so that it sees none of the others end.
-        daemon = self.kill_daemon(name)
-        while mates := [pid for pid in processes.entries() if _namespace(pid) == namespace]:
-            for pid in mates:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-            processes.reap(daemon.pid)
+        # Kept open, so that its number is not given to another meanwhile, a node of another sandbox.
+        with processes.mount_namespace(state.daemons[name].pid).open("rb"):
+            namespace = _namespace(state.daemons[name].pid)
+            assert namespace not in (None, _namespace(os.getpid()))
+            # slurmd first, so that it sees none of the others end.
+            daemon = self.kill_daemon(name)
+            while mates := [pid for pid in processes.entries() if _namespace(pid) == namespace]:
+                for pid in mates:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+                processes.reap(daemon.pid)
 
     def told_by(self, verb: str, *words: str) -> Any:
         """What a verb tells in JSON."""
