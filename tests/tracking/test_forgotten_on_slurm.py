@@ -23,11 +23,7 @@ BY_MARKS = {
     "preempted": "COMPLETED",
     "requeued": "COMPLETED",
     "released": "COMPLETED",
-    # Slurm says FAILED of it; the job has asked whether it was preempted.
-    "preempted_politely": "PREEMPTED",
     "array": "FAILED",
-    # The payload was ended politely; by whom, Slurm told the job.
-    "timed_out": "TIMEOUT",
     "requeued_held": "FAILED",
     # The verb has left a mark.
     "cancelled": "CANCELLED",
@@ -35,7 +31,6 @@ BY_MARKS = {
     # Began, and was killed or not.
     "running": "UNKNOWN",
     "suspended": "UNKNOWN",
-    "preempted_for_good": "UNKNOWN",
     # Never began.
     "deadline": "UNKNOWN",
     "held": "UNKNOWN",
@@ -68,7 +63,20 @@ def test_accounting_remembers_what_the_queue_forgot(
         assert [row[key] for key in same] == [before[key] for key in same]
 
 
-@pytest.mark.parametrize("run", sorted({*BY_MARKS, "node_failed"}))
+# Slurm ends the script with its tasks: how much it can still write down is a race, which the machine decides.
+# It leaves its exit code first, then what Slurm has told it; all of what it may leave is true of the job.
+RACING = {
+    "preempted_politely": {"PREEMPTED", "FAILED"},
+    "preempted_for_good": {"UNKNOWN", "FAILED", "PREEMPTED"},
+    "timed_out": {"TIMEOUT", "FAILED"},
+}
+
+
+def may_be(run: str) -> set[str]:
+    return RACING.get(run) or {BY_MARKS[run]}
+
+
+@pytest.mark.parametrize("run", sorted({*BY_MARKS, *RACING, "node_failed"}))
 def test_without_accounting_the_marks_are_what_is_left(
     forgotten: dict[bool, dict[str, Row]], run: str
 ) -> None:
@@ -77,7 +85,7 @@ def test_without_accounting_the_marks_are_what_is_left(
         # srun itself says 0 when a node fails.
         assert row["state"] in ("FAILED", "NODE_FAIL", "UNKNOWN"), row
     else:
-        assert row["state"] == BY_MARKS[run], row
+        assert row["state"] in may_be(run), row
     assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
 
 
@@ -99,7 +107,7 @@ def test_late_accounting_and_a_forgetful_queue_leave_the_marks(zoos: dict[str, Z
     zoo = zoos["accounting"]
     neither = program(program(zoo.directory / "neither", "squeue", "exit 0"), "sacct", "exit 0")
     told = zoo.look(neither)
-    assert {run: told[run]["state"] for run in BY_MARKS} == BY_MARKS
+    assert [told[run] for run in (*BY_MARKS, *RACING) if told[run]["state"] not in may_be(run)] == []
 
 
 def test_out_of_memory_as_slurm_words_it(zoo: Zoo) -> None:
