@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.job_marks import ends
 from tests.tracking.scenarios import SCENARIOS, STRANGER, Scenario
 from tests.tracking.zoo import Row, Zoo, program
 
@@ -64,28 +65,28 @@ def test_accounting_remembers_what_the_queue_forgot(
 
 
 # Slurm ends the script with its tasks: how much it can still write down is a race, which the machine decides.
-# It leaves its exit code first, then what Slurm has told it; all of what it may leave is true of the job.
-RACING = {
-    "preempted_politely": {"PREEMPTED", "FAILED"},
-    "preempted_for_good": {"UNKNOWN", "FAILED", "PREEMPTED"},
-    "timed_out": {"TIMEOUT", "FAILED"},
-}
+RACING = ("preempted_politely", "preempted_for_good", "timed_out")
 
 
-def may_be(run: str) -> set[str]:
-    return RACING.get(run) or {BY_MARKS[run]}
+def by_marks(zoo: Zoo, run: str) -> str:
+    """What the marks of a run tell of it, and nothing else."""
+    if run not in RACING:
+        return BY_MARKS[run]
+    told = ends(zoo.launch_directory(run))
+    # First its exit code, then what Slurm has told it; nothing if it was killed before.
+    return str(told[-1].get("state") or "FAILED") if told else "UNKNOWN"
 
 
 @pytest.mark.parametrize("run", sorted({*BY_MARKS, *RACING, "node_failed"}))
 def test_without_accounting_the_marks_are_what_is_left(
-    forgotten: dict[bool, dict[str, Row]], run: str
+    zoos: dict[str, Zoo], forgotten: dict[bool, dict[str, Row]], run: str
 ) -> None:
     row = forgotten[False][run]
     if run == "node_failed":
         # srun itself says 0 when a node fails.
         assert row["state"] in ("FAILED", "NODE_FAIL", "UNKNOWN"), row
     else:
-        assert row["state"] in may_be(run), row
+        assert row["state"] == by_marks(zoos["plain"], run), row
     assert (row["state"] == "UNKNOWN") <= bool(row["reason"])
 
 
@@ -107,7 +108,8 @@ def test_late_accounting_and_a_forgetful_queue_leave_the_marks(zoos: dict[str, Z
     zoo = zoos["accounting"]
     neither = program(program(zoo.directory / "neither", "squeue", "exit 0"), "sacct", "exit 0")
     told = zoo.look(neither)
-    assert [told[run] for run in (*BY_MARKS, *RACING) if told[run]["state"] not in may_be(run)] == []
+    runs = (*BY_MARKS, *RACING)
+    assert {run: told[run]["state"] for run in runs} == {run: by_marks(zoo, run) for run in runs}
 
 
 def test_out_of_memory_as_slurm_words_it(zoo: Zoo) -> None:
