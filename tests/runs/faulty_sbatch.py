@@ -31,8 +31,8 @@ FAULTS: Mapping[str, str] = {
     # It takes it in the middle of what the test does.
     "stopping": 'touch "$here/stopped"; until [[ -e $here/go ]]; do sleep 0.1; done; '
     'SLURM_CONF=$REAL_SLURM_CONF accept "$@"; fail "Socket timed out on send/recv operation"',
-    # The answer takes long.
-    "slow": 'sleep 3; accept "$@"; cat "$answer"',
+    # The answer takes as long as the test wants.
+    "slow": 'until [[ -e $here/go ]]; do sleep 0.1; done; accept "$@"; cat "$answer"',
     "for_ever": 'echo for_ever >>"$here/faults"; fail "Unable to contact slurm controller (connect failure)"',
 }
 
@@ -45,6 +45,8 @@ _SCRIPT = """\
 #!/bin/bash
 real={real}
 case " $* " in *" --test-only "*) exec "$real" "$@" ;; esac
+# Without a trap bash lives on if its child just ended by itself; the real sbatch would not.
+trap 'trap - INT; kill -INT $$' INT
 here=${{FAULTS:?}} answer=$FAULTS/answer.$$
 echo "$*" >>"$here/calls"
 accept() {{ "$real" "$@" >"$answer" && cat "$answer" >>"$here/accepted"; }}

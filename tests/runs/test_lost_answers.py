@@ -155,6 +155,7 @@ def test_signals_leave_an_intent_that_the_next_launch_settles(site: Site) -> Non
     for run in ("terminated", "hung_up"):
         assert too_early[run][0] == 2
         assert "still submitting it" in too_early[run][1]
+        (site.faults(run) / "go").touch()
         wait_until(lambda run=run: accepted(site.faults(run)))
     after = site.launch_all({"terminated": (), "hung_up": ()})
     for run, (code, output) in after.items():
