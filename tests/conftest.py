@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.sandbox.fixtures"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# No example fails for being slow: how fast a machine is proves nothing. All else stays as hypothesis has it.
+settings.register_profile(
+    "any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

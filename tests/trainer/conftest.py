@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.trainer.sabotage import SABOTAGE
 from tests.trainer.warm import WarmPool
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -156,6 +158,7 @@ class Trainings:
         changes: dict[str, Any] | None = None,
         world: int = 1,
         arguments: list[str] | None = None,
+        sabotage: str = "",
     ) -> Outcome:
         """Run a training to its end; its processes are forked from a warm one."""
         options, log_dir = self.configure(name, changes or {}, world)
@@ -166,7 +169,10 @@ class Trainings:
         ]
         started = [
             self._pool.start(
-                [*options, *(arguments or [])], environment(rank, world, port), output, errors=errors
+                [*options, *(arguments or [])],
+                {**environment(rank, world, port), SABOTAGE: sabotage},
+                output,
+                errors=errors,
             )
             for rank, (output, errors) in enumerate(zip(*files, strict=True))
         ]
@@ -246,15 +252,26 @@ class Tokenized:
 
 @pytest.fixture(scope="session")
 def tokenized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenized:
-    """The corpus as .bin/.idx, made by the command line with two workers."""
-    directory = tmp_path_factory.mktemp("tokenized")
-    prefix, tokenizer = directory / "text_document", directory / "bpe"
+    """The corpus as .bin/.idx, made by the command line with two workers: once for all workers of pytest."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "tokenized.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _tokenize(corpus, shared / "tokenized")
+
+
+def _tokenize(corpus: Path, directory: Path) -> Tokenized:
+    prefix, tokenizer, done = directory / "text_document", directory / "bpe", directory.with_suffix(".json")
+    if done.exists():
+        return Tokenized(prefix, tokenizer, *json.loads(done.read_text()))
     command = [sys.executable, "-m", "trainer.data.tokenize", "--input", str(corpus), "--workers", "2"]
     command += ["--output-prefix", str(prefix), "--tokenizer-dir", str(tokenizer)]
     command += ["--vocab-size", str(VOCABULARY)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    return Tokenized(prefix, tokenizer, command, done.stdout)
+    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT)
+    assert ran.returncode == 0, ran.stderr
+    done.write_text(json.dumps([command, ran.stdout]))
+    return Tokenized(prefix, tokenizer, command, ran.stdout)
 
 
 @pytest.fixture(scope="session")

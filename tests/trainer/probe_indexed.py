@@ -5,10 +5,10 @@ Every data set in the directory is read by both. Megatron's builder and our writ
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,9 @@ def changed_under_its_name(directory: Path) -> list[list[int]]:
     return found
 
 
-def main(directory: Path) -> None:
+def main(arguments: list[str]) -> int:
     """Print what was found."""
+    directory = Path(arguments[0])
     build(directory / "builder_uint16", [[[1, 2, 3]], [[4], [5, 65499]], [[6]]], np.uint16)
     build(directory / "builder_int32", [[[70000, 2]], [[3, 4], [], [5]]], np.int32)
     merge(directory / "merged", [directory / "builder_uint16", directory / "hand_uint16"], np.uint16)
@@ -128,7 +129,6 @@ def main(directory: Path) -> None:
             }
         )
     )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    # What is thrown away late complains here, or never.
+    gc.collect()
+    return 0

@@ -1,27 +1,21 @@
-"""Run by test_llama.py in a process of its own: what Llama's keys change in a model."""
+"""Run by test_llama.py from a warm process: what Llama's keys change in a model."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.logs import quiet
+from trainer.distributed import make_place, process_group
 from trainer.world import World
-
-quiet()
-
-import torch  # noqa: E402
-
-from trainer import cpu_shim  # noqa: E402
 
 END, LENGTH, FIRST = 299, 32, 11
 ROPE = {
@@ -44,13 +38,9 @@ class Written:
         return self._tokens.astype(np.int64)
 
 
-def main() -> None:
-    cpu_shim.install()
-
-    from trainer.distributed import make_place, process_group
-
-    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
-    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+def main(arguments: list[str]) -> int:
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
+    world = World.from_environment({"MASTER_PORT": arguments[1]})
 
     def settings(**changes: Any) -> Settings:
         return read_settings({**base, **{f"model.{key}": value for key, value in changes.items()}})
@@ -74,6 +64,7 @@ def main() -> None:
             "always masked": [always_masked(settings(attention_dropout=p), place) for p in (0.0, 0.1)],
         }
     print(json.dumps(result))
+    return 0
 
 
 def chunk(settings: Settings, place: Any) -> Any:
@@ -140,7 +131,3 @@ def documents(settings: Settings, place: Any) -> dict[str, float]:
         "apart": float((losses(1, apart) - losses(2, apart)).abs().max()),
         "alone": float((losses(1, apart) - expected).abs().max()),
     }
-
-
-if __name__ == "__main__":
-    main()

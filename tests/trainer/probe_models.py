@@ -1,56 +1,34 @@
-"""Run by test_models.py in a process of its own: builds models without a training around them."""
+"""Run by test_models.py from a warm process: builds models without a training around them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
+from trainer import cpu_shim
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.logs import quiet
+from trainer.distributed import make_place, process_group
 from trainer.world import World
 
-quiet()
 
-import torch  # noqa: E402
-
-from trainer import cpu_shim  # noqa: E402
-
-
-def shim_with_cuda() -> dict[str, bool]:
-    """Pretend that there is a CUDA device: the shim must change nothing."""
-    available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
-    watched = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "manual_seed")}
-    installed = cpu_shim.install()
-    torch.cuda.is_available = available
-    return {
-        "installed": installed,
-        "changed": any(getattr(torch.cuda, name) is not value for name, value in watched.items()),
-        "imported": "megatron.core" in sys.modules,
-    }
-
-
-def main() -> None:
-    result: dict[str, Any] = {"cuda": shim_with_cuda()}
-    result["cpu"] = cpu_shim.install()
-
-    from trainer.distributed import make_place, process_group
-
-    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
+def main(arguments: list[str]) -> int:
+    result: dict[str, Any] = {"cpu": cpu_shim.install()}
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     settings = read_settings(base)
-    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+    world = World.from_environment({"MASTER_PORT": arguments[1]})
     with process_group(world) as device:
         place = make_place(world, make_layout(settings, 1), device)
         result["variants"] = {
             name: one_step(read_settings({**base, **changes}), place)
-            for name, changes in json.loads(sys.argv[3]).items()
+            for name, changes in json.loads(arguments[2]).items()
         }
         result["decay"] = weight_decay(settings, place)
         result["norm"] = norm_difference()
@@ -58,6 +36,7 @@ def main() -> None:
         result["foreign"] = foreign_token(device)
         result["overflow"] = overflowing_gradient(settings, place)
     print(json.dumps(result))
+    return 0
 
 
 def one_step(settings: Settings, place: Any) -> dict[str, Any]:
@@ -161,7 +140,3 @@ def norm_difference() -> float:
     x = torch.randn(3, 16)
     difference = ZeroCenteredLayerNorm(None, 16)(x) - torch.nn.functional.layer_norm(x, (16,))
     return float(difference.abs().max())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,46 +1,37 @@
-"""Run by test_optimization.py in a process of its own: our steps beside torch's, our ramps by Megatron's."""
+"""Run by test_optimization.py from a warm process: our steps beside torch's, our ramps by Megatron's."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.rampup import Rampup
 from trainer.config.settings import Settings, read_settings
-from trainer.logs import quiet
+from trainer.distributed import make_place, process_group
 from trainer.world import World
-
-quiet()
-
-import torch  # noqa: E402
-
-from trainer import cpu_shim  # noqa: E402
 
 # Of three steps: the learning rates, and the scale of the gradient, whose norm is about 140 times that.
 RATES = (1e-2, 3e-3, 5e-3)
 SCALES = (1.0, 1e-3, 1e-5)
 
 
-def main() -> None:
-    cpu_shim.install()
-
-    from trainer.distributed import make_place, process_group
-
-    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
-    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+def main(arguments: list[str]) -> int:
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
+    world = World.from_environment({"MASTER_PORT": arguments[1]})
     with process_group(world) as device:
         place = make_place(world, make_layout(read_settings(base), 1), device)
         steps = {
             name: three_steps(read_settings({**base, **changes}), place)
-            for name, changes in json.loads(sys.argv[3]).items()
+            for name, changes in json.loads(arguments[2]).items()
         }
-    print(json.dumps({"steps": steps, "ramps": [ramp(*sizes) for sizes in json.loads(sys.argv[4])]}))
+    print(json.dumps({"steps": steps, "ramps": [ramp(*sizes) for sizes in json.loads(arguments[3])]}))
+    return 0
 
 
 def three_steps(settings: Settings, place: Any) -> dict[str, Any]:
@@ -126,7 +117,3 @@ def ramp(start: int, increment: int, samples: int, end: int) -> dict[str, Any]:
         consumed += batches[-1]
     dense = range(samples + 2 * end)
     return {"differing": [n for n in dense if ours(n) != batch(n)], "points": len(dense), "batches": batches}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,33 +1,32 @@
-"""Run by test_sizes.py in a process of its own: builds models whose weights take no memory, and counts."""
+"""Run by test_stock_sizes.py from a warm process: builds models whose weights take no memory, and counts."""
 
 from __future__ import annotations
 
 import json
 import resource
-import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from trainer.config.layout import make_layout
 from trainer.config.settings import Settings, read_settings
-from trainer.logs import quiet
+from trainer.distributed import make_place, process_group
 from trainer.world import World
 
-quiet()
 
-import torch  # noqa: E402
+def _without_numbers() -> None:
+    """Draw none: there is nothing to keep them in, and most of building a large model is to begin anew."""
+    torch.manual_seed = lambda seed: torch.default_generator
+    torch.nn.init.normal_ = lambda tensor, *_, **__: tensor
 
-from trainer import cpu_shim  # noqa: E402
 
-
-def main() -> None:
-    cpu_shim.install()
-
-    from trainer.distributed import make_place, process_group
-
-    asked: dict[str, dict[str, Any]] = json.load(sys.stdin)
+def main(arguments: list[str]) -> int:
+    _without_numbers()
+    asked: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
     found = {}
-    with process_group(World.from_environment({"MASTER_PORT": sys.argv[1]})) as device:
+    with process_group(World.from_environment({"MASTER_PORT": arguments[0]})) as device:
         place = None
         for size, given in asked.items():
             settings = on_one_rank(read_settings(given["flat"]))
@@ -37,6 +36,7 @@ def main() -> None:
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"parameters": found, "megabytes": peak}))
+    return 0
 
 
 def settings_world() -> World:
@@ -66,7 +66,3 @@ def parameters(settings: Settings, place: Any, vocabulary: int) -> int:
         torch.cuda.current_device = before
     assert all(parameter.is_meta for parameter in model.parameters())
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,44 +1,36 @@
-"""Run by test_t5_models.py in a process of its own: builds T5 models without a training around them."""
+"""Run by test_t5_models.py from a warm process: builds T5 models without a training around them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.logs import quiet
+from trainer.distributed import make_place, process_group
 from trainer.world import World
-
-quiet()
-
-import torch  # noqa: E402
-
-from trainer import cpu_shim  # noqa: E402
 
 # What the tokenizer has, its sentinels, and both padded to a multiple of 8.
 TEXT, SENTINELS, PADDED = 200, 100, 304
 
 
-def main() -> None:
-    cpu_shim.install()
-    from trainer.distributed import make_place, process_group
-
-    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
+def main(arguments: list[str]) -> int:
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     settings = read_settings(base)
-    world = World.from_environment({"MASTER_PORT": sys.argv[2]})
+    world = World.from_environment({"MASTER_PORT": arguments[1]})
     result: dict[str, Any] = {}
     with process_group(world) as device:
         place = make_place(world, make_layout(settings, 1), device)
-        for name, changes in json.loads(sys.argv[3]).items():
+        for name, changes in json.loads(arguments[2]).items():
             result[name] = one_variant(read_settings({**base, **changes}), place)
     print(json.dumps(result))
+    return 0
 
 
 def one_variant(settings: Settings, place: Any) -> dict[str, Any]:
@@ -109,7 +101,3 @@ def other(tokens: Any, place: int) -> Any:
 
 def places(first: Any, second: Any) -> list[int]:
     return [int(place) for place in ((first - second).abs().max(0).values > 1e-7).nonzero().flatten()]
-
-
-if __name__ == "__main__":
-    main()

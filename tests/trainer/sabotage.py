@@ -1,13 +1,15 @@
 """What goes wrong in a sabotaged rank.
 
 ``raise:RANK:STEP``, ``norm:RANK:STEP`` for a gradient, ``hold:RANK:STEP`` for a step that lasts until a
-signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints.
+signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints, ``slow:RANK:MS`` for
+milliseconds that each step waits, ``full:RANK:BYTES`` for the largest file that can be written.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import threading
 import time
@@ -28,6 +30,9 @@ def sabotage() -> None:
     kind, rank, step = os.environ[SABOTAGE].split(":")
     if rank not in ("all", os.environ["RANK"]):
         return
+    if kind == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(step), int(step)))
+        return
     left = int(step)
 
     def is_due() -> bool:
@@ -45,6 +50,15 @@ def sabotage() -> None:
             return compute(settings, model, batches, micro_batches)
 
         run.train_losses = fail
+        return
+    if kind == "slow":
+        compute = run.train_losses
+
+        def wait(settings: Any, model: Any, batches: Any, micro_batches: int) -> float:
+            time.sleep(int(step) / 1000)
+            return compute(settings, model, batches, micro_batches)
+
+        run.train_losses = wait
         return
     if kind == "hold":
         compute, take, taken = run.train_losses, StopSignals._take, threading.Event()

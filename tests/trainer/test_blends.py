@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer import indexed_files
@@ -103,7 +103,6 @@ def test_what_is_no_blend(flat: dict[str, Any], told: str) -> None:
     assert told in str(error.value)
 
 
-@settings(deadline=None)
 @given(weights=WEIGHTS, samples=st.integers(1, 200))
 def test_every_prefix_of_a_run_follows_the_weights(weights: list[Fraction], samples: int) -> None:
     interleaving = Interleaving(weights)
@@ -118,7 +117,6 @@ def test_every_prefix_of_a_run_follows_the_weights(weights: list[Fraction], samp
     assert interleaving.counts(samples) == counts
 
 
-@settings(deadline=None)
 @given(weights=WEIGHTS, sample=st.integers(0, 10**15))
 def test_any_sample_of_a_long_run_is_found_at_once(weights: list[Fraction], sample: int) -> None:
     interleaving = Interleaving(weights)
@@ -132,7 +130,6 @@ def test_any_sample_of_a_long_run_is_found_at_once(weights: list[Fraction], samp
     assert abs(before[source] - sample * weights[source] / sum(weights)) <= bound
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), epoch=st.integers(0, 10**9))
 def test_data_sets_without_weights_are_each_seen_once_in_an_epoch(sizes: list[int], epoch: int) -> None:
     total = sum(sizes)

@@ -31,17 +31,20 @@ COMMON = {
     f"{PARAMS}.save_top_k": 2,
     f"{PARAMS}.async_save": True,
 }
+# Two micro batches a step on a rank, and a second epoch from the middle of the run on.
+HALF = {"model.global_batch_size": 4, "model.data.splits_string": "40,60,0"}
 GPT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 SPANS = {**T5, **both(hidden_dropout=0.1, attention_dropout=0.1)}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "tensor": {**GPT, "model.tensor_model_parallel_size": 2},
+    "tensor": {**GPT, **HALF, "model.tensor_model_parallel_size": 2},
     "data": GPT,
-    "pipeline": {**GPT, "model.pipeline_model_parallel_size": 2},
-    "t5_tensor": {**SPANS, "model.tensor_model_parallel_size": 2},
+    "pipeline": {**GPT, **HALF, "model.pipeline_model_parallel_size": 2},
+    "t5_tensor": {**SPANS, **HALF, "model.tensor_model_parallel_size": 2},
     "t5_data": SPANS,
 }
-# Started as a user's processes are; the others are forked from one that has imported everything.
-COLD = ("tensor",)
+# Its processes are started as a user's are: it continues one that was forked, is killed, and is continued by
+# one. All others are forked from one that has imported everything.
+COLD = {("tensor", "second")}
 SEED = int(os.environ.get("SLIPWAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 PATIENCE = 120
 
@@ -55,8 +58,8 @@ class Run:
         self._processes: list[Any] = []
         self.checkpoints: Path | None = None
 
-    def launch(self) -> None:
-        """Start the processes."""
+    def launch(self, start: Callable[..., Any] | None = None) -> None:
+        """Start the processes, in another way than the others if so asked."""
         name = f"{self._name}-{len(self.log_dirs)}"
         if self.checkpoints is None:
             self.checkpoints = self._trainings.configure(name, {}, WORLD)[1].with_name(f"{self._name}-saved")
@@ -65,7 +68,9 @@ class Run:
         self.log_dirs.append(log_dir)
         port = free_port()
         self._processes = [
-            self._start(options, environment(rank, WORLD, port), log_dir.with_name(f"{name}.rank{rank}"))
+            (start or self._start)(
+                options, environment(rank, WORLD, port), log_dir.with_name(f"{name}.rank{rank}")
+            )
             for rank in range(WORLD)
         ]
 
@@ -107,7 +112,15 @@ class Run:
 
     def wait_for_step(self, step: int) -> None:
         """Return when the last launch has completed a step."""
-        until(lambda: any(e["step"] >= step for e in self.events("train", self.log_dirs[-1])), self.said)
+        path, size = self.log_dirs[-1] / "metrics.jsonl", 0
+
+        def happened() -> bool:
+            nonlocal size
+            before, size = size, path.stat().st_size if path.exists() else 0
+            # Read again only when there is more: this looks very often.
+            return size > before and any(e["step"] >= step for e in self.events("train", path.parent))
+
+        until(happened, self.said)
 
     def wait_for_save(self, number: int) -> Path:
         """Return the directory in which the last launch writes its `number`-th checkpoint from now on."""
@@ -132,7 +145,7 @@ def until(happened: Callable[[], bool], describe: Callable[[], str]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < deadline, describe()
-        time.sleep(0.001)
+        time.sleep(0.002)
 
 
 def cold(options: list[str], variables: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
@@ -168,14 +181,18 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
 ) -> None:
     print(f"SLIPWAY_TEST_SEED={SEED}")
     chance = random.Random(f"{SEED} {layout}")
-    start = cold if layout in COLD else pool.start
-    run = Run(trainings, f"killed_{layout}", {**LAYOUTS[layout], f"{PARAMS}.every_n_train_steps": 3}, start)
-    for step in sorted(chance.sample(range(6, STEPS - 8), 2)):
-        run.launch()
+    changes = {**LAYOUTS[layout], f"{PARAMS}.every_n_train_steps": 3}
+    run = Run(trainings, f"killed_{layout}", changes, pool.start)
+
+    def launch(which: str) -> None:
+        run.launch(cold if (layout, which) in COLD else None)
+
+    for which, step in zip(("first", "second"), sorted(chance.sample(range(6, STEPS - 8), 2)), strict=True):
+        launch(which)
         run.wait_for_step(step)
         time.sleep(chance.uniform(0, 0.03))
         run.kill()
-    run.launch()
+    launch("last")
     run.end()
     starts = [run.events("start", log_dir)[0]["step"] for log_dir in run.log_dirs]
     assert starts[0] == 0

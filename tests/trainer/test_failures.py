@@ -20,7 +20,12 @@ from trainer.world import World
 
 pytestmark = pytest.mark.trainer
 
-MOCK: dict[str, Any] = {"trainer.max_steps": 1_000_000, "model.data.data_impl": "mock"}
+MOCK: dict[str, Any] = {
+    "trainer.max_steps": 1_000_000,
+    "trainer.limit_val_batches": 1,
+    "model.data.data_impl": "mock",
+    "model.override_vocab_size": 304,
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {},
     "pipeline": {"model.pipeline_model_parallel_size": 2},

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,14 @@ import pytest
 
 from tests.trainer import indexed_files
 from tests.trainer.indexed_files import Document
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 from trainer.data.index import SampleIndex, Split, check_files
 from trainer.data.indexed import IndexedSource
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 HAND: dict[str, tuple[str, list[Document]]] = {
     "hand_uint16": ("uint16", [[[11, 12]], [[13], [14, 65535]]]),
     "hand_int32": ("int32", [[[100000, 1]], [[2, 3, 4]]]),
@@ -43,17 +41,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def read(directory: Path) -> dict[str, Any]:
+def read(directory: Path, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What megatron-core and we read of everything that the three writers wrote."""
     for name, (dtype, documents) in HAND.items():
         indexed_files.write(directory / name, documents, dtype)
     _write_bad(directory)
-    command = [sys.executable, "-m", "tests.trainer.probe_indexed", str(directory)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    said = tmp_path_factory.mktemp("said")
+    result: dict[str, Any] = probed(pool, "tests.trainer.probe_indexed", [str(directory)], said)
     # Neither where megatron-core's object is thrown away half made.
-    assert "Traceback" not in done.stderr, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    errors = (said / "probe_indexed0.err").read_text()
+    assert "Traceback" not in errors, errors
     return result
 
 

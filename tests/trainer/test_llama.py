@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.trainer.conftest import REPOSITORY, free_port
+from tests.trainer.conftest import free_port
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
 
 @pytest.fixture(scope="module")
-def probe(configuration: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("probe")
     changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
     path = directory / "probe.yaml"
     path.write_text(yaml.safe_dump(configuration(changes)))
-    command = [sys.executable, str(Path(__file__).with_name("probe_llama.py")), str(path), str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    arguments = [str(path), str(free_port())]
+    result: dict[str, Any] = probed(pool, "tests.trainer.probe_llama", arguments, directory)
     return result
 
 

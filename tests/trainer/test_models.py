@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.trainer.conftest import REPOSITORY, free_port
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
@@ -38,21 +41,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def probe(configuration: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("probe")
     changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
     path = directory / "probe.yaml"
     path.write_text(yaml.safe_dump(configuration(changes)))
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    script = Path(__file__).parent / "probe_models.py"
-    command = [sys.executable, str(script), str(path), str(port), json.dumps(VARIANTS)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).resolve().parents[2]
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    arguments = [str(path), str(free_port()), json.dumps(VARIANTS)]
+    result: dict[str, Any] = probed(pool, "tests.trainer.probe_models", arguments, directory)
     return result
 
 
@@ -61,8 +56,15 @@ def test_the_shim_stays_one_small_file() -> None:
     assert len(shim.read_text().splitlines()) < 150
 
 
-def test_the_shim_changes_nothing_with_cuda(probe: dict[str, Any]) -> None:
-    assert probe["cuda"] == {"installed": False, "changed": False, "imported": False}
+def test_the_shim_changes_nothing_with_cuda() -> None:
+    command = [sys.executable, "-m", "tests.trainer.probe_shim"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"installed": False, "changed": False, "imported": False}
+
+
+def test_the_shim_is_there_without_cuda(probe: dict[str, Any]) -> None:
     assert probe["cpu"] is True
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.trainer.conftest import REPOSITORY, free_port
+from tests.trainer.conftest import free_port
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 from trainer.config.rampup import Rampup
 from trainer.errors import UserError
 
@@ -40,16 +39,13 @@ RAMPS = [(16, 16, 1000, 64), (32, 32, 5000, 256), (3, 3, 1000, 24), (7, 1, 999, 
 
 
 @pytest.fixture(scope="module")
-def probe(configuration: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def probe(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("probe")
     changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
     path = directory / "probe.yaml"
     path.write_text(yaml.safe_dump(configuration(changes)))
-    command = [sys.executable, str(Path(__file__).with_name("probe_optimization.py")), str(path)]
-    command += [str(free_port()), json.dumps(VARIANTS), json.dumps(RAMPS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    arguments = [str(path), str(free_port()), json.dumps(VARIANTS), json.dumps(RAMPS)]
+    result: dict[str, Any] = probed(pool, "tests.trainer.probe_optimization", arguments, directory)
     return result
 
 

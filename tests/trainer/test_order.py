@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.heldout import entropy, heldout_windows, unigram_entropy
@@ -29,7 +29,6 @@ class Counting:
         return np.full(3, index, dtype=np.int64)
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63), stream=st.integers(0, 2**64 - 1))
 def test_a_permutation_takes_every_value_once(size: int, seed: int, stream: int) -> None:
     permutation = Permutation(size, seed, stream)
@@ -83,7 +82,6 @@ def test_each_epoch_sees_every_window_once() -> None:
     assert order.window(3) == epochs[0][3]
 
 
-@settings(deadline=None)
 @given(ranks=st.sampled_from([1, 2, 3, 4, 6, 12]), consumed=st.integers(0, 500), windows=st.integers(1, 60))
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks(
     ranks: int, consumed: int, windows: int

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import resource
+import signal
 from typing import Any
 
 import pytest
+
+from launcher.preflight.estimates import checkpoints
+from launcher.preflight.estimates.sizes import sized
+from launcher.preflight.values import Values
+from tests.trainer.conftest import edited
+from tests.trainer.ranks import Run
+from tests.trainer.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
@@ -26,11 +33,39 @@ def test_only_the_last_step_is_saved_if_so_asked_and_nothing_is_validated(traini
     assert "checkpoints: at the end, in " in outcome.stdout[0]
 
 
+@pytest.mark.parametrize(("precision", "each"), [("bf16", 14), (32, 12)])
+def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precision: Any, each: int) -> None:
+    """Weights, master weights if these are in 16 bits, and two moments: launcher/preflight/estimates."""
+    params = "exp_manager.checkpoint_callback_params"
+    changes = {
+        "trainer.precision": precision,
+        "trainer.max_steps": 1,
+        "trainer.limit_val_batches": 0,
+        f"{params}.every_n_train_steps": 0,
+        "model.megatron_amp_O2": precision == "bf16",
+        "model.hidden_size": 256,
+        "model.ffn_hidden_size": 1024,
+        "model.max_position_embeddings": 32,
+    }
+    outcome = trainings(f"sized_{precision}", changes)
+    assert outcome.codes == [0], outcome.stderr
+    (directory,) = (trainings.root / f"sized_{precision}" / "checkpoints").glob("megatron_gpt*")
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    values = Values(edited({**changes, "model.override_vocab_size": 304}))
+    model = sized(values)
+    assert model is not None
+    assert model.parameters == 2 * (12 * 256**2 + 13 * 256) + (304 + 32) * 256 + 2 * 256
+    estimated = checkpoints.checkpoints_of(values, model, "megatron")
+    assert estimated is not None
+    assert estimated.size == each * model.parameters
+    # The rest is what each file and each tensor is introduced with.
+    assert estimated.size < size < 1.02 * estimated.size
+
+
 def test_a_checkpoint_that_one_rank_cannot_write_ends_the_job_and_is_none(trainings: Any) -> None:
-    processes, log_dir = trainings.start("full", TENSOR_2, 2, [])
     # As on a full disk; the logs are smaller than this, its part of a checkpoint is not.
-    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
-    outcome = trainings.finish(processes, log_dir)
+    outcome = trainings("full", TENSOR_2, 2, sabotage="full:1:100000")
+    log_dir = outcome.log_dir
     assert outcome.codes == [1, 1]
     logs = [(log_dir / f"nemo_log_globalrank-{rank}_localrank-{rank}.txt").read_text() for rank in range(2)]
     assert "__1_0.distcp: [Errno 27] File too large" in logs[1]
@@ -47,20 +82,21 @@ def test_a_checkpoint_that_one_rank_cannot_write_ends_the_job_and_is_none(traini
     assert not (left / "complete.json").exists()
 
 
-def test_a_second_training_does_not_write_into_the_directory_of_another(trainings: Any) -> None:
+def test_a_second_training_does_not_write_into_the_directory_of_another(
+    trainings: Any, pool: WarmPool
+) -> None:
     changes = {**TENSOR_2, "trainer.max_steps": 100000}
-    processes, log_dir = trainings.start("first", changes, 2, [])
-    for line in processes[0].stdout:
-        if line.startswith("step"):
-            break
+    first = Run(trainings, pool, "first", changes, 2, sabotage="slow:all:100")
+    first.wait_for_step(1)
+    log_dir = first.log_dir
     place = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
     second = trainings("second", place)
-    for process in processes:
-        process.kill()
-    trainings.finish(processes, log_dir)
+    first.send(signal.SIGKILL)
+    # It was at work until then.
+    assert -signal.SIGKILL in first.end()
     assert second.codes == [2]
     (told,) = second.stderr[0].splitlines()
-    assert f"{log_dir / 'checkpoints'}: process {processes[0].pid} on " in told
+    assert f"{log_dir / 'checkpoints'}: process {first.ranks[0].pid} on " in told
     assert "training.run.dependency=singleton" in told
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +12,9 @@ from launcher.config.compose import list_options
 from launcher.config.many import Sweep
 from launcher.parameters import count_parameters, vocabulary_size
 from launcher.stages.planning import plan_launch
+from tests.trainer.conftest import free_port
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 from trainer.config.check import check_keys
 from trainer.config.layout import make_layout, padded_vocabulary
 from trainer.config.load import flatten
@@ -24,7 +23,6 @@ from trainer.data.vocabulary import read_vocabulary
 from trainer.errors import UserError
 
 FAMILIES = ("gpt2", "gpt3", "llama", "t5")
-REPOSITORY = Path(__file__).resolve().parents[2]
 SIZES = [size for size in list_options("training") if size.split("/")[0] in FAMILIES]
 
 
@@ -93,7 +91,7 @@ class Built(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def built(sweep: Sweep) -> Built:
+def built(sweep: Sweep, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Built:
     asked, expected, vocabularies = {}, {}, {}
     for size in SIZES:
         config = written(sweep, size)
@@ -102,20 +100,10 @@ def built(sweep: Sweep) -> Built:
         vocabularies[size] = vocabulary
         expected[size] = count_parameters(config["model"], vocabulary, config["run"]["model_type"])
         asked[size] = {"flat": flatten(config), "vocabulary": vocabulary}
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    script = Path(__file__).parent / "probe_sizes.py"
-    done = subprocess.run(
-        [sys.executable, str(script), port],
-        input=json.dumps(asked, default=str),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    directory = tmp_path_factory.mktemp("sizes")
+    (directory / "asked").write_text(json.dumps(asked, default=str))
+    arguments = [str(free_port()), str(directory / "asked")]
+    found = probed(pool, "tests.trainer.probe_sizes", arguments, directory)
     return Built(expected, found["parameters"], vocabularies, found["megabytes"])
 
 

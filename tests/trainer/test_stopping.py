@@ -26,7 +26,12 @@ COMMON: dict[str, Any] = {
     "model.hidden_dropout": 0.1,
     "model.attention_dropout": 0.1,
 }
-ENDLESS = {**COMMON, "trainer.max_steps": 1_000_000, "model.data.data_impl": "mock"}
+ENDLESS = {
+    **COMMON,
+    "trainer.max_steps": 1_000_000,
+    "model.data.data_impl": "mock",
+    "model.override_vocab_size": 304,
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +74,7 @@ def test_max_time_counts_for_each_launch_anew(trainings: Any, pool: WarmPool) ->
     limited = {**ENDLESS, "trainer.max_time": "00:00:00:03"}
     last = 0
     for _ in range(2):
-        run = Run(trainings, pool, "limited", limited, 1)
+        run = Run(trainings, pool, "limited", limited, 1, sabotage="slow:all:100")
         assert run.end() == [75], run.said()
         end = run.lines("end")[-1]
         assert end["reason"] == "max_time"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from launcher.parameters import count_parameters
-from tests.trainer.conftest import REPOSITORY, free_port
+from tests.trainer.conftest import free_port
+from tests.trainer.probing import probed
 from tests.trainer.t5 import SEQ_LENGTH, SEQ_LENGTH_DEC, T5, both
+from tests.trainer.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
@@ -52,15 +50,11 @@ def base(configuration: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def probe(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def probe(base: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("probe") / "probe.yaml"
     path.write_text(yaml.safe_dump(base({})))
-    script = Path(__file__).parent / "probe_t5.py"
-    command = [sys.executable, str(script), str(path), str(free_port()), json.dumps(VARIANTS)]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY, env=alone)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    arguments = [str(path), str(free_port()), json.dumps(VARIANTS)]
+    result: dict[str, Any] = probed(pool, "tests.trainer.probe_t5", arguments, path.parent)
     return result
 
 

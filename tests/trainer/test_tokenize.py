@@ -3,55 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 from trainer.data.corpus import collect
 from trainer.data.encode import encode
 from trainer.data.tokenize import main
 
 pytestmark = pytest.mark.trainer
 
-# Reads a data set with megatron-core's IndexedDataset only, and ours on top of it.
-READER = """
-import json, sys, warnings
-warnings.simplefilter("ignore")
-from pathlib import Path
-from megatron.core.datasets.indexed_dataset import IndexedDataset
-from trainer.data.index import build_index, split_documents
-from trainer.data.indexed import IndexedSource
-from trainer.errors import UserError
-prefix = sys.argv[1]
-dataset = IndexedDataset(prefix)
-documents = [dataset[number].tolist() for number in range(len(dataset))]
-index = build_index(Path(prefix), (80.0, 20.0, 0.0))
-windows = []
-for split in (0, 1):
-    source = IndexedSource(Path(prefix), index, split, 32)
-    windows.append([source.window(index).tolist() for index in range(source.windows)])
-try:
-    IndexedSource(Path(prefix), index, 2, 32)
-except UserError as error:
-    refused = str(error)
-print(json.dumps({
-    "documents": documents, "dtype": str(dataset.index.dtype),
-    "boundaries": dataset.document_indices.tolist(),
-    "windows": windows, "refused": refused,
-    "splits": [split_documents((99990.0, 8.0, 2.0), 40), split_documents((1.0, 1.0, 1.0), 40)],
-}))
-"""
-
 
 @pytest.fixture(scope="module")
-def read(tokenized: Any) -> dict[str, Any]:
-    command = [sys.executable, "-c", READER, str(tokenized.prefix)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+def read(tokenized: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    arguments = [str(tokenized.prefix)]
+    result: dict[str, Any] = probed(
+        pool, "tests.trainer.probe_tokens", arguments, tmp_path_factory.mktemp("said")
+    )
     return result
 
 

@@ -203,6 +203,7 @@ def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> 
         "model.optim.name": "mcore_distributed_optim",
         "model.apply_query_key_layer_scaling": True,
         "model.data.data_impl": "mock",
+        "trainer.limit_val_batches": 1,
         "model.tokenizer.vocab_file": "/absent/vocab.json",
         "exp_manager.create_checkpoint_callback": False,
         "model.make_vocab_size_divisible_by": 128,

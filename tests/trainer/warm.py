@@ -10,12 +10,14 @@ the process's id, an order to wait for an id with its exit code.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -91,13 +93,29 @@ class WarmPool:
         return self._server.stdout.readline()
 
 
+# What a training imports until its end; torch._dynamo, dearer than all the others, comes with an optimizer.
+_IMPORTED = (
+    "torch._dynamo",
+    "trainer.pretrain",
+    "trainer.config.check",
+    "trainer.loop.header",
+    "trainer.loop.run",
+    "trainer.loop.saving",
+    "trainer.loop.session",
+    "trainer.report.events",
+)
+
+
 def _serve() -> None:
     from trainer import cpu_shim, logs
 
     logs.quiet()
     cpu_shim.install()
-    for module in ("loop.header", "loop.run", "loop.saving", "loop.session", "report.events"):
-        importlib.import_module(f"trainer.{module}")
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    # The forks' collector leaves alone what it would only find alive, and would copy by looking.
+    gc.collect()
+    gc.freeze()
     # Not iterated over: that would read ahead.
     while line := sys.stdin.readline():
         order = json.loads(line)
@@ -123,8 +141,11 @@ def _train(order: dict[str, Any]) -> None:
     try:
         sys.argv = [order["module"], *order["arguments"]]
         code = importlib.import_module(order["module"]).main(order["arguments"])
+    except Exception:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 

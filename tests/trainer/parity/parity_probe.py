@@ -25,13 +25,13 @@ from tests.trainer.parity.parity_weights import Heads, our_tensor, scale  # noqa
 from trainer import cpu_shim  # noqa: E402
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     cpu_shim.install()
     from trainer.distributed import make_place, process_group
 
-    base = flatten(yaml.safe_load(Path(sys.argv[1]).read_text()))
-    references = torch.load(sys.argv[2], weights_only=True)
-    cases: dict[str, dict[str, Any]] = json.loads(sys.argv[3])
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
+    references = torch.load(arguments[1], weights_only=True)
+    cases: dict[str, dict[str, Any]] = json.loads(arguments[2])
     world = World.from_environment(os.environ)
     with process_group(world) as device:
         settings = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
@@ -40,6 +40,7 @@ def main() -> None:
         checks = {} if device.type == "cuda" else attention_checks(world.size)
     if world.is_main:
         print(json.dumps({"cases": results, **checks}))
+    return 0
 
 
 def attention_checks(ranks: int) -> dict[str, Any]:
@@ -133,4 +134,4 @@ def whole(logits: Any, place: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

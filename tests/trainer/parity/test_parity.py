@@ -21,10 +21,13 @@ import pytest
 import yaml
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
 FACTOR = 4
+PROBE = "tests.trainer.parity.parity_probe"
 TIMEOUT = 240
 
 _LLAMA = {
@@ -114,22 +117,31 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(reference: Path, configuration: Any) -> dict[int, dict[str, Any]]:
+def results(
+    reference: Path, configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
     """What our models compute, on one rank and on two."""
-    return {ranks: _compute(reference, configuration, _cases(ON_CPU, ranks), ranks) for ranks in (1, 2)}
+    found = {}
+    for ranks in (1, 2):
+        arguments, port = _arguments(reference, configuration, _cases(ON_CPU, ranks), ranks), free_port()
+        environments = tuple(environment(rank, ranks, port) for rank in range(ranks))
+        found[ranks] = probed(pool, PROBE, arguments, tmp_path_factory.mktemp("said"), environments)
+    return found
 
 
-def _compute(
-    reference: Path, configuration: Any, cases: dict[str, dict[str, Any]], ranks: int, devices: str = ""
-) -> dict[str, Any]:
+def _arguments(
+    reference: Path, configuration: Any, cases: dict[str, dict[str, Any]], ranks: int
+) -> list[str]:
     base = reference.with_name(f"base{ranks}.yaml")
     changes = {"exp_manager.explicit_log_dir": str(reference.parent), "model.data.data_impl": "mock"}
     base.write_text(yaml.safe_dump(configuration(changes)))
-    arguments = ["tests.trainer.parity.parity_probe", str(base), str(reference), json.dumps(cases)]
-    port = free_port()
-    visible = {"CUDA_VISIBLE_DEVICES": devices}
-    started = [_start(arguments, {**environment(rank, ranks, port), **visible}) for rank in range(ranks)]
-    result: dict[str, Any] = json.loads(_finish(started)[0].splitlines()[-1])
+    return [str(base), str(reference), json.dumps(cases)]
+
+
+def _on_a_gpu(arguments: list[str]) -> dict[str, Any]:
+    """Run the probe in a process of its own: the warm one has no GPU."""
+    started = _start([PROBE, *arguments], {**environment(0, 1, free_port()), "CUDA_VISIBLE_DEVICES": "0"})
+    result: dict[str, Any] = json.loads(_finish([started])[0].splitlines()[-1])
     return result
 
 
@@ -178,7 +190,7 @@ def test_outputs_are_hugging_faces(
         pytest.skip("Transformer Engine needs a GPU for each rank")
     name = f"{family} {backend}"
     cases = {name: _cases((backend,), ranks)[name]}
-    _check(_compute(reference, configuration, cases, ranks, "0")["cases"][name])
+    _check(_on_a_gpu(_arguments(reference, configuration, cases, ranks))["cases"][name])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -1,0 +1,131 @@
+"""Run by test_activation_bytes.py in a warm process: what megatron-core keeps in memory, byte by byte.
+
+There is one process. The other ranks are pretended ones, whose messages never come: what is computed is
+wrong, and all of its sizes are right.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer.config.layout import make_layout
+from trainer.config.settings import Settings, read_settings
+from trainer.world import World
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the questions of one file in another."""
+    asked: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
+    dist.init_process_group("fake", rank=0, world_size=asked["ranks"], store=FakeStore())
+    as_on_a_gpu()
+    found = {name: kept(read_settings(flat), asked) for name, flat in asked["activations"].items()}
+    states = {name: states_of(read_settings(flat), asked) for name, flat in asked["states"].items()}
+    Path(arguments[1]).write_text(json.dumps({"activations": found, "states": states}))
+    return 0
+
+
+def as_on_a_gpu() -> None:
+    """Choose the kernels that keep for the backward pass what those of a GPU keep.
+
+    The fused functions of the MLP; masks of dropout that take a byte; a norm by root mean squares that keeps
+    its input and a number for each token.
+    """
+    from trainer.model import build, transformer
+    from trainer.model.activations import activation
+    from trainer.optim import build as optimizer
+
+    transformer.activation = lambda shape, device: activation(shape, torch.device("cuda"))  # type: ignore[attr-defined]
+    torch.nn.functional.dropout = lambda x, p=0.5, training=True, inplace=False: (
+        torch.native_dropout(x, p, True)[0] if training and p else x
+    )
+    torch.nn.functional.rms_norm = lambda x, shape, weight=None, eps=None: _RmsNorm.apply(x, weight)
+    # With the Adam of Transformer Engine or Apex, which keeps as much as torch's.
+    build.uses_distributed_optimizer = optimizer.uses_distributed_optimizer = lambda settings, device: (
+        settings.optimization.name in optimizer.DISTRIBUTED_OPTIMIZERS
+    )
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, x[..., :1].float(), weight)
+        return x * weight
+
+
+class Held:
+    """A tensor that a node of autograd's graph keeps, for as long as there is the node."""
+
+    living: ClassVar[weakref.WeakSet[Held]] = weakref.WeakSet()
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.living.add(self)
+
+
+def built(settings: Settings, asked: dict[str, Any]) -> Any:
+    from megatron.core import parallel_state
+
+    from trainer.distributed import make_place
+    from trainer.model.build import build_model
+
+    parallel_state.destroy_model_parallel()
+    place = make_place(World.from_environment({}), make_layout(settings, asked["ranks"]), torch.device("cpu"))
+    return build_model(settings, place, asked["vocabulary"])
+
+
+def kept(settings: Settings, asked: dict[str, Any]) -> int:
+    """Bytes that are kept between the forward and the backward pass of a micro batch, but for the weights."""
+    model = built(settings, asked)
+    model.train()
+    Held.living.clear()
+    with torch.autograd.graph.saved_tensors_hooks(Held, lambda kept: kept.tensor):
+        loss = model.chunks[0](**arguments(settings))
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    storages = [held.tensor.untyped_storage() for held in Held.living]
+    del loss
+    return sum({it.data_ptr(): it.nbytes() for it in storages if it.data_ptr() not in weights}.values())
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    length = settings.architecture.seq_length
+    tokens = torch.zeros(settings.micro_batch, length, dtype=torch.long)
+    if settings.encoder is None:
+        positions = torch.arange(length).expand_as(tokens)
+        return {"input_ids": tokens, "position_ids": positions, "attention_mask": None, "labels": tokens}
+    from trainer.data.denoising import T5Batch
+
+    source = torch.zeros(settings.micro_batch, settings.encoder.seq_length, dtype=torch.long)
+    return T5Batch(source, tokens, tokens, None).arguments()
+
+
+def states_of(settings: Settings, asked: dict[str, Any]) -> dict[str, float]:
+    """Bytes of the weights, the gradients and the optimizer's states after a step, and their parameters."""
+    from trainer.optim.build import Optimizer
+
+    model = built(settings, asked)
+    optimizer = Optimizer(settings, model, torch.device("cpu"))
+    model.zero_grad_buffer()
+    optimizer.step(0.1)
+    weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    gradients = [buffer.grad_data for chunk in model.chunks for buffer in chunk.buffers]
+    states: dict[int, int] = {}
+    for chained in getattr(optimizer.inner, "chained_optimizers", [optimizer.inner]):
+        adam = chained.optimizer
+        tensors = [p for group in adam.param_groups for p in group["params"]]
+        tensors += [
+            x for state in adam.state.values() for x in state.values() if torch.is_tensor(x) and x.dim()
+        ]
+        states |= {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return {
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "weights": sum(weights.values()),
+        "gradients": sum(x.untyped_storage().nbytes() for x in gradients),
+        "optimizer": sum(size for pointer, size in states.items() if pointer not in weights),
+    }

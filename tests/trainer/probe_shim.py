@@ -1,0 +1,31 @@
+"""Run by test_models.py in a process of its own, without megatron-core: the shim where there is CUDA."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from trainer.logs import quiet
+
+quiet()
+
+import torch  # noqa: E402
+
+from trainer import cpu_shim  # noqa: E402
+
+
+def shim_with_cuda() -> dict[str, bool]:
+    """Pretend that there is a CUDA device: the shim must change nothing."""
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
+    watched = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "manual_seed")}
+    installed = cpu_shim.install()
+    torch.cuda.is_available = available
+    return {
+        "installed": installed,
+        "changed": any(getattr(torch.cuda, name) is not value for name, value in watched.items()),
+        "imported": "megatron.core" in sys.modules,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(shim_with_cuda()))

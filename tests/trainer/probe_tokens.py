@@ -1,0 +1,41 @@
+"""Run by test_tokenize.py from a warm process: what megatron-core's reader finds, and ours on top of it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from trainer.data.index import build_index, split_documents
+from trainer.data.indexed import IndexedSource
+from trainer.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    """Print what was found."""
+    warnings.simplefilter("ignore")
+    prefix = Path(arguments[0])
+    dataset = IndexedDataset(str(prefix))
+    documents = [dataset[number].tolist() for number in range(len(dataset))]
+    index = build_index(prefix, (80.0, 20.0, 0.0))
+    windows = []
+    for split in (0, 1):
+        source = IndexedSource(prefix, index, split, 32)
+        windows.append([source.window(index).tolist() for index in range(source.windows)])
+    refused = ""
+    try:
+        IndexedSource(prefix, index, 2, 32)
+    except UserError as error:
+        refused = str(error)
+    found = {
+        "documents": documents,
+        "dtype": str(dataset.index.dtype),
+        "boundaries": dataset.document_indices.tolist(),
+        "windows": windows,
+        "refused": refused,
+        "splits": [split_documents((99990.0, 8.0, 2.0), 40), split_documents((1.0, 1.0, 1.0), 40)],
+    }
+    print(json.dumps(found))
+    return 0

@@ -1,0 +1,166 @@
+"""What the estimate of memory says of a layer and of a parameter, against what megatron-core keeps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.preflight.estimates.activations import kept_by_embedding, kept_by_output, layer_of
+from launcher.preflight.estimates.memory import StageMemory, estimate_memory
+from launcher.preflight.estimates.reading import training_of
+from tests.trainer.conftest import edited
+from tests.trainer.t5 import T5, both
+from tests.trainer.warm import WarmPool
+from trainer.config.load import flatten
+
+pytestmark = pytest.mark.trainer
+
+RANKS, VOCABULARY = 2, 256
+TOKENS, BATCH, TARGETS = 128, 4, 64
+# Statistics of norms, rotary angles: what is not worth counting in a real model.
+CLOSE = 0.03
+
+COMMON: dict[str, Any] = {
+    "exp_manager.explicit_log_dir": "/unused",
+    "trainer.devices": RANKS,
+    "trainer.precision": "bf16",
+    "model.megatron_amp_O2": True,
+    "model.micro_batch_size": BATCH,
+    "model.attention_backend": "sdpa",
+    "model.bias_activation_fusion": True,
+    "model.data.data_impl": "mock",
+}
+GPT: dict[str, Any] = {
+    **COMMON,
+    "model.encoder_seq_length": TOKENS,
+    "model.max_position_embeddings": TOKENS,
+    "model.data.seq_length": TOKENS,
+    "model.hidden_size": 64,
+    "model.ffn_hidden_size": 256,
+    "model.num_attention_heads": 4,
+}
+LLAMA: dict[str, Any] = {
+    "model.activation": "fast-swiglu",
+    "model.normalization": "rmsnorm",
+    "model.position_embedding_type": "rope",
+    "model.num_query_groups": 2,
+    "model.bias": False,
+    "model.share_embeddings_and_output_weights": False,
+    "model.ffn_hidden_size": 160,
+}
+MIXED_T5: dict[str, Any] = {
+    **COMMON,
+    **T5,
+    **both(hidden_size=64, ffn_hidden_size=128, kv_channels=16, num_layers=1, hidden_dropout=0.1),
+    "model.seq_length": TOKENS,
+    "model.max_position_embeddings": TOKENS,
+    "model.data.seq_length_dec": TARGETS,
+    "model.tensor_model_parallel_size": 2,
+}
+TENSOR = {"model.tensor_model_parallel_size": 2}
+SEQUENCE = {**TENSOR, "model.sequence_parallel": True}
+HIDDEN = {"model.hidden_dropout": 0.1}
+LOCAL = {**HIDDEN, "model.attention_dropout": 0.1, "model.attention_backend": "local"}
+RECOMPUTE = "model.activations_checkpoint_granularity"
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "dropout": HIDDEN,
+    "tensor": {**HIDDEN, **TENSOR},
+    "sequence": {**HIDDEN, **SEQUENCE},
+    "scores": {**LOCAL, **SEQUENCE},
+    "selective": {**LOCAL, RECOMPUTE: "selective"},
+    "full": {**HIDDEN, **SEQUENCE, RECOMPUTE: "full", "model.activations_checkpoint_method": "uniform"},
+    "llama": LLAMA,
+    "unfused": {**LLAMA, **SEQUENCE, "model.bias_activation_fusion": False},
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "distributed": {"model.optim.name": "mcore_distributed_optim"},
+    "alone": {"model.optim.name": "mcore_distributed_optim", **TENSOR},
+    "not distributed": {"model.optim.name": "adamw"},
+    "fp32": {"model.optim.name": "adamw", "trainer.precision": 32, "model.megatron_amp_O2": False},
+}
+
+
+def configurations() -> dict[str, dict[str, Any]]:
+    """By name and depth: of each variant one of a layer and one of two."""
+    made = {
+        f"{name} {depth}": edited({**GPT, **changes, "model.num_layers": depth})
+        for name, changes in VARIANTS.items()
+        for depth in (1, 2)
+    }
+    for encoder, decoder in ((1, 1), (2, 1), (1, 2)):
+        depths = {"model.encoder.num_layers": encoder, "model.decoder.num_layers": decoder}
+        made[f"t5 {encoder} {decoder}"] = edited({**MIXED_T5, **depths})
+    return made
+
+
+def with_optimizers() -> dict[str, dict[str, Any]]:
+    return {name: edited({**GPT, "model.num_layers": 1, **changes}) for name, changes in OPTIMIZERS.items()}
+
+
+@pytest.fixture(scope="module")
+def measured(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("bytes")
+    asked = {
+        "ranks": RANKS,
+        "vocabulary": VOCABULARY,
+        "activations": {name: flatten(config) for name, config in configurations().items()},
+        "states": {name: flatten(config) for name, config in with_optimizers().items()},
+    }
+    questions, answers, said = (directory / name for name in ("questions", "answers", "said"))
+    questions.write_text(json.dumps(asked))
+    started = pool.start([str(questions), str(answers)], {}, said, "tests.trainer.probe_activations")
+    assert started.wait() == 0, said.read_text()
+    result: dict[str, Any] = json.loads(answers.read_text())
+    return result
+
+
+def estimated(config: dict[str, Any]) -> StageMemory:
+    stages = estimate_memory(config, 1, "megatron")
+    assert stages is not None
+    (stage,) = stages
+    return stage
+
+
+def one_more(numbers: dict[str, float], more: str, less: str) -> float:
+    return numbers[more] - numbers[less]
+
+
+@pytest.mark.parametrize(
+    ("more", "less"),
+    [
+        *((f"{name} 2", f"{name} 1") for name in VARIANTS),
+        ("t5 2 1", "t5 1 1"),  # a layer of the encoder
+        ("t5 1 2", "t5 1 1"),  # of the decoder
+    ],
+)
+def test_a_layer_keeps_what_the_estimate_says(measured: dict[str, Any], more: str, less: str) -> None:
+    known = configurations()
+    activations = {name: estimated(known[name]).activations for name in (more, less)}
+    found = one_more(measured["activations"], more, less)
+    assert one_more(activations, more, less) == pytest.approx(found, rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["gpt", "dropout", "tensor", "sequence", "llama"])
+def test_the_ends_of_a_model_keep_what_the_estimate_says(measured: dict[str, Any], name: str) -> None:
+    kept = measured["activations"]
+    found = 2 * kept[f"{name} 1"] - kept[f"{name} 2"]
+    training = training_of(configurations()[f"{name} 1"], 1, "megatron")
+    assert training is not None
+    layer, tensor = layer_of(training, training.stacks[0]), training.shape.tensor
+    ends = kept_by_embedding(layer).plus(kept_by_output(layer))
+    logits = 4 * VOCABULARY / tensor
+    expected = TOKENS * BATCH * (ends.on_rank(tensor, training.sequence_parallel) + logits)
+    # Beside that the numbers of the tokens, their places and the labels, in 64 bits.
+    assert expected == pytest.approx(found, rel=CLOSE, abs=TOKENS * BATCH * 32)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_parameter_takes_what_the_estimate_says(measured: dict[str, Any], name: str) -> None:
+    found, stage = measured["states"][name], estimated(with_optimizers()[name])
+    for part in ("weights", "gradients", "optimizer"):
+        each = getattr(stage, part) / stage.parameters
+        assert each == pytest.approx(found[part] / found["parameters"], rel=0.01), part
