@@ -1,5 +1,6 @@
 #!/bin/bash
 # From nothing to a trained model: each step is a command that you could type.
+# DEMO_OVERRIDES='training.trainer.max_steps=400' changes the training.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -13,6 +14,7 @@ if [[ ! -t 1 ]]; then say() { printf '\n%s\n' "$*"; }; run() { printf '$ %s\n' "
 export PATH=$PWD/.venv/bin:$PATH
 results=results/demo/$(date +%Y%m%d-%H%M%S) # a place of its own: nothing of an earlier demo is touched
 data=results/demo/data
+read -ra further <<<"${DEMO_OVERRIDES:-}"
 
 cluster=sandbox
 if [[ $(id -u) != 0 ]]; then
@@ -40,7 +42,8 @@ fi
 where="2 nodes × 2 tasks"
 [[ $cluster == sandbox ]] || where="4 processes"
 say "A small GPT-3 on $where: tensor parallel 2 × data parallel 2"
-run python launcher/main.py training=gpt3/tiny "cluster=$cluster" "data_dir=$data" "base_results_dir=$results" --follow
+run python launcher/main.py training=gpt3/tiny "cluster=$cluster" "data_dir=$data" "base_results_dir=$results" \
+    "${further[@]}" --follow
 if [[ $cluster == sandbox ]]; then
     job=$(cut -d' ' -f4 "$results/gpt3_tiny/launcher.log")
     run env SLURM_CONF="$(slipway sandbox env | sed -n 's/^export SLURM_CONF=//p')" \
