@@ -44,6 +44,7 @@ whose nodes do not exist: it is for `sbatch --test-only`, which judges a script 
 examples:
   slipway sandbox up
   slipway sandbox up --accounting                    with MariaDB and slurmdbd, so that sacct answers
+  slipway sandbox up --accounting --account research --qos debug    which refuses all other accounts and QOS
   slipway sandbox up --dir /tmp/second --nodes 2     a second one beside the first
   sbatch --test-only --partition=cloud job.sh        would a cluster with 1,024 nodes take this script?
 
@@ -97,8 +98,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     boot = _add_verb(verbs, "up", "boot it", _UP, _up)
     boot.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes that run jobs (default: 4)")
     boot.add_argument("--gpus", type=int, default=8, metavar="N", help="fake GPUs of a node (default: 8)")
+    boot.add_argument("--gpu-type", metavar="TYPE", help="of the fake GPUs, such as a100 (default: none)")
     boot.add_argument("--cpus", type=int, default=64, metavar="N", help="what a node claims (default: 64)")
     boot.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB, for sacct")
+    for flag, what in (("account", "an account"), ("qos", "a quality of service")):
+        text = f"{what} that you may use, and no others; may be given again"
+        boot.add_argument(f"--{flag}", action="append", default=[], metavar="NAME", help=text)
     boot.add_argument(
         "--cloud-nodes",
         type=int,
@@ -147,6 +152,9 @@ def _up(args: argparse.Namespace) -> int:
         accounting=args.accounting,
         cloud_nodes=args.cloud_nodes,
         base_port=args.base_port,
+        gpu_type=args.gpu_type,
+        accounts=tuple(args.account),
+        qos=tuple(args.qos),
     )
     began = time.monotonic()
     with _Progress() as progress:

@@ -86,7 +86,7 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={ports.slurmdbd}
 AccountingStoragePass={layout.munge_socket}
-AccountingStorageTRES=gres/gpu
+AccountingStorageTRES={tres}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=5
 PriorityType=priority/multifactor
@@ -130,14 +130,15 @@ StorageLoc=slurm_acct_db
 def slurm_conf(options: Options, ports: Ports, first_job_id: int = 1) -> str:
     """Return the text of slurm.conf."""
     layout = Layout(options.directory)
-    offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres=gpu:{options.gpus}"
+    gres = "gpu" if options.gpu_type is None else f"gpu:{options.gpu_type}"
+    offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres={gres}:{options.gpus}"
     text = _SLURM_CONF.format(
         cluster=CLUSTER,
         controller=CONTROLLER,
         layout=layout,
         ports=ports,
         first_job_id=first_job_id,
-        accounting=_ACCOUNTING.format(layout=layout, ports=ports) if options.accounting else _NO_ACCOUNTING,
+        accounting=_accounting(options, ports) if options.accounting else _NO_ACCOUNTING,
         nodes=_names(options),
         node_ports=_bracket("", ports.slurmd[0], ports.slurmd[-1]),
         offer=offer,
@@ -145,6 +146,13 @@ def slurm_conf(options: Options, ports: Ports, first_job_id: int = 1) -> str:
     if options.cloud_nodes:
         text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer)
     return text
+
+
+def _accounting(options: Options, ports: Ports) -> str:
+    tres = "gres/gpu" if options.gpu_type is None else f"gres/gpu,gres/gpu:{options.gpu_type}"
+    text = _ACCOUNTING.format(layout=Layout(options.directory), ports=ports, tres=tres)
+    # Slurm has no word for nothing here.
+    return text + ("AccountingStorageEnforce=associations,limits,qos\n" if options.is_enforced else "")
 
 
 def first_job_id(now: float) -> int:
@@ -160,7 +168,10 @@ def slurmdbd_conf(layout: Layout, ports: Ports) -> str:
 def gres_conf(options: Options) -> str:
     """Return the text of gres.conf: every node has the same fake GPUs."""
     devices = Layout(options.directory).devices
-    return f"NodeName={_names(options)} Name=gpu File={_bracket(f'{devices}/gpu', 0, options.gpus - 1)}\n"
+    kind = "" if options.gpu_type is None else f" Type={options.gpu_type}"
+    return (
+        f"NodeName={_names(options)} Name=gpu{kind} File={_bracket(f'{devices}/gpu', 0, options.gpus - 1)}\n"
+    )
 
 
 def communication_conf() -> tuple[str, str]:

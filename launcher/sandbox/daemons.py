@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from launcher.sandbox import configuration
+from launcher.sandbox.accounts import add_accounts
 from launcher.sandbox.clients import ask
 from launcher.sandbox.ports import is_free
 from launcher.sandbox.prerequisites import program
@@ -48,6 +49,8 @@ def start_all(supervisor: Supervisor) -> None:
     if state.options.accounting:
         _start_accounting(supervisor)
     _start_controller(supervisor)
+    if state.options.is_enforced:
+        add_accounts(supervisor)
     _start_nodes(supervisor)
 
 

@@ -12,6 +12,8 @@ from launcher.sandbox import default_directory
 
 # slurm.conf has no quoting: a blank, a comma or a bracket in a path would be read as something else.
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._+@/-]*")
+# Names that both Slurm's files and sacctmgr take as they are.
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _LIMITS = {"nodes": (1, 256), "gpus": (1, 64), "cpus": (1, 1024), "cloud_nodes": (0, 16384)}
 
 
@@ -27,8 +29,12 @@ class Options:
         Nodes with a slurmd that run jobs.
     gpus, cpus
         What every node offers. Both are claims: jobs share the processors of this machine.
+    gpu_type
+        The type that the GPUs claim to have, such as ``a100``; `None` for no type.
     accounting
         Run a private MariaDB and slurmdbd too, so that ``sacct`` answers.
+    accounts, qos
+        Accounts and qualities of service that whoever boots it may use; with them Slurm refuses all others.
     cloud_nodes
         Nodes of the partition that only ``sbatch --test-only`` can use; 0 for no such partition.
     base_port
@@ -42,6 +48,9 @@ class Options:
     accounting: bool = False
     cloud_nodes: int = 1024
     base_port: int | None = None
+    gpu_type: str | None = None
+    accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", self.directory.resolve())
@@ -54,6 +63,25 @@ class Options:
             if not low <= getattr(self, name) <= high:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} {getattr(self, name)}: expected {low} to {high}")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        named = {"gpu-type": [self.gpu_type] if self.gpu_type is not None else []}
+        named |= {"account": list(self.accounts), "qos": list(self.qos)}
+        for flag, names in named.items():
+            for name in names:
+                if not _NAME.fullmatch(name):
+                    raise UserError(f"--{flag} {name!r}: expected small letters, digits, _ and -")
+        if self.is_enforced and not self.accounting:
+            raise UserError(
+                f"--{'account' if self.accounts else 'qos'} needs a database of accounts",
+                hint="slipway sandbox up --accounting",
+            )
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether Slurm refuses jobs of accounts and QOS that there are not."""
+        return bool(self.accounts or self.qos)
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -77,8 +105,12 @@ class Options:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        return cls(**record | {"directory": Path(record["directory"])})
+        # A sandbox that an older version booted has not all of the options.
+        lists = {name: tuple(record.get(name, ())) for name in ("accounts", "qos")}
+        return cls(**record | lists | {"directory": Path(record["directory"])})
 
 
 def _word(value: object) -> str:
+    if value is None or isinstance(value, tuple):
+        return ",".join(value or ()) or "none"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,15 +56,16 @@ shutil.rmtree(parent)
 
 
 @contextmanager
-def booted(nodes: int = 4, accounting: bool = False) -> Iterator[Sandbox]:
-    """Boot a sandbox of its own; skip the test where that is not possible."""
+def booted(nodes: int = 4, accounting: bool = False, **choices: Any) -> Iterator[Sandbox]:
+    """Boot a sandbox of its own, with further options; skip the test where that is not possible."""
     skip_without_slurm(accounting)
     parent = Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp"))
     with subprocess.Popen(
         [sys.executable, "-c", _GUARD, parent], stdin=subprocess.PIPE, start_new_session=True
     ) as guard:
         try:
-            yield up(Options(directory=parent / "sandbox", nodes=nodes, accounting=accounting))
+            options = Options(directory=parent / "sandbox", nodes=nodes, accounting=accounting, **choices)
+            yield up(options)
         finally:
             down(parent / "sandbox")
             assert guard.stdin

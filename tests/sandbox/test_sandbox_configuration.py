@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,47 @@ def test_sizes_are_checked() -> None:
 def test_options_survive_the_record() -> None:
     options = Options(directory=_DIRECTORY, nodes=2, accounting=True, base_port=20000)
     assert Options.from_json(options.to_json()) == options
+
+
+def test_gpus_may_have_a_type() -> None:
+    options = Options(directory=_DIRECTORY, gpus=2, gpu_type="a100", accounting=True)
+    text = configuration.slurm_conf(options, Ports(17000, options.nodes))
+    assert "Gres=gpu:a100:2 " in text
+    assert "AccountingStorageTRES=gres/gpu,gres/gpu:a100\n" in text
+    assert configuration.gres_conf(options).startswith("NodeName=n[1-4] Name=gpu Type=a100 File=")
+
+
+def test_accounts_and_qos_are_enforced_where_there_are_any() -> None:
+    for accounting in (True, False):
+        assert "AccountingStorageEnforce" not in _conf(accounting=accounting)
+    for choice in ({"accounts": ("research",)}, {"qos": ("debug",)}):
+        conf = _conf(accounting=True, **choice)  # type: ignore[arg-type]
+        assert conf["AccountingStorageEnforce"] == "associations,limits,qos"
+        with pytest.raises(UserError, match="needs a database of accounts"):
+            _conf(**choice)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"gpu_type": "A 100"}, {"accounts": ("a,b",), "accounting": True}, {"qos": ("",), "accounting": True}],
+)
+def test_names_that_slurm_would_read_otherwise_are_refused(choice: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="expected small letters"):
+        Options(directory=_DIRECTORY, **choice)
+
+
+def test_further_options_survive_the_record_too() -> None:
+    options = Options(
+        directory=_DIRECTORY, accounting=True, gpu_type="h100", accounts=("a", "b"), qos=("debug",)
+    )
+    assert Options.from_json(json.loads(json.dumps(options.to_json()))) == options
+    older = {name: value for name, value in Options(directory=_DIRECTORY).to_json().items() if name != "qos"}
+    assert Options.from_json(older) == Options(directory=_DIRECTORY)
+    assert options.differences(Options(directory=_DIRECTORY, accounting=True)) == [
+        "gpu type h100, asked for none",
+        "accounts a,b, asked for none",
+        "qos debug, asked for none",
+    ]
 
 
 def test_differences_are_named() -> None:

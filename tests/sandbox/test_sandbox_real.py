@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slurm
 def call(sandbox: Sandbox, *command: str, code: int = 0) -> str:
     """Run a command of Slurm on a sandbox and return what it printed."""
     outcome = subprocess.run(
-        command, env=sandbox.environment(), capture_output=True, text=True, timeout=30, cwd="/tmp"
+        command, env=sandbox.environment(), capture_output=True, text=True, timeout=240, cwd="/tmp"
     )
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
     return outcome.stdout + outcome.stderr
