@@ -10,7 +10,8 @@ with Megatron's learned positions and the bias of its output; BERT's heads, Devl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 Node = Mapping[str, Any]
 
@@ -23,6 +24,51 @@ VOCABULARIES = {
     "llama_tokenizer": 32_000,
     "mt5_tokenizer": 250_100,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of parameters: those that tensor parallelism divides, and those that each of its ranks has."""
+
+    split: int = 0
+    whole: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.split + other.split, self.whole + other.whole)
+
+    def __mul__(self, times: int) -> Size:
+        return Size(self.split * times, self.whole * times)
+
+    @property
+    def total(self) -> int:
+        return self.split + self.whole
+
+    def on_rank(self, tensor: int) -> int:
+        """What one rank of so many has."""
+        return self.split // tensor + self.whole
+
+
+class Stack(NamedTuple):
+    """A stack of layers: one of them, and the norm behind the last."""
+
+    layers: int
+    layer: Size
+    norm: Size
+
+
+class Parts(NamedTuple):
+    """What a model is made of.
+
+    `embedding` is that of the words, their positions and their kinds; `words` the matrix in it that the
+    output shares if it `is_tied`; `output` all that comes behind the last stack.
+    """
+
+    embedding: Size
+    words: Size
+    stacks: tuple[Stack, ...]
+    output: Size
+    is_tied: bool
+
 
 _NOT_LEARNED = ("rope", "relative", "none", "alibi", "kerple", "sandwich")
 
@@ -58,76 +104,97 @@ def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> i
     model_type
         ``gpt``, ``t5`` or ``bert``.
     """
+    parts = parts_of(model, vocabulary, model_type)
+    stacks = sum((stack.layer * stack.layers + stack.norm).total for stack in parts.stacks)
+    return parts.embedding.total + stacks + parts.output.total
+
+
+def parts_of(model: Node, vocabulary: int, model_type: str = "gpt") -> Parts:
+    """The same, by the parts that a pipeline deals out. What tensor parallelism divides is Megatron's choice.
+
+    Shoeybi et al. 2019 (arXiv:1909.08053, section 3): the matrices, and the biases of those that are divided
+    by their rows; norms, positions, and the biases behind a sum over the ranks are whole.
+    """
     return {"gpt": _gpt, "t5": _t5, "bert": _bert}[model_type](model, vocabulary)
 
 
-def _gpt(model: Node, vocabulary: int) -> int:
-    hidden = model["hidden_size"]
-    output = 0 if model.get("share_embeddings_and_output_weights", True) else vocabulary * hidden
-    layers = model["num_layers"] * _layer(model)
-    return int(_embeddings(model, vocabulary) + layers + _norm(model) + output)
+def _gpt(model: Node, vocabulary: int) -> Parts:
+    words = Size(vocabulary * int(model["hidden_size"]))
+    tied = bool(model.get("share_embeddings_and_output_weights", True))
+    stack = Stack(int(model["num_layers"]), _layer(model), _norm(model))
+    return Parts(words + _positions(model), words, (stack,), Size() if tied else words, tied)
 
 
-def _t5(model: Node, vocabulary: int) -> int:
+def _t5(model: Node, vocabulary: int) -> Parts:
     """One embedding for both stacks and the output; each stack ends with a norm."""
     encoder, decoder = ({**model, **(model.get(stack) or {})} for stack in ("encoder", "decoder"))
-    stacks = encoder["num_layers"] * _layer(encoder) + _norm(encoder)
-    stacks += decoder["num_layers"] * _layer(decoder, attentions=2) + _norm(decoder)
+    words = Size(vocabulary * int(encoder["hidden_size"]))
     # A tied output has a bias; an untied one has none, and a matrix of its own.
-    tied = model.get("share_decoder_tokens_head_embeddings", True)
-    output = (
-        (vocabulary if model.get("tokens_head_bias", True) else 0)
-        if tied
-        else vocabulary * encoder["hidden_size"]
+    tied = bool(model.get("share_decoder_tokens_head_embeddings", True))
+    output = (Size(vocabulary) if model.get("tokens_head_bias", True) else Size()) if tied else words
+    # Of all layers of a stack.
+    buckets = encoder.get("relative_attention_num_buckets") or 32
+    relative = buckets if encoder.get("position_embedding_type") == "relative" else 0
+    stacks = tuple(
+        Stack(
+            int(stack["num_layers"]),
+            _layer(stack, attentions),
+            _norm(stack) + Size(0, relative * int(stack["num_attention_heads"])),
+        )
+        for stack, attentions in ((encoder, 1), (decoder, 2))
     )
-    if encoder.get("position_embedding_type") == "relative":
-        buckets = encoder.get("relative_attention_num_buckets") or 32
-        stacks += buckets * (encoder["num_attention_heads"] + decoder["num_attention_heads"])
-    return int(_embeddings(encoder, vocabulary) + stacks + output)
+    return Parts(words + _positions(encoder), words, stacks, output, tied)
 
 
-def _bert(model: Node, vocabulary: int) -> int:
-    hidden = model["hidden_size"]
+def _bert(model: Node, vocabulary: int) -> Parts:
+    hidden = int(model["hidden_size"])
+    words = Size(vocabulary * hidden)
     # The language model's head: a dense layer, a norm and a bias for each token.
-    heads = hidden * hidden + hidden + _norm(model) + vocabulary
-    kinds = 0
+    heads = Size(vocabulary, hidden * hidden + hidden) + _norm(model)
+    kinds = Size()
     if model.get("bert_binary_head", True):
         # Which of two sentences a token is in, the pooler, and whether the second follows the first.
-        kinds = 2 * hidden
-        heads += hidden * hidden + hidden + 2 * hidden + 2
-    layers = model["num_layers"] * _layer(model)
-    return int(_embeddings(model, vocabulary) + kinds + layers + _norm(model) + heads)
+        kinds = Size(0, 2 * hidden)
+        heads += Size(0, hidden * hidden + hidden + 2 * hidden + 2)
+    stack = Stack(int(model["num_layers"]), _layer(model), _norm(model))
+    return Parts(words + _positions(model) + kinds, words, (stack,), heads, is_tied=True)
 
 
-def _embeddings(model: Node, vocabulary: int) -> int:
-    learned = model.get("position_embedding_type", "learned_absolute") not in _NOT_LEARNED
-    return (vocabulary + (model["max_position_embeddings"] if learned else 0)) * int(model["hidden_size"])
+def _positions(model: Node) -> Size:
+    if not has_learned_positions(model):
+        return Size()
+    return Size(0, int(model["max_position_embeddings"]) * int(model["hidden_size"]))
 
 
-def _layer(model: Node, attentions: int = 1) -> int:
+def has_learned_positions(model: Node) -> bool:
+    """Whether a model, or a stack, has a parameter for each position."""
+    return model.get("position_embedding_type", "learned_absolute") not in _NOT_LEARNED
+
+
+def _layer(model: Node, attentions: int = 1) -> Size:
     """One transformer layer: its attentions, the MLP, and a norm in front of each."""
-    return attentions * _attention(model) + _mlp(model) + (attentions + 1) * _norm(model)
+    return _attention(model) * attentions + _mlp(model) + _norm(model) * (attentions + 1)
 
 
-def _attention(model: Node) -> int:
+def _attention(model: Node) -> Size:
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
     width = (model.get("kv_channels") or hidden // heads) * heads
     # Keys and values are shared by the queries of a group.
     both = 2 * width * (model.get("num_query_groups") or heads) // heads
     count = hidden * (width + both) + width * hidden
     if model.get("bias", True):
-        return int(count + width + both + hidden)
-    return int(count + width + both if model.get("add_qkv_bias") else count)
+        return Size(int(count + width + both), int(hidden))
+    return Size(int(count + width + both if model.get("add_qkv_bias") else count))
 
 
-def _mlp(model: Node) -> int:
-    hidden, inner = model["hidden_size"], model["ffn_hidden_size"]
+def _mlp(model: Node) -> Size:
+    hidden, inner = int(model["hidden_size"]), int(model["ffn_hidden_size"])
     # Gated (GLU) activations have a second matrix on the way in.
     ways_in = 2 if str(model.get("activation", "gelu")).endswith("glu") else 1
-    biases = ways_in * inner + hidden if model.get("bias", True) else 0
-    return int((ways_in + 1) * hidden * inner + biases)
+    matrices = (ways_in + 1) * hidden * inner
+    return Size(matrices + ways_in * inner, hidden) if model.get("bias", True) else Size(matrices)
 
 
-def _norm(model: Node) -> int:
+def _norm(model: Node) -> Size:
     bias = str(model.get("normalization", "layernorm")).lower() != "rmsnorm"
-    return (2 if bias else 1) * int(model["hidden_size"])
+    return Size(0, (2 if bias else 1) * int(model["hidden_size"]))

@@ -16,9 +16,10 @@ class Resources:
     """What a job asks the cluster for.
 
     `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
-    `tasks_per_node` is one task, so one process, per GPU. `memory` is per node, in Slurm's notation, where
-    ``"0"`` means all of it. `time_limit` is in Slurm's notation too. `exclusive` keeps all others off the
-    nodes, or all but jobs of the same ``"user"`` or ``"mcs"`` label.
+    `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
+    a name of `launcher.hardware`. `memory` is per node, in Slurm's notation, where ``"0"`` means all of it.
+    `time_limit` is in Slurm's notation too. `exclusive` keeps all others off the nodes, or all but jobs of
+    the same ``"user"`` or ``"mcs"`` label.
     """
 
     nodes: int
@@ -28,6 +29,7 @@ class Resources:
     gpus_per_task: int | None = None
     gres: str | None = None
     cpus_per_task: int | None = None
+    gpu: str | None = None
     memory: str | None = None
     exclusive: bool | Literal["user", "mcs"] = False
     time_limit: str | None = None
@@ -220,6 +222,19 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What estimates count with where the user says it: see `estimates` in conf/config.yaml.
+
+    `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
+    GPU's memory that the estimate has no say in.
+    """
+
+    mfu: float | None = None
+    gpu_hour_price: float | None = None
+    memory_margin: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A launch of a run: where it goes, and the job that it is.
 
@@ -231,3 +246,4 @@ class Plan:
     scheduler: str
     slurm_conf: str | None
     job: Job
+    assumptions: Assumptions = Assumptions()

@@ -47,12 +47,15 @@ class Composition:
         What the user asked for, as given.
     config_dir
         The tree of the user's own, looked at before ours.
+    before
+        Of one of several stages, the configurations of those that are launched before it.
     """
 
     config: RunConfig
     choices: dict[str, str]
     overrides: tuple[str, ...]
     config_dir: Path | None = None
+    before: tuple[RunConfig, ...] = ()
 
     def naming_sources(self) -> AbstractContextManager[None]:
         """Where a mistake is found later on, add to it where the values that it is about are from."""

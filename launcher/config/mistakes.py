@@ -180,7 +180,9 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
 
 def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -> str:
     hint = did_you_mean(name, valid) or "it holds no keys yet"
-    elsewhere = [key for key in attempt.keys if key.endswith(f".{name}")][:_MOST_NEAR]
+    # Of the same name, and of a longer one: of nodes training.trainer.num_nodes too.
+    elsewhere = [key for end in (f".{name}", f"_{name}") for key in attempt.keys if key.endswith(end)]
+    elsewhere = elsewhere[:_MOST_NEAR]
     if elsewhere and not nearest(name, valid):
         hint = f"did you mean {' or '.join(map(repr, elsewhere))}?"
     if parent.startswith(_PASS_THROUGH):

@@ -15,14 +15,17 @@ from launcher.config.values import (
     Debug,
     Exclusive,
     Flags,
+    Gpu,
     Line,
     LineList,
     Margin,
     Memory,
     NemoClusterType,
     NemoSecret,
+    Share,
     Text,
     TimeLimit,
+    Utilization,
     Whole,
     Words,
 )
@@ -67,6 +70,7 @@ class ClusterConfig(_Strict):
     gpus_per_task: Whole | None = Field(ge=0)
     gpus_per_node: Whole | None = Field(ge=0)
     gres: Text | None
+    gpu: Gpu | None
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     sbatch: Flags
@@ -139,6 +143,14 @@ class Resilience(_Strict):
     exclude_hours: float = Field(ge=0, le=87600)
     after_stage: Literal["afterok", "afterany"]
     nodes: NodeRange | None
+
+
+class Estimates(_Strict):
+    """What estimates of time, cost and memory count with."""
+
+    mfu: Utilization | None
+    gpu_hour_price: float | None = Field(ge=0, allow_inf_nan=False)
+    memory_margin: Share
 
 
 class RunConfigNode(_Strict):
@@ -227,6 +239,7 @@ class RunConfig(_Strict):
     numa_mapping: NumaMapping
     enable_vboost: bool
     resilience: Resilience
+    estimates: Estimates
     dry_run: bool
     cluster: ClusterConfig
     stage_cluster: dict[StageName, StageChanges]

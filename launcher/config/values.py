@@ -7,6 +7,8 @@ from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from launcher.config.sbatch_options import check_array, checked_name
+from launcher.errors import nearest
+from launcher.hardware import GPUS
 from launcher.times import parse_time_limit
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
@@ -113,6 +115,30 @@ def _not_on_bcp(value: Any) -> Any:
     return value
 
 
+def _gpu(value: str) -> str:
+    if value not in GPUS:
+        near = nearest(value, list(GPUS), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"not a GPU that is known here; valid: {', '.join(GPUS)}{meant}")
+    return value
+
+
+def _utilization(value: float) -> float:
+    if not 0 < value <= 1:
+        raise ValueError(f"expected a part of the GPUs' peak, above 0 and up to 1{_if_percent(value)}")
+    return value
+
+
+def _share(value: float) -> float:
+    if not 0 <= value < 1:
+        raise ValueError(f"expected a part of the whole, from 0 to below 1{_if_percent(value)}")
+    return value
+
+
+def _if_percent(value: float) -> str:
+    return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
+
+
 # Every text of ours reaches a script, where it is part of a line.
 Line = Annotated[str, AfterValidator(_one_line)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
@@ -121,6 +147,9 @@ Words = Annotated[Line | None, BeforeValidator(_joined)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
 TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
+Utilization = Annotated[float, AfterValidator(_utilization)]
+Share = Annotated[float, AfterValidator(_share)]
+Gpu = Annotated[Text, AfterValidator(_gpu)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[

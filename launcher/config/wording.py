@@ -24,8 +24,9 @@ _EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "dict_": lambda context: _KEYS,
     "model_": lambda context: _KEYS,
     "mapping_": lambda context: _KEYS,
+    "finite_number": lambda context: "a finite number",
     "literal_error": lambda context: str(context["expected"]),
-    "greater_than_equal": lambda context: f"{context['ge']} or more",
+    "greater_than_equal": lambda context: f"{context['ge']:g} or more",
     "too_short": lambda context: f"at least {context['min_length']} of them",
 }
 

@@ -79,6 +79,7 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
         gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
         gres=cluster.gres if request == "gres" else None,
         cpus_per_task=cluster.cpus_per_task,
+        gpu=cluster.gpu,
         memory=cluster.mem,
         exclusive=cluster.exclusive,
         time_limit=run.time_limit,

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig, RunConfigNode
 from launcher.errors import UserError
-from launcher.plan import Job, Plan
+from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
@@ -126,6 +126,7 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, avoided: Sequence[E
         scheduler=config.cluster.scheduler,
         slurm_conf=config.cluster.slurm_conf,
         job=replace(job, queue=replace(job.queue, avoided=tuple(avoided))),
+        assumptions=Assumptions(**config.estimates.model_dump()),
     )
 
 

@@ -1,0 +1,70 @@
+"""What estimates need of a model before they may count with it, and what several of them read of it."""
+
+from __future__ import annotations
+
+from launcher.parameters import has_learned_positions
+from launcher.preflight.shape import is_encoder_decoder, stacks_of
+from launcher.preflight.values import Values
+
+# Sizes that may be left out, and are whole numbers where they are not.
+_OF_STACK = ("num_query_groups", "kv_channels", "relative_attention_num_buckets")
+_OF_MODEL = (
+    "model.make_vocab_size_divisible_by",
+    "model.override_vocab_size",
+    "model.tensor_model_parallel_size",
+    "model.data.seq_length_dec",
+    "model.tokenizer.num_sentinel_tokens",
+)
+_NODES = ("model.tokenizer", "model.data")
+_LENGTH = "model.encoder_seq_length"
+_PRECISIONS = ("bf16", "16", "32")
+
+
+def is_countable(values: Values) -> bool:
+    """Whether all sizes of a model are there, and are sizes: what is counted with them then never fails."""
+    stacks = stacks_of(values)
+    needed = [size for stack in stacks for size in (stack.layers, stack.hidden, stack.heads, stack.ffn)]
+    needed.append(values.whole("model.seq_length" if is_encoder_decoder(values) else _LENGTH))
+    nodes = ("model", *(stack.node for stack in stacks))
+    # A T5's embedding is its encoder's.
+    first = {**(values.node("model") or {}), **(values.node(nodes[-len(stacks)]) or {})}
+    if has_learned_positions(first):
+        needed.append(values.whole("model.max_position_embeddings"))
+    optional = [f"{node}.{name}" for node in nodes for name in _OF_STACK]
+    return (
+        bool(stacks)
+        and None not in needed
+        and all(_is_left_out(values, key) or values.whole(key) for key in (*optional, *_OF_MODEL))
+        and all(_is_left_out(values, key) or values.node(key) is not None for key in _NODES)
+    )
+
+
+def _is_left_out(values: Values, key: str) -> bool:
+    """Megatron reads 0 as none."""
+    found = values.raw(key)
+    return found is None or found == 0
+
+
+def model_type_of(values: Values) -> str:
+    """``gpt``, ``t5`` or ``bert``, by the keys that only these have."""
+    if is_encoder_decoder(values):
+        return "t5"
+    return "bert" if "bert_binary_head" in (values.node("model") or {}) else "gpt"
+
+
+def precision_of(values: Values) -> str:
+    """``bf16``, ``16`` or ``32``."""
+    named = str(values.raw("trainer.precision") or 32)
+    return next((name for name in _PRECISIONS if named.startswith(name)), "32")
+
+
+def has_fused_attention(values: Values, node: str, engine: str) -> bool:
+    """Whether a kernel does the core of attention without writing its scores; `node` is that of a stack.
+
+    Our trainer has PyTorch's fused attention on GPUs where it has not got Transformer Engine's, unless it is
+    asked for megatron-core's own.
+    """
+    if engine == "megatron":
+        return bool(values.raw("model.attention_backend") != "local")
+    asked = ("model.use_flash_attention", f"{node}.use_flash_attention", "model.transformer_engine")
+    return precision_of(values) != "32" and any(values.flag(key) for key in asked)

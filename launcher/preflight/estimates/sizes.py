@@ -1,0 +1,44 @@
+"""The model of a job, as far as time and space are counted with it: looked at beforehand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from launcher.parameters import count_parameters, vocabulary_size
+from launcher.preflight.estimates.countable import is_countable, model_type_of
+from launcher.preflight.estimates.flops import sample_flops, sample_tokens
+from launcher.preflight.values import Values
+
+
+class Sized(NamedTuple):
+    """A model whose sizes are all known.
+
+    `vocabulary` is padded. `flops` are the model FLOPs of one sample, forward and backward, and `tokens` what
+    it counts as.
+    """
+
+    model_type: str
+    vocabulary: int
+    parameters: int
+    flops: int
+    tokens: int
+
+
+def sized(values: Values) -> Sized | None:
+    """A job's model; ``None`` where a size is missing or none, or the vocabulary is not known.
+
+    Mixtures of experts are not counted.
+    """
+    model, model_type = values.node("model"), model_type_of(values)
+    if model is None or model.get("num_moe_experts") or not is_countable(values):
+        return None
+    vocabulary = vocabulary_size(model)
+    if vocabulary is None:
+        return None
+    return Sized(
+        model_type,
+        vocabulary,
+        count_parameters(model, vocabulary, model_type),
+        sample_flops(model, vocabulary, model_type),
+        sample_tokens(model, model_type),
+    )

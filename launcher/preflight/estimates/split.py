@@ -1,0 +1,113 @@
+"""Which layers each pipeline stage has.
+
+The interleaved order is that of Narayanan et al. 2021 (arXiv 2104.04473, section 2.2): with v model chunks a
+stage, stage i of p has chunks i, p + i, 2 p + i, ... Uneven stages as in megatron/core/transformer/
+transformer_block.py, get_num_layers_to_build; a T5's stacks as in NeMo's
+megatron_lm_encoder_decoder_model.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from launcher.parameters import Parts, Size
+from launcher.preflight.estimates.reading import Training
+from launcher.preflight.shape import Stack
+from launcher.preflight.values import Values
+
+
+class Chunk(NamedTuple):
+    """What a GPU computes of the model in one go.
+
+    `layers` are those of each stack. `embeds` and `closes`: whether the embedding is in it, and the end of
+    each stack, with its norm; the end of the last stack has the output too.
+    """
+
+    layers: tuple[int, ...]
+    embeds: bool
+    closes: tuple[bool, ...]
+
+    @property
+    def has_output(self) -> bool:
+        return self.closes[-1]
+
+
+def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
+    """The chunks of each pipeline stage; ``None`` if the layers cannot be shared out."""
+    pipeline = training.shape.pipeline
+    if not training.is_encoder_decoder:
+        return _of_one_stack(training.values, training.stacks[0], pipeline, training.shape.virtual or 1)
+    if pipeline == 1:
+        layers = tuple(stack.layers or 0 for stack in training.stacks)
+        return ((Chunk(layers, embeds=True, closes=(True, True)),),)
+    return _of_two_stacks(training.stacks)
+
+
+def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
+    """What a stage has. The last one has a copy of a tied embedding's words, unless it embeds itself."""
+    embeds = any(chunk.embeds for chunk in stage)
+    total = Size()
+    for chunk in stage:
+        for layers, closes, stack in zip(chunk.layers, chunk.closes, parts.stacks, strict=True):
+            total += stack.layer * layers
+            if closes:
+                total += stack.norm
+        if chunk.embeds:
+            total += parts.embedding
+        if chunk.has_output:
+            total += parts.output
+            if parts.is_tied and not embeds:
+                total += parts.words
+    return total
+
+
+def _of_one_stack(
+    values: Values, stack: Stack, pipeline: int, virtual: int
+) -> tuple[tuple[Chunk, ...], ...] | None:
+    per_stage = _layers_by_stage(values, stack, pipeline)
+    if per_stage is None or any(layers % virtual for layers in per_stage):
+        return None
+    counts = [[layers // virtual] * virtual for layers in per_stage]
+    # The embedding, or the loss, may take the place of a layer.
+    if values.flag(f"{stack.node}.account_for_embedding_in_pipeline_split"):
+        counts[0][0] -= 1
+    if values.flag(f"{stack.node}.account_for_loss_in_pipeline_split"):
+        counts[-1][-1] -= 1
+    last = (pipeline - 1, virtual - 1)
+    return tuple(
+        tuple(
+            Chunk((layers,), embeds=(stage, chunk) == (0, 0), closes=((stage, chunk) == last,))
+            for chunk, layers in enumerate(chunks)
+        )
+        for stage, chunks in enumerate(counts)
+    )
+
+
+def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] | None:
+    layers, node = stack.layers or 0, stack.node
+    first = values.whole(f"{node}.num_layers_in_first_pipeline_stage")
+    last = values.whole(f"{node}.num_layers_in_last_pipeline_stage")
+    rest = layers - (first or 0) - (last or 0)
+    stages = pipeline - (first is not None) - (last is not None)
+    for part in ("embedding", "loss"):
+        rest += values.flag(f"{node}.account_for_{part}_in_pipeline_split")
+    if stages < 0 or rest < 0 or (rest % stages if stages else rest):
+        return None
+    ends = ([first] if first is not None else [], [last] if last is not None else [])
+    return [*ends[0], *[rest // stages if stages else 0] * stages, *ends[1]]
+
+
+def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
+    """The encoder's stages, then the decoder's, whose first one embeds too."""
+    encoder, decoder = stacks
+    if not encoder.stages or not decoder.stages or not encoder.layers or not decoder.layers:
+        return None
+    if encoder.layers % encoder.stages or decoder.layers % decoder.stages:
+        return None
+    first = encoder.layers // encoder.stages, 0
+    second = 0, decoder.layers // decoder.stages
+    ends = encoder.stages - 1, decoder.stages - 1
+    return (
+        *((Chunk(first, stage == 0, (stage == ends[0], False)),) for stage in range(encoder.stages)),
+        *((Chunk(second, stage == 0, (False, stage == ends[1])),) for stage in range(decoder.stages)),
+    )
