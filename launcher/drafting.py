@@ -110,8 +110,13 @@ def stages_of(composition: Composition, stage: str | None = None) -> list[Compos
     if len(configs) == 1:
         return [composition]
     return [
-        replace(composition, config=config, choices=_choices_of(composition, name))
-        for config, name in zip(configs, names, strict=True)
+        replace(
+            composition,
+            config=config,
+            choices=_choices_of(composition, name),
+            before=tuple(configs[:position]),
+        )
+        for position, (config, name) in enumerate(zip(configs, names, strict=True))
         if stage in (None, name)
     ]
 

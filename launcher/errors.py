@@ -90,6 +90,18 @@ def nearest(name: str, valid: Iterable[str], count: int = 1) -> list[str]:
     return [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)]
 
 
+def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 3) -> str:
+    """The names beside a path that are nearest to its own; any if none is near."""
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.endswith(suffixes))
+    except FileNotFoundError:
+        return f"there is no {path.parent}"
+    except OSError:  # one may look for a file there, and not list them
+        names = []
+    listed = nearest(path.name, names, most) or names[:most]
+    return f"in {path.parent}: {', '.join(listed)}" if listed else f"there is none in {path.parent}"
+
+
 def shown(value: Any) -> str:
     """A value as the user would write it, in one line and without the secrets in it."""
     return shortened(_shown(value))

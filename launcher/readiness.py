@@ -13,12 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.drafting import Draft
-from launcher.errors import UserError, nearest, shown
+from launcher.errors import UserError, nearest_files, shown
 from launcher.plan import Plan
-from launcher.schedulers.commands import ask, clean_environment
-
-_IMAGE_SUFFIXES = (".sqsh", ".squashfs")
-_NAMES_SHOWN = 3
 
 # The libraries of the `train` extra that each stage cannot do without.
 _LIBRARIES = {
@@ -34,7 +30,7 @@ _PATIENCE_SECONDS = 60
 
 
 def check(made: Draft) -> list[str]:
-    """Look at what a launch needs of this machine: its image, its interpreter, Pyxis.
+    """Look at what a launch needs of this machine: its interpreter, the allocation that it runs in.
 
     Returns
     -------
@@ -47,10 +43,9 @@ def check(made: Draft) -> list[str]:
     """
     with made.composition.naming_sources():
         plan = made.plan
+        told = []
         if plan.job.container is None or plan.scheduler == "local":
             told = [_container_ignored(plan), _interpreter(plan)]
-        else:
-            told = [_image(plan.job.container.image), _pyxis(plan)]
         if plan.scheduler == "allocation":
             _check_allocation(plan)
     return [warning for warning in told if warning is not None]
@@ -81,49 +76,6 @@ def _container_ignored(plan: Plan) -> str | None:
     )
 
 
-def _image(image: str) -> str | None:
-    """An image that is a file must be there, unless this machine does not have its directory."""
-    path = Path(image)
-    if not path.is_absolute():
-        return None  # of a registry
-    if path.exists():
-        return None
-    if not path.parent.is_dir():
-        return f"container={image}: not on this machine; every node must have it"
-    raise UserError(
-        f"container={shown(image)}: there is no such file",
-        key="container",
-        hint=_nearest_files(path, _IMAGE_SUFFIXES)
-        + "\nan image of a registry is such as container=nvcr.io#nvidia/nemo:24.07",
-    )
-
-
-def _nearest_files(path: Path, suffixes: tuple[str, ...] = ("",)) -> str:
-    try:
-        names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.endswith(suffixes))
-    except OSError:  # one may look for a file there, and not list them
-        names = []
-    listed = nearest(path.name, names, _NAMES_SHOWN) or names[:_NAMES_SHOWN]
-    if not listed:
-        return f"there is none in {path.parent}"
-    return f"in {path.parent}: {', '.join(listed)}"
-
-
-def _pyxis(plan: Plan) -> str | None:
-    if plan.scheduler != "slurm":
-        return None
-    environment = clean_environment(plan.slurm_conf)
-    if shutil.which("srun", path=environment.get("PATH")) is None:
-        return None  # the scheduler tells that there is no Slurm
-    answer = ask(["srun", "--help"], environment)
-    if answer.code != 0 or "--container-image" in answer.stdout:
-        return None
-    return (
-        "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing;"
-        " container=null runs on bare metal"
-    )
-
-
 def _interpreter(plan: Plan) -> str | None:
     """The tasks' interpreter must be there and find the trainer's libraries."""
     if plan.job.engine != "megatron":
@@ -136,7 +88,7 @@ def _interpreter(plan: Plan) -> str | None:
     if not path.is_absolute() or not path.parent.is_dir():
         return f"cluster.python={name}: not on this machine; every node must have it"
     what = "it may not be executed" if path.exists() else "there is no such file"
-    raise UserError(f"cluster.python={shown(name)}: {what}", key="cluster.python", hint=_nearest_files(path))
+    raise UserError(f"cluster.python={shown(name)}: {what}", key="cluster.python", hint=nearest_files(path))
 
 
 def _libraries(plan: Plan, name: str, interpreter: str) -> str | None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from launcher.preflight.cluster_facts import ClusterFacts
+from launcher.preflight.path_facts import PathFacts
+
 
 class LostSecret(NamedTuple):
     """A file of a secret that the job may not be able to read.
@@ -37,6 +40,12 @@ class Facts:
         Files of secrets that others may read, by the variable that is read from them.
     lost_secrets
         Files of secrets that are not there, or cannot be read.
+    paths
+        What this machine has of the files and directories that the job uses.
+    cluster
+        What the cluster says of itself; each of its parts may be missing.
+    array_tasks
+        How many tasks of job arrays are submitted with this plan's; ``None`` if it is a job of its own.
     node_gpus
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
     trainer_verdict
@@ -49,5 +58,8 @@ class Facts:
     same_job_name: tuple[str, ...] | None = None
     open_secrets: Mapping[str, str] | None = None
     lost_secrets: tuple[LostSecret, ...] | None = None
+    paths: PathFacts | None = None
+    cluster: ClusterFacts | None = None
+    array_tasks: int | None = None
     node_gpus: int | None = None
     trainer_verdict: str | None = None

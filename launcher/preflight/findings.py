@@ -34,6 +34,8 @@ class Finding:
         What would be valid; several lines where there are several ways out.
     also
         Further keys that have a part in it.
+    why
+        Why a check was skipped, where that is known; the message has it too.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Finding:
     message: str
     fix: str | None = None
     also: tuple[str, ...] = ()
+    why: str | None = None
 
 
 # NeMo's nodes, and our trainer's own, as a job's configuration names them; the user's tree has them below

@@ -1,26 +1,33 @@
 """The table of checks: their ids, what each looks at, and which facts it needs."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from launcher.errors import UserError, did_you_mean, one_line
+from launcher.errors import one_line
 from launcher.plan import Plan
 from launcher.preflight import (
+    accounts,
     batches,
+    cluster,
+    cluster_nodes,
     data,
     elastic,
     gpus,
     limits,
+    memory,
     model,
     names,
+    paths,
     profiling,
     recompute,
     resilience,
     schedule,
     secrets,
     sequences,
+    space,
+    time,
     types,
 )
 from launcher.preflight.facts import Facts
@@ -47,50 +54,14 @@ class Check(NamedTuple):
     find
         The findings; none if all is well.
     needs
-        Fields of `Facts` without which it is skipped.
+        Fields of `Facts` without which it is skipped. ``cluster.nodes`` is a part of one: it is skipped where
+        `missing` of ``cluster`` has the reason, and has nothing to look at where nobody asked.
     """
 
     id: str
     tells: str
     find: Callable[[Plan, Facts], Iterable[Finding]]
     needs: tuple[str, ...] = ()
-
-
-def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:
-    """Ask every check that is not to be skipped.
-
-    Returns
-    -------
-    Errors first, then warnings, then what could not be looked at.
-    """
-    found = [finding for check in CHECKS if check.id not in skipped for finding in _ask(check, plan, facts)]
-    if any(finding.severity is Severity.ERROR and finding.id != TRAINER for finding in found):
-        # The trainer stops at the first mistake, which is among the others.
-        found = [finding for finding in found if finding.id != TRAINER]
-    order = list(Severity)
-    return sorted(found, key=lambda finding: order.index(finding.severity))
-
-
-def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
-    """Refuse ids that no check has, nor the `others` that a verb looks at beside the checks.
-
-    Raises
-    ------
-    UserError
-        With the nearest id.
-    """
-    known = [*(check.id for check in CHECKS), *others]
-    for name in ids:
-        if name not in known:
-            told = f"--no-check={name}: there is no such check"
-            raise UserError(told, hint=did_you_mean(name, known))
-
-
-def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
-    missing = [name for name in check.needs if getattr(facts, name) is None]
-    if missing:
-        return [Finding(check.id, Severity.SKIPPED, None, f"not looked at: {check.tells}")]
-    return check.find(plan, facts)
 
 
 def _trainer(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -131,14 +102,14 @@ def _at_node_count(check: str) -> Callable[[Plan, Facts], Iterator[Finding]]:
                 # Imported late: most layouts fit.
                 from launcher.preflight.ways_out import ways_out
 
-                yield replace(found, fix=ways_out(check, values, shape, nodes))
+                yield replace(found, fix=ways_out(check, values, shape, plan, facts))
 
     return ask
 
 
 def _context(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """The context size, with others that would do at the plan's node count."""
-    values, nodes = Values(plan.job.config or {}), plan.job.resources.nodes
+    values = Values(plan.job.config or {})
     shape = shape_of(values)
     for found in model.context_problems(values, plan.job.engine):
         if shape is None or found.fix:
@@ -146,7 +117,7 @@ def _context(plan: Plan, facts: Facts) -> Iterator[Finding]:
         else:
             from launcher.preflight.ways_out import ways_out  # late, as above
 
-            yield replace(found, fix=ways_out(found.id, values, shape, nodes))
+            yield replace(found, fix=ways_out(found.id, values, shape, plan, facts))
 
 
 def _rampup(plan: Plan, facts: Facts) -> Iterable[Finding]:
@@ -219,7 +190,10 @@ CHECKS: tuple[Check, ...] = (
             *_at_node_count("layout.experts")(plan, facts),
         ),
     ),
-    Check("layout.gpus", "there are as many GPUs on a node as tasks", _gpus),
+    Check(
+        "layout.gpus", "there are as many GPUs on a node as tasks, with the types that they compute in", _gpus
+    ),
+    Check("memory.fits", "the model fits into the memory of a GPU", memory.memory_problems),
     Check(
         "batch.global",
         "the global batch is a multiple of micro batch × data parallel",
@@ -261,6 +235,11 @@ CHECKS: tuple[Check, ...] = (
     Check("schedule.validation", "there is a validation before the end", _nemo(schedule.validation_problems)),
     Check("time.limit", "the time limit is in one of Slurm's forms", _time_limit),
     Check("time.max_time", "training ends, and saves, before its job does", _max_time),
+    Check(
+        "time.training",
+        "a chain of jobs is as long as the training, and that not longer than a year",
+        time.training_problems,
+    ),
     Check(
         "time.save",
         "jobs are told to save before they end, and not as soon as they begin",
@@ -310,5 +289,107 @@ CHECKS: tuple[Check, ...] = (
         "files of secrets are their owner's alone",
         secrets.permission_problems,
         needs=("open_secrets",),
+    ),
+    Check(
+        "path.tokenizer",
+        "the tokenizer's files are there, and what they should be",
+        paths.lack_problems("path.tokenizer", lambda found: found.tokenizer),
+        needs=("paths.tokenizer",),
+    ),
+    Check(
+        "path.data",
+        "the data sets are there, each .idx and .bin of as many tokens",
+        paths.lack_problems("path.data", lambda found: found.data),
+        needs=("paths.data",),
+    ),
+    Check(
+        "path.image",
+        "an image that is a file is there, and a whole squashfs",
+        paths.lack_problems("path.image", lambda found: found.image),
+        needs=("paths.image",),
+    ),
+    Check(
+        "path.mounts",
+        "what the container mounts is there",
+        paths.lack_problems("path.mounts", lambda found: found.mounts),
+        needs=("paths.mounts",),
+    ),
+    Check(
+        "path.writable",
+        "the directory of the run can be written",
+        paths.lack_problems("path.writable", lambda found: found.results),
+        needs=("paths.results",),
+    ),
+    Check(
+        "path.shared",
+        "what the nodes of a job share is on no disk of this machine's own",
+        paths.shared_problems,
+        needs=("paths.local",),
+    ),
+    Check(
+        "space.checkpoints",
+        "there is space for the next checkpoint, and for all that are kept",
+        space.checkpoint_problems,
+        needs=("paths.free_bytes",),
+    ),
+    Check(
+        "cluster.partition",
+        "the partition is there, and takes jobs",
+        cluster.unless_changed(cluster.partition_problems),
+        needs=("cluster.partitions",),
+    ),
+    Check(
+        "cluster.time_limit",
+        "the time limit is not longer than what the partition gives",
+        cluster.unless_changed(cluster.time_problems),
+        needs=("cluster.partitions",),
+    ),
+    Check(
+        "cluster.nodes",
+        "the partition has as many nodes, and enough of them can be used now",
+        cluster.unless_changed(cluster_nodes.node_problems),
+        needs=("cluster.partitions", "cluster.nodes"),
+    ),
+    Check(
+        "cluster.gpus",
+        "the nodes have as many GPUs, of the type that is asked for",
+        cluster.unless_changed(cluster_nodes.gpu_problems),
+        needs=("cluster.partitions", "cluster.nodes"),
+    ),
+    Check(
+        "cluster.cpus",
+        "the nodes have the processors that the tasks ask for",
+        cluster.unless_changed(cluster_nodes.cpu_problems),
+        needs=("cluster.partitions", "cluster.nodes"),
+    ),
+    Check(
+        "cluster.memory",
+        "the nodes have the memory that is asked for",
+        cluster.unless_changed(cluster_nodes.memory_problems),
+        needs=("cluster.partitions", "cluster.nodes"),
+    ),
+    Check(
+        "cluster.account",
+        "the account is one of the user's, the partition takes it, and it gives what the job wants",
+        cluster.unless_changed(accounts.account_problems),
+        needs=("cluster.settings", "cluster.associations", "cluster.partitions"),
+    ),
+    Check(
+        "cluster.qos",
+        "the QOS is there, the account may use it, and it gives what the job wants",
+        cluster.unless_changed(accounts.qos_problems),
+        needs=("cluster.settings", "cluster.qos", "cluster.associations", "cluster.partitions"),
+    ),
+    Check(
+        "cluster.array",
+        "the cluster takes as many jobs as are submitted at once",
+        cluster.array_problems,
+        needs=("cluster.settings",),
+    ),
+    Check(
+        "cluster.pyxis",
+        "srun has Pyxis' options where there is a container",
+        cluster.pyxis_problems,
+        needs=("cluster.pyxis",),
     ),
 )

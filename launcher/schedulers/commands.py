@@ -125,13 +125,22 @@ def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "")
         raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS:.0f} s") from error
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, stdin: str = "") -> Answer:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float,
+    stdin: str = "",
+    *,
+    tell: bool = True,
+) -> Answer:
     """Run a command of the cluster's, and tell the user when it takes long.
 
     Parameters
     ----------
     timeout
         In seconds; the command is ended after that.
+    tell
+        Say so when it takes long.
 
     Raises
     ------
@@ -159,7 +168,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, 
         raise Unreachable(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
     with process:
         try:
-            stdout, stderr = _wait(process, command[0], timeout, stdin)
+            soon = min(_TELL_AFTER_SECONDS, timeout) if tell else timeout
+            stdout, stderr = _wait(process, command[0], timeout, soon, stdin)
         except subprocess.TimeoutExpired as error:
             process.kill()
             raise TimeoutError(command[0]) from error
@@ -169,8 +179,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float, 
     return Answer(process.returncode, stdout, stderr)
 
 
-def _wait(process: subprocess.Popen[str], name: str, timeout: float, stdin: str) -> tuple[str, str]:
-    soon = min(_TELL_AFTER_SECONDS, timeout)
+def _wait(
+    process: subprocess.Popen[str], name: str, timeout: float, soon: float, stdin: str
+) -> tuple[str, str]:
     try:
         return process.communicate(stdin or None, timeout=soon)
     except subprocess.TimeoutExpired:

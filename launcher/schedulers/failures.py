@@ -29,6 +29,7 @@ _NOT_ANSWERED = (
 )
 
 # slurm.conf is nowhere: Slurm's commands are there, and no Slurm is.
+NO_SLURM = "this machine belongs to no Slurm"
 _NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
 
 

@@ -33,6 +33,7 @@ def told(yard: Yard, run: str) -> None:
     """A payload of NeMo's, which prints what it is told."""
     body = 'echo "link $link: rank $RANK of $WORLD_SIZE, ${!#}"\n((link > 1)) || wait_to_save 3\n'
     settings = ["engine=nemo", f"nemo_path={yard.directory}", RANGE, "resilience.links=3"]
+    settings += [f"training.model.tokenizer.{file}=null" for file in ("vocab_file", "merge_file")]
     # One task a node: told of tasks, sbatch would give no more nodes than the least number has of them.
     size = ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
     batch = ["training.model.micro_batch_size=1", "training.model.global_batch_size=4"]

@@ -31,11 +31,19 @@ def launched(tmp_path: Path, told: list[str] | None = None) -> Launched:
 
 
 def wait_for_end(paths: LaunchPaths) -> None:
+    """Wait until its mark is there, and its process is gone: by that too it would be found."""
     for _ in range(300):
-        if list(paths.marks.glob("*.ended.json")):
+        if list(paths.marks.glob("*.ended.json")) and not is_there(first_job(paths.directory)):
             return
         time.sleep(0.1)
     raise AssertionError("the job did not end")
+
+
+def is_there(pid: str | None) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def dead_pid() -> int:

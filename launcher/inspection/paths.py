@@ -1,0 +1,85 @@
+"""Files and directories of a job, looked for on this machine by reading alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from launcher.drafting import Draft, results_key
+from launcher.errors import explain_os_error
+from launcher.inspection.data_sets import lost_data
+from launcher.inspection.file_systems import existing, room_at
+from launcher.inspection.ground import Ground
+from launcher.inspection.images import lost_image
+from launcher.inspection.mounts import lost_mounts
+from launcher.inspection.sharing import local_paths, results_value
+from launcher.inspection.tokenizers import lost_tokenizer
+from launcher.preflight.path_facts import Lack, PathFacts
+
+
+def path_facts(made: Draft) -> PathFacts:
+    """Find out what this machine has of a job's files and directories."""
+    ground = Ground(made)
+    local, checkpoints = local_paths(ground), _checkpoints(ground)
+    room = room_at(checkpoints)
+    missing = {}
+    if local is None:
+        missing["local"] = "this machine does not tell what its file systems are"
+    if room is None:
+        missing["free_bytes"] = "the file system of the results does not tell how much room it has"
+    return PathFacts(
+        tokenizer=lost_tokenizer(ground),
+        data=lost_data(ground),
+        image=lost_image(ground),
+        mounts=lost_mounts(ground),
+        results=_not_writable(made),
+        local=local,
+        free_bytes=room.free_bytes if room is not None else None,
+        free_by=room.by if room is not None else "file system",
+        checkpoints_there=_entries(checkpoints),
+        missing=missing,
+    )
+
+
+def _checkpoints(ground: Ground) -> Path:
+    given = ground.plan.job.chain.checkpoints
+    found = ground.host(given) if given is not None else None
+    return found if found is not None else ground.plan.paths.checkpoints
+
+
+def _entries(directory: Path) -> int | None:
+    try:
+        return sum(not entry.name.startswith(".") for entry in directory.iterdir())
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return None
+
+
+def _not_writable(made: Draft) -> tuple[Lack, ...]:
+    """The launcher itself writes the directory of the run, so that this machine can tell."""
+    run_dir, key = made.plan.paths.run_dir, results_key(made)
+    code = _refusal(existing(run_dir))
+    if code is None:
+        return ()
+    told = explain_os_error(OSError(code, os.strerror(code)), run_dir, key)
+    return (Lack(key, results_value(made), told.message, True, told.hint),)
+
+
+def _refusal(place: Path) -> int | None:
+    """The number of the error that writing there would have."""
+    if not place.is_dir():
+        return errno.ENOTDIR
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return error.errno
+    if found.f_flag & os.ST_RDONLY:
+        return errno.EROFS
+    if not os.access(place, os.W_OK | os.X_OK):
+        return errno.EACCES
+    # Some file systems count no files, and some in user space no blocks either.
+    if (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail):
+        return errno.ENOSPC
+    return None
