@@ -23,7 +23,7 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
     rampup = values.raw(RAMPUP)
     if rampup is None:
         return
-    if not _is_rampup(rampup):
+    if not is_rampup(rampup):
         expected = "three whole numbers: the first batch, its increment, and the samples that it grows over"
         yield error("batch.rampup", RAMPUP, rampup, f"expected {expected}", "such as [32, 32, 500000]")
         return
@@ -68,7 +68,7 @@ def _rampup_fix(batch: int, step: int) -> str:
     return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
 
 
-def _is_rampup(value: object) -> bool:
+def is_rampup(value: object) -> bool:
     if not isinstance(value, list) or len(value) != 3 or not all(is_whole(part) for part in value):
         return False
     return all(part >= 1 for part in value)

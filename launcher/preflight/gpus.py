@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from launcher.plan import Resources
+from launcher.preflight.estimates.countable import precision_of
+from launcher.preflight.estimates.gpu import Counted, gpu_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
 from launcher.preflight.shape import DEVICES
@@ -16,13 +18,31 @@ _PER_TASK = "cluster.gpus_per_task"
 
 
 def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator[Finding]:
-    """One task per GPU: `trainer.devices` on each node, and as many GPUs from the cluster."""
+    """One task per GPU: `trainer.devices` on each node, as many GPUs from the cluster, with the precision."""
     if values.raw("trainer.accelerator") == "cpu":
         return
+    yield from _precision(values, gpu_of(resources, facts))
     if resources.gpus_per_task is not None:
         yield from _per_task(resources.tasks_per_node, resources.gpus_per_task, facts.node_gpus)
     else:
         yield from _per_node(resources)
+
+
+def _precision(values: Values, counted: Counted) -> Iterator[Finding]:
+    """A GPU that somebody says is there has the types that are computed in."""
+    gpu, source, is_assumed = counted
+    if is_assumed:
+        return
+    if values.flag("model.fp8") and not gpu.has_fp8:
+        told = f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it before the H100"
+        yield error("layout.gpus", "model.fp8", True, told, f"{full('model.fp8')}=False")
+    precision = values.raw("trainer.precision")
+    if precision_of(values) == "bf16" and not gpu.has_bf16:
+        told = (
+            f"{gpu.name} ({source}) has no bf16, which is new with the A100: fused kernels refuse it, and"
+            " others are slow"
+        )
+        yield warning("layout.gpus", "trainer.precision", precision, told, f"{full('trainer.precision')}=16")
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:

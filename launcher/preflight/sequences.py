@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import sys
 from collections.abc import Iterator
 
 from launcher.preflight.findings import Finding, error, full
@@ -50,7 +51,7 @@ def decoder_problems(values: Values, engine: str) -> Iterator[Finding]:
     """
     length, decoder = values.whole(_DATA), values.whole(_DECODER_DATA)
     masked, kind = values.number("model.data.masked_lm_prob"), values.raw("model.data.dataset_type")
-    if length is None or decoder is None:
+    if length is None or decoder is None or not 0 <= (masked or 0) < 1:
         return
     least = length if kind == "ul2" else math.ceil(length * (masked or 0)) if kind == "t5" else 0
     why = f"data.seq_length {length}" if kind == "ul2" else f"{length} × masked_lm_prob {masked} = {least}"
@@ -71,10 +72,14 @@ def _written(length: int, density: float, mean_span: float) -> int:
 
     def divided(text: int) -> tuple[int, int]:
         noise = min(max(round(text * density), 1), text - 1)
-        return noise, min(max(round(noise / mean_span), 1), noise)
+        return noise, min(max(round(noise / max(mean_span, 1)), 1), noise)
 
     text = (
-        bisect.bisect_right(range(2, 4 * length), length, key=lambda n: n - divided(n)[0] + divided(n)[1] + 1)
+        bisect.bisect_right(
+            range(2, min(4 * length, sys.maxsize)),
+            length,
+            key=lambda n: n - divided(n)[0] + divided(n)[1] + 1,
+        )
         + 1
     )
     return sum(divided(text)) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 # Larger factors are found beside their small partners alone: a slip of many digits must not take minutes.
@@ -69,9 +70,15 @@ def is_number(value: Any) -> bool:
 
 def divisors(number: int) -> list[int]:
     """What a positive number can be divided by, ascending."""
+    return list(_divisors(number))
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    """Asked of the same few numbers for each layout and each number of nodes."""
     tried = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)
     small = [candidate for candidate in tried if number % candidate == 0]
-    return sorted({*small, *(number // candidate for candidate in small)})
+    return tuple(sorted({*small, *(number // candidate for candidate in small)}))
 
 
 def listed(numbers: list[int], most: int = 12) -> str:

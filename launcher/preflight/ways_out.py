@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from launcher.plan import Plan
 from launcher.preflight import shape as keys
+from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.layout import blamed, fits, node_counts
 from launcher.preflight.model import context_fits, layers_fit, sequence_parallel_problems, tensor_sizes
 from launcher.preflight.shape import MOST_NODES, Shape, is_encoder_decoder
+from launcher.preflight.suggesting import Suggester, would_fit
 from launcher.preflight.values import Values, count, divisors, listed
 
 _LAYOUTS_SHOWN = 6
 _NEAREST_SHOWN = 4
 
 
-def ways_out(problem: str, values: Values, shape: Shape, nodes: int) -> str:
-    """Lines that name what would be valid, for a problem of the node count.
+def ways_out(problem: str, values: Values, shape: Shape, plan: Plan, facts: Facts) -> str:
+    """Lines that name what would be valid, for a problem of the plan's node count.
 
     Parameters
     ----------
     problem
         The id of the check that found it.
     """
-    return "\n".join(line for way in _WAYS[problem] if (line := way(values, shape, nodes)) is not None)
+    nodes = plan.job.resources.nodes
+    lines = [way(values, shape, nodes) for way in _WAYS[problem]]
+    if problem == "layout.world":
+        # What has room first: of what divides, much has not.
+        best = [would_fit(plan, facts), _layouts(values, shape, Suggester(plan, facts))]
+        lines = [*best, "by arithmetic alone, whether or not the memory is enough:", *lines]
+    return "\n".join(line for line in lines if line is not None)
 
 
 def _sizes(values: Values, shape: Shape, nodes: int) -> str | None:
@@ -74,16 +83,32 @@ def _node_counts(values: Values, shape: Shape, nodes: int) -> str:
     return f"node counts that would do: {listed(counts) if counts else f'none up to {MOST_NODES}'}"
 
 
-def _layouts(values: Values, shape: Shape, nodes: int) -> str | None:
-    found = sorted(_fitting(values, shape, nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0]))
-    if not found:
-        return f"no tensor × pipeline would do on {count(nodes, 'node')} with these batch sizes"
-    told = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in found[:_LAYOUTS_SHOWN])
-    more = ", ..." if len(found) > _LAYOUTS_SHOWN else ""
-    return (
-        f"tensor × pipeline that would do on {count(nodes, 'node')}: {told}{more}"
-        " (by arithmetic; whether the model fits into memory is not looked at)"
+def _layouts(values: Values, shape: Shape, suggester: Suggester) -> str:
+    """Tensor × pipeline sizes, all else as it is: those that fit into memory, or what arithmetic allows."""
+    nodes = count(suggester.nodes, "node")
+    found = sorted(
+        _fitting(values, shape, suggester.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0])
     )
+    if not found:
+        return f"no tensor × pipeline would do on {nodes} with these batch sizes"
+    room = {sizes: suggester.has_room(_sizes_changed(values, *sizes)) for sizes in found}
+    good = [sizes for sizes in found if room[sizes]]
+    gpu = suggester.counted.gpu.name
+    if good:
+        how = ""
+    elif None in room.values():
+        how = " by arithmetic; how much memory they take cannot be told"
+    else:
+        how = f" by arithmetic; none of them fits into the memory of {gpu} with all else as it is"
+    shown = good or found
+    told = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in shown[:_LAYOUTS_SHOWN])
+    more = ", ..." if len(shown) > _LAYOUTS_SHOWN else ""
+    return f"tensor × pipeline that would do on {nodes}: {told}{more}{how}"
+
+
+def _sizes_changed(values: Values, tensor: int, pipeline: int) -> dict[str, Any]:
+    changes = {keys.TENSOR: tensor, keys.PIPELINE: pipeline}
+    return {**changes, keys.SPLIT_RANK: pipeline // 2} if is_encoder_decoder(values) else changes
 
 
 def _fitting(values: Values, shape: Shape, nodes: int) -> Iterator[tuple[int, int]]:
@@ -133,7 +158,7 @@ def _global_batches(values: Values, shape: Shape, nodes: int) -> str | None:
 Way = Callable[[Values, Shape, int], str | None]
 
 _WAYS: Mapping[str, tuple[Way, ...]] = {
-    "layout.world": (_sizes, _node_counts, _layouts),
+    "layout.world": (_sizes, _node_counts),  # and layouts
     "layout.context": (_contexts,),
     "layout.experts": (_node_counts,),
     "batch.global": (_global_batches, _micro_batches, _node_counts),

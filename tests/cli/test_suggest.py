@@ -1,0 +1,114 @@
+"""`slipway suggest`: what it prints, and that what it prints can be pasted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.app import main
+
+# On four nodes of small GPUs, with a micro batch that does not fit.
+WORDS = [
+    "training=gpt3/5b",
+    "cluster.gpu=a100-40gb",
+    "training.model.micro_batch_size=16",
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to stand in, on a machine without Slurm."""
+    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no-slurm")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    main(["suggest", *words, "--json"])
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_a_table_and_what_to_paste(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", *WORDS, "nodes=4", "--top", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "gpt3_5b: 4 nodes × 8 a100-40gb (cluster.gpu)"
+    assert lines[1].startswith("yours does not fit: ")
+    assert " ".join(lines[2].split()) == "# TENSOR PIPELINE VIRTUAL CONTEXT DATA MICRO RECOMPUTE GIB STEP"
+    rows, pasted = [line.split() for line in lines[3:6]], [line.split() for line in lines[6:]]
+    assert [row[0] for row in rows] == ["1", "2", "3"] == [words[0] for words in pasted]
+    assert all(word.startswith("training.model.") for words in pasted for word in words[1:])
+    assert list(here.iterdir()) == []
+
+
+def test_the_first_one_taken_is_the_users_own_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    before = told(capsys, *WORDS, "nodes=4")
+    assert before["yours"]["fits"] is False
+    assert before["yours"]["memory_bytes"] > before["memory_limit_bytes"]
+    first = before["suggestions"][0]
+    after = told(capsys, *WORDS, "nodes=4", *first["overrides"])
+    assert after["yours"]["fits"] is True
+    for key in ("tensor", "pipeline", "virtual", "context", "micro", "recompute", "data", "memory_bytes"):
+        assert after["yours"][key] == first[key]
+    assert after["suggestions"][0]["overrides"] == []
+
+
+def test_nodes_is_short_for_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    short, long = (told(capsys, *WORDS, word) for word in ("nodes=4", "training.trainer.num_nodes=4"))
+    assert short == long
+    assert short["nodes"] == 4
+
+
+def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", "training=gpt3/175b", "cluster.gpu=a100-80gb", "nodes=2"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "yours breaks a rule: slipway check tells which"
+    assert lines[2].startswith("no layout fits on 2 nodes: the smallest, tensor ")
+    assert " of 80.0 GiB on stage 0" in lines[2]
+    assert lines[3].startswith("on 6 nodes would: training.trainer.num_nodes=6 ")
+
+
+def test_tasks_without_gpus_have_layouts_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", "training=gpt3/tiny", "cluster=local", "--top", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("how much memory they take cannot be told, and was not looked at")
+    assert "?" in lines[2]
+    assert lines[3] == "1  as it is"
+
+
+def test_our_trainer_is_asked_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it refuses of others, and not of the user's own, is not told."""
+
+    def verdicts(plans: list[Any]) -> list[str]:
+        own = "model.x=1: refused whatever the layout"
+        odd = [plan.job.config["model"]["pipeline_model_parallel_size"] > 1 for plan in plans]
+        return ["model.pipeline_model_parallel_size: refused" if each else own for each in odd]
+
+    words = (*WORDS, "engine=megatron", "container=null", "nodes=4")
+    monkeypatch.setattr("launcher.cli.suggest.trainer_verdicts", lambda plans: ["" for _ in plans])
+    assert {one["pipeline"] for one in told(capsys, *words)["suggestions"]} > {1}
+    monkeypatch.setattr("launcher.cli.suggest.trainer_verdicts", verdicts)
+    assert {one["pipeline"] for one in told(capsys, *words)["suggestions"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["training=gpt3/5b", "nodes=many"], "nodes=many: expected a number of nodes"),
+        (["training=gpt3/5b", "nodes=0"], "nodes=0: expected a number of nodes"),
+        (["training=gpt3/5b", "--top", "0"], "--top 0: a number of layouts, from 1 on"),
+        (["training=gpt3/5b", "training.model.hidden_size=wide"], "training.model.hidden_size='wide': "),
+        (
+            ["stages=[data_preparation]", "data_preparation.inputs=[a.txt]"],
+            "stages=[data_preparation]: it trains nothing, and has no layout",
+        ),
+    ],
+)
+def test_mistakes(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suggest", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"slipway: {expected}")
