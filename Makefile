@@ -8,7 +8,8 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make demo    set up, boot a throw-away Slurm, train a small GPT-3 on it, plot the loss'
+	@echo 'make demo    set up, boot a throw-away Slurm, train a small GPT-3 on it, plot the loss;'
+	@echo '             DEMO_OVERRIDES=training.trainer.max_steps=400 trains it for longer'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
@@ -46,6 +47,7 @@ lint: .venv/test.done
 
 bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/launch_latency.py
+	$(BIN)/python benchmarks/perf/check.py
 	$(BIN)/python benchmarks/perf/sweep.py
 	$(BIN)/python benchmarks/perf/train_step.py
 	$(BIN)/python benchmarks/perf/resume.py

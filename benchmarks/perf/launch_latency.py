@@ -12,6 +12,7 @@ import argparse
 import os
 import statistics
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,22 +37,36 @@ class Cost:
     memory: float
 
 
-def measure(command: list[str]) -> Cost:
-    """Run a command with its output to a pipe, and take the kernel's account of it."""
+def measure(
+    command: list[str], *, variables: Mapping[str, str] | None = None, expected: Collection[int] = (0,)
+) -> Cost:
+    """Run a command with its output to a pipe, and take the kernel's account of it.
+
+    Parameters
+    ----------
+    variables
+        Of the environment, beside those that there are.
+    expected
+        Exit codes of a run that counts.
+    """
     reader, writer = os.pipe()
+    # Bytecode is written and used, as in any installed tool.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     pid = os.posix_spawn(
         command[0],
         command,
-        # Bytecode is written and used, as in any installed tool.
-        {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-        file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_CLOSE, reader)],
+        {**inherited, **(variables or {})},
+        file_actions=[
+            *((os.POSIX_SPAWN_DUP2, writer, stream) for stream in (1, 2)),
+            (os.POSIX_SPAWN_CLOSE, reader),
+        ],
     )
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
-        stream.read()
+        said = stream.read()
     _, status, usage = os.wait4(pid, 0)
-    if status != 0:
-        raise SystemExit(f"{command} ended with status {status}")
+    if os.waitstatus_to_exitcode(status) not in expected:
+        raise SystemExit(f"{command} ended with status {status}:\n{said.decode(errors='replace')}")
     return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 

@@ -22,6 +22,7 @@ _VERBS = {
     "launch": "launcher.cli.launch",
     "sweep": "launcher.cli.sweep",
     "check": "launcher.cli.check",
+    "suggest": "launcher.cli.suggest",
     "render": "launcher.cli.render",
     "diff": "launcher.cli.diff",
     "show": "launcher.cli.show",
@@ -52,6 +53,7 @@ examples:
   slipway launch training=gpt3/126m cluster=bcm --dry-run    show the script, submit nothing
   slipway launch training=gpt3/126m cluster=bcm              submit it
   slipway sweep training=gpt3/126m training.model.optim.lr=1e-4,3e-4    a job array, a run for each value
+  slipway suggest training=gpt3/40b nodes=16                 layouts that fit, the fastest first
   slipway diff training=gpt3/126m cluster=bcm                what launching it again would change
   slipway status                                             how the runs in ./results are
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711

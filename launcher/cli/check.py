@@ -4,50 +4,40 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
 
 from launcher import readiness
+from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.printing import print_styled
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
-from launcher.inspection import as_mistakes, inspect_draft
-from launcher.plan import Plan
+from launcher.inspection import as_mistakes, gather
+from launcher.preflight.asking import require_known, run_checks
+from launcher.preflight.estimates.overview import overview
+from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.registry import CHECKS, require_known
-from launcher.preflight.summary import Summary, summarize
+from launcher.preflight.memory import why_not_told
 from launcher.schedulers.commands import Unreachable
+from launcher.schedulers.failures import NO_SLURM, is_without_configuration
 from launcher.schedulers.registry import scheduler_for
 
 _EPILOG = """\
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
   slipway check training=gpt3/5b --no-check schedule.warmup
+  slipway check training=gpt3/5b --plot memory.png                  the memory of each stage as a picture
   slipway check training=gpt3/5b --json | jq -r '.findings[] | "\\(.severity) \\(.id)"'
 
 docs/checks.md has the ids of all checks. `launch` asks the same ones, and stops at errors.
 
 exit code:
   0  nothing that would stop a launch
-  2  errors
+  2  errors, or nothing to draw for --plot
 """
-
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A finding as it is printed; `source` is where the values that it is about are from."""
-
-    severity: Severity
-    id: str
-    message: str
-    key: str | None = None
-    source: str | None = None
-    fix: str | None = None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,13 +45,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "check",
         help="what is wrong with a launch, before it is one",
-        description="Compose the configuration, check it, look at what this machine has of what the launch "
-        "needs, and show the script to `sbatch --test-only` where there is a Slurm. Nothing is written.",
+        description="Compose the configuration, check it, estimate the memory, the time and the space that "
+        "it takes, look at what this machine and the cluster have of what the launch needs, and show the "
+        "script to `sbatch --test-only` where there is a Slurm. Nothing is written.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--json", action="store_true", help="print an object")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the memory of each stage: a .png, .svg or .pdf"
+    )
     add_no_check(parser)
     add_tree_options(parser)
     parser.set_defaults(run=run, launch_number=None, tag=None, stage=None)
@@ -70,33 +64,39 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
     require_known(args.no_check, (MACHINE, SCHEDULER))
-    made = drafts(request_of(args, args.overrides))
-    told = [_look(one, args.no_check) for one in made]
+    if args.plot is not None:
+        from launcher.cli.memory_figure import require_suffix
+
+        require_suffix(args.plot)
+    looked = [_look(made, args.no_check) for made in drafts(request_of(args, args.overrides))]
     if args.json:
-        content = [_content(*both) for both in zip(made, told, strict=True)]
-        print(json.dumps(content[0] if len(content) == 1 else content, indent=2))
+        told = [content(one) for one in looked]
+        print(json.dumps(told[0] if len(told) == 1 else told, indent=2))
     else:
-        for one, items in zip(made, told, strict=True):
-            if len(made) > 1:
+        for one in looked:
+            if len(looked) > 1:
                 print_styled([((f"stage {one.plan.job.stage}", "bold"),)])
-            _print(one, items)
-    return 2 if any(item.severity is Severity.ERROR for items in told for item in items) else 0
+            print_screen(one)
+    drawn = args.plot is None or _draw(args.plot, looked)
+    return 2 if not drawn or any(one.errors for one in looked) else 0
 
 
-def _look(made: Draft, skipped: Sequence[str]) -> list[Told]:
-    """All that there is to tell of a draft, the worst first."""
-    told = [*_found(made, skipped)]
+def _look(made: Draft, skipped: Sequence[str]) -> Looked:
+    facts = gather(made)
+    told = [*_found(made, facts, skipped)]
     for name, look in ((MACHINE, _machine), (SCHEDULER, _scheduler)):
         if name not in skipped:
             told += look(made)
-    return sorted(told, key=lambda item: list(Severity).index(item.severity))
+    told.sort(key=lambda item: list(Severity).index(item.severity))
+    return Looked(made, facts, overview(made.plan, facts), told)
 
 
-def _found(made: Draft, skipped: Sequence[str]) -> Iterator[Told]:
-    findings = inspect_draft(made, skipped)
+def _found(made: Draft, facts: Facts, skipped: Sequence[str]) -> Iterator[Told]:
+    findings = run_checks(made.plan, facts, skipped)
     mistakes = as_mistakes(made, findings) if findings else []
     for finding, mistake in zip(findings, mistakes, strict=True):
-        yield Told(finding.severity, finding.id, finding.message, finding.key, mistake.source, finding.fix)
+        source, fix, why = mistake.source, finding.fix, finding.why
+        yield Told(finding.severity, finding.id, finding.message, finding.key, source, fix, why)
     for name in skipped:
         yield Told(Severity.SKIPPED, name, f"--no-check={name}")
 
@@ -121,8 +121,9 @@ def _scheduler(made: Draft) -> Iterator[Told]:
     try:
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(made.rendered.script)
     except Unreachable as error:
-        told = f"the script was not shown to Slurm: {error.message}"
-        yield Told(Severity.SKIPPED, SCHEDULER, told)
+        # Where the commands looked for a configuration is long, and the checks of the cluster have said why.
+        why = NO_SLURM if is_without_configuration(error.message) else error.message
+        yield Told(Severity.SKIPPED, SCHEDULER, f"the script was not shown to Slurm: {why}", why=why)
     except UserError as error:
         yield Told(Severity.ERROR, SCHEDULER, error.message, fix=error.hint)
     else:
@@ -130,49 +131,16 @@ def _scheduler(made: Draft) -> Iterator[Told]:
             yield Told(Severity.WARNING, SCHEDULER, waits)
 
 
-def _content(made: Draft, told: Sequence[Told]) -> dict[str, Any]:
-    least, most = _summaries(made.plan)
-    return {
-        "run": made.plan.paths.run_name,
-        "choices": made.composition.choices,
-        "layout": asdict(least) if least is not None else None,
-        "layout_at_most": asdict(most) if most is not None else None,
-        "errors": sum(item.severity is Severity.ERROR for item in told),
-        "findings": [{**asdict(item), "severity": item.severity.value} for item in told],
-    }
+def _draw(path: Path, looked: Sequence[Looked]) -> bool:
+    """Draw the memory of the stage that has one; say so if none has."""
+    from launcher.cli.memory_figure import write_figure
 
-
-def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
-    """The layout with the least nodes that the job may get, and with the most if these are others."""
-    config, resources = plan.job.config or {}, plan.job.resources
-    most = resources.max_nodes
-    return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
-
-
-def _print(made: Draft, told: Sequence[Told]) -> None:
-    lines: list[tuple[tuple[str, str], ...]] = []
-    for summary, to in zip(_summaries(made.plan), ("", "up to "), strict=True):
-        if summary is not None:
-            lines.append(((f"{made.plan.paths.run_name}: ", "bold"), (f"{to}{summary}", "")))
-    for item in told:
-        lines.append(
-            (
-                (f"{item.severity.value}: ", _STYLES[item.severity]),
-                (item.message, ""),
-                (f" [{item.id}]", "dim"),
-            )
-        )
-        below = [(item.source, "dim"), (item.fix, "green")]
-        lines += [((f"  {line}", style),) for text, style in below if text for line in text.split("\n")]
-    lines.append(((_verdict(told), "bold"),))
-    print_styled(lines)
-
-
-def _verdict(told: Sequence[Told]) -> str:
-    counts = {severity: sum(item.severity is severity for item in told) for severity in Severity}
-    parts = [
-        f"{count} {severity.value}{'s' if count != 1 else ''}" for severity, count in counts.items() if count
-    ]
-    asked = {item.id for item in told}
-    good = sum(check.id not in asked for check in CHECKS)
-    return f"{good} of {len(CHECKS)} checks found nothing" + (f"; {', '.join(parts)}" if parts else "")
+    for one in looked:
+        if one.overview.memory is not None:
+            write_figure(path, one.plan.paths.run_name, one.overview.memory)
+            print(f"plot: {path}", file=sys.stderr)
+            return True
+    why = next((told for one in looked if (told := why_not_told(one.plan)) is not None), None)
+    told = f" ({why})" if why is not None else ""
+    print(f"slipway: --plot {path}: not drawn: the memory cannot be told{told}", file=sys.stderr)
+    return False

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
 from launcher.inspection import as_mistakes, inspect_draft, refuse
+from launcher.preflight.asking import require_known
 from launcher.preflight.findings import Severity
-from launcher.preflight.registry import require_known
 
 # What is looked at beside the checks, which are pure functions of the plan: what this machine has, and what
 # the scheduler says.
@@ -40,8 +40,13 @@ def stop_at_errors(made: Sequence[Draft], skipped: Sequence[str], *, look: bool)
     refuse_to_skip(skipped)
     require_known(skipped)
     errors: list[UserError] = []
+    cluster_of = None
+    if look and len(made) > 1:  # imported late: a dry run asks no cluster, and one stage asks once
+        from launcher.inspection.cluster import remembered
+
+        cluster_of = remembered()
     for one in made:
-        findings = inspect_draft(one, skipped, look=look)
+        findings = inspect_draft(one, skipped, look=look, cluster_of=cluster_of)
         warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
         for warning in as_mistakes(one, warnings) if warnings else ():
             print(f"slipway: warning: {warning}", file=sys.stderr)

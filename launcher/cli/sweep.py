@@ -15,7 +15,7 @@ from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_listing
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
-from launcher.preflight.registry import require_known
+from launcher.preflight.asking import require_known
 from launcher.runs.paths import short
 
 if TYPE_CHECKING:

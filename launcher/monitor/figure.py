@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
 from launcher.monitor import formatting
 from launcher.monitor.curves import Curves, finite_points, smooth
+from launcher.monitor.pictures import FAINT, INK, dress, new_figure, rendered, write_picture
 from launcher.monitor.summary import Summary
 
 TRAIN = "#2f6db5"
 HELD_OUT = "#e07b1a"
 ENTROPY = "#5c6670"
-_INK = "#22272b"
-_FAINT = "#6f7880"
-
-
-def missing_plot_extra(error: ImportError) -> UserError:
-    """Name what to install for plots."""
-    told = f"plots need {error.name}, which is not installed"
-    return UserError(told, hint="pip install matplotlib plotext")
 
 
 def write_png(path: Path, summary: Summary, curves: Curves) -> None:
@@ -35,37 +24,14 @@ def write_png(path: Path, summary: Summary, curves: Curves) -> None:
     UserError
         If matplotlib is missing or the file cannot be written.
     """
-    content = _png(summary, curves)
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            os.fchmod(stream.fileno(), 0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write the plot {path}: {error.strerror}") from error
-
-
-def _png(summary: Summary, curves: Curves) -> bytes:
-    try:
-        # Not pyplot: it keeps figures for ever and looks for a display.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError as error:
-        raise missing_plot_extra(error) from error
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=(9, 5.2), dpi=160, facecolor="white", layout=layout)
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 5.2)
     axes: Any = figure.add_subplot()
     _draw_train(axes, curves)
     _draw_held_out(axes, curves)
     _draw_entropy(axes, curves)
     _draw_resumes(axes, curves.resumed)
-    _dress(axes, summary)
-    content = BytesIO()
-    figure.savefig(content, format="png", metadata={"Title": summary.run})
-    return content.getvalue()
+    _label(axes, summary)
+    write_picture(path, rendered(figure, summary.run))
 
 
 def _draw_train(axes: Any, curves: Curves) -> None:
@@ -98,24 +64,16 @@ def _draw_entropy(axes: Any, curves: Curves) -> None:
 def _draw_resumes(axes: Any, steps: Sequence[int]) -> None:
     for index, step in enumerate(steps):
         label = "resumed from a checkpoint" if index == 0 else None
-        axes.axvline(step, color=_FAINT, linewidth=1, linestyle=":", label=label, zorder=0)
+        axes.axvline(step, color=FAINT, linewidth=1, linestyle=":", label=label, zorder=0)
 
 
-def _dress(axes: Any, summary: Summary) -> None:
-    axes.set_title(summary.run, loc="left", fontsize=15, fontweight="bold", color=_INK, pad=24)
-    axes.text(0, 1.03, subtitle(summary), transform=axes.transAxes, fontsize=9.5, color=_FAINT)
-    axes.set_xlabel("step", color=_INK)
-    axes.set_ylabel("loss [nats per token]", color=_INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_FAINT)
-    axes.tick_params(colors=_INK, labelsize=9.5)
-    axes.grid(axis="y", color="#e6e9ec", linewidth=0.8)
-    axes.set_axisbelow(True)
+def _label(axes: Any, summary: Summary) -> None:
+    dress(axes, summary.run, subtitle(summary))
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("loss [nats per token]", color=INK)
     axes.margins(x=0.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
+    axes.legend(frameon=False, loc="upper right", labelcolor=INK)
 
 
 def subtitle(summary: Summary) -> str:

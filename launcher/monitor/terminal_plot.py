@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from launcher.monitor import formatting
 from launcher.monitor.curves import Curves, finite_points, smooth
-from launcher.monitor.figure import missing_plot_extra
+from launcher.monitor.pictures import missing_plot_extra
 
 _HEIGHT = 20
 _NARROWEST, _WIDEST = 40, 110

@@ -14,9 +14,10 @@ from launcher.config.schema import RunConfig
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError, explain_os_error, one_line
 from launcher.inspection import as_mistakes, gather
+from launcher.inspection.cluster import remembered
 from launcher.plan import Plan
+from launcher.preflight.asking import run_checks
 from launcher.preflight.findings import Finding, Severity
-from launcher.preflight.registry import run_checks
 from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.paths import LAUNCHES, next_launch_number
@@ -186,10 +187,14 @@ def check(sweep: Drafted, skipped: Sequence[str], tell: Callable[[str], None]) -
         )
     )
     found: dict[tuple[Severity, str, str, str | None], list[tuple[Point, Finding]]] = {}
+    cluster_of, tasks = remembered(), len(sweep.points)
     for point in sweep.points:
-        facts = gather(point.draft, look=True, verdict_of=lambda plan: verdicts[plan.tag])
+        facts = gather(
+            point.draft, look=True, verdict_of=lambda plan: verdicts[plan.tag], cluster_of=cluster_of
+        )
         # The points are called alike on purpose, and are one array.
-        for finding in run_checks(point.plan, replace(facts, same_job_name=()), skipped):
+        facts = replace(facts, same_job_name=(), array_tasks=tasks)
+        for finding in run_checks(point.plan, facts, skipped):
             told = (finding.severity, finding.id, finding.message, finding.key)
             found.setdefault(told, []).append((point, finding))
     errors: list[UserError] = []

@@ -62,6 +62,7 @@ def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
     ("line", "expected"),
     [
         ("slipway sta", ["status"]),
+        ("slipway suggest training=gpt3/126", ["gpt3/126m"]),
         ("slipway launch --fol", ["--follow"]),
         ("slipway launch --", ["--config-dir", "--dry-run", "--template-dir"]),
         ("slipway sandbox ", ["up", "down", "status", "env"]),

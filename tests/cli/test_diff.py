@@ -11,7 +11,13 @@ from launcher.cli.app import main
 
 Capsys = pytest.CaptureFixture[str]
 
-LOCAL = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", "training.run.dependency=null"]
+LOCAL = [
+    "cluster=local",
+    "cluster.python=/bin/true",
+    "training=gpt3/tiny",
+    "training.run.dependency=null",
+    "training.model.data.data_impl=mock",
+]
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,7 @@ def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
 
 SHIPPED = "conf/cluster/bcm.yaml:11"
 LOCAL = ["cluster=local", "training=gpt3/tiny"]
+MOCK = "training.model.data.data_impl=mock"
 
 COMPOSING: list[tuple[list[str], list[str]]] = [
     # choices
@@ -113,6 +114,7 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
     (["+cluster.partion=x"], ["cluster.partion", "command line: +cluster.partion=x", "'partition'"]),
     (["partition=gpu"], ["partition=gpu", "did you mean 'cluster.partition'"]),
     (["num_nodes=2"], ["did you mean 'training.trainer.num_nodes'"]),
+    (["nodes=2"], ["did you mean 'resilience.nodes' or 'training.trainer.num_nodes'"]),
     (
         ["training.model.micro_batchsize=3"],
         ["did you mean 'micro_batch_size'", "+training.model.micro_batchsize=..."],
@@ -336,14 +338,14 @@ LAUNCHING: list[tuple[list[str], list[str]]] = [
         ["container=@images/nemo-24.7.sqsh"],
         ["there is no such file", "nemo-24.07.sqsh", "command line: container=@images"],
     ),
-    ([*LOCAL, "cluster.python=@bare"], ["does not find torch, megatron", "pip install 'PATH[train]'"]),
+    ([*LOCAL, MOCK, "cluster.python=@bare"], ["does not find torch, megatron", "pip install 'PATH[train]'"]),
     (
         ["cluster=sandbox", "training=gpt3/tiny", "cluster.python=@bare"],
         ["cluster.python='@bare'", "container=..."],
     ),
-    ([*LOCAL, "cluster.python=@images/python3"], ["@images/python3': there is no such file"]),
+    ([*LOCAL, MOCK, "cluster.python=@images/python3"], ["@images/python3': there is no such file"]),
     (
-        [*LOCAL, "cluster.python=/bin/true", "base_results_dir=@file/x"],
+        [*LOCAL, MOCK, "cluster.python=/bin/true", "base_results_dir=@file/x"],
         ["@file/x", "a directory", "base_results_dir=..."],
     ),
 ]
@@ -512,7 +514,8 @@ def test_a_full_disk_is_told(
     if not mounted:
         pytest.skip("a small disk cannot be mounted here")
     try:
-        assert run(["launch", *LOCAL, "cluster.python=/bin/true", f"base_results_dir={disk}/results"]) == 2
+        launch = ["launch", *LOCAL, MOCK, "--no-check=space.checkpoints", "cluster.python=/bin/true"]
+        assert run([*launch, f"base_results_dir={disk}/results"]) == 2
     finally:
         subprocess.run(["umount", str(disk)], check=True, env=environment)
     told = capsys.readouterr()

@@ -32,32 +32,6 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_an_image_may_be_on_the_nodes_alone(programs: Path) -> None:
-    (told,) = warnings(*SLURM, "container=/no/such/nemo.sqsh")
-    assert told == "container=/no/such/nemo.sqsh: not on this machine; every node must have it"
-    assert warnings(*SLURM, "container=nvcr.io#nvidia/nemo:24.07") == []
-    (programs / "nemo.sqsh").touch()
-    assert warnings(*SLURM, f"container={programs}/nemo.sqsh") == []
-
-
-def test_an_image_that_is_not_there_is_refused(programs: Path) -> None:
-    (programs / "nemo-24.07.sqsh").touch()
-    with pytest.raises(UserError) as raised:
-        warnings(*SLURM, f"container={programs}/nemo.sqsh")
-    assert raised.value.key == "container"
-    assert f"from the command line: container={programs}/nemo.sqsh" in str(raised.value)
-    assert f"in {programs}: nemo-24.07.sqsh" in str(raised.value)
-
-
-@pytest.mark.parametrize(("options", "count"), [("--container-image=[USER@][REGISTRY#]IMAGE", 0), ("", 1)])
-def test_pyxis_is_looked_for_where_there_is_a_container(programs: Path, options: str, count: int) -> None:
-    script(programs / "srun", f'echo "{options}"')
-    told = warnings(*SLURM)
-    assert len(told) == count
-    assert all("Pyxis" in line for line in told)
-    assert warnings(*SLURM, "container=null") == []
-
-
 def test_an_interpreter_may_be_on_the_nodes_alone(programs: Path) -> None:
     for python in ("/no/such/python", "python3.99"):
         (told,) = warnings(*BARE, f"cluster.python={python}")

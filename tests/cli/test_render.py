@@ -14,7 +14,12 @@ from launcher.errors import UserError
 Capsys = pytest.CaptureFixture[str]
 
 # The job does nothing: what is looked at is its files.
-LOCAL = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny"]
+LOCAL = [
+    "cluster=local",
+    "cluster.python=/bin/true",
+    "training=gpt3/tiny",
+    "training.model.data.data_impl=mock",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,17 @@ from launcher.errors import UserError
 from launcher.preflight.shape import Shape, shape_of
 from launcher.preflight.values import Values
 from launcher.smoke import Smoke, plan_smoke
+from tests.preflight.shelves import stock
 
 IMAGE = "container=nvcr.io#nvidia/nemo:24.07"
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Any:
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Plans a smoke where there are the data that a GPT reads."""
+    stock(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+
     def call(*overrides: str) -> tuple[Draft, Smoke]:
         given = ["cluster=bcm", IMAGE, f"base_results_dir={tmp_path}", *overrides]
         request = Request(overrides=given, command=["slipway", "launch", *given, "--smoke"])

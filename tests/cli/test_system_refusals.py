@@ -12,6 +12,7 @@ import pytest
 
 MAIN = Path(__file__).resolve().parents[2] / "launcher" / "cli" / "app.py"
 LOCAL = ["training=gpt3/tiny", "cluster=local", "--dry-run"]
+MOCK = "training.model.data.data_impl=mock"
 LONG = "x" * 300
 
 
@@ -57,8 +58,8 @@ def stranger(tmp_path: Path) -> int:
         ["launch", *LOCAL, "--config-dir", "private/there"],
         ["launch", *LOCAL, "--template-dir", "private/there"],
         ["launch", "cluster=bcm", "container={here}/private/there/x.sqsh"],
-        ["launch", "training=gpt3/tiny", "cluster=local", "cluster.python={here}/private/there/python"],
-        ["launch", "training=gpt3/tiny", "cluster=local", "base_results_dir={here}/private/there"],
+        ["launch", "training=gpt3/tiny", "cluster=local", MOCK, "cluster.python={here}/private/there/python"],
+        ["launch", "training=gpt3/tiny", "cluster=local", MOCK, "base_results_dir={here}/private/there"],
         ["launch", "training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf={here}/private/there/conf"],
         ["status", "private/there"],
         ["status", "--base-results-dir", "private/there"],
@@ -150,7 +151,7 @@ def test_templates_that_would_not_be_used(tmp_path: Path) -> None:
 def test_a_directory_whose_name_is_not_utf8(tmp_path: Path) -> None:
     here = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     here.mkdir()
-    code, told = slipway("launch", *LOCAL[:2], "cluster.python=/bin/true", "--follow", cwd=here)
+    code, told = slipway("launch", *LOCAL[:2], MOCK, "cluster.python=/bin/true", "--follow", cwd=here)
     assert "Traceback" not in told
     assert code == 0, told
     (script,) = here.glob("results/gpt3_tiny/*_submission.sh")

@@ -104,7 +104,8 @@ def test_a_training_that_fails_is_told_with_its_reason(repository: Path, workpla
 def test_what_slurm_would_refuse_is_not_written(repository: Path, tmp_path: Path, sandbox: Sandbox) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox"]
-    done = run_command(*main, "cluster.partition=nope", cwd=tmp_path, check=2, **conf)
+    nope = ["cluster.partition=nope", "--no-check=cluster.partition"]  # else it is told before Slurm is asked
+    done = run_command(*main, *nope, cwd=tmp_path, check=2, **conf)
     assert "invalid partition" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -130,7 +131,11 @@ def test_a_job_that_must_wait_is_submitted_with_a_warning(
     """`sbatch --test-only` rejects what the cluster cannot start now; sbatch queues it, and so do we."""
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox", "--json"]
-    large = ["training.trainer.num_nodes=40", "training.model.global_batch_size=640"]
+    large = [
+        "training.trainer.num_nodes=40",
+        "training.model.global_batch_size=640",
+        "--no-check=cluster.nodes",
+    ]
     done = run_command(*main, *large, cwd=tmp_path, **conf)
     assert "the job would wait" in done.stderr
     job = json.loads(done.stdout)["job_id"]

@@ -22,6 +22,7 @@ def launch(tmp_path: Path) -> list[str | Path]:
     recorder.write_text(RECORDER)
     recorder.chmod(0o755)
     chosen = [f"cluster.python={recorder}", f"env_vars.RECORD={tmp_path / 'record'}", "training=gpt3/tiny"]
+    chosen.append("training.model.data.data_impl=mock")
     return [SLIPWAY, "launch", "cluster=interactive", *chosen, "--follow"]
 
 

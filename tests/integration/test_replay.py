@@ -11,7 +11,8 @@ import pytest
 from tests.integration.conftest import SLIPWAY, run_command
 
 # The job does nothing: what is tested is its script.
-FAST = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny"]
+MOCK = "training.model.data.data_impl=mock"
+FAST = ["cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", MOCK]
 
 
 def command_log(run: Path, launch: int) -> list[str]:
@@ -43,7 +44,7 @@ def test_a_launch_replays_to_the_same_bytes(repository: Path, tmp_path: Path, wa
     commands: dict[str, list[str | Path]] = {
         "main.py": [*main, *FAST, "env_vars.X='a  b $(touch canary)'"],
         "slipway": [SLIPWAY, "launch", *FAST, "training.trainer.max_steps=7"],
-        "own trees": [SLIPWAY, "launch", "--config-dir=ours", "--template-dir", "ours", "cluster=mine"],
+        "own trees": [SLIPWAY, "launch", "--config-dir=ours", "--template-dir", "ours", "cluster=mine", MOCK],
         "data tokenize": [SLIPWAY, "data", "tokenize", "text.txt", "cluster.python=/bin/true"],
     }
     run_command(*commands[way], cwd=cwd)

@@ -149,10 +149,11 @@ def test_a_training_that_was_spoiled_is_not_verified(
 
 @pytest.mark.trainer
 def test_after_a_smoke_that_fails_nothing_is_launched(workplace: Path, tmp_path: Path) -> None:
-    """Only the trainer notices that the file is no index."""
+    """The trainer notices that the file is no index, where the check that would is left out."""
     for suffix in (".bin", ".idx"):
         (tmp_path / f"broken{suffix}").write_bytes(b"no index")
     data = [f"training.model.data.data_prefix=[{tmp_path}/broken]", "training.run.name=broken"]
+    data.append("--no-check=path.data")
     done = run_command(
         SLIPWAY, "launch", "cluster=local", *SMALL, *data, "--smoke", "--json", cwd=workplace, check=1
     )

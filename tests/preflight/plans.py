@@ -18,6 +18,7 @@ GPT: dict[str, Any] = {
         "num_nodes": 2,
         "devices": 8,
         "accelerator": "gpu",
+        "precision": "bf16",
         "max_steps": 1000,
         "max_time": "00:23:30:00",
         "val_check_interval": 100,
@@ -35,6 +36,7 @@ GPT: dict[str, Any] = {
         "sequence_parallel": False,
         "megatron_amp_O2": True,
         "encoder_seq_length": 2048,
+        "override_vocab_size": 51_200,
         "max_position_embeddings": 2048,
         "num_layers": 24,
         "hidden_size": 4096,
@@ -45,7 +47,9 @@ GPT: dict[str, Any] = {
         "activations_checkpoint_granularity": None,
         "activations_checkpoint_method": None,
         "activations_checkpoint_num_layers": None,
+        "transformer_engine": True,
         "optim": {
+            "name": "mcore_distributed_optim",
             "lr": 1e-4,
             "sched": {
                 "name": "CosineAnnealing",
@@ -76,6 +80,7 @@ T5: dict[str, Any] = {
         "pipeline_model_parallel_size": 1,
         "pipeline_model_parallel_split_rank": 0,
         "seq_length": 512,
+        "tokenizer": {"type": "BertWordPieceLowerCase"},
         "max_position_embeddings": 512,
         "encoder": {**_STACK},
         "decoder": {**_STACK},

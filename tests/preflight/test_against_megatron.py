@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.preflight.asking import run_checks
 from launcher.preflight.batches import rampup_problems
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
@@ -24,7 +25,6 @@ from launcher.preflight.model import (
     width_problems,
 )
 from launcher.preflight.recompute import recompute_problems
-from launcher.preflight.registry import run_checks
 from launcher.preflight.shape import shape_of
 from launcher.preflight.summary import summarize
 from launcher.preflight.values import Values

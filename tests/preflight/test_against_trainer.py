@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.preflight.asking import run_checks
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.registry import run_checks
 from tests.preflight.plans import GPT, T5, changed, plan_of
 from trainer.config.check import check_keys
 from trainer.config.layout import make_layout

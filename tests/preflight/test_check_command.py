@@ -3,35 +3,159 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.cli.app import main
+from launcher.inspection.file_systems import Room
 from launcher.preflight.registry import CHECKS
 from launcher.sandbox import Sandbox
+from launcher.schedulers.cluster import Reply
+from launcher.schedulers.commands import Unreachable
+from launcher.schedulers.failures import NO_SLURM
+from tests.preflight.shelves import NFS, image, stock
 
 TWO = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to stand in, on a machine without Slurm."""
-    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no-slurm")))
+    """A directory that machines share, with the data alone in it, on a machine without Slurm."""
+    bare = tmp_path_factory.mktemp("no-slurm")
+    monkeypatch.setenv("PATH", str(bare))
+    (bare / "mountinfo").write_text(NFS)
+    monkeypatch.setattr("launcher.inspection.file_systems.MOUNTS", bare / "mountinfo")
+    monkeypatch.setattr("launcher.inspection.paths.room_at", lambda path: Room(10**14, "file system"))
+    stock(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
-    layout, skipped, verdict = capsys.readouterr().out.splitlines()
+    assert main(["check", "training=gpt3/126m", "cluster=bcm", "cluster.gpu=a100-80gb"]) == 0
+    layout, memory, stage, time, compute, space, cluster, script, verdict = (
+        capsys.readouterr().out.splitlines()
+    )
     assert layout == (
         "gpt3_126m: 8 nodes × 8 = 64 tasks: tensor 1 × pipeline 1 × context 1 × data 64;"
         " global batch 256 = micro batch 4 × data 64 × 1, 524,288 tokens a step"
     )
-    assert skipped.startswith("skipped: the script was not shown to Slurm: sbatch is not on this machine")
-    assert verdict == f"{len(CHECKS)} of {len(CHECKS)} checks found nothing; 1 skipped"
-    assert list(here.iterdir()) == []
+    assert memory.startswith("memory: ")
+    assert memory.endswith(" GiB of 80.0 GiB, 4.0 GiB of them margin (a100-80gb; cluster.gpu)")
+    assert stage.startswith("  stage 0 (12 layers): ") and " GiB = weights 0.2 + gradients 0.5 + " in stage
+    assert time.startswith("time: ") and ": 600,000 steps of " in time
+    assert compute.startswith("compute: 125M parameters, 315G tokens, ") and " on 64 GPUs at MFU " in compute
+    assert space.startswith("space: a checkpoint 1.")
+    # Each check of the cluster was skipped for the same reason, which is told once.
+    assert cluster.startswith("skipped: not looked at: ") and "there is no Slurm here" in cluster
+    assert "[cluster.partition, cluster.time_limit, " in cluster
+    assert script.startswith("skipped: the script was not shown to Slurm: sbatch is not on this machine")
+    skipped = sum(check.id.startswith("cluster.") for check in CHECKS)
+    asked = len(CHECKS) - 1  # the image is a registry's: there is no file to look at
+    assert verdict == f"{asked - skipped} of {asked} checks found nothing; {skipped + 1} skipped"
+    assert [path.name for path in here.iterdir()] == ["data"]
+
+
+def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["check", "training=gpt3/40b", "cluster=bcm", "cluster.gpu=a100-40gb"]
+    assert main(asked) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("memory: stage 0 is the fullest of 4: ")
+    assert " GiB more than the 40.0 GiB that a GPU has (a100-40gb; cluster.gpu)" in lines[1]
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert "pipeline stage 0 of 4" in line and line.endswith("[memory.fits]")
+    assert any(line.startswith("  would fit: ") for line in lines)
+
+
+def test_json_has_the_estimates_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "training=gpt3/40b", "cluster=bcm", "estimates.mfu=0.4", "estimates.gpu_hour_price=2"]
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    memory, cost = told["memory"], told["cost"]
+    assert memory["gpu"]["name"] == "a100-80gb" and memory["gpu"]["assumed"] is True
+    assert [stage["stage"] for stage in memory["stages"]] == [0, 1, 2, 3]
+    for stage in memory["stages"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "logits")
+        assert stage["total"] == sum(stage[part] for part in parts) > stage["parameters"]
+    assert (cost["mfu"], cost["mfu_source"], cost["gpus"]) == (0.4, "estimates.mfu", 1024)
+    assert cost["price"] == pytest.approx(2 * cost["gpu_hours"])
+    assert cost["seconds"] == pytest.approx(cost["flops"] / (1024 * 0.4 * 312e12))
+
+
+def test_the_memory_is_drawn_into_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "training=gpt3/40b", "cluster=bcm", "--json"]
+    assert main([*asked, "--plot", "memory.png"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["memory"] is not None
+    assert told.err == "plot: memory.png\n"
+    assert (here / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_in_a_pipe_nothing_is_imported_that_draws(here: Path) -> None:
+    program = "import sys; from launcher.cli.app import main; main(sys.argv[1:]); print(*sys.modules)"
+    asked = [sys.executable, "-c", program, "check", "training=gpt3/126m", "cluster=bcm"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert "memory: " in done.stdout
+    modules = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert "launcher" in modules and not {"rich", "matplotlib", "numpy"} & modules
+
+
+def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def validate(scheduler: object, script: str) -> str | None:
+        raise Unreachable(
+            "there is no Slurm that this machine belongs to: fetch_config: DNS SRV lookup failed"
+        )
+
+    told_nothing = Reply(why=NO_SLURM)
+    monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
+    monkeypatch.setattr("launcher.schedulers.cluster._reply", lambda *args: told_nothing)
+    assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
+    assert line.startswith("skipped: not looked at: this machine belongs to no Slurm [cluster.partition, ")
+    assert line.endswith(", scheduler]")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("estimates.mfu=40", "expected a part of the GPUs' peak, above 0 and up to 1; did you mean 0.4?"),
+        ("estimates.mfu=nan", "expected a part of the GPUs' peak, above 0 and up to 1"),
+        ("estimates.memory_margin=5", "expected a part of the whole, from 0 to below 1; did you mean 0.05?"),
+        ("estimates.gpu_hour_price=inf", "expected a finite number"),
+        ("estimates.gpu_hour_price=-1", "expected 0 or more"),
+    ],
+)
+def test_what_estimates_cannot_count_with_is_refused(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "training=gpt3/126m", "cluster=bcm", words]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"slipway: {words}: {told}",
+        f"  from the command line: {words}",
+    ]
+
+
+def test_a_picture_of_tasks_without_gpus_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "training=gpt3/tiny", "cluster=local", "--plot", "memory.png"]) == 2
+    told = capsys.readouterr().err
+    assert "--plot memory.png: not drawn: the memory cannot be told (no GPUs are asked for)" in told
+
+
+def test_a_picture_that_cannot_be_had_is_no_success(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]", "cluster=bcm"]
+    assert main(["check", *preparing, "--plot", "memory.png"]) == 2
+    assert "memory.png: not drawn" in capsys.readouterr().err
+    assert not (here / "memory.png").exists()
+    assert main(["check", *preparing, "--plot", "memory.jpeg"]) == 2
+    told = capsys.readouterr()
+    assert "--plot 'memory.jpeg': not a picture's name" in told.err and told.out == ""
 
 
 def test_175b_on_two_nodes_says_why_not_in_one_screen(
@@ -47,8 +171,11 @@ def test_175b_on_two_nodes_says_why_not_in_one_screen(
     assert "  training.trainer.num_nodes is from the command line: training.trainer.num_nodes=2\n" in told
     assert "  node counts that would do: 4, 8, 16, 32, 64, 128, 256, 512, 1024\n" in told
     assert "  tensor × pipeline that would do on 2 nodes: 8 × 2, 4 × 4, 2 × 8, " in told
+    # What has room is told before what but divides.
+    best, alone, counts = map(told.index, ("on 6 nodes would: ", "by arithmetic alone, ", "node counts that"))
+    assert best < alone < counts
     assert len(told.splitlines()) < 24
-    assert list(here.iterdir()) == []
+    assert [path.name for path in here.iterdir()] == ["data"]
 
 
 def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,21 +237,22 @@ def test_a_check_that_is_left_out_is_said_to_be(capsys: pytest.CaptureFixture[st
 def test_what_a_launch_always_looks_at_is_left_out_by_a_check_alone(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mistake = f"container={here}/no-such.sqsh"
-    assert main(["check", mistake, f"--no-check={name}"]) == (0 if name == "machine" else 2)
+    mistake = f"cluster.python={here}/no-such-python"
+    bare = ["training=gpt3/tiny", "cluster=bcm", "container=null", "engine=megatron", mistake]
+    assert main(["check", *bare, f"--no-check={name}"]) == (0 if name == "machine" else 2)
     told = capsys.readouterr().out
     assert f"skipped: --no-check={name} [{name}]\n" in told
     assert ("not shown to Slurm" in told) == (name == "machine")
-    assert main(["launch", mistake, f"--no-check={name}"]) == 2
+    assert main(["launch", *bare, f"--no-check={name}"]) == 2
     told = capsys.readouterr().err
     assert f"--no-check={name}: a launch always looks at that\n  slipway check --no-check={name}" in told
 
 
 def test_what_this_machine_lacks_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "nemo-24.07.sqsh").touch()
+    image(here / "nemo-24.07.sqsh")
     assert main(["check", f"container={here}/nemo-24.7.sqsh"]) == 2
     told = capsys.readouterr().out
-    assert "there is no such file [machine]\n" in told
+    assert "there is no such file [path.image]\n" in told
     assert "nemo-24.07.sqsh" in told
 
 

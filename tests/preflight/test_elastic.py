@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from launcher.plan import Plan
+from launcher.preflight.asking import run_checks
 from launcher.preflight.elastic import count_problems
 from launcher.preflight.findings import Finding
 from launcher.preflight.layout import fits
-from launcher.preflight.registry import run_checks
 from launcher.preflight.shape import shape_of
 from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of

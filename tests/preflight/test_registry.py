@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
+from launcher.preflight.asking import require_known, run_checks
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.registry import require_known, run_checks
 from launcher.preflight.values import divisors
 from tests.preflight.plans import GPT, KNOWN, T5, changed, plan_of
 

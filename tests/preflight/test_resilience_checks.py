@@ -10,8 +10,8 @@ import pytest
 from launcher.config.compose import compose
 from launcher.errors import Mistakes, UserError
 from launcher.plan import Chain, Plan
+from launcher.preflight.asking import run_checks
 from launcher.preflight.findings import Severity
-from launcher.preflight.registry import run_checks
 from launcher.stages.planning import plan_launch
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of
 

@@ -226,6 +226,7 @@ def test_a_mistake_in_one_point_keeps_all_from_being_launched(site: Site) -> Non
     refused = site.slipway(*words, code=2, FAULTS=str(plan(site.faults("wrong"), ())))
     assert "in micro_batch_size=3" in refused.stderr
     words = ["sweep", "--name=wrong", *TRAIN, "training.model.optim.lr=1e-3,2e-3", "cluster.partition=nope"]
+    words.append("--no-check=cluster.partition")  # so that Slurm is asked
     refused = site.slipway(*words, code=2, FAULTS=str(site.faults("wrong")))
     assert "invalid partition" in refused.stderr
     assert calls(site.faults("wrong")) == 0

@@ -1,0 +1,159 @@
+"""What `slipway check` has found: for people, and for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from launcher.cli.cost_view import cost_lines
+from launcher.cli.memory_view import headline, plain_lines, print_table
+from launcher.cli.printing import print_styled
+from launcher.drafting import Draft
+from launcher.plan import Plan
+from launcher.preflight.asking import is_asked
+from launcher.preflight.estimates.overview import Overview
+from launcher.preflight.facts import Facts
+from launcher.preflight.findings import Severity
+from launcher.preflight.registry import CHECKS
+from launcher.preflight.summary import Summary, summarize
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
+
+Line = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A finding as it is printed.
+
+    `source` is where the values that it is about are from; `why` is why a check was skipped, where others may
+    have been for the same reason.
+    """
+
+    severity: Severity
+    id: str
+    message: str
+    key: str | None = None
+    source: str | None = None
+    fix: str | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A draft, what is known of its surroundings, what it will take, and all that there is to tell of it.
+
+    `told` has the worst first.
+    """
+
+    draft: Draft
+    facts: Facts
+    overview: Overview
+    told: Sequence[Told]
+
+    @property
+    def plan(self) -> Plan:
+        return self.draft.plan
+
+    @property
+    def errors(self) -> int:
+        return sum(item.severity is Severity.ERROR for item in self.told)
+
+
+def content(looked: Looked) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    least, most = _summaries(looked.plan)
+    memory, cost = looked.overview.memory, looked.overview.cost
+    return {
+        "run": looked.plan.paths.run_name,
+        "choices": looked.draft.composition.choices,
+        "layout": asdict(least) if least is not None else None,
+        "layout_at_most": asdict(most) if most is not None else None,
+        "memory": memory.to_json() if memory is not None else None,
+        "cost": asdict(cost) if cost is not None else None,
+        "errors": looked.errors,
+        "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.told],
+    }
+
+
+def print_screen(looked: Looked) -> None:
+    """Print the layout, the estimates, the findings, and the verdict last: nearest to the prompt."""
+    print_styled(_layout_lines(looked.plan))
+    _print_memory(looked.overview)
+    print_styled([*_cost_lines(looked), *_finding_lines(looked.told), ((_verdict(looked), "bold"),)])
+
+
+def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
+    """The layout with the least nodes that the job may get, and with the most if these are others."""
+    config, resources = plan.job.config or {}, plan.job.resources
+    most = resources.max_nodes
+    return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
+
+
+def _layout_lines(plan: Plan) -> list[Line]:
+    return [
+        ((f"{plan.paths.run_name}: ", "bold"), (f"{to}{summary}", ""))
+        for summary, to in zip(_summaries(plan), ("", "up to "), strict=True)
+        if summary is not None
+    ]
+
+
+def _print_memory(overview: Overview) -> None:
+    memory = overview.memory
+    if memory is None:
+        return
+    print_styled([(("memory: ", "bold"), (headline(memory), ""))])
+    if sys.stdout.isatty():
+        print_table(memory)
+    else:
+        for line in plain_lines(memory):
+            print(f"  {line}")
+
+
+def _cost_lines(looked: Looked) -> list[Line]:
+    cost = looked.overview.cost
+    lines = cost_lines(looked.plan, cost) if cost is not None else ()
+    return [((f"{name}: ", "bold"), (text, "")) for name, text in lines]
+
+
+def _finding_lines(told: Sequence[Told]) -> list[Line]:
+    lines: list[Line] = []
+    for item in together(told):
+        lines.append(
+            (
+                (f"{item.severity.value}: ", _STYLES[item.severity]),
+                (item.message, ""),
+                (f" [{item.id}]", "dim"),
+            )
+        )
+        below = [(item.source, "dim"), (item.fix, "green")]
+        lines += [((f"  {line}", style),) for text, style in below if text for line in text.split("\n")]
+    return lines
+
+
+def together(told: Sequence[Told]) -> list[Told]:
+    """Checks that were skipped for one reason as one: a cluster that cannot be asked is told once."""
+    found: list[Told] = []
+    for item in told:
+        same = [other for other in told if item.why is not None and other.why == item.why]
+        if len(same) < 2:
+            found.append(item)
+        elif item is same[0]:
+            ids = ", ".join(other.id for other in same)
+            found.append(replace(item, id=ids, message=f"not looked at: {item.why}"))
+    return found
+
+
+def _verdict(looked: Looked) -> str:
+    told = looked.told
+    counts = {severity: sum(item.severity is severity for item in told) for severity in Severity}
+    parts = [
+        f"{count} {severity.value}{'s' if count != 1 and severity is not Severity.SKIPPED else ''}"
+        for severity, count in counts.items()
+        if count
+    ]
+    asked = [check.id for check in CHECKS if is_asked(check, looked.facts)]
+    good = len({*asked} - {item.id for item in told})
+    return f"{good} of {len(asked)} checks found nothing" + (f"; {', '.join(parts)}" if parts else "")
