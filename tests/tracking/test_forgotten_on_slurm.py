@@ -66,6 +66,8 @@ def test_accounting_remembers_what_the_queue_forgot(
 
 # Slurm ends the script with its tasks: how much it can still write down is a race, which the machine decides.
 RACING = ("preempted_politely", "preempted_for_good", "timed_out")
+# Slurm's words for an end that is over; while it still signals the tasks, SIGNALING says nothing of why.
+OVER = {"PREEMPTED": "PREEMPTED", "TIMEOUT": "TIMEOUT", "TimeLimit": "TIMEOUT"}
 
 
 def by_marks(zoo: Zoo, run: str) -> str:
@@ -74,7 +76,7 @@ def by_marks(zoo: Zoo, run: str) -> str:
         return BY_MARKS[run]
     told = ends(zoo.launch_directory(run))
     # First its exit code, then what Slurm has told it; nothing if it was killed before.
-    return str(told[-1].get("state") or "FAILED") if told else "UNKNOWN"
+    return OVER.get(told[-1].get("state"), "FAILED") if told else "UNKNOWN"
 
 
 @pytest.mark.parametrize("run", sorted({*BY_MARKS, *RACING, "node_failed"}))
