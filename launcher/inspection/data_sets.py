@@ -54,14 +54,9 @@ def lost_data(ground: Ground) -> tuple[Lack, ...] | None:
 
 
 def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
-    if not Path(given).is_absolute():
-        fix = f"by its whole path: {Path(given).absolute()}"
-        return Lack(key, given, "a whole path is needed: the job starts elsewhere", True, fix)
-    prefix = ground.host(given)
-    if prefix is None:
-        return ground.not_mounted(key, given)
-    if ground.comes_later(prefix):
-        return None
+    prefix = ground.input(key, given, f"by its whole path: {Path(given).absolute()}")
+    if not isinstance(prefix, Path):
+        return prefix
     files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
     sizes: dict[str, int] = {}
     wrong: dict[str, str] = {}

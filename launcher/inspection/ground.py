@@ -38,6 +38,20 @@ class Ground:
         closest = max(enumerate(inside), key=lambda item: (len(Path(item[1].target).parts), item[0]))[1]
         return Path(closest.source) / path.relative_to(closest.target)
 
+    def input(self, key: str, given: str, whole: str) -> Path | Lack | None:
+        """Where something that the job reads is to be looked for.
+
+        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `whole`
+        is what to write in place of a relative path.
+        """
+        if not Path(given).is_absolute():
+            return Lack(key, given, "a whole path is needed: the job starts elsewhere", True, whole)
+        path = self.host(given)
+        if path is None:
+            why = "no mount of the container has it, so that it must be in the image"
+            return Lack(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
+        return None if self.comes_later(path) else path
+
     def makes(self, directory: Path) -> bool:
         """Whether the launch makes a directory, or one below it, before the job begins."""
         made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
@@ -70,11 +84,6 @@ class Ground:
         if not certain:
             return Lack(key, given, f"{why} on this machine; every node must have it", False, fix)
         return Lack(key, given, why, True, fix)
-
-    def not_mounted(self, key: str, given: str) -> Lack:
-        """A path of the job's that only the image could have."""
-        why = "no mount of the container has it, so that it must be in the image"
-        return Lack(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
 
 
 def is_there(path: Path) -> bool:

@@ -76,14 +76,9 @@ def _not_set(key: str) -> Lack:
 
 
 def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
-    if not Path(given).is_absolute():
-        fix = f"training.{key}={Path(given).absolute()}"
-        return Lack(key, given, "a whole path is needed: the job starts elsewhere", True, fix)
-    path = ground.host(given)
-    if path is None:
-        return ground.not_mounted(key, given)
-    if ground.comes_later(path):
-        return None
+    path = ground.input(key, given, f"training.{key}={Path(given).absolute()}")
+    if not isinstance(path, Path):
+        return path
     why = _why_lost(path, key)
     if why is None:
         return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from launcher.plan import Chain, Plan
+from launcher.preflight.asking import run_checks
 from launcher.preflight.cluster_facts import (
     Association,
     ClusterFacts,
@@ -13,6 +16,11 @@ from launcher.preflight.cluster_facts import (
     Qos,
     Settings,
 )
+from launcher.preflight.findings import Finding
+from tests.preflight.plans import GPT, KNOWN, changed, plan_of
+
+NODES = "training.trainer.num_nodes"
+LIMIT = "training.run.time_limit"
 
 
 def node(name: str, **changes: Any) -> Node:
@@ -47,3 +55,32 @@ CLUSTER = ClusterFacts(
     ),
     pyxis=True,
 )
+
+
+def asked(
+    queue: dict[str, Any] | None = None, *, nodes: int = 2, chain: Chain | None = None, **resources: Any
+) -> Plan:
+    """The plan of a GPT that asks for this."""
+    plan = plan_of(changed(GPT, {"trainer.num_nodes": nodes}), resources=resources)
+    job = replace(plan.job, queue=replace(plan.job.queue, **(queue or {})), chain=chain or Chain())
+    return replace(plan, job=job)
+
+
+def told(plan: Plan, cluster: ClusterFacts | None, **facts: Any) -> list[Finding]:
+    found = run_checks(plan, replace(KNOWN, cluster=cluster, **facts))
+    return [finding for finding in found if finding.id.startswith("cluster.")]
+
+
+def only(plan: Plan, cluster: ClusterFacts, **facts: Any) -> Finding:
+    (found,) = told(plan, cluster, **facts)
+    return found
+
+
+def with_nodes(*nodes: Node) -> ClusterFacts:
+    first, *others = CLUSTER.partitions or ()
+    partitions = (first._replace(total_nodes=len(nodes)), *others)
+    return replace(CLUSTER, nodes={"gpu": nodes}, partitions=partitions)
+
+
+def with_partitions(*partitions: Partition) -> ClusterFacts:
+    return replace(CLUSTER, partitions=partitions)
