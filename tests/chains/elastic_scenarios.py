@@ -19,6 +19,18 @@ STEPS = 12
 PACE = "3"
 
 
+def until_both_are_free(yard: Yard) -> None:
+    """A range takes what there is: a node that does not answer just then would be missing."""
+
+    def are_free() -> bool:
+        told = yard.slurm(
+            "sinfo", "--noheader", "--Node", f"--nodes={BOTH}", "--format=%T", "--partition=gpu"
+        )
+        return told.split() == ["idle", "idle"]
+
+    yard.until(f"{BOTH} are free", are_free)
+
+
 @contextmanager
 def drained(yard: Yard) -> Iterator[None]:
     """One of the nodes takes no further job, as before maintenance; what runs there goes on."""
@@ -37,6 +49,7 @@ def told(yard: Yard, run: str) -> None:
     # One task a node: told of tasks, sbatch would give no more nodes than the least number has of them.
     size = ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
     batch = ["training.model.micro_batch_size=1", "training.model.global_batch_size=4"]
+    until_both_are_free(yard)
     yard.chain(run, body, *settings, *size, *batch, nodes=BOTH)
     yard.until_ready(run, 1)
     job = yard.job(run, 1)
@@ -50,6 +63,7 @@ def fewer(yard: Yard, run: str) -> None:
     changes = [f"training.trainer.max_steps={STEPS}", "training.trainer.val_check_interval=6"]
     changes += ["training.model.hidden_dropout=0", "training.model.attention_dropout=0"]
     training = Training(yard, run, BOTH)
+    until_both_are_free(yard)
     training.launch(*changes, RANGE, "resilience.links=3", pace=PACE)
     job = training.at_work(1)
     with drained(yard):

@@ -7,27 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launcher.sandbox import Sandbox
+from tests.sandbox.fixtures import booted
 from tests.tracking.scenarios import populate
 from tests.tracking.zoo import Zoo, open_zoo
 
 
-@pytest.fixture(scope="package")
-def zoos(
-    sandbox: Sandbox, plain_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Zoo]]:
-    both = {
-        "accounting": open_zoo(tmp_path_factory.mktemp("accounting"), sandbox),
-        "plain": open_zoo(tmp_path_factory.mktemp("plain"), plain_sandbox),
-    }
-    try:
+@pytest.fixture(scope="session")
+def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
+    """On sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
+    with booted(accounting=True) as sandbox, booted() as plain_sandbox:
+        both = {
+            "accounting": open_zoo(tmp_path_factory.mktemp("accounting"), sandbox),
+            "plain": open_zoo(tmp_path_factory.mktemp("plain"), plain_sandbox),
+        }
         with ThreadPoolExecutor() as pool:
             list(pool.map(populate, both.values()))
         yield both
-    finally:
-        for zoo in both.values():
-            zoo.cancel_all()
-            zoo.command("scontrol", "update", "NodeName=n4", "State=RESUME")
 
 
 @pytest.fixture(params=["accounting", "plain"])

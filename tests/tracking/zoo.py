@@ -120,11 +120,6 @@ class Zoo:
     def launch_directory(self, run: str) -> Path:
         return self.directory / "results" / run / "launches" / "1"
 
-    def cancel_all(self) -> None:
-        """End what is left; each job by its id, for the sandbox is not only ours."""
-        if self.jobs:
-            self.command("scancel", *self.jobs.values())
-
 
 def open_zoo(directory: Path, sandbox: Sandbox) -> Zoo:
     """A zoo without runs, whose index is not the user's own."""
