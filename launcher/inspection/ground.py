@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.drafting import Draft
-from launcher.inspection.file_systems import is_shared
+from launcher.file_systems import is_shared
 from launcher.plan import Plan
 from launcher.preflight.path_facts import Lack
 from launcher.sandbox import is_sandbox

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from launcher.drafting import Draft, results_key
 from launcher.errors import explain_os_error
+from launcher.file_systems import existing, room_at
 from launcher.inspection.data_sets import lost_data
-from launcher.inspection.file_systems import existing, room_at
 from launcher.inspection.ground import Ground
-from launcher.inspection.images import lost_image
+from launcher.inspection.images import fetched_at_once, lost_image
 from launcher.inspection.mounts import lost_mounts
 from launcher.inspection.sharing import local_paths, results_value
 from launcher.inspection.tokenizers import lost_tokenizer
@@ -32,6 +32,7 @@ def path_facts(made: Draft) -> PathFacts:
         tokenizer=lost_tokenizer(ground),
         data=lost_data(ground),
         image=lost_image(ground),
+        fetched=fetched_at_once(ground),
         mounts=lost_mounts(ground),
         results=_not_writable(made),
         local=local,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.drafting import Draft, results_key
+from launcher.file_systems import local_mount, mount_of
 from launcher.inspection.data_sets import data_sets
-from launcher.inspection.file_systems import local_mount, mount_of
 from launcher.inspection.ground import Ground
 from launcher.inspection.tokenizers import tokenizer_files
 from launcher.preflight.path_facts import LocalPath, LocalPaths

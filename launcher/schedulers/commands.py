@@ -10,26 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UserError
-
-# Variables with these beginnings override a script's own header (SBATCH_), leak out of an allocation
-# (SLURM_) or change what the commands print (SQUEUE_, SACCT_, ...).
-_LEAKS = (
-    "SBATCH_",
-    "SLURM_",
-    "SRUN_",
-    "SALLOC_",
-    "SQUEUE_",
-    "SACCT_",
-    "SINFO_",
-    "SCONTROL_",
-    "SCANCEL_",
-    "PMI_",
-    "PMIX_",
-    "PYXIS_CONTAINER_",  # Pyxis takes its options from there as well
-)
-
-# The configuration of the site, where the user's shell names it.
-_KEPT = ("SLURM_CONF",)
+from launcher.leaks import KEPT, LEAKS
 
 # In front of what Slurm's commands complain of: their own name, or that of a function of theirs.
 _PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
@@ -68,7 +49,7 @@ class Answer:
 
 def leaked_variables(environment: Mapping[str, str]) -> list[str]:
     """The variables of an environment that would silently change a submission."""
-    return sorted(name for name in environment if name.startswith(_LEAKS) and name not in _KEPT)
+    return sorted(name for name in environment if name.startswith(LEAKS) and name not in KEPT)
 
 
 # What a user sets in the shell, and the key that says the same.

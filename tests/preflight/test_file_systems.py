@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.inspection import file_systems as systems
+from launcher import file_systems as systems
 from launcher.preflight.findings import Severity
 from tests.preflight.path_jobs import LOCAL, PREFIX, SLURM, TOKENIZER, facts, found, mounts, told
 from tests.preflight.shelves import DISK, NFS
