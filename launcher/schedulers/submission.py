@@ -18,8 +18,11 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer
-from launcher.schedulers.commands import words
+from launcher.schedulers.commands import Unreachable, words
 from launcher.schedulers.failures import is_not_answered
+
+# What sbatch is run with.
+_ENV = "env"
 
 # What sbatch says of a job that Slurm took; a site's wrapper may say more around it.
 _TAKEN = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
@@ -64,7 +67,7 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         environment = [argument for name in self._unset for argument in ("-u", name)]
         if self._slurm_conf is not None:
             environment.append(f"SLURM_CONF={self._slurm_conf}")
-        return ["env", *environment, "sbatch", *self._arguments]
+        return [_ENV, *environment, "sbatch", *self._arguments]
 
 
 def submit_script(
@@ -103,7 +106,11 @@ def submit_script(
             return SbatchExecutor(folder, words_of_sbatch, script, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
         return _id_all_the_same(error)
-    except OSError as error:  # submitit's own copy, before or after sbatch had the job
+    except OSError as error:
+        if error.filename == _ENV:
+            told = (error.strerror or str(error)).lower()
+            raise Unreachable(f"sbatch cannot be run: {_ENV}: {told}") from error
+        # submitit's own copy, before or after sbatch had the job
         raise NoAnswer(f"cannot write into {tempfile.gettempdir()} (TMPDIR): {error.strerror}") from error
 
 

@@ -98,6 +98,15 @@ def test_a_controller_that_says_nothing_has_not_refused(
         SlurmScheduler(None).submit(script, "a-tag")
 
 
+def test_what_was_not_even_started_left_no_job(
+    record: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{record}/bin")
+    with pytest.raises(UserError, match="sbatch cannot be run: env: no such file or directory") as raised:
+        SlurmScheduler(None).submit(script, "a-tag")
+    assert not isinstance(raised.value, NoAnswer)
+
+
 def test_without_slurm_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError) as raised:
