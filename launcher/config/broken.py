@@ -21,7 +21,9 @@ _MAPPING = "a file of the tree holds KEY: VALUE lines"
 _RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor", "max_time")
 
 
-def broken_trees(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -> UserError | None:
+def broken_trees(
+    error: Exception, overrides: Sequence[str], roots: Sequence[Path], primary: str
+) -> UserError | None:
     """The files that cannot be read, if that is what the error is about.
 
     A file that no group of ours names is not looked at unless reading went wrong: it may be anything.
@@ -30,10 +32,10 @@ def broken_trees(error: Exception, overrides: Sequence[str], roots: Sequence[Pat
         return _circle(error, overrides)
     parsed = [parse_override(text) for text in overrides]
     try:
-        return _told_of(file.path for file in files_of(parsed, roots))
+        return _told_of(file.path for file in files_of(parsed, roots, primary))
     except LOST:
         chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
-        files = [root / f"{name}.yaml" for name in ("config", *chosen) for root in roots]
+        files = [root / f"{name}.yaml" for name in (primary, *chosen) for root in roots]
         every = (path for root in roots for path in sorted(root.rglob("*.yaml")))
         return _told_of(path for path in files if path.is_file()) or _told_of(every)
 

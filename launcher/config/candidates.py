@@ -110,6 +110,17 @@ def _merge(target: Tree, source: Tree) -> None:
             target[name] = value
 
 
+def recipes(roots: Sequence[Path]) -> list[str]:
+    """The names of the images that can be built."""
+    files = (file for root in roots for file in sorted(root.glob("image/*.yaml")))
+    return list(dict.fromkeys(file.stem for file in files if not file.stem.startswith("_")))
+
+
+def images(store: Path) -> list[str]:
+    """The images in a directory."""
+    return sorted(file.name for file in store.glob("[!.]*.sqsh"))
+
+
 def runs(base: Path) -> Iterator[str]:
     """The names of the runs below a directory, then of those in the trees that are known, each once."""
     from launcher.runs.index import Index

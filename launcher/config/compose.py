@@ -17,9 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.choices import about, options_of
-from launcher.config.overrides import for_hydra, without_interpolation
+from launcher.config.overrides import (
+    MAIN,
+    for_hydra,
+    keys_for_hydra,
+    parse_override,
+    without_interpolation,
+)
 from launcher.config.resolvers import register_resolvers
-from launcher.config.schema import RunConfig, parse
+from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.search_path import register_tree
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
 
 # Relative paths start where the user stands; a job starts elsewhere.
-PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir")
+PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir", "images_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Composition:
 
     def naming_sources(self) -> AbstractContextManager[None]:
         """Where a mistake is found later on, add to it where the values that it is about are from."""
-        return _naming_sources(self.overrides, self.config_dir)
+        return naming_sources(self.overrides, self.config_dir)
 
     def sources(self) -> Sources:
         """Where the values are from."""
@@ -81,13 +87,9 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
     UserError
         If an override is not understood, or a value is missing or not valid.
     """
-    register_resolvers()
-    if config_dir is not None:
-        check_directory("--config-dir", config_dir)
-    register_tree(config_dir)
-    with _naming_sources(overrides, config_dir), _explained(overrides, config_dir):
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            tree = _compose_tree(for_hydra(overrides))
+    _prepare(config_dir)
+    with naming_sources(overrides, config_dir), _explained(overrides, config_dir, _compose_again):
+        tree = _compose_again(overrides)
         choices = dict(tree.hydra.runtime.choices)
         OmegaConf.set_struct(tree, False)
         del tree["hydra"]
@@ -105,6 +107,51 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
     )
 
 
+def compose_file(
+    name: str, overrides: Sequence[str], model: type[Model], config_dir: Path | None = None
+) -> Model:
+    """Compose one file of the tree by itself, with what it builds on, and check it.
+
+    Parameters
+    ----------
+    name
+        The file, such as ``image/nemo``.
+    overrides
+        Of keys below it: ``image.flavor=dev``.
+    model
+        The schema of what it comes to.
+
+    Raises
+    ------
+    UserError
+        If an override is not understood, or a value is missing or not valid.
+    """
+
+    def again(texts: Sequence[str]) -> DictConfig:
+        typed = keys_for_hydra([parse_override(text) for text in texts])
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            return _compose_tree(typed, name)
+
+    _prepare(config_dir)
+    with naming_sources(overrides, config_dir, name), _explained(overrides, config_dir, again, name):
+        tree = again(overrides)
+        OmegaConf.set_struct(tree, False)
+        del tree["hydra"]
+        return _checked_as(
+            model,
+            resolve=lambda: _resolved(tree),
+            correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
+            sources=lambda: sources_of(overrides, config_dir, primary=name),
+        )[0]
+
+
+def _prepare(config_dir: Path | None) -> None:
+    register_resolvers()
+    if config_dir is not None:
+        check_directory("--config-dir", config_dir)
+    register_tree(config_dir)
+
+
 def checked(
     resolve: Callable[[], dict[str, Any]],
     correct: Callable[[str, str], None],
@@ -119,9 +166,18 @@ def checked(
     correct
         Sets a key of the tree: others may refer to it.
     """
+    return _checked_as(RunConfig, resolve, correct, sources)
+
+
+def _checked_as(
+    model: type[Model],
+    resolve: Callable[[], dict[str, Any]],
+    correct: Callable[[str, str], None],
+    sources: Callable[[], Sources],
+) -> tuple[Model, dict[str, Any]]:
     node = resolve()
     try:
-        return parse(RunConfig, node), node
+        return parse(model, node), node
     except Mistakes as error:
         from launcher.config.wording import NumberForText
 
@@ -132,15 +188,17 @@ def checked(
         text = sources().written(number.path) or str(number.value)
         correct(number.path, without_interpolation(text))
     node = resolve()
-    return parse(RunConfig, node), node
+    return parse(model, node), node
 
 
-def sources_of(overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None) -> Sources:
+def sources_of(
+    overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None, primary: str = MAIN
+) -> Sources:
     """Where values are from, with the files of another composition of the same choices if there was one."""
     # Imported late: most launches do not ask.
     from launcher.config.sources import Sources
 
-    return Sources(overrides, _roots(config_dir), like)
+    return Sources(overrides, _roots(config_dir), like, primary)
 
 
 def chosen(choices: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, str]:
@@ -148,8 +206,8 @@ def chosen(choices: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, str
     return {group: choice for group, choice in choices.items() if group in node and choice}
 
 
-def _compose_tree(overrides: list[str]) -> DictConfig:
-    return hydra_compose("config", overrides=overrides, return_hydra_config=True)
+def _compose_tree(overrides: list[str], name: str = MAIN) -> DictConfig:
+    return hydra_compose(name, overrides=overrides, return_hydra_config=True)
 
 
 def _resolved(tree: DictConfig) -> dict[str, Any]:
@@ -182,7 +240,12 @@ def _absolute(key: str, value: object) -> str:
 
 
 @contextmanager
-def _explained(overrides: Sequence[str], config_dir: Path | None) -> Iterator[None]:
+def _explained(
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    again: Callable[[Sequence[str]], DictConfig],
+    primary: str = MAIN,
+) -> Iterator[None]:
     """Turn what Hydra and OmegaConf say of the user's input into errors that help."""
     try:
         yield
@@ -190,7 +253,7 @@ def _explained(overrides: Sequence[str], config_dir: Path | None) -> Iterator[No
         # Imported late: most configurations have no mistake.
         from launcher.config.mistakes import Attempt, explain
 
-        told = explain(error, Attempt(overrides, _roots(config_dir), _compose_again))
+        told = explain(error, Attempt(overrides, _roots(config_dir), again, primary))
         if told is None or told is error:
             raise
         raise told from error
@@ -202,13 +265,14 @@ def _compose_again(overrides: Sequence[str]) -> DictConfig:
 
 
 @contextmanager
-def _naming_sources(overrides: Sequence[str], config_dir: Path | None) -> Iterator[None]:
+def naming_sources(overrides: Sequence[str], config_dir: Path | None, primary: str = MAIN) -> Iterator[None]:
+    """Where a mistake is found within, add to it where the values that it is about are from."""
     try:
         yield
     except UserError as error:
         from launcher.config.sources import name_sources
 
-        name_sources(error, overrides, _roots(config_dir))
+        name_sources(error, overrides, _roots(config_dir), primary)
         raise
 
 

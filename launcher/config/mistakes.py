@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.broken import broken_trees, explain_value
 from launcher.config.choices import choice_hint, options_of
-from launcher.config.overrides import GROUPS, NoSuchChoice, hydra_value, parse_override
+from launcher.config.overrides import GROUPS, MAIN, NoSuchChoice, hydra_value, parse_override
 from launcher.config.sources import locate_text
 from launcher.errors import UserError, did_you_mean, nearest, one_line
 
@@ -41,11 +41,14 @@ class Attempt:
         The trees, the one that is looked at first coming first.
     compose
         Composes again, with other overrides.
+    primary
+        The file that is composed.
     """
 
     overrides: Sequence[str]
     roots: Sequence[Path]
     compose: Callable[[Sequence[str]], DictConfig]
+    primary: str = MAIN
 
     @cached_property
     def tree(self) -> DictConfig | None:
@@ -85,7 +88,7 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
         return error
     if isinstance(error, MissingConfigException):
         return _missing_file(error, attempt)
-    broken = broken_trees(error, attempt.overrides, attempt.roots)
+    broken = broken_trees(error, attempt.overrides, attempt.roots, attempt.primary)
     if broken is not None:
         return broken
     if isinstance(error, ParseError):

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.overrides import GROUPS, STAGES, Override, parse_override, requested_stages
+from launcher.config.overrides import GROUPS, MAIN, Override, parse_override, skipped_groups
 from launcher.errors import UserError, one_line, shortened
 from launcher.secrecy import MASK, redacted, secrets_of
 
@@ -46,7 +46,9 @@ class TreeFile:
     package: str
 
 
-def name_sources(error: UserError, overrides: Sequence[str], roots: Sequence[Path]) -> None:
+def name_sources(
+    error: UserError, overrides: Sequence[str], roots: Sequence[Path], primary: str = MAIN
+) -> None:
     """Fill in where the values that an error is about are from, and mask the secrets among the overrides.
 
     Parameters
@@ -55,8 +57,10 @@ def name_sources(error: UserError, overrides: Sequence[str], roots: Sequence[Pat
         The overrides as the user gave them.
     roots
         The trees, the one that is looked at first coming first.
+    primary
+        The file that is composed.
     """
-    sources = Sources(overrides, roots)
+    sources = Sources(overrides, roots, primary=primary)
     for mistake in error.mistakes:
         if mistake.source is None and mistake.key is not None:
             told = [sources.locate(mistake.key)]
@@ -97,10 +101,18 @@ class Sources:
         The trees, the one that is looked at first coming first.
     like
         Those of a composition with the same choices, whose files are not read again.
+    primary
+        The file that is composed.
     """
 
-    def __init__(self, overrides: Sequence[str], roots: Sequence[Path], like: Sources | None = None) -> None:
-        self._texts, self._roots, self._like = overrides, roots, like
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        roots: Sequence[Path],
+        like: Sources | None = None,
+        primary: str = MAIN,
+    ) -> None:
+        self._texts, self._roots, self._like, self._primary = overrides, roots, like, primary
         self._nodes: dict[Path, yaml.Node | None] = like._nodes if like else {}
 
     def locate(self, key: str) -> str | None:
@@ -117,7 +129,7 @@ class Sources:
     @cached_property
     def files(self) -> list[TreeFile]:
         """The files that the composition reads, in the order in which they are merged."""
-        return self._like.files if self._like else files_of(self._overrides, self._roots)
+        return self._like.files if self._like else files_of(self._overrides, self._roots, self._primary)
 
     def first(self, key: str) -> tuple[TreeFile, int] | None:
         """The file that states a key first, so what the others build on, and the line."""
@@ -209,13 +221,14 @@ def _holds(override: Override, below: Sequence[str]) -> bool:
     return True
 
 
-def files_of(overrides: Sequence[Override], roots: Sequence[Path]) -> list[TreeFile]:
-    """The files that a composition reads, in the order in which they are merged."""
+def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str = MAIN) -> list[TreeFile]:
+    """The files that a composition of `primary` reads, in the order in which they are merged."""
     chosen = [override.text for override in overrides if override.is_choice or override.key in GROUPS]
-    skipped = [f"~{stage}" for stage in STAGES if stage not in requested_stages(overrides)]
+    if primary == MAIN:
+        chosen += [f"~{group}" for group in skipped_groups(overrides)]
     with initialize_config_dir(str(roots[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        found = loader.compute_defaults_list("config", [*chosen, *skipped], RunMode.RUN).defaults
+        found = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
     files = []
     for default in found:
         path = _file(default.config_path or "", roots)

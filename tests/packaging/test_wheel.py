@@ -17,7 +17,11 @@ from tests.packaging.conftest import Installed, run
 from tests.sandbox.fixtures import skip_without_slurm
 
 DRY_RUN = ["launch", "training=gpt3/126m", "cluster=bcm", "--dry-run"]
-TREES = {"conf": "launcher/conf", "templates": "launcher/templates"}
+TREES = {
+    "conf": "launcher/conf",
+    "templates": "launcher/templates",
+    "containers": "launcher/dockerfiles",
+}
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

@@ -1,0 +1,204 @@
+"""The configuration of an image's recipe: one file of the group `image`, checked like a launch's.
+
+It is composed by itself, so that a launch does not read it, and without what a launch is made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from launcher.config.choices import choice_hint, options_of
+from launcher.config.compose import CONF_DIR, compose_file, naming_sources
+from launcher.config.overrides import parse_override
+from launcher.config.values import Line, LineList, Text, Whole
+from launcher.errors import UserError, did_you_mean, one_line
+from launcher.secrecy import is_secret_name
+
+GROUP = "image"
+_RECIPE = r"[A-Za-z0-9][\w-]*"  # what may be in the names of images and files, and in container=NAME
+
+
+def _matching(pattern: str, told: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"expected {told}")
+        return value
+
+    return check
+
+
+# `git@` of an address of ssh is no secret.
+_LOGIN = re.compile(r"(?<!ssh)://[^/\s@]*@|://[^/\s@]*:[^/\s@]*@", re.IGNORECASE)
+
+
+def _without_password(value: str) -> str:
+    if _LOGIN.search(value):
+        raise ValueError("a name or a password in it would be in the image for all to read")
+    return value
+
+
+def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if value and is_secret_name(name.upper()):
+            raise ValueError(
+                f"{name} would be in the image for all to read: give it to the job, in env_files"
+            )
+    return env
+
+
+def _flat(value: Any) -> Any:
+    """Labels have dots in their names, which Hydra's overrides take for keys below keys."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, Any] = {}
+    for name, below in value.items():
+        inner = _flat(below)
+        flat |= (
+            {f"{name}.{end}": item for end, item in inner.items()}
+            if isinstance(inner, dict)
+            else {name: inner}
+        )
+    return flat
+
+
+def _each_matching(pattern: str, told: str) -> Callable[[list[str]], list[str]]:
+    check = _matching(pattern, told)
+    return lambda values: [check(value) for value in values]
+
+
+_Template = Annotated[Line, AfterValidator(_matching(r"\w[\w-]*", "a template's name, such as nemo"))]
+_Digest = Annotated[Text, AfterValidator(_matching(r"sha256:[0-9a-f]{64}", "sha256: and 64 digits"))]
+_Owner = Annotated[Text, AfterValidator(_matching(r"[a-z0-9]+([._/-]+[a-z0-9]+)*", "lower case, as in me"))]
+_Tag = Annotated[Text, AfterValidator(_matching(r"\w[\w.-]{0,127}", "a tag, such as 24.09-1"))]
+_Registry = Annotated[Text, AfterValidator(_matching(r"[A-Za-z0-9][\w.-]*(:\d+)?", "HOST or HOST:PORT"))]
+_Registries = Annotated[
+    LineList, AfterValidator(_each_matching(r"[A-Za-z0-9][\w.-]*(:\d+)?", "HOST or HOST:PORT of each"))
+]
+_Workdir = Annotated[Line, AfterValidator(_matching(r"/.*", "a whole path"))]
+_Debian = Annotated[
+    LineList,
+    AfterValidator(_each_matching(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", "Debian packages, as in numactl")),
+]
+_Variable = Annotated[Line, AfterValidator(_matching(r"[A-Za-z_]\w*", "a name that a variable can have"))]
+_Label = Annotated[Line, AfterValidator(_matching(r"[A-Za-z0-9][\w./-]*", "a label's name, as in org.team"))]
+_Version = Annotated[Text, AfterValidator(_matching(r"\w[\w.+-]*", "a version, such as 2.27.7-1"))]
+_PythonPackages = Annotated[
+    LineList, AfterValidator(lambda values: [_without_password(value) for value in values])
+]
+_Index = Annotated[Line, AfterValidator(_without_password)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImageConfig(_Strict):
+    """What an image is made of; see `conf/image/_base.yaml`."""
+
+    flavor: Literal["run", "dev"]
+    template: _Template
+    base: Line
+    digest: _Digest | None
+    platform: Literal["linux/amd64", "linux/arm64"]
+    builder: Literal["docker", "podman", "buildah"] | None
+    registry: _Registry | None
+    registries: _Registries
+    owner: _Owner | None
+    tag: _Tag | None
+    packages: _Debian
+    dev_packages: _Debian
+    dev_script: Line | None
+    python_packages: _PythonPackages
+    pip_index: _Index | None
+    versions: dict[_Variable, _Version | None]
+    cuda_archs: list[Whole]
+    env: Annotated[dict[_Variable, Text], AfterValidator(_without_secrets)]
+    workdir: _Workdir
+    labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
+
+
+class _Tree(_Strict):
+    image: ImageConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ImageComposition:
+    """A recipe's composed and checked configuration.
+
+    Attributes
+    ----------
+    name
+        The file of the group: ``nemo``.
+    overrides
+        What the user asked for, as given.
+    config_dir
+        The tree of the user's own, looked at before ours.
+    """
+
+    name: str
+    config: ImageConfig
+    overrides: tuple[str, ...]
+    config_dir: Path | None
+
+    def naming_sources(self) -> AbstractContextManager[None]:
+        """Where a mistake is found later on, add to it where the values that it is about are from."""
+        return naming_sources(self.overrides, self.config_dir, _file_of(self.name))
+
+
+def recipe_names(config_dir: Path | None = None) -> list[str]:
+    """The recipes that there are, the user's own among them."""
+    return [name for name in options_of(GROUP, _roots(config_dir)) if re.fullmatch(_RECIPE, name, re.ASCII)]
+
+
+def compose_image(name: str, overrides: Sequence[str], config_dir: Path | None = None) -> ImageComposition:
+    """Compose a recipe's configuration and check it.
+
+    Parameters
+    ----------
+    name
+        A recipe, such as ``nemo-aws``.
+    overrides
+        Hydra's overrides of keys below `image`, such as ``image.flavor=dev``.
+    config_dir
+        A tree of the user's own, looked at before ours.
+
+    Raises
+    ------
+    UserError
+        If there is no such recipe, or an override is not understood, or a value is missing or not valid.
+    """
+    names = recipe_names(config_dir)
+    if name not in names:
+        raise UserError(f"{one_line(name)}: there is no such recipe", hint=choice_hint(name, names))
+    for text in overrides:
+        _check_override(text)
+    tree: _Tree = compose_file(_file_of(name), overrides, _Tree, config_dir)
+    return ImageComposition(name, tree.image, tuple(overrides), config_dir)
+
+
+def _file_of(name: str) -> str:
+    return f"{GROUP}/{name}"
+
+
+def _check_override(text: str) -> None:
+    override = parse_override(text)
+    if override.key.startswith(f"{GROUP}."):
+        return
+    hint: Any = f"keys of a recipe are such as {GROUP}.flavor=dev"
+    if override.key in ImageConfig.model_fields:
+        hint = f"did you mean '{GROUP}.{one_line(text)}'?"
+    elif override.key != GROUP:
+        near = did_you_mean(override.key, ImageConfig.model_fields) or ""
+        hint = near.replace("did you mean '", f"did you mean '{GROUP}.") if "did" in near else hint
+    raise UserError(f"{one_line(text)}: a recipe has no such key", key=override.key, hint=hint)
+
+
+def _roots(config_dir: Path | None) -> list[Path]:
+    return [root for root in (config_dir, CONF_DIR) if root is not None]

@@ -1,0 +1,1 @@
+"""Images: recipes, builds, the squashfs files that nodes start, and the store that holds them."""

@@ -1,0 +1,373 @@
+"""What an image is called: one parsed form of the words that people, Pyxis, Enroot and skopeo use for it.
+
+A registry's image is `nvcr.io#nvidia/nemo:24.07` for Pyxis and `nvcr.io/nvidia/nemo:24.07` for docker.
+Without the `#`, Enroot before 4.0 asks Docker Hub for an image of the name `nvcr.io/nvidia/nemo`: we always
+write it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from launcher.errors import UserError, nearest, one_line, shown
+
+DOCKER_HUB = "docker.io"
+_NVIDIA = "nvcr.io"
+_HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
+_HUB_LIBRARY = "library/"  # where Docker Hub keeps the images without an owner
+
+SQUASHFS_SUFFIXES = (".sqsh", ".squashfs", ".sqfs")
+_ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+
+
+class Kind(StrEnum):
+    """Where an image lies: in a registry, in an engine's own storage, in a directory or in a file."""
+
+    REGISTRY = "docker"
+    DOCKER_ENGINE = "dockerd"
+    PODMAN = "podman"  # the storage that podman and buildah share
+    OCI_DIRECTORY = "oci"
+    OCI_ARCHIVE = "oci-archive"
+    DOCKER_ARCHIVE = "docker-archive"
+    SQUASHFS = "squashfs"
+
+
+# The words before `:`, Enroot's and skopeo's.
+_TRANSPORTS = {
+    "docker": Kind.REGISTRY,
+    "dockerd": Kind.DOCKER_ENGINE,
+    "docker-daemon": Kind.DOCKER_ENGINE,
+    "podman": Kind.PODMAN,
+    "containers-storage": Kind.PODMAN,
+    "oci": Kind.OCI_DIRECTORY,
+    "oci-archive": Kind.OCI_ARCHIVE,
+    "docker-archive": Kind.DOCKER_ARCHIVE,
+}
+_OF_SKOPEO = {
+    Kind.DOCKER_ENGINE: "docker-daemon",
+    Kind.PODMAN: "containers-storage",
+}
+_FILES = (Kind.OCI_DIRECTORY, Kind.OCI_ARCHIVE, Kind.DOCKER_ARCHIVE)
+_FORMS = (
+    "an image is REGISTRY#NAME:TAG (nvcr.io#nvidia/nemo:24.07), docker://…, dockerd://NAME:TAG, "
+    "podman://NAME:TAG, containers-storage:NAME:TAG, oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE "
+    "or the path of a .sqsh file"
+)
+
+# The grammar of the OCI distribution specification.
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+_TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+_DIGEST_AS_TAG = re.compile(r":sha\d+:.*")  # NAME:sha256:…, as Enroot before 4.0 needs it
+_REGISTRY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
+_USER = re.compile(r"[\w.!~*'()%;&=+$,-]+", re.ASCII)  # as Enroot's, without `:`
+_RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-]*))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An image's name in its parts.
+
+    Attributes
+    ----------
+    kind
+        Where it lies.
+    name
+        The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was given.
+    registry
+        The host and port of a registry, `docker.io` for Docker Hub; ``None`` for the other kinds.
+    tag
+        ``None`` where none was given and a digest names the image, or where there are none.
+    digest
+        ``sha256:…``: the image itself, whatever its tag moves to.
+    user
+        Whom to ask the registry as, such as ``$oauthtoken``; the password is in a credentials file.
+    """
+
+    kind: Kind
+    name: str
+    registry: str | None = None
+    tag: str | None = None
+    digest: str | None = None
+    user: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, key: str | None = None) -> Reference:
+        """Read an image's name in any of its forms.
+
+        Parameters
+        ----------
+        text
+            What the user wrote.
+        key
+            The key of the configuration that it is from, for the message.
+
+        Raises
+        ------
+        UserError
+            If it is none of the forms; a password in it is not shown.
+        """
+        return _Reader(text, key).read()
+
+    def __str__(self) -> str:
+        """Write it as the user does; reading that gives the same reference."""
+        if self.kind is Kind.SQUASHFS:
+            return self.name
+        if self.kind in _FILES:
+            return f"{self.kind}:{self._tagged(self.name)}"
+        pinned = f"@{self.digest}" if self.digest else ""
+        if self.kind is Kind.REGISTRY:
+            return f"{self._host}{self._tagged(self._short)}{pinned}"
+        return f"{self.kind}://{self._tagged(self.name)}{pinned}"
+
+    @property
+    def for_pyxis(self) -> str | None:
+        """What `--container-image` takes; ``None`` for an image that the nodes cannot fetch by themselves."""
+        if self.kind is Kind.SQUASHFS:
+            return str(self.path)
+        if self.kind is not Kind.REGISTRY:
+            return None
+        # A digest in a tag's place is what every Enroot sends on to the registry; `@` is read from 4.0 on.
+        end = self.digest or self.tag
+        return f"{self._host}{self._short}:{end}"
+
+    @property
+    def for_enroot(self) -> str | None:
+        """The URI of `enroot import`; ``None`` for what Enroot does not read."""
+        if self.kind is Kind.REGISTRY:
+            return f"docker://{self.for_pyxis}"
+        if self.kind in (Kind.DOCKER_ENGINE, Kind.PODMAN) and self.digest is None:
+            return f"{self.kind}://{self._tagged(self.name)}"
+        return None
+
+    @property
+    def for_skopeo(self) -> str | None:
+        """The name that skopeo, podman and buildah take; ``None`` for a squashfs."""
+        if self.kind is Kind.SQUASHFS:
+            return None
+        if self.kind in _FILES:
+            return f"{self.kind}:{self._tagged(str(self.path))}"
+        if self.kind is Kind.REGISTRY:
+            return f"docker://{self.for_build}"
+        return f"{_OF_SKOPEO[self.kind]}:{self._by_digest(self.name)}"
+
+    @property
+    def for_build(self) -> str:
+        """The name as in a Dockerfile's FROM: registry, name, tag and digest, whatever the kind."""
+        if self.kind is Kind.REGISTRY:
+            return self._by_digest(f"{self.registry}/{self.name}")
+        return self._by_digest(self.name)
+
+    @property
+    def file_name(self) -> str:
+        """The squashfs' name: `nvidia+nemo+24.07.sqsh`, as Enroot calls it.
+
+        Images of other registries have the registry in front, so that two of one name do not share a file.
+        """
+        if self.kind is Kind.SQUASHFS:
+            return self.path.name
+        if self.kind in _FILES:
+            base = self.path.name
+            stem = next((base.removesuffix(end) for end in _ARCHIVE_SUFFIXES if base.endswith(end)), base)
+            return _as_file_name([stem, self.tag])
+        parts = [self._distinct_name(), self.tag]
+        if self.digest:
+            algorithm, _, digits = self.digest.partition(":")
+            parts.append(f"{algorithm}-{digits[:12]}")
+        return _as_file_name(parts)
+
+    @property
+    def path(self) -> Path:
+        """Where a file or a directory lies, as a whole path."""
+        return whole_path(self.name)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it will be the same image tomorrow, as far as the name can tell."""
+        return self.digest is not None
+
+    def at(self, digest: str) -> Reference:
+        """The same image, pinned."""
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is no digest")
+        return replace(self, digest=digest)
+
+    @property
+    def _host(self) -> str:
+        """The user and the registry, with the `#` that ends it; Docker Hub needs none."""
+        return f"{self.user}@" * bool(self.user) + f"{self.registry}#" * (self.registry != DOCKER_HUB)
+
+    @property
+    def _short(self) -> str:
+        return self.name.removeprefix(_HUB_LIBRARY) if self.registry == DOCKER_HUB else self.name
+
+    def _tagged(self, name: str) -> str:
+        return f"{name}:{self.tag}" if self.tag else name
+
+    def _by_digest(self, name: str) -> str:
+        """Leave the tag out where there is a digest, which decides: skopeo does not read both."""
+        return f"{name}@{self.digest}" if self.digest else self._tagged(name)
+
+    def _distinct_name(self) -> str:
+        if self.kind is not Kind.REGISTRY:
+            return self.name
+        if self.registry == DOCKER_HUB and self.name.startswith(_HUB_LIBRARY):
+            return self.name.removeprefix(_HUB_LIBRARY)
+        if self.registry == _NVIDIA and not _is_registry(self.name.split("/")[0]):
+            return self.name
+        return f"{self.registry}/{self.name}"
+
+
+def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
+    """Read `NAME[:FLAVOR]`, which names a recipe; ``None`` for what has a `/`, a `#` or a `.` in it."""
+    found = _RECIPE.fullmatch(text)
+    return (found["name"], found["flavor"]) if found else None
+
+
+def whole_path(given: str | Path, key: str | None = None) -> Path:
+    """A path from the root on, `~` followed; `key` is that of the configuration, for the message.
+
+    Raises
+    ------
+    UserError
+        If it begins with the home of a user who is not there.
+    """
+    try:
+        return Path(given).expanduser().absolute()
+    except RuntimeError as error:
+        told = f"{key}={shown(str(given))}" if key else one_line(str(given))
+        raise UserError(f"{told}: there is no such user's home", key=key) from error
+
+
+def _as_file_name(parts: list[str | None]) -> str:
+    return re.sub(r"[/:@]", "+", "+".join(part for part in parts if part)) + ".sqsh"
+
+
+def _is_registry(part: str) -> bool:
+    """Whether the first part of a name is a host, as docker decides it."""
+    return "." in part or ":" in part or part == "localhost"
+
+
+class _Reader:
+    """One text on its way to a reference."""
+
+    def __init__(self, text: str, key: str | None) -> None:
+        self._text, self._key = text, key
+
+    def read(self) -> Reference:
+        text = self._text
+        if not text.strip() or text != text.strip() or not text.isprintable():
+            raise self._mistake("this is no image's name")
+        if text.startswith(("/", "./", "../", "~")) or (text.endswith(SQUASHFS_SUFFIXES) and ":" not in text):
+            return self._file(text)
+        word, colon, rest = text.partition(":")
+        kind = _TRANSPORTS.get(word) if colon else None
+        if rest.startswith("//") and kind is None:
+            hint = nearest(word, _TRANSPORTS)
+            # The whole text is not shown: a web address may have a password in it.
+            raise UserError(
+                f"{self._key or 'image'}={shown(f'{word}://…')}: images are not fetched like this",
+                key=self._key,
+                hint=f"did you mean {hint[0]}://…?" if hint else _FORMS,
+            )
+        if kind in _FILES:
+            return self._archive(kind, rest)
+        if kind is None or (kind is Kind.REGISTRY and not rest.startswith("//")):
+            return self._registry(text)
+        rest = rest.removeprefix("//")
+        return self._registry(rest) if kind is Kind.REGISTRY else self._stored(kind, rest)
+
+    def _file(self, text: str) -> Reference:
+        if text.endswith(_ARCHIVE_SUFFIXES):
+            raise self._mistake(
+                "an archive must be named with its kind", f"oci-archive:{text}, or docker-archive:{text}"
+            )
+        return Reference(Kind.SQUASHFS, text)
+
+    def _archive(self, kind: Kind, rest: str) -> Reference:
+        path, _, tag = rest.partition(":")
+        if not path:
+            raise self._mistake("a path is missing")
+        if tag and kind is Kind.OCI_DIRECTORY:
+            self._check(_TAG, tag, "tag")
+        return Reference(kind, path, tag=tag or None)
+
+    def _stored(self, kind: Kind, rest: str) -> Reference:
+        name, tag, digest = self._split(rest)
+        host, _, below = name.partition("/")
+        if below and _is_registry(host):
+            self._check(_REGISTRY, host, "registry")
+            self._check_name(below)
+        else:
+            self._check_name(name)
+        return Reference(kind, name, tag=tag or (None if digest else "latest"), digest=digest)
+
+    def _registry(self, rest: str) -> Reference:
+        user, rest = self._user(rest)
+        if "#" in rest:
+            registry, _, name = rest.partition("#")
+        else:
+            registry, _, name = rest.partition("/")
+            if not name or not _is_registry(registry):
+                registry, name = DOCKER_HUB, rest
+        self._check(_REGISTRY, registry, "registry")
+        name, tag, digest = self._split(name)
+        if registry in _HUB_NAMES:
+            registry = DOCKER_HUB
+            name = name if "/" in name else f"{_HUB_LIBRARY}{name}"
+        self._check_name(name)
+        tag = tag or (None if digest else "latest")
+        return Reference(Kind.REGISTRY, name, registry, tag, digest, user)
+
+    def _user(self, rest: str) -> tuple[str | None, str]:
+        """Take `USER@` off the front; the other `@` is a digest's."""
+        before, at, after = rest.partition("@")
+        if not at or re.match(r"sha\d+:", after):
+            return None, rest
+        if ":" in before:
+            raise UserError(
+                f"{self._key or 'image'}: a password does not belong in an image's name",
+                key=self._key,
+                hint="it belongs in ~/.config/enroot/.credentials: machine HOST login USER password …",
+            )
+        self._check(_USER, before, "user")
+        return before, after
+
+    def _split(self, rest: str) -> tuple[str, str | None, str | None]:
+        """Split `NAME[:TAG][@DIGEST]`."""
+        rest, at, digest = rest.partition("@")
+        if not at and (found := _DIGEST_AS_TAG.search(rest)):
+            rest, at, digest = rest[: found.start()], "@", found[0][1:]
+        if at:
+            self._check(_DIGEST, digest, "digest")
+        before, colon, tag = rest.rpartition(":")
+        # A colon before a `/` is a port's.
+        if colon and "/" not in tag:
+            self._check(_TAG, tag, "tag")
+            return before, tag, digest or None
+        return rest, None, digest or None
+
+    def _check_name(self, name: str) -> None:
+        if _NAME.fullmatch(name):
+            return
+        lower = name.lower()
+        right = self._text.replace(name, lower) if _NAME.fullmatch(lower) else _FORMS
+        why = f"the names of images are lower case, and {shown(name)} is not" if lower != name else None
+        raise self._mistake(why or f"{shown(name)} is no image's name", right)
+
+    def _check(self, pattern: re.Pattern[str], part: str, what: str) -> None:
+        if pattern.fullmatch(part):
+            return
+        hints: dict[str, Callable[[], str]] = {
+            "digest": lambda: "a digest is sha256: and 64 hexadecimal digits",
+            "tag": lambda: "a tag is letters, digits, `_`, `.` and `-`, 128 at most",
+        }
+        raise self._mistake(f"{shown(part)} is no {what}", hints.get(what, lambda: _FORMS)())
+
+    def _mistake(self, why: str, hint: str = _FORMS) -> UserError:
+        return UserError(f"{self._key or 'image'}={shown(self._text)}: {why}", key=self._key, hint=hint)
