@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from launcher.config.candidates import candidates, runs
+from launcher.config.candidates import candidates, images, recipes, runs
 from launcher.errors import UserError
 
 _EPILOG = """\
@@ -31,7 +31,14 @@ _ASKED = ("words",)
 _TEMPLATES = Path(__file__).with_name("completions")
 
 # What stands for a verb's words, by the metavar of its positional argument.
-_KINDS = {"OVERRIDE": "overrides", "OVERRIDE|KEY": "overrides", "INPUT": "overrides", "RUN": "runs"}
+_KINDS = {
+    "OVERRIDE": "overrides",
+    "OVERRIDE|KEY": "overrides",
+    "INPUT": "overrides",
+    "RUN": "runs",
+    "RECIPE": "recipes",
+    "IMAGE": "images",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,8 @@ class Command:
     options, valued
         All options, and those that a value follows.
     kind
-        What its other words are: ``overrides``, ``runs``, the words themselves, or nothing, which is files.
+        What its other words are: ``overrides``, ``runs``, ``recipes`` and ``images`` with overrides after
+        them, the words themselves, or nothing, which is files.
     """
 
     name: str
@@ -87,7 +95,11 @@ def _asked(kind: str, word: str, others: list[str]) -> list[str]:
     tree = _given("--config-dir", others)
     # As in `compose`, which would take far longer to import.
     ours = (Path(__file__).parents[1] / "conf").resolve()
-    return candidates(word, others, [root for root in (tree, ours) if root is not None])
+    trees = [root for root in (tree, ours) if root is not None]
+    names = recipes(trees) if kind in ("recipes", "images") else []
+    if kind == "images":
+        names += images(_given("--images-dir", others) or Path("images"))
+    return [*(name for name in names if name.startswith(word)), *candidates(word, others, trees)]
 
 
 def _given(option: str, words: list[str]) -> Path | None:
@@ -124,7 +136,8 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
             valued += action.option_strings if action.nargs != 0 else []
         elif action.help != argparse.SUPPRESS:
             known = " ".join(choice for choice in action.choices or () if choice not in _ASKED)
-            kind = known or _KINDS.get(str(action.metavar), "")
+            # Overrides come after what else there is.
+            kind = kind or known or _KINDS.get(str(action.metavar), "")
     yield Command(name, tuple(options), tuple(valued), kind)
 
 

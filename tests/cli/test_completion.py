@@ -82,6 +82,10 @@ def replies(scripts: dict[str, Path], line: str, cwd: Path) -> list[str]:
         ("slipway data tokenize cluster.acc", ["cluster.account="]),
         ("slipway launch training.nope.", []),
         ("slipway launch training.run.name=", []),
+        ("slipway image pru", ["prune"]),
+        ("slipway image build nem", ["nemo", "nemo-aws"]),
+        ("slipway image render --te", ["--template-dir"]),
+        ("slipway image import --on-cluster clu", ["cluster=", "cluster."]),
         ("slipway nope ", []),
     ],
 )
@@ -115,6 +119,18 @@ def test_the_users_own_tree(scripts: dict[str, Path], tmp_path: Path) -> None:
     line = "slipway launch --config-dir=conf cluster=ours cluster.s"
     assert {"cluster.special=", "cluster.scheduler="} <= set(replies(scripts, line, tmp_path))
     assert replies(scripts, "slipway launch --config-dir conf cluster=broken cluster.a", tmp_path) == []
+
+
+def test_images(scripts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("megatron-run-1.sqsh", "megatron-run-1.sqsh.json", ".megatron-run-2.sqsh.tmp-1"):
+        (tmp_path / "images" / name).touch()
+    assert replies(scripts, "slipway image inspect megatron", tmp_path)[:2] == [
+        "megatron",
+        "megatron-run-1.sqsh",
+    ]
+    assert replies(scripts, "slipway image inspect .megatron", tmp_path) == []
+    assert "megatron-run-1.sqsh" not in replies(scripts, "slipway image build megatron", tmp_path)
 
 
 def test_runs(scripts: dict[str, Path], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _slipway() {
         return # its value: files
     elif [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
-    elif [[ $kind == overrides || $kind == runs ]]; then
+    elif [[ $kind == @(overrides|runs|recipes|images) ]]; then
         mapfile -t COMPREPLY < <("${words[0]}" completion words "$kind" "$current" "${words[@]:next}" 2> /dev/null)
     elif [[ -n $kind && (-n $command || ${#words[@]} == 1) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$kind" -- "$current")

@@ -26,7 +26,7 @@ _slipway() {
         _files
     elif [[ $current == -* ]]; then
         compadd -- ${=options}
-    elif [[ $kind == overrides || $kind == runs ]]; then
+    elif [[ $kind == (overrides|runs|recipes|images) ]]; then
         found=(${(f)"$(${words[1]} completion words $kind "$current" ${words[next,CURRENT-1]} 2> /dev/null)"})
         # What goes on gets no space.
         compadd -S '' -- ${(M)found:#*[=.]}

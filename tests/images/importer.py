@@ -1,0 +1,98 @@
+"""Imports in processes of their own, and programs that tell when they are at it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# As the command does it: a mistake of the user's is told, and interruptions end it.
+_SCRIPT = """
+import sys
+from pathlib import Path
+from launcher.containers.importing import ImportOptions, import_image
+from launcher.containers.progress import told
+from launcher.containers.references import Reference
+from launcher.errors import UserError
+try:
+    with told() as progress:
+        done = import_image(
+            Reference.parse(sys.argv[1]), Path(sys.argv[2]),
+            ImportOptions(
+                compression=sys.argv[3], force="force" in sys.argv[4:], plain_http="plain" in sys.argv[4:]
+            ),
+            progress,
+        )
+except UserError as error:
+    sys.exit(f"error: {error}")
+except KeyboardInterrupt:
+    sys.exit(130)
+print("reused" if done.reused else "made", done.digest)
+"""
+
+
+def start(
+    source: str,
+    target: Path,
+    *words: str,
+    compression: str = "auto",
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[str]:
+    """An import as a process; it says at the end whether it was ``made`` or ``reused``."""
+    command = [sys.executable, "-c", _SCRIPT, source, str(target), compression, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command,
+        stdout=pipe,
+        stderr=pipe,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment or dict(os.environ),
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its exit code and its outputs."""
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def wrapped(directory: Path, name: str, before: str) -> dict[str, str]:
+    """An environment in which a program does something before its work."""
+    directory.mkdir(exist_ok=True)
+    real = shutil.which(name)
+    assert real
+    program = directory / name
+    # It may also be asked for its version.
+    program.write_text(f'#!/bin/sh\nif [ $# -gt 1 ]; then\n{before}\nfi\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}"}
+
+
+def stand_ins(directory: Path, *names: str) -> str:
+    """A PATH with only some programs; no links, through which a test might write to the real ones."""
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        real = shutil.which(name)
+        assert real
+        (directory / name).write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+        (directory / name).chmod(0o755)
+    return str(directory)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Until a file is there, with something in it; the process must still run."""
+    while not (path.exists() and path.read_text().strip()):
+        assert process.poll() is None, end(process)
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -1,0 +1,304 @@
+"""`slipway image build`: real builders, on an image that was made of this machine's own programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.containers import building
+from launcher.containers.builders import Builder, builder_for
+from launcher.containers.references import Reference
+from launcher.containers.remote import Access, architecture
+from launcher.errors import UserError
+from tests.images import tiny
+from tests.images.tiny import need, run
+
+Capsys = pytest.CaptureFixture[str]
+
+RECIPE = """\
+defaults:
+  - _base
+  - _self_
+template: small
+base: localhost/tiny:1
+env: {COLOUR: deep $BLUE}
+workdir: /work place
+"""
+TEMPLATE = """\
+{% extends "_base.Dockerfile.j2" %}
+{% block body %}
+RUN echo "made of $GREETING" > /etc/made
+ENTRYPOINT ["/bin/sh", "-c", "exec \\"$@\\"", "entry"]
+CMD ["cat", "/etc/made"]
+{% endblock %}
+"""
+
+
+@pytest.fixture(scope="module")
+def kitchen(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A storage of podman's and buildah's own with the base in it, and trees with a recipe `small`."""
+    need("skopeo", "umoci", "mksquashfs", "unsquashfs")
+    directory = tmp_path_factory.mktemp("kitchen")
+    (directory / "conf/image").mkdir(parents=True)
+    (directory / "templates").mkdir()
+    (directory / "conf/image/small.yaml").write_text(RECIPE)
+    (directory / "templates/small.Dockerfile.j2").write_text(TEMPLATE)
+    # Plain copies work wherever tests run.
+    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{directory}/graph"\nrunroot = "{directory}/run"\n'
+    (directory / "storage.conf").write_text(storage)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_STORAGE_CONF", str(directory / "storage.conf"))
+        run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", "containers-storage:localhost/tiny:1")
+        yield directory
+
+
+@pytest.fixture
+def options(kitchen: Path, tmp_path: Path) -> list[str]:
+    """What every call is given: a store of the test's own, and the trees."""
+    trees = [f"--config-dir={kitchen}/conf", f"--template-dir={kitchen}/templates"]
+    return [f"--images-dir={tmp_path}/images", *trees]
+
+
+def asked(capsys: Capsys, verb: str, *words: str) -> Any:
+    assert main(["image", verb, *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("builder", ["buildah", "podman"])
+def test_from_a_recipe_to_a_squashfs(
+    options: list[str], builder: str, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(builder)
+    store = tmp_path / "images"
+    # What is not whole is no image, whatever its name.
+    torn = store / asked(capsys, "render", "small", *options[1:])["file_name"]
+    store.mkdir()
+    torn.write_bytes(b"hsqs")
+    made = asked(capsys, "build", "small", f"--builder={builder}", *options)
+    image = Path(made["path"])
+    assert not made["reused"] and image == torn
+    assert {path.name for path in store.iterdir()} == {image.name, f"{image.name}.json"}
+
+    (listed,) = asked(capsys, "list", *options[:2])
+    assert (listed["path"], listed["recipe"]["name"], listed["recipe"]["flavor"]) == (
+        str(image),
+        "small",
+        "run",
+    )
+    assert image.name == f"small-run-{listed['recipe']['hash'][:12]}.sqsh"
+
+    # What the recipe says is in the image itself: where a job finds it, without the record.
+    alone = shutil.copy(image, tmp_path / "alone.sqsh")
+    for found in (asked(capsys, "inspect", "small", *options), asked(capsys, "inspect", str(alone))):
+        assert found["env"] == {**dict(word.split("=", 1) for word in tiny.ENV), "COLOUR": "deep $BLUE"}
+        assert (found["workdir"], found["cmd"]) == ("/work place", ["cat", "/etc/made"])
+        assert found["entrypoint"] == ["/bin/sh", "-c", 'exec "$@"', "entry"]
+        assert found["labels"]["slipway.recipe.hash"] == listed["recipe"]["hash"]
+        assert found["labels"]["slipway.dirty"] in ("true", "false", "unknown")
+    assert run("unsquashfs", "-cat", image, "etc/made").startswith("made of good morning")
+
+    assert asked(capsys, "verify", "small", "--deep", *options)[0]["is_whole"]
+
+    # A second time nothing is built, nor is anything needed for it.
+    monkeypatch.setenv("PATH", str(tmp_path))
+    before = image.stat()
+    again = asked(capsys, "build", "small", *options)
+    assert again["reused"] and again["digest"] == made["digest"]
+    assert image.stat() == before
+
+
+def test_a_recipe_that_changed_is_another_image(options: list[str], tmp_path: Path, capsys: Capsys) -> None:
+    before = tmp_path / "images" / "small-run-0123456789ab.sqsh"
+    before.parent.mkdir()
+    before.write_bytes(b"as it was")
+    assert main(["image", "inspect", "small", *options]) == 2
+    told = capsys.readouterr().err
+    assert f"of the recipe as it was before: {before.name}" in told
+    assert "slipway image build small:run" in told
+
+
+def test_an_instruction_that_fails(
+    options: list[str], kitchen: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("buildah")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    template = kitchen / "templates/failing.Dockerfile.j2"
+    template.write_text(TEMPLATE.replace("> /etc/made", "; nosuchprogram --now"))
+    assert main(["image", "build", "small", "image.template=failing", *options]) == 2
+    told = capsys.readouterr().err
+    assert "cannot build localhost/" in told and "nosuchprogram" in told
+    assert not any((tmp_path / "temporary").iterdir())
+    assert not (tmp_path / "images").exists() or not any((tmp_path / "images").iterdir())
+
+
+def slipway(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "launcher.cli.app", "image", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_interrupted_build_leaves_nothing(options: list[str], kitchen: Path, tmp_path: Path) -> None:
+    need("buildah")
+    seconds = f"654.{os.getpid()}"  # other tests may sleep on this machine
+    template = kitchen / "templates/waiting.Dockerfile.j2"
+    template.write_text(TEMPLATE.replace("> /etc/made", f"; sleep {seconds}"))
+    with slipway("build", "small", "image.template=waiting", *options) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if "made of" in line and "RUN" not in line:  # what the instruction says before it sleeps
+                break
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait() == 130
+    assert list((tmp_path / "images").iterdir()) == []
+    words = f"sleep\0{seconds}".encode()
+    sleeping = [path for path in Path("/proc").glob("[0-9]*/cmdline") if words in _content(path)]
+    assert sleeping == []
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_two_that_build_at_once_build_once(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("buildah")
+    real = shutil.which("buildah")
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin/buildah"
+    stand_in.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nexec {real} "$@"\n')
+    stand_in.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    both = [slipway("build", "small", "--builder=buildah", "--json", *options) for _ in range(2)]
+    told = [one.communicate() for one in both]
+    assert [one.returncode for one in both] == [0, 0], told
+    assert sorted(json.loads(out)["reused"] for out, _ in told) == [False, True]
+    assert (tmp_path / "calls").read_text().split().count("bud") == 1
+
+
+def stand_in(directory: Path, name: str, script: str) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+    (directory / name).chmod(0o755)
+
+
+# As they answer, each seen on a machine.
+NO_DAEMON = "echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock.' >&2; exit 1"
+DAEMON = "echo 'Server: Docker Engine - Community'"
+PODMAN_AS_DOCKER = "echo 'Client: Podman Engine'"
+NO_OVERLAY = """\
+if [ "$STORAGE_DRIVER" = vfs ]; then echo '"GraphDriverName": "vfs",'
+else echo 'Error: kernel does not support overlay fs' >&2; exit 125; fi"""
+
+
+@pytest.mark.parametrize(
+    ("programs", "found"),
+    [
+        ({"docker": NO_DAEMON, "buildah": 'echo \'"GraphDriverName": "overlay",\''}, ("buildah", False)),
+        ({"docker": DAEMON, "buildah": "exit 0"}, ("docker", False)),
+        ({"docker": PODMAN_AS_DOCKER, "podman": "echo graphDriverName: vfs"}, ("podman", True)),
+        ({"podman": NO_OVERLAY}, ("podman", True)),
+    ],
+    ids=["a docker without a daemon", "docker", "podman in the name of docker", "no overlay"],
+)
+def test_the_first_that_works(
+    programs: dict[str, str], found: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in programs.items():
+        stand_in(tmp_path / "bin", name, script)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("STORAGE_DRIVER", raising=False)
+    builder = builder_for()
+    assert (builder.name, builder.copies) == found
+    transport = "dockerd" if builder.name == "docker" else "podman"
+    assert str(builder.reference("localhost/me/a:1")) == f"{transport}://localhost/me/a:1"
+
+
+def test_none_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path / "bin", "docker", NO_DAEMON)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(UserError, match="no program that builds images works here") as refused:
+        builder_for()
+    told = str(refused.value)
+    assert "docker: docker: Cannot connect to the Docker daemon" in told
+    assert "buildah: not on PATH" in told and "--on-cluster" in told
+    with pytest.raises(UserError, match="podman does not work here"):
+        builder_for("podman")
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ("nvcr.io#nvidia/nemo:24.07", {"docker": "--pull", "podman": "--pull=newer", "buildah": "--pull"}),
+        (f"nvcr.io#nvidia/nemo@sha256:{'0' * 64}", {}),
+        ("localhost/tiny:1", {}),
+    ],
+    ids=["a tag may move", "pinned", "of this machine"],
+)
+def test_a_stale_base_is_asked_for_anew(base: str, words: dict[str, str], tmp_path: Path) -> None:
+    for name in ("docker", "podman", "buildah"):
+        command = Builder(name).command(
+            tmp_path,
+            tmp_path / "Dockerfile",
+            "localhost/me/a:1",
+            base=Reference.parse(base),
+            labels={"a b": "c=d"},
+            platform=f"linux/{architecture()}",
+        )
+        assert [word for word in command if word.startswith("--pull")] == [
+            word for builder, word in words.items() if builder == name
+        ]
+        assert command[-1] == str(tmp_path) and "a b=c=d" in command and "--platform" not in command
+        assert ("--layers=true" in command) == (name != "docker")
+
+
+def test_the_registry_of_the_base(tmp_path: Path) -> None:
+    access = Access(plain_http=True, authfile=tmp_path / "auth.json")
+    options: dict[str, Any] = {"base": Reference.parse("a.b/c:1"), "labels": {}, "platform": "linux/amd64"}
+    for name in ("podman", "buildah"):
+        words = Builder(name).command(tmp_path, tmp_path / "Dockerfile", "a:1", access=access, **options)
+        assert words[words.index("--authfile") + 1] == str(tmp_path / "auth.json")
+        assert "--tls-verify=false" in words
+    with pytest.raises(UserError, match="does not take --authfile"):
+        Builder("docker").command(tmp_path, tmp_path / "Dockerfile", "a:1", access=access, **options)
+
+
+def test_another_that_builds_while_a_builder_is_looked_for(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    need("buildah")
+    built: list[Any] = []
+
+    def slow(preferred: str | None = None) -> Builder:
+        if not built:
+            built.append(None)
+            built[0] = asked(capsys, "build", "small", *options)
+        return builder_for("buildah")
+
+    monkeypatch.setattr(building, "builder_for", slow)
+    assert asked(capsys, "build", "small", *options)["reused"]
+    assert not built[0]["reused"]
+
+
+def test_a_store_that_cannot_be_made(kitchen: Path, tmp_path: Path, capsys: Capsys) -> None:
+    need("buildah")
+    (tmp_path / "file").touch()
+    trees = [f"--config-dir={kitchen}/conf", f"--template-dir={kitchen}/templates"]
+    words = ["small", "--builder=buildah", f"--images-dir={tmp_path}/file", *trees]
+    assert main(["image", "build", *words]) == 2
+    assert f"cannot write {tmp_path}/file: file exists" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""The store: which files are its images, and which records are believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.containers.store import (
+    ImageConfig,
+    RecipeOrigin,
+    Sidecar,
+    Store,
+    read_sidecar,
+    sidecar_path,
+    stored,
+)
+
+RECORD = Sidecar(
+    source="nvcr.io#nvidia/nemo:24.07",
+    digest=f"sha256:{'0' * 64}",
+    sha256="1" * 64,
+    size=5,
+    compression="lz4",
+    squash_options=("-comp", "lz4"),
+    block_size=131072,
+    created="2026-01-02T03:04:05+00:00",
+    made_by="slipway",
+    config=ImageConfig("amd64", ("A=ü",), "/w", ("a", "b"), ("c",), ("/data",), {"x": "y"}),
+    recipe=RecipeOrigin("nemo", "run", "abc"),
+)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "nemo.sqsh"
+    path.write_bytes(b"hsqs.")
+    RECORD.write(path)
+    return path
+
+
+def test_a_record_is_read_as_it_was_written(image: Path) -> None:
+    assert read_sidecar(image) == RECORD
+    found = stored(image)
+    assert found
+    assert (found.path, found.size, found.sidecar) == (image, 5, RECORD)
+
+
+def test_only_whole_files_are_images(image: Path) -> None:
+    directory = image.parent
+    for name in (".nemo.sqsh.tmp-1", ".nemo.sqsh.lock", "notes.txt", "slipway-image-1"):
+        (directory / name).touch()
+    (directory / "unpacked.sqsh").mkdir()
+    (directory / "gone.sqsh").symlink_to(directory / "nowhere")
+    (directory / "colleague.squashfs").write_bytes(b"hsqs")
+    found = Store(directory).entries()
+    assert [(entry.path.name, entry.sidecar is None) for entry in found] == [
+        ("colleague.squashfs", True),
+        ("nemo.sqsh", False),
+    ]
+    assert Store(directory / "none").entries() == []
+    assert stored(directory / "none.sqsh") is None
+
+
+def test_a_later_versions_fields_are_passed_over(image: Path) -> None:
+    record = json.loads(sidecar_path(image).read_text())
+    record["new"] = record["config"]["new"] = 1
+    sidecar_path(image).write_text(json.dumps(record))
+    assert read_sidecar(image) == RECORD
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 6},  # of another file
+        {"version": 2},
+        {"config": None},
+        {"recipe": []},
+    ],
+)
+def test_a_record_that_is_not_of_the_file_is_not_believed(image: Path, change: dict[str, object]) -> None:
+    record = json.loads(sidecar_path(image).read_text())
+    sidecar_path(image).write_text(json.dumps({**record, **change}))
+    assert read_sidecar(image) is None
+    assert [entry.sidecar for entry in Store(image.parent).entries()] == [None]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null"])
+def test_what_is_no_record_is_none(image: Path, text: str) -> None:
+    sidecar_path(image).write_text(text)
+    assert read_sidecar(image) is None

@@ -1,0 +1,155 @@
+"""Imports at the same time, and imports that are interrupted: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.containers.importing import import_image
+from launcher.containers.locking import locked
+from launcher.containers.references import Reference
+from launcher.containers.store import Store, read_sidecar, sidecar_path
+from launcher.containers.superblock import read_superblock
+from tests.images.importer import end, is_running, start, wait_for, wrapped
+from tests.images.tiny import need
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> None:
+    need("skopeo", "umoci", "mksquashfs", "setpriv")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    directory = tmp_path / "images"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where imports work: nothing else does."""
+    directory = tmp_path / "work"
+    directory.mkdir()
+    # The first of those on one file system is taken.
+    monkeypatch.setenv("ENROOT_TEMP_PATH", str(directory))
+    return directory
+
+
+# The program writes something, says which process it is, and then waits for its end.
+_HANGING = 'for last; do :; done\nprintf half > "$2"\necho $$ > {mark}\nexec sleep 1000'
+
+
+def test_ten_at_once_do_the_work_once(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
+    environment = wrapped(tmp_path / "bin", "mksquashfs", f"echo packed >> {tmp_path}/log")
+    target = images / "tiny.sqsh"
+    ten = [start(f"oci:{tiny_layout}:1", target, environment=environment) for _ in range(10)]
+    ends = [end(process) for process in ten]
+    assert [code for code, _, _ in ends] == [0] * 10, ends
+    assert sorted(out.split()[0] for _, out, _ in ends) == ["made", *["reused"] * 9]
+    assert len({out.split()[1] for _, out, _ in ends}) == 1
+    assert (tmp_path / "log").read_text() == "packed\n"
+    assert {path.name for path in images.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
+
+
+def test_an_image_that_has_no_record_yet(tiny_layout: Path, images: Path) -> None:
+    target = images / "tiny.sqsh"
+    import_image(Reference.parse(f"oci:{tiny_layout}:1"), target)
+    record = sidecar_path(target).read_text()
+    # As another import leaves it for a moment.
+    with locked(target, lambda who: None):
+        sidecar_path(target).unlink()
+        process = start(f"oci:{tiny_layout}:1", target)
+        assert process.stderr
+        assert any("waiting for it" in line for line in process.stderr)
+        sidecar_path(target).write_text(record)
+    code, out, err = end(process)
+    assert (code, out.split()[0]) == (0, "reused"), err
+    assert out.split()[1].startswith("sha256:")
+
+
+def test_a_second_one_waits_and_says_for_whom(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    environment = wrapped(tmp_path / "bin", "mksquashfs", f"echo here > {tmp_path}/mark\nread line < {go}")
+    target = images / "tiny.sqsh"
+    first = start(f"oci:{tiny_layout}:1", target, environment=environment)
+    wait_for(tmp_path / "mark", first)
+    # It does not matter that this one would be forced: the other's work is newer than its wish.
+    second = start(f"oci:{tiny_layout}:1", target, "force", environment=environment)
+    assert second.stderr
+    said = ""
+    while "waiting for it" not in said:
+        line = second.stderr.readline()
+        assert line, said
+        said += line
+    assert f"tiny.sqsh is being imported by process {first.pid} of " in said
+    assert not target.exists()
+    go.write_text("go\n")
+    assert end(first)[1].startswith("made sha256:")
+    code, out, err = end(second)
+    assert (code, out.split()[0]) == (0, "reused"), err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+)
+def test_an_interrupted_import_leaves_no_target(
+    tiny_layout: Path, images: Path, tmp_path: Path, number: signal.Signals, code: int, work: Path
+) -> None:
+    mark, target = tmp_path / "mark", images / "tiny.sqsh"
+    environment = wrapped(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
+    process = start(f"oci:{tiny_layout}:1", target, environment=environment)
+    wait_for(mark, process)
+    assert Store(images).entries() == []
+    process.send_signal(number)
+    assert end(process)[0] == code
+    assert not target.exists()
+    assert Store(images).entries() == []
+    packer = int(mark.read_text())
+    if number is not signal.SIGKILL:
+        assert list(images.iterdir()) == []
+        assert not is_running(packer)
+    # The next one does it, and removes what is left of the one before.
+    done, out, err = end(start(f"oci:{tiny_layout}:1", target))
+    assert (done, out.split()[0]) == (0, "made"), err
+    assert {path.name for path in images.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
+    assert list(work.iterdir()) == []
+    assert not is_running(packer)
+    assert read_superblock(target)
+    assert read_sidecar(target)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_replacement_leaves_the_image_that_was_there(
+    tiny_layout: Path, images: Path, tmp_path: Path, number: signal.Signals, work: Path
+) -> None:
+    target = images / "tiny.sqsh"
+    assert end(start(f"oci:{tiny_layout}:1", target))[0] == 0
+    before, record = target.read_bytes(), read_sidecar(target)
+    mark = tmp_path / "mark"
+    environment = wrapped(tmp_path / "bin", "mksquashfs", _HANGING.format(mark=mark))
+    process = start(f"oci:{tiny_layout}:1", target, "force", environment=environment)
+    wait_for(mark, process)
+    process.send_signal(number)
+    end(process)
+    assert target.read_bytes() == before
+    assert read_sidecar(target) == record
+
+
+def test_what_fails_in_the_middle_leaves_nothing(
+    tiny_layout: Path, images: Path, tmp_path: Path, work: Path
+) -> None:
+    words = "Write failed because No space left on device"
+    before = f'printf half > "$2"\necho "{words}" >&2\nexit 1'
+    environment = wrapped(tmp_path / "bin", "mksquashfs", before)
+    code, _, err = end(start(f"oci:{tiny_layout}:1", images / "tiny.sqsh", environment=environment))
+    assert code == 1
+    assert f"error: cannot pack oci:{tiny_layout}:1: no space is left" in err
+    assert words in err
+    assert "--temp-dir DIR" in err
+    assert list(images.iterdir()) == []

@@ -1,0 +1,173 @@
+"""Import by Enroot: with a stand-in that tells how it was called, and with the real one where it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.containers.importing import ImportOptions, import_image
+from launcher.containers.references import Reference
+from launcher.containers.squashing import SQUASH_OPTIONS
+from launcher.containers.superblock import read_superblock
+from launcher.errors import UserError
+from tests.images.importer import end, is_running, stand_ins, start, wait_for
+from tests.images.tiny import ENTRYPOINT, ENV, WORKDIR, need, run
+
+pytest.importorskip("enroot", reason="needs the containers extra")
+
+PLAIN = ImportOptions(plain_http=True)
+
+
+@pytest.fixture
+def told(stand_in: Path) -> Path:
+    """Where it writes that down: its arguments and its environment."""
+    return stand_in.with_name("told")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, tiny_rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory with a program of Enroot's name, which writes down how it was called."""
+    need("skopeo", "mksquashfs")
+    directory = tmp_path / "stand_in"
+    directory.mkdir()
+    told = tmp_path / "told"
+    told.mkdir()
+    script = f"""#!/bin/sh
+if [ "$1" = import ]; then
+    printf '%s\\n' "$@" > {told}/argv
+    env > {told}/environment
+    mksquashfs {shlex.quote(str(tiny_rootfs))} "$3" -all-root $ENROOT_SQUASH_OPTIONS > /dev/null
+else
+    echo 4.1.2
+fi
+"""
+    (directory / "enroot").write_text(script)
+    (directory / "enroot").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+    return directory
+
+
+def replace(stand_in: Path, script: str) -> None:
+    (stand_in / "enroot").write_text(f"#!/bin/sh\n{script}\n")
+
+
+def test_enroot_gets_our_uri_our_options_and_a_place_with_room(
+    told: Path, tiny_image: str, tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    options = ImportOptions(plain_http=True, compression="zstd", temp_dir=tmp_path / "work")
+    made = import_image(Reference.parse(tiny_image), tmp_path / "images/tiny.sqsh", options)
+    words = (told / "argv").read_text().splitlines()
+    host, _, name = tiny_image.partition("/")
+    assert words[:2] == ["import", "-o"]
+    assert words[3:] == [f"docker://{host}#{name}"]
+    # It is written under another name beside its own.
+    assert Path(words[2]).parent == made.path.parent
+    assert words[2] != str(made.path)
+    given = dict(
+        line.split("=", 1) for line in (told / "environment").read_text().splitlines() if "=" in line
+    )
+    assert given["ENROOT_SQUASH_OPTIONS"].startswith(" ".join(SQUASH_OPTIONS["zstd"]))
+    assert Path(given["ENROOT_TEMP_PATH"]).parent == tmp_path / "work"
+    assert given["ENROOT_ALLOW_HTTP"] == "yes"
+    assert made.sidecar
+    assert made.sidecar.made_by.startswith("slipway ")
+    assert "enroot 4.1.2" in made.sidecar.made_by
+    assert (made.sidecar.config.env, made.sidecar.config.workdir) == (ENV, WORKDIR)
+    assert read_superblock(made.path).compression == "zstd"
+    assert list((tmp_path / "work").iterdir()) == []
+    assert {path.name for path in made.path.parent.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
+
+
+def test_what_enroot_cannot_is_done_without_it(stand_in: Path, tiny_image: str, tmp_path: Path) -> None:
+    need("umoci")
+    replace(stand_in, "echo '[ERROR] Could not process JSON input' >&2\nexit 1")
+    made = import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
+    assert made.sidecar
+    assert "umoci" in made.sidecar.made_by
+    with pytest.raises(UserError) as raised:
+        by_it = ImportOptions(plain_http=True, via="enroot", force=True)
+        import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", by_it)
+    assert "enroot failed with exit code 1" in raised.value.message
+    assert "enroot: Could not process JSON input" in raised.value.message
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"tiny.sqsh", "tiny.sqsh.json"}
+
+
+def test_what_enroot_does_not_read_goes_past_it(told: Path, tiny_layout: Path, tmp_path: Path) -> None:
+    need("umoci")
+    made = import_image(Reference.parse(f"oci:{tiny_layout}:1"), tmp_path / "tiny.sqsh")
+    assert made.sidecar
+    assert "skopeo" in made.sidecar.made_by
+    assert not (told / "argv").exists()
+
+
+def test_without_its_runner_the_extra_is_named(
+    stand_in: Path, tiny_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.containers.through_enroot.has_runner", lambda: False)
+    made = import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
+    assert "pip install 'slipway[containers]'" in made.notes[0]
+    assert made.sidecar
+    assert "umoci" in made.sidecar.made_by
+    with pytest.raises(UserError, match="enroot-py, which is not installed"):
+        import_image(Reference.parse(tiny_image), tmp_path / "b.sqsh", ImportOptions(via="enroot"))
+
+
+def test_where_nothing_tells_digests_the_name_decides(
+    stand_in: Path, told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", stand_ins(stand_in, "mksquashfs", "env", "setpriv"))
+    source = Reference.parse("dockerd://tiny:1")
+    made = import_image(source, tmp_path / "tiny.sqsh")
+    assert not made.reused
+    assert made.digest is None
+    assert (told / "argv").read_text().splitlines()[3] == "dockerd://tiny:1"
+    again = import_image(source, tmp_path / "tiny.sqsh")
+    assert again.reused
+    assert "taken by its name" in again.notes[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_enroot_ends_with_the_import(
+    stand_in: Path, tiny_image: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    mark, images = tmp_path / "mark", tmp_path / "images"
+    # As Enroot does: a shell, and a program that it waits for.
+    replace(stand_in, f'printf half > "$3"\nsleep 1000 &\necho $! > {mark}\nwait')
+    process = start(tiny_image, images / "tiny.sqsh", "plain")
+    wait_for(mark, process)
+    process.send_signal(number)
+    end(process)
+    helper = int(mark.read_text())
+    while is_running(helper):
+        pass
+    assert not (images / "tiny.sqsh").exists()
+    if number is signal.SIGTERM:
+        assert list(images.iterdir()) == []
+
+
+@pytest.mark.pyxis
+def test_both_ways_make_the_same(tiny_image: str, tmp_path: Path) -> None:
+    need("enroot", "skopeo", "umoci", "jq", "parallel")
+    listed, starts = [], []
+    for via in ("enroot", "skopeo"):
+        target = tmp_path / f"{via}.sqsh"
+        made = import_image(Reference.parse(tiny_image), target, ImportOptions(via=via, plain_http=True))
+        assert made.sidecar
+        assert made.sidecar.config.entrypoint == ENTRYPOINT
+        lines = run("unsquashfs", "-lln", target).splitlines()
+        # Names, owners and rights; the times of those that an import writes differ.
+        listed.append([(line.split()[:2], line.partition("squashfs-root")[2]) for line in lines])
+        starts.append(run("unsquashfs", "-cat", target, "etc/environment"))
+        name = f"slipway-{os.getpid()}-{via}"
+        run("enroot", "create", "--name", name, target)
+        try:
+            assert run("enroot", "start", name, "/bin/sh", "-c", "pwd").splitlines()[-1] == WORKDIR
+        finally:
+            run("enroot", "remove", "--force", name)
+    assert listed[0] == listed[1]
+    assert starts[0] == starts[1] == "".join(f"{word}\n" for word in ENV)

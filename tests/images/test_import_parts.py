@@ -1,0 +1,297 @@
+"""The parts of an import: where it works, what it writes into a root file system, and what it says."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launcher.containers.complaints import explained
+from launcher.containers.progress import Plain, bars_on, megabytes
+from launcher.containers.rootfs import configure, inside, make_readable
+from launcher.containers.space import Needs, Place, place
+from launcher.containers.squashing import compression_for
+from launcher.containers.store import ImageConfig
+from launcher.containers.working import PREFIX, working_in
+from launcher.errors import UserError
+
+GB = 10**9
+
+
+def places(**free: tuple[int, str]) -> dict[Path, Place]:
+    """Directories with their free gigabytes and their kinds, each on a file system of its own."""
+    found = {}
+    for device, (name, (size, kind)) in enumerate(free.items()):
+        path = Path("/", *name.split("_"))
+        found[path] = Place(path, size * GB, kind == "memory", kind == "shared", device)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        ({"tmp": (50, "disk"), "var_tmp": (90, "disk")}, "/var/tmp"),
+        # A disk of this machine is quicker than the network's, and memory is for programs.
+        ({"tmp": (900, "memory"), "var_tmp": (60, "disk")}, "/var/tmp"),
+        ({"tmp": (50, "disk"), "images": (900, "shared")}, "/tmp"),
+        ({"tmp": (10, "disk"), "images": (900, "shared")}, "/images"),
+        ({"tmp": (90, "memory"), "var_tmp": (10, "disk")}, "/tmp"),
+        ({"tmp": (10, "disk"), "scratch": (50, "disk")}, "/scratch"),
+        # What stays needs room beside what is unpacked.
+        ({"tmp": (40, "disk"), "images": (45, "disk")}, "/tmp"),
+    ],
+)
+def test_it_works_where_there_is_room(free: dict[str, tuple[int, str]], expected: str) -> None:
+    found = places(**{"images": (20, "disk"), **free})
+    chosen = place(
+        Needs(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {"ENROOT_TEMP_PATH": "/scratch"}, found.get
+    )
+    assert chosen == Path(expected)
+
+
+def test_without_room_the_numbers_are_told() -> None:
+    found = places(tmp=(30, "disk"), images=(20, "disk"))
+    with pytest.raises(UserError) as raised:
+        place(Needs(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {}, found.get)
+    assert "needs about 40.0 GB, and there are 30.0 GB in /tmp, 20.0 GB in /images" in raised.value.message
+    assert "--temp-dir DIR" in str(raised.value)
+    with pytest.raises(
+        UserError, match=r"/images: the image needs about 30\.0 GB there, and 20\.0 GB are free"
+    ):
+        place(Needs(1 * GB, 30 * GB), Path("/images/x.sqsh"), None, {}, found.get)
+
+
+def test_a_chosen_directory_is_the_only_one(tmp_path: Path) -> None:
+    found = places(tmp=(900, "disk"), mine=(30, "disk"), images=(900, "disk"))
+    chosen = place(Needs(20 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
+    assert chosen == Path("/mine")
+    with pytest.raises(UserError, match=r"needs about 40\.0 GB, and there are 30\.0 GB in /mine"):
+        place(Needs(40 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
+    with pytest.raises(UserError, match="no directory that can be written to"):
+        place(Needs(1, 1), tmp_path / "x.sqsh", tmp_path / "none")
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "temporary"
+    (tmp_path / "slipway-other").mkdir(parents=True)
+    with working_in(tmp_path) as first:
+        locked = first.path / "rootfs/locked"
+        locked.mkdir(parents=True)
+        outside = tmp_path / "outside"
+        outside.mkdir(mode=0o750)
+        (locked / "link").symlink_to(outside)
+        dead = tmp_path / f"{PREFIX}dead"
+        dead.mkdir()
+        (dead / "lock").touch()
+        with working_in(tmp_path) as second:
+            # That of a process that lives stays, and so does what is not of these.
+            assert {path.name for path in tmp_path.iterdir()} == {
+                *("slipway-other", "outside"),
+                *(first.path.name, second.path.name),
+            }
+        locked.chmod(0)
+    assert {path.name for path in tmp_path.iterdir()} == {"slipway-other", "outside"}
+    assert outside.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_work_directory_is_kept_by_the_programs_in_it(tmp_path: Path) -> None:
+    with working_in(tmp_path) as work:
+        child = subprocess.Popen(["sleep", "1000"], pass_fds=[work.descriptor])
+        with (work.path / "lock").open("r+") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    child.kill()
+    child.wait()
+
+
+def test_the_compression_follows_the_file_system(tmp_path: Path) -> None:
+    assert compression_for(tmp_path, lambda path: True) == "zstd"
+    assert compression_for(tmp_path, lambda path: False) == "lz4"
+
+
+def test_names_in_an_image_do_not_lead_out_of_it(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "usr/etc").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "environment").write_text("mine\n")
+    (root / "etc").symlink_to("/usr/etc")
+    (root / "usr/etc/environment").symlink_to(outside / "environment")
+    (root / "usr/etc/rc").symlink_to("../../../outside/rc")
+    (root / "work").symlink_to(f"../../..{outside}")
+    configure(root, ImageConfig(env=("A=1",), workdir="/work/here"), "oci:x:1")
+    assert (outside / "environment").read_text() == "mine\n"
+    assert [path.name for path in outside.iterdir()] == ["environment"]
+    assert (root / "usr/etc/environment").read_text() == "A=1\n"
+    assert (root / "usr/etc/rc").read_text().startswith("# enroot-provenance: oci:x:1\n")
+    assert inside(root, "/work/here") == root / outside.relative_to("/") / "here"
+    (root / "one").symlink_to("two")
+    (root / "two").symlink_to("one")
+    with pytest.raises(UserError, match="goes in circles"):
+        inside(root, "/one/x")
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "expected"),
+    [
+        (ImageConfig(), [], None),
+        (ImageConfig(cmd=("printf", "[%s]", "a b", "$HOME")), [], "[a b][$HOME]"),
+        (ImageConfig(entrypoint=("printf", "[%s]"), cmd=("a",)), [], "[a]"),
+        (ImageConfig(entrypoint=("printf", "[%s]", "it's"), cmd=("a",)), ["b c", "`d`"], "[it's][b c][`d`]"),
+        (ImageConfig(cmd=("printf", "unused")), ["printf", "[%s]", "x"], "[x]"),
+    ],
+)
+def test_words_reach_the_program_as_they_are(
+    tmp_path: Path, config: ImageConfig, arguments: list[str], expected: str | None
+) -> None:
+    root = tmp_path / "it's a root"
+    root.mkdir()
+    # The working directory is made when it starts, so it has to be one of this machine.
+    place_of = tmp_path / "a $(touch no) place"
+    config = ImageConfig(entrypoint=config.entrypoint, cmd=config.cmd, workdir=str(place_of))
+    configure(root, config, "x\nrm -rf /")
+    done = subprocess.run(
+        ["sh", root / "etc/rc", *arguments], input="pwd", capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (f"{place_of}\n" if expected is None else expected)
+    assert "\nrm -rf" not in (root / "etc/rc").read_text()
+
+
+def test_what_a_line_cannot_hold_is_told(tmp_path: Path) -> None:
+    config = ImageConfig(env=("A=1\n2", "B=3"), volumes=("/data",))
+    assert configure(tmp_path, config, "x") == ("the variable A has a line break in it: left out",)
+    assert (tmp_path / "etc/environment").read_text() == "B=3\n"
+    words = "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+    assert (tmp_path / "etc/fstab").read_text() == words
+
+
+def test_all_of_it_can_be_read_by_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    (tmp_path / "dev/null").write_text("not the device\n")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/shadow").write_text("12345")
+    (tmp_path / "etc/shadow").chmod(0)
+    (tmp_path / "program").write_text("#!")
+    (tmp_path / "program").chmod(0o4555)
+    (tmp_path / "etc").chmod(0o500)
+    assert make_readable(tmp_path) == 7
+    assert list((tmp_path / "dev").iterdir()) == []
+    modes = {name: (tmp_path / name).stat().st_mode & 0o7777 for name in ("etc", "etc/shadow", "program")}
+    assert modes == {"etc": 0o700, "etc/shadow": 0o400, "program": 0o4555}
+
+
+def _skopeo(words: str) -> str:
+    escaped = words.replace('"', '\\"')
+    return f'time="2026-01-02T03:04:05Z" level=fatal msg="{escaped}"'
+
+
+@pytest.mark.parametrize(
+    ("said", "why", "hint"),
+    [
+        (
+            _skopeo(
+                'Error parsing image name "docker://nvcr.io/x/y:1": pinging container registry nvcr.io: Get '
+                '"https://nvcr.io/v2/": dial tcp: lookup nvcr.io on 10.0.0.2:53: no such host'
+            ),
+            "the registry cannot be reached",
+            "the login node can",
+        ),
+        (
+            "[ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized",
+            "the registry does not let you in",
+            "$oauthtoken",
+        ),
+        (
+            _skopeo("reading manifest 1 in nvcr.io/x/y: unauthorized: authentication required"),
+            "the registry does not let you in",
+            "skopeo login",
+        ),
+        (
+            _skopeo("reading manifest 9 in localhost:5000/x: manifest unknown: manifest unknown"),
+            "there is no such image",
+            "list-tags",
+        ),
+        (
+            "[ERROR] URL http://127.0.0.1:5000/v2/x/manifests/1 returned error code: 404 Not Found",
+            "there is no such image",
+            "list-tags",
+        ),
+        (
+            _skopeo(
+                "pinging container registry localhost:5000: http: server gave HTTP response to HTTPS client"
+            ),
+            "the registry speaks plain HTTP",
+            "--plain-http",
+        ),
+        (
+            _skopeo('Get "https://10.0.0.1/v2/": x509: certificate signed by unknown authority'),
+            "the registry's certificate is not one that this machine trusts",
+            "--plain-http",
+        ),
+        ("Write failed because No space left on device", "no space is left", "--temp-dir"),
+        ("tar: x: Cannot write: Disk quota exceeded", "no space is left", "--temp-dir"),
+        (
+            "cannot clone: Operation not permitted",
+            "this machine does not let you use user namespaces",
+            "subuid",
+        ),
+        ("what nobody has thought of", "skopeo failed with exit code 3", ""),
+    ],
+)
+def test_a_programs_failure_is_explained(said: str, why: str, hint: str) -> None:
+    error = explained("look up x", "/usr/bin/skopeo", 3, ["something before", said, "[===|  ] 3/9  33%"])
+    assert error.message.startswith(f"cannot look up x: {why}\n")
+    assert hint in (error.hint or "")
+    assert "level=fatal" not in error.message
+    assert "[ERROR]" not in error.message
+
+
+def test_advice_can_be_pasted() -> None:
+    names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
+    error = explained("look up x", "skopeo", 1, ["unauthorized"], names)
+    assert "`skopeo login localhost:5000`" in str(error)
+    error = explained("look up x", "skopeo", 1, ["manifest unknown"], names)
+    assert "docker://localhost:5000/team/x`" in str(error)
+
+
+def test_a_failure_shows_no_secret() -> None:
+    said = ["Get https://user:hunter22@registry.example/v2/: EOF"]
+    assert "hunter22" not in str(explained("look up x", "skopeo", 1, said))
+
+
+def test_in_a_pipe_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = Plain()
+    plain.step("fetching x", 21 * GB)
+    plain.advance(GB)
+    plain.note("by the way")
+    plain.done()
+    assert capsys.readouterr().err == "fetching x (21.0 GB) ...\nby the way\n"
+
+
+def test_on_a_terminal_there_are_rate_and_remaining_time() -> None:
+    shown, now = io.StringIO(), iter(range(1000))
+    console = Console(file=shown, force_terminal=True, width=120, color_system=None)
+    with bars_on(console, lambda: 1.0 * next(now)) as bars:
+        bars.step("fetching [x]", 8_000_000)
+        for done in (1_000_000, 2_000_000, 3_000_000):
+            bars.advance(done)
+        bars._live.refresh()
+        bars.note("[by] the way")
+        bars.advance(9_000_000)  # more than was thought
+        bars.step("looking")
+    text = shown.getvalue()
+    assert re.search(r"fetching \[x\] ━+ *3.0 MB of 8.0 MB +\d+\.\d [kM]B/s +0:00:\d\d", text), text
+    assert "[by] the way" in text
+    assert re.search(r"✓ fetching \[x\] ━+ 9.0 MB of 9.0 MB [\d.]+ [kM]B/s 0:00:\d\d", text), text
+    assert re.search(r"✓ looking +━+ +0:00:\d\d", text), text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_960_000, "100 MB"), (21 * GB, "21.0 GB")],
+)
+def test_sizes(size: int, text: str) -> None:
+    assert megabytes(size) == text

@@ -1,0 +1,319 @@
+"""`slipway image list`, `inspect` and `verify` on squashfs files that mksquashfs made here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.containers.choosing import locate
+from launcher.containers.importing import ImportOptions, import_image
+from launcher.containers.inspecting import inspect
+from launcher.containers.probing import installed
+from launcher.containers.references import Reference
+from launcher.containers.squashfs import File, read_everything
+from launcher.containers.store import Store, sidecar_path
+from launcher.containers.superblock import read_superblock
+from launcher.containers.verifying import verify
+from launcher.errors import UserError
+from tests.images import tiny
+from tests.images.tiny import need, run
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def imported(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny image as a squashfs with its record; not to be changed."""
+    need("mksquashfs", "unsquashfs")
+    target = tmp_path_factory.mktemp("store") / "tiny.sqsh"
+    source = Reference.parse(f"oci:{tiny_layout}:1")
+    return import_image(source, target, ImportOptions(compression="zstd", via="skopeo")).path
+
+
+@pytest.fixture
+def alone(imported: Path, tmp_path: Path) -> Path:
+    """The same file without its record, as a colleague gives it away."""
+    return Path(shutil.copy(imported, tmp_path / "theirs.sqsh"))
+
+
+def asked(capsys: Capsys, verb: str, *words: object) -> Any:
+    assert main(["image", verb, *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def packed(directory: Path, target: Path, *options: str) -> Path:
+    need("mksquashfs", "unsquashfs")
+    run("mksquashfs", directory, target, "-noappend", "-all-root", "-no-progress", *options)
+    return target
+
+
+def test_what_an_image_says_of_itself_is_in_the_image_too(
+    imported: Path, alone: Path, tmp_path: Path, capsys: Capsys
+) -> None:
+    with_record, without = (asked(capsys, "inspect", one) for one in (imported, alone))
+    same = ("env", "workdir", "entrypoint", "cmd", "labels", "size", "compression", "created", "block_size")
+    assert {name: without[name] for name in same} == {name: with_record[name] for name in same}
+    assert without["env"] == dict(word.split("=", 1) for word in tiny.ENV)
+    assert (without["workdir"], tuple(without["entrypoint"])) == (tiny.WORKDIR, tiny.ENTRYPOINT)
+    assert (tuple(without["cmd"]), without["labels"]) == (tiny.COMMAND, tiny.LABELS)
+    assert (without["compression"], without["digest"]) == ("zstd", None)
+    assert with_record["digest"].startswith("sha256:")
+
+
+def test_the_screen(imported: Path, capsys: Capsys) -> None:
+    assert main(["image", "inspect", "tiny", "--images-dir", str(imported.parent)]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " ")
+    assert lines["workdir"] == tiny.WORKDIR
+    assert lines["compression"] == "zstd, blocks of 128 KiB"
+    assert main(["image", "list", "--images-dir", str(imported.parent)]) == 0
+    head, row = (line.split("  ") for line in capsys.readouterr().out.splitlines())
+    assert [cell.strip() for cell in head if cell][:3] == ["IMAGE", "SIZE", "COMPRESSION"]
+    assert row[0] == "tiny.sqsh" and "zstd" in row
+
+
+def test_secrets_of_an_image_are_not_shown(tmp_path: Path, capsys: Capsys) -> None:
+    (tmp_path / "root/etc").mkdir(parents=True)
+    (tmp_path / "root/etc/environment").write_text("HF_TOKEN=abcdefgh\nPATH=/bin\n")
+    image = packed(tmp_path / "root", tmp_path / "a.sqsh")
+    assert asked(capsys, "inspect", image)["env"] == {"HF_TOKEN": "***", "PATH": "/bin"}
+    assert main(["image", "inspect", str(image)]) == 0
+    assert "abcdefgh" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("-comp", "lz4"), "lz4"),
+        (("-comp", "gzip", "-b", "1M"), "gzip"),
+        (("-comp", "lzo", "-noD"), "lzo"),
+        (("-noI", "-noD", "-noF", "-noX"), "none"),
+    ],
+)
+def test_superblocks(tmp_path: Path, options: tuple[str, ...], name: str) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a").write_text("a" * 1000)
+    image = packed(tmp_path / "root", tmp_path / "a.sqsh", *options)
+    block = read_superblock(image)
+    assert (block.compression, block.inodes) == (name, 2)
+    assert block.block_size == (1 << 20 if "1M" in options else 1 << 17)
+    assert block.used_bytes <= image.stat().st_size
+
+
+def test_a_whole_image(imported: Path, alone: Path) -> None:
+    one = verify(imported, deep=True)
+    assert one.is_whole and not one.notes
+    assert [words.split()[0] for words in one.checked[1:]] == ["sha256", "its", "every"]
+    other = verify(alone, deep=True)
+    assert other.is_whole and len(other.notes) == 1
+
+
+def test_every_file_is_read_whatever_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "some dir").mkdir(parents=True)
+    for name in ("we[i]rd*", "back\\slash", " lead", "some dir/-x", "#", "ü"):
+        (root / name).write_text(name * 1000)
+    (root / "link").symlink_to("#")
+    found = verify(packed(root, tmp_path / "a.sqsh"), deep=True)
+    assert found.is_whole, found.problem
+    size = sum(len(name.encode()) for name in ("we[i]rd*", "back\\slash", " lead", "some dir/-x", "#", "ü"))
+    assert found.checked[-1] == f"every file: {size * 1000:,} bytes"
+
+
+def test_a_file_that_cannot_be_read_whole(imported: Path) -> None:
+    with pytest.raises(UserError, match="0 bytes of 5 in its files can be read"):
+        read_everything(imported, [File(b"/gone", 5)])
+
+
+def broken(image: Path, how: str) -> Path:
+    content = bytearray(image.read_bytes())
+    (used,) = struct.unpack_from("<Q", content, 40)
+    if how == "cut short":
+        del content[used - 100 :]
+    elif how == "another kind":
+        content[:4] = b"\x7fELF"
+    elif how == "files in it":
+        content[1000 : used // 2] = bytes(used // 2 - 1000)
+    elif how == "its tables":
+        content[used - 600 : used - 100] = bytes(500)
+    elif how == "empty":
+        content.clear()
+    image.write_bytes(content)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("how", "deep", "why"),
+    [
+        ("cut short", False, "cut short"),
+        ("another kind", False, "not a squashfs image"),
+        ("empty", False, "an empty file"),
+        ("its tables", False, "its tables cannot be read"),
+        ("files in it", True, "a file in it cannot be read"),
+    ],
+)
+def test_a_broken_image(alone: Path, capsys: Capsys, how: str, deep: bool, why: str) -> None:
+    broken(alone, how)
+    assert main(["image", "verify", str(alone), *["--deep"] * deep]) == 2
+    told = capsys.readouterr()
+    assert why in told.err and "make it anew" in told.err
+    assert f"{alone}: not whole" in told.out
+
+
+def test_bytes_that_changed_since_it_was_made(imported: Path, alone: Path) -> None:
+    shutil.copy(sidecar_path(imported), sidecar_path(alone))
+    assert verify(alone).is_whole
+    found = verify(broken(alone, "files in it"))
+    assert found.problem is not None and "its bytes have changed" in found.problem.message
+    # Of a record that is of another file nothing is believed.
+    shutil.copy(imported, alone)
+    record = json.loads(sidecar_path(alone).read_text())
+    sidecar_path(alone).write_text(json.dumps(record | {"size": 7}))
+    found = verify(alone)
+    assert found.problem is not None and "the record of another file" in found.problem.message
+
+
+def test_all_of_the_store_by_default(imported: Path, tmp_path: Path, capsys: Capsys) -> None:
+    store = tmp_path / "images"
+    store.mkdir()
+    for name in ("good", "bad"):
+        shutil.copy(imported, store / f"{name}.sqsh")
+    broken(store / "bad.sqsh", "cut short")
+    assert main(["image", "verify", "--images-dir", str(store), "--json"]) == 2
+    told = {Path(one["path"]).stem: one["is_whole"] for one in json.loads(capsys.readouterr().out)}
+    assert told == {"good": True, "bad": False}
+    assert {Path(one["path"]).stem for one in asked(capsys, "list", "--images-dir", store)} == set(told)
+
+
+def test_which_image_is_meant(imported: Path, tmp_path: Path) -> None:
+    store = Store(imported.parent)
+    for text in ("tiny", "tiny.sqsh", str(imported)):
+        assert locate(text, store) == imported
+    for text, message, hint in (
+        ("tine", "there is no such image", "did you mean 'tiny'?"),
+        (
+            "nvcr.io/nvidia/nemo:24.07",
+            "nvidia+nemo+24.07.sqsh is not in",
+            "slipway image import nvcr.io#nvidia",
+        ),
+        ("megatron", "is not in", "slipway image build megatron:run"),
+        (str(store.directory / "tin.sqsh"), "no such file", "tiny.sqsh"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)) as refused:
+            locate(text, store)
+        assert hint in str(refused.value)
+
+
+def python_root(directory: Path) -> Path:
+    """A root file system with this machine's Python, and distributions that are only their metadata."""
+    modules = "__future__ email.parser importlib.metadata importlib.util json pathlib platform re sys"
+    names = f"import {modules.replace(' ', ', ')}\n"
+    names += "print(*[m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)])"
+    interpreter = Path("/usr/bin/python3").resolve()
+    if not interpreter.is_file():
+        pytest.skip("needs Debian's Python")
+    used = [Path(word) for word in run(interpreter, "-I", "-S", "-c", names).split()]
+    binaries = [
+        interpreter,
+        *(path for path in used if path.suffix == ".so"),
+        Path(shutil.which("env") or ""),
+    ]
+    listed = " ".join(run("ldd", path) for path in binaries).split()
+    libraries = {Path(word) for word in listed if word.startswith("/") and not word.endswith(":")}
+    for path in {*used, *binaries, *libraries}:
+        (directory / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, directory / path.relative_to("/"))
+    (directory / "usr/bin/python3").symlink_to(interpreter.name)
+    site = directory / "opt/site"
+    for name, version in (("torch", "2.13.0"), ("nemo_toolkit", "2.4.1"), ("megatron_core", "0.16.1")):
+        (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+        (site / f"{name}-{version}.dist-info/METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    (site / "torch").mkdir()
+    (site / "torch/__init__.py").write_text("raise ImportError('there is no GPU')\n")
+    (site / "torch/version.py").write_text("__version__ = '2.13.0'\ncuda: Optional[str] = '12.8'\n")
+    (directory / "etc").mkdir(exist_ok=True)
+    (directory / "etc/environment").write_text("PYTHONPATH=/opt/site\nPATH=/usr/bin:/bin\n")
+    return directory
+
+
+def need_mounts() -> None:
+    need("squashfuse", "unshare")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("needs /dev/fuse")
+
+
+def test_the_python_of_an_image_tells_what_is_installed(tmp_path: Path, capsys: Capsys) -> None:
+    need_mounts()
+    image = packed(python_root(tmp_path / "root"), tmp_path / "a.sqsh", "-comp", "lz4")
+    mounted = Path("/proc/self/mounts").read_text()
+    found = asked(capsys, "inspect", image, "--deep")["installed"]
+    assert found["python"] == run("/usr/bin/python3", "--version").split()[1]
+    assert {name: found[name] for name in ("torch", "nemo", "megatron_core", "apex", "cuda")} == {
+        "torch": "2.13.0",
+        "nemo": "2.4.1",
+        "megatron_core": "0.16.1",
+        "apex": None,
+        "cuda": "12.8",
+    }
+    assert Path("/proc/self/mounts").read_text() == mounted
+
+
+def test_an_image_without_python(imported: Path) -> None:
+    need_mounts()
+    with pytest.raises(UserError, match="its Python could not be asked") as refused:
+        installed(imported, inspect(imported).config)
+    assert "No such file or directory" in str(refused.value)
+
+
+def test_nothing_that_starts_an_image(
+    imported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="needs squashfuse and unshare, or enroot, or apptainer"):
+        installed(imported, inspect(imported).config)
+
+
+def test_without_unsquashfs(
+    imported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capsys
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = asked(capsys, "inspect", imported)
+    assert found["workdir"] == tiny.WORKDIR and "unsquashfs is missing" in found["notes"][0]
+    assert asked(capsys, "verify", imported)[0]["is_whole"]
+    assert main(["image", "verify", str(imported), "--deep"]) == 2
+    assert "apt-get install squashfs-tools" in capsys.readouterr().err
+
+
+def test_links_in_circles_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+    need("mksquashfs", "unsquashfs")
+    (tmp_path / "root/etc").mkdir(parents=True)
+    (tmp_path / "root/etc/os-release").symlink_to("os-release")
+    (tmp_path / "root/etc/environment").symlink_to("environment")
+    os.mkfifo(tmp_path / "root/etc/rc")
+    run("mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet", "-no-progress")
+    found = inspect(tmp_path / "x.sqsh")
+    assert (found.release, found.source, found.config.env) == (None, None, ())
+
+
+def test_whoever_is_told_to_end_unmounts_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("mksquashfs", "unsquashfs")
+    (tmp_path / "root").mkdir()
+    run("mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet", "-no-progress")
+
+    def told_to_end(*_: object) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        handler(signal.SIGTERM, None)
+
+    monkeypatch.setattr("launcher.containers.probing.installed", told_to_end)
+    with pytest.raises(SystemExit) as ended:
+        main(["image", "inspect", str(tmp_path / "x.sqsh"), "--deep"])
+    assert ended.value.code == 128 + signal.SIGTERM

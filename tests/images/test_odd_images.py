@@ -1,0 +1,124 @@
+"""Images and machines that are not as one expects: links in circles, others' files, nobody's home."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.containers import finishing, rootfs, routes
+from launcher.containers.complaints import explained
+from launcher.containers.credentials import enroot_login
+from launcher.containers.importing import import_image
+from launcher.containers.locking import locked
+from launcher.containers.references import Kind, Reference
+from launcher.containers.remote import Access, names_of
+from launcher.containers.store import ImageConfig
+from launcher.errors import UserError
+from launcher.file_systems import Mount
+
+
+def test_a_volume_is_one_line_of_the_image_only(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    bad = ("/a b", "/x\n/etc /y none bind", "/../../home", "/$HOME", "relative")
+    notes = rootfs.configure(tmp_path / "root", ImageConfig(volumes=("/data", *bad)), "x")
+    lines = (tmp_path / "root/etc/fstab").read_text().splitlines()
+    assert [line.split()[1] for line in lines] == ["/data"]
+    assert len(notes) == len(bad)
+
+
+def test_a_device_directory_that_may_not_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "root/dev").mkdir(parents=True)
+    (tmp_path / "root/dev/null").touch()
+    (tmp_path / "root/dev").chmod(0o555)
+    rootfs.make_readable(tmp_path / "root")
+    assert not list((tmp_path / "root/dev").iterdir())
+    assert (tmp_path / "root/dev").stat().st_mode & 0o700 == 0o700
+
+
+def test_a_lock_that_may_only_be_read_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with locked(tmp_path / "x.sqsh", lambda who: None) as lock:
+        assert not lock.certain
+
+
+def test_a_directory_where_nothing_can_be_made_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(UserError, match="permission denied"), locked(tmp_path / "x.sqsh", print):
+        pass
+
+
+def test_a_colleagues_image_on_nfs_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(old: Path, new: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(new))
+
+    monkeypatch.setattr("os.link", refuse)
+    monkeypatch.setattr(finishing, "mount_of", lambda path: Mount("nfs4", tmp_path, "server:/images"))
+    (tmp_path / "x.sqsh").write_text("theirs")
+    finishing._keep_for_jobs(tmp_path / "x.sqsh")
+    [kept] = tmp_path.glob(".x.sqsh.old-*")
+    assert kept.read_text() == "theirs"
+
+
+def test_who_has_no_home_has_no_login_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.delenv("HOME")
+    assert enroot_login("nvcr.io", environment={}) is None
+
+
+@pytest.mark.parametrize(
+    ("registry", "host"),
+    [("nvcr.io", "nvcr.io"), ("a.b:5000", "a.b"), ("[::1]", "[::1]"), ("docker.io", "auth.docker.io")],
+)
+def test_the_host_that_a_login_is_for(registry: str, host: str) -> None:
+    assert names_of(Reference(Kind.REGISTRY, "a/b", registry, "1"))["HOSTNAME"] == host
+
+
+def test_advice_about_an_image_of_no_registry() -> None:
+    said = ["open index.json: no such file or directory: image not known"]
+    assert explained("look", "skopeo", 1, said, {}).hint == "look at its name and its tag"
+
+
+def test_a_directory_where_the_image_should_be(tmp_path: Path) -> None:
+    (tmp_path / "x.sqsh").mkdir()
+    with pytest.raises(UserError, match="a directory, and no image's file"):
+        import_image(Reference.parse("oci:/nowhere:1"), tmp_path / "x.sqsh")
+
+
+def test_a_home_in_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["oci:/nowhere:1", "--output=~/x.sqsh", "--on-cluster", "--dry-run", "cluster=bcm"]
+    assert main(["image", "import", *words]) == 0
+    assert f"--output={Path.home()}/x.sqsh" in capsys.readouterr().out
+
+
+def test_where_neither_program_is_let_in_it_says_how_to_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise explained("look", "skopeo", 1, ["unauthorized"], {"REGISTRY": "a.b"})
+
+    def fails(*_: object) -> None:
+        raise explained("look", "enroot", 1, ["[INFO] Authenticating with user: <anonymous>"])
+
+    monkeypatch.setattr(routes, "look_up_by_skopeo", refused)
+    monkeypatch.setattr("launcher.containers.through_enroot.digest", fails)
+    monkeypatch.setattr("launcher.containers.tools.which", Path)
+    with pytest.raises(UserError, match="the registry does not let you in") as told:
+        routes.look_up(routes.ENROOT, Reference.parse("a.b/c:1"), Access())
+    assert "skopeo login a.b" in str(told.value)

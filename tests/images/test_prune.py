@@ -1,0 +1,201 @@
+"""`slipway image prune`: what nobody needs goes, and nothing that a live run uses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.containers.locking import locked
+from launcher.containers.pruning import Rules, Use, choose, left_over, parse_age, remove
+from launcher.containers.store import RecipeOrigin, Sidecar, Store, Stored, sidecar_path, stored
+from launcher.errors import UserError
+from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.provenance import host
+
+Capsys = pytest.CaptureFixture[str]
+
+DAY = 86400.0
+NOW = 1000 * DAY
+
+
+def put(store: Path, name: str, *, record: bool = True, age: float = 0.0) -> Path:
+    """A file of the store; what is in it is nobody's business here."""
+    image = store / name
+    store.mkdir(exist_ok=True)
+    image.write_bytes(b"x" * 100)
+    if record:
+        origin = RecipeOrigin("nemo", "run", "0" * 64)
+        words = {"source": "a", "digest": None, "sha256": "", "size": 100, "compression": "lz4"}
+        rest = {"squash_options": (), "block_size": 1, "created": "2026-11-21T12:00:00+00:00", "made_by": "x"}
+        Sidecar(**words, **rest, recipe=origin).write(image)  # type: ignore[arg-type]
+
+    os.utime(image, (NOW - age * DAY, NOW - age * DAY))
+    return image
+
+
+def chosen(store: Path, uses: dict[Path, list[Use]], rules: Rules) -> dict[str, bool]:
+    found = choose(Store(store).entries(), uses, rules, NOW)
+    return {one.entry.path.name: one.remove for one in found}
+
+
+def test_what_a_run_needs_stays(tmp_path: Path) -> None:
+    names = ("free", "ended", "live", "theirs")
+    images = {name: put(tmp_path, f"{name}.sqsh", record=name != "theirs", age=40) for name in names}
+    uses = {
+        images["ended"]: [Use("a", False, NOW - 35 * DAY)],
+        images["live"]: [Use("b", False, 0.0), Use("c", True, 0.0)],
+        images["theirs"]: [],
+    }
+    kept = {"ended.sqsh": False, "live.sqsh": False, "theirs.sqsh": False}
+    assert chosen(tmp_path, uses, Rules()) == {**kept, "free.sqsh": True}
+    assert chosen(tmp_path, uses, Rules(ended=True)) == {**kept, "free.sqsh": True, "ended.sqsh": True}
+    # The age of an image that was needed is that of its last launch.
+    old = Rules(ended=True, older_than=38 * DAY)
+    assert chosen(tmp_path, uses, old) == {**kept, "free.sqsh": True}
+    assert chosen(tmp_path, uses, Rules(older_than=41 * DAY)) == {**kept, "free.sqsh": False}
+    whys = {one.entry.path.name: one.why for one in choose(Store(tmp_path).entries(), uses, Rules(), NOW)}
+    assert whys["live.sqsh"] == "c waits or runs, or may"
+    assert whys["theirs.sqsh"] == "not made by slipway: it has no record"
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    for days in (1, 2, 3):
+        put(tmp_path, f"{days}.sqsh", age=days)
+    assert chosen(tmp_path, {}, Rules(keep=2)) == {"1.sqsh": False, "2.sqsh": False, "3.sqsh": True}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * DAY), ("12h", DAY / 2), ("2w", 14 * DAY)])
+def test_ages(text: str, seconds: float) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["30", "d", "", "-1d", "3 d", "1y", "١d"])
+def test_what_is_no_age(text: str) -> None:
+    with pytest.raises(UserError, match="this is no age"):
+        parse_age(text)
+
+
+def test_what_is_being_made_anew_stays(tmp_path: Path) -> None:
+    store = tmp_path / "images"
+    entry = stored(put(store, "a.sqsh"))
+    assert isinstance(entry, Stored)
+    with locked(entry.path, lambda _: None), pytest.raises(UserError, match="makes it anew just now"):
+        remove(entry)
+    assert entry.path.exists() and sidecar_path(entry.path).exists()
+    remove(entry)
+    assert list(store.iterdir()) == []
+
+
+def test_a_file_that_was_replaced_goes_when_no_job_may_have_it_open(tmp_path: Path) -> None:
+    image = put(tmp_path, "a.sqsh")
+    old = put(tmp_path, ".a.sqsh.old-0123456789ab", record=False)
+    put(tmp_path, ".a.sqsh.lock", record=False)
+    for is_live in (True, False):
+        (choice,) = left_over(tmp_path, {image: [Use("b", is_live, 0.0)]})
+        assert (choice.entry.path, choice.remove) == (old, not is_live)
+
+
+def test_what_a_killed_import_wrote_goes_when_nobody_imports(tmp_path: Path) -> None:
+    store = tmp_path / "images"
+    half = put(store, ".a.sqsh.tmp-0123456789ab", record=False)
+    (store / ".a.sqsh.lock").touch()  # it leaves this one too
+    with locked(store / "a.sqsh", lambda _: None):
+        (choice,) = left_over(store, {})
+        assert not choice.remove and "just now" in choice.why
+        with pytest.raises(UserError, match="just now"):
+            remove(choice.entry)
+    (choice,) = left_over(store, {})
+    assert (choice.entry.path, choice.remove) == (half, True)
+    remove(choice.entry)
+    assert list(store.iterdir()) == []
+
+
+def launch(tree: Path, name: str, image: Path, job: str, where: str) -> Path:
+    directory = tree / name / "launches" / "1"
+    directory.mkdir(parents=True)
+    values: dict[str, Any] = dict.fromkeys(("stage", "engine", "job_name", "version", "user"), "x")
+    values |= {"run": name, "launch": 1, "tag": name, "created": "2026-11-21T12:00:00Z", "scheduler": "local"}
+    values |= {"nodes": 1, "tasks_per_node": 1, "time_limit": None, "choices": {}, "command": []}
+    write_manifest(directory, Manifest(**values, overrides=[], image=str(image), job_id=job, host=where))
+    return directory
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[int]:
+    """A process that is the job of the run `running`, as this machine sees it."""
+    script = tmp_path / "results" / "running" / "launches" / "1" / "x_submission.sh"
+    with subprocess.Popen([sys.executable, "-c", "input()", script], stdin=subprocess.PIPE) as one:
+        yield one.pid
+        one.kill()
+
+
+def test_the_command(tmp_path: Path, process: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, tree = tmp_path / "images", tmp_path / "results"
+    images = {name: put(store, f"{name}.sqsh") for name in ("free", "ended", "running", "elsewhere")}
+    ended = str(2**22 + 1)  # beyond what Linux numbers processes with
+    launch(tree, "ended", images["ended"], ended, host())
+    launch(tree, "running", images["running"], str(process), host())
+    launch(tree, "elsewhere", images["elsewhere"], "1", "another.machine")
+    command = ["image", "prune", "--images-dir", str(store)]
+
+    assert main([*command, "--dry-run", "--json"]) == 0
+    told = {Path(one["path"]).stem: one for one in json.loads(capsys.readouterr().out)}
+    assert {name for name, one in told.items() if one["remove"]} == {"free"}
+    assert "running waits or runs" in told["running"]["why"] and not told["free"]["removed"]
+
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert "1 of 4 to remove: 100 B" in shown.out and "--yes" in shown.err
+    assert all(image.exists() for image in images.values())
+
+    # On a terminal it asks; anything but a yes is a no.
+    for said, code in (("\n", 2), ("yes\n", 0)):
+        terminal = io.StringIO(said)
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert main(command) == code
+        assert "remove 1? [y/N]" in capsys.readouterr().out
+        assert images["free"].exists() == (code != 0)
+
+    assert main([*command, "--ended", "--yes"]) == 0
+    left = {path.name for path in store.iterdir()}
+    assert left == {name for one in ("running", "elsewhere") for name in (f"{one}.sqsh", f"{one}.sqsh.json")}
+    capsys.readouterr()
+
+
+def test_a_launch_while_the_question_stands(
+    tmp_path: Path, process: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = {name: put(tmp_path / "images", f"{name}.sqsh") for name in ("free", "running")}
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+            launch(tmp_path / "results", "running", images["running"], str(process), host())
+            return "y\n"
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert main(["image", "prune", "--images-dir", str(tmp_path / "images")]) == 1
+    assert (images["free"].exists(), images["running"].exists()) == (False, True)
+    assert "running.sqsh: needed just now; it stays" in capsys.readouterr().err
+
+
+def test_mistakes(tmp_path: Path, capsys: Capsys) -> None:
+    assert main(["image", "prune", "--images-dir", str(tmp_path / "none")]) == 0
+    assert "there is no image in" in capsys.readouterr().err
+    assert main(["image", "prune", "--images-dir", str(tmp_path), "--keep", "-1"]) == 2
+    assert main(["image", "prune", "--images-dir", str(tmp_path), "--older-than", "soon"]) == 2
+    assert "30d" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""`slipway image push`: several registries get the same image, and each is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.containers.references import Reference
+from launcher.containers.remote import Access, look_up_by_skopeo
+from tests.images.tiny import PASSWORD, USER, Registry, need, run
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def login(guarded_registry: Registry, tmp_path: Path) -> Path:
+    """A file of logins, as skopeo writes it."""
+    file = tmp_path / "auth.json"
+    words = ("--authfile", file, "--tls-verify=false", "-u", USER, "-p", PASSWORD)
+    run("skopeo", "login", *words, guarded_registry.host)
+    return file
+
+
+def pushed(capsys: Capsys, *words: object) -> tuple[int, list[dict[str, Any]], str]:
+    code = main(["image", "push", *map(str, words), "--plain-http", "--json"])
+    told = capsys.readouterr()
+    return code, json.loads(told.out or "[]"), told.err
+
+
+def test_the_same_in_every_registry(
+    tiny_layout: Path, registry: Registry, guarded_registry: Registry, login: Path, capsys: Capsys
+) -> None:
+    places = [f"{one.host}/push/all:1" for one in (registry, guarded_registry)]
+    code, told, _ = pushed(capsys, f"oci:{tiny_layout}:1", *places, "--authfile", login)
+    assert code == 0
+    digests = {one["digest"] for one in told}
+    access = Access(plain_http=True, authfile=login)
+    assert digests == {look_up_by_skopeo(Reference.parse(place), access).digest for place in places}
+    assert len(digests) == 1 and not any(one["was_there"] for one in told)
+    # From one to another, and once more: nothing is sent.
+    further = f"{registry.host}/push/copy:2"
+    code, told, _ = pushed(capsys, places[1], further, places[0], "--authfile", login)
+    assert (code, [one["was_there"] for one in told]) == (0, [False, True])
+    assert {one["digest"] for one in told} == digests
+
+
+def test_one_that_refuses_keeps_it_from_no_other(
+    tiny_layout: Path, registry: Registry, guarded_registry: Registry, capsys: Capsys
+) -> None:
+    source = f"oci:{tiny_layout}:1"
+    refusing = f"{guarded_registry.host}/push/refused:1"
+    code, told, complaint = pushed(capsys, source, refusing, f"{registry.host}/push/one:1")
+    assert (code, [one["error"] is None for one in told]) == (1, [False, True])
+    assert "the registry does not let you in" in complaint and "skopeo login" in complaint
+    assert main(["image", "push", source, refusing, "--plain-http"]) == 2
+    assert "the registry does not let you in" in capsys.readouterr().err
+
+
+def test_an_archive_is_packed_once_for_all(
+    tiny_layout: Path, registry: Registry, tmp_path: Path, capsys: Capsys
+) -> None:
+    archive, temporary = tmp_path / "tiny.tar", tmp_path / "temporary"
+    temporary.mkdir()
+    run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"docker-archive:{archive}:team/tiny:1")
+    places = [f"{registry.host}/push/archive{number}:1" for number in (1, 2)]
+    code, told, _ = pushed(capsys, f"docker-archive:{archive}", *places, "--temp-dir", temporary)
+    assert code == 0 and len({one["digest"] for one in told}) == 1
+    # A layer of a registry is compressed, whatever it was in the archive.
+    raw = run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{places[0]}")
+    assert "gzip" in json.loads(raw)["layers"][0]["mediaType"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a.sqsh", "127.0.0.1:1/x:1"), "a squashfs has lost its layers"),
+        (("oci:/none:1", "podman://x:1"), "no place in a registry"),
+        (("oci:/none:1", f"127.0.0.1:1/x@sha256:{'0' * 64}"), "no place in a registry"),
+        (("oci:/none:1",), "where to? no registry is named"),
+        (("oci:/none:1", "127.0.0.1:1/x:1"), "cannot read oci:/none:1"),
+        (("nemo",), "where to? no registry is named"),
+        (("nimo", "127.0.0.1:1/x:1"), "there is no such recipe"),
+        (("nemo", "podman://x:1"), "no place in a registry"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], message: str, capsys: Capsys) -> None:
+    code, _, complaint = pushed(capsys, *words)
+    assert (code, message in complaint) == (2, True), complaint
+    assert "build it first" not in complaint
+
+
+def test_a_recipe_that_was_not_built_here(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("buildah")
+    # Where no overlay can be mounted its storage is another, for skopeo too.
+    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
+    (tmp_path / "storage.conf").write_text(storage)
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+    code, _, complaint = pushed(capsys, "nemo", "127.0.0.1:1/x:1", "--builder=buildah")
+    assert code == 2 and "build it first: slipway image build nemo" in complaint
