@@ -45,6 +45,7 @@ examples:
   slipway sandbox up
   slipway sandbox up --accounting                    with MariaDB and slurmdbd, so that sacct answers
   slipway sandbox up --accounting --account research --qos debug    which refuses all other accounts and QOS
+  slipway sandbox up --pyxis                         with Enroot and Pyxis, where they are installed
   slipway sandbox up --dir /tmp/second --nodes 2     a second one beside the first
   sbatch --test-only --partition=cloud job.sh        would a cluster with 1,024 nodes take this script?
 
@@ -100,6 +101,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     boot.add_argument("--gpus", type=int, default=8, metavar="N", help="fake GPUs of a node (default: 8)")
     boot.add_argument("--gpu-type", metavar="TYPE", help="of the fake GPUs, such as a100 (default: none)")
     boot.add_argument("--cpus", type=int, default=64, metavar="N", help="what a node claims (default: 64)")
+    text = "jobs may run in containers; FILE is spank_pyxis.so, where it is in no usual place"
+    boot.add_argument("--pyxis", nargs="?", const=Path(), type=Path, metavar="FILE", help=text)
     boot.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB, for sacct")
     for flag, what in (("account", "an account"), ("qos", "a quality of service")):
         text = f"{what} that you may use, and no others; may be given again"
@@ -155,6 +158,7 @@ def _up(args: argparse.Namespace) -> int:
         gpu_type=args.gpu_type,
         accounts=tuple(args.account),
         qos=tuple(args.qos),
+        pyxis=_pyxis(args),
     )
     began = time.monotonic()
     with _Progress() as progress:
@@ -166,6 +170,13 @@ def _up(args: argparse.Namespace) -> int:
     _print_partitions(sandbox)
     _print_next_steps(args)
     return 0
+
+
+def _pyxis(args: argparse.Namespace) -> Path | None:
+    from launcher.sandbox.containers import find_plugin
+
+    # Without a file it is looked for.
+    return find_plugin() if args.pyxis == Path() else args.pyxis
 
 
 def _down(args: argparse.Namespace) -> int:
@@ -236,6 +247,7 @@ def _describe(seen: Status) -> str:
         "nodes": ", ".join(f"{node.name} {node.state}" for node in seen.nodes) or "unknown",
         "test only": f"{seen.cloud_nodes} cloud nodes" if seen.cloud_nodes else "no",
         "accounting": "yes" if seen.accounting else "no",
+        "containers": "Pyxis" if seen.pyxis else "no",
         "jobs": "unknown" if seen.running is None else f"{seen.running} running, {seen.pending} pending",
         "ports": ", ".join(f"{name} {port}" for name, port in seen.ports),
         "SLURM_CONF": str(slurm_conf_path(seen.directory)),

@@ -39,7 +39,7 @@ SlurmctldLogFile={layout.logs}/slurmctld.log
 SlurmdLogFile={layout.logs}/%n.log
 SlurmctldDebug=info
 SlurmdDebug=info
-PlugStackConfig={layout.etc}/plugstack.conf
+PlugStackConfig={layout.plugstack_conf}
 MailProg=/bin/true
 JobCompType=jobcomp/filetxt
 JobCompLoc={layout.logs}/jobcomp.txt
@@ -172,6 +172,35 @@ def gres_conf(options: Options) -> str:
     return (
         f"NodeName={_names(options)} Name=gpu{kind} File={_bracket(f'{devices}/gpu', 0, options.gpus - 1)}\n"
     )
+
+
+def plugstack_conf(options: Options) -> str:
+    """Return the text of plugstack.conf; empty, the plug-ins of another Slurm on the machine are not loaded.
+
+    Pyxis keeps images of a registry under a name made of the job's number and the step's: several nodes of
+    one job must not share the folder.
+    """
+    if options.pyxis is None:
+        return ""
+    return f"required {options.pyxis} runtime_path={Layout(options.directory).own_containers}/pyxis\n"
+
+
+def enroot_conf(layout: Layout, machine: str) -> str:
+    """Return the enroot.conf of the nodes: folders of their own, the rest as on the machine.
+
+    Pyxis keeps ENROOT_DATA_PATH and its like of a job's environment from Enroot, so that only this file can
+    say it. Of two lines for a key Enroot takes the first; it calls a shell for the values.
+
+    Parameters
+    ----------
+    machine
+        The text of the machine's own file.
+    """
+    own = layout.own_containers
+    lines = [f"ENROOT_{name}_PATH {own}/{name.lower()}-$(id -u)" for name in ("DATA", "RUNTIME")]
+    # Layers of a registry's images: fetched once for all nodes, as in a home directory that they share.
+    lines.append(f"ENROOT_CACHE_PATH {layout.containers}/cache-$(id -u)")
+    return "\n".join(["# Written by `slipway sandbox up`.", *lines, "", machine.rstrip("\n")]) + "\n"
 
 
 def communication_conf() -> tuple[str, str]:

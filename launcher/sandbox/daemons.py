@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from launcher.sandbox import configuration
+from launcher.sandbox import configuration, containers
 from launcher.sandbox.accounts import add_accounts
 from launcher.sandbox.clients import ask
 from launcher.sandbox.ports import is_free
@@ -34,12 +34,20 @@ def write_files(state: State) -> None:
     first_job_id = configuration.first_job_id(time.time())
     layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports, first_job_id))
     (layout.etc / "gres.conf").write_text(configuration.gres_conf(options))
-    # Empty, so that the plug-ins of another Slurm on this machine are not loaded.
-    (layout.etc / "plugstack.conf").write_text("")
+    layout.plugstack_conf.write_text(configuration.plugstack_conf(options))
     clients, daemons = configuration.communication_conf()
     layout.communication.write_text(clients)
     layout.daemon_communication.write_text(daemons)
     layout.hosts.write_text(configuration.hosts(options, _machine_hosts()))
+    if options.pyxis is not None:
+        machine = containers.site_configuration().read_text()
+        layout.enroot_conf.write_text(configuration.enroot_conf(layout, machine))
+        layout.own_containers.mkdir(parents=True)
+        nodes = [layout.containers_of(name) for name in options.node_names]
+        for folder in (layout.containers, *nodes):
+            folder.mkdir(exist_ok=True)
+            # Enroot makes a folder for each user, as that user.
+            folder.chmod(0o1777)
 
 
 def start_all(supervisor: Supervisor) -> None:
@@ -107,9 +115,13 @@ def _start_controller(supervisor: Supervisor) -> None:
 
 
 def _start_nodes(supervisor: Supervisor) -> None:
-    options, conf = supervisor.state.options, supervisor.layout.slurm_conf
+    options, layout = supervisor.state.options, supervisor.layout
+    conf = layout.slurm_conf
+    # Several nodes of one machine: what Enroot keeps by the names of containers must not meet.
+    enroot = {layout.enroot_conf: containers.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
-        supervisor.start_as_host(name, name, ["slurmd", "-D", "-f", str(conf)])
+        own = {layout.containers_of(name): layout.own_containers} if options.pyxis else {}
+        supervisor.start_as_host(name, name, ["slurmd", "-D", "-f", str(conf)], enroot | own)
     supervisor.reporter.step("waiting for the nodes")
     supervisor.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
     supervisor.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")

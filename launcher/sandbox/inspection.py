@@ -37,6 +37,7 @@ class Status:
     cloud_nodes: int = 0
     running: int | None = None
     pending: int | None = None
+    pyxis: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -66,6 +67,7 @@ def status(directory: Path) -> Status:
         cloud_nodes=found.options.cloud_nodes,
         running=None if jobs is None else jobs.count("RUNNING"),
         pending=None if jobs is None else jobs.count("PENDING"),
+        pyxis=found.options.pyxis is not None,
     )
 
 

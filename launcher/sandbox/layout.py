@@ -87,6 +87,28 @@ class Layout:
     def database_socket(self) -> Path:
         return self.run / "mysql.sock"
 
+    @property
+    def containers(self) -> Path:
+        """Has a folder for every node, and one more where each node sees its own."""
+        return self.directory / "containers"
+
+    @property
+    def own_containers(self) -> Path:
+        """Empty but on a node: what Enroot and Pyxis keep there, `containers_of` that node."""
+        return self.containers / "own"
+
+    def containers_of(self, node: str) -> Path:
+        return self.containers / node
+
+    @property
+    def enroot_conf(self) -> Path:
+        """Seen on a node in place of the machine's own."""
+        return self.etc / "enroot.conf"
+
+    @property
+    def plugstack_conf(self) -> Path:
+        return self.etc / "plugstack.conf"
+
     def output(self, daemon: str) -> Path:
         """What a daemon wrote to its standard output and error."""
         return self.logs / f"{daemon}.out"

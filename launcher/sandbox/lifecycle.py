@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.sandbox import daemons, prerequisites, state
+from launcher.sandbox import containers, daemons, prerequisites, state
 from launcher.sandbox.clients import client_environment
 from launcher.sandbox.layout import Layout
 from launcher.sandbox.options import Options
@@ -52,6 +52,8 @@ def up(options: Options, reporter: Reporter | None = None) -> Sandbox:
     """
     reporter = reporter or Silent()
     prerequisites.check(options.accounting)
+    if options.pyxis is not None:
+        containers.check(options.pyxis)
     Layout(options.directory).check_socket_length(options.nodes)
     try:
         options.directory.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ class Membership:
 
     - it is a daemon that was recorded and still runs;
     - it shares the mount namespace of a node, as even a job's process that was orphaned on purpose does;
+    - its root directory is a container that Enroot has unpacked in the sandbox;
     - its environment says so, which still holds when the daemons were killed;
     - it descends from one of these.
 
@@ -54,15 +55,27 @@ class Membership:
         # A daemon that has only just been started may not have left the machine's namespace yet.
         private = set(self._namespaces.values()) - {_namespace(os.getpid()), _namespace(1)}
         roots = {process.pid for process in self._known if process.is_alive}
+        containers = self._containers()
         roots |= {
             pid
             for pid in entries.keys() - spared
-            if _namespace(pid) in private or self._is_claimed(processes.environment(pid))
+            if _namespace(pid) in private
+            or (containers and processes.root_directory(pid) in containers)
+            or self._is_claimed(processes.environment(pid))
         }
         for pid, entry in entries.items():
             if pid not in spared and not roots.isdisjoint(processes.ancestry(pid, entries)):
                 self._known.add(entry.process)
         return {process for process in self._known if process.is_alive}
+
+    def _containers(self) -> set[tuple[int, int]]:
+        """The root directories of containers, by device and inode."""
+        found = set()
+        for root in self._layout.containers.glob("*/data-*/*"):
+            with suppress(OSError):
+                status = root.stat()
+                found.add((status.st_dev, status.st_ino))
+        return found
 
     def _is_claimed(self, environment: dict[str, str]) -> bool:
         if environment.get(MARKER) == str(self._layout.directory):

@@ -39,6 +39,8 @@ class Options:
         Nodes of the partition that only ``sbatch --test-only`` can use; 0 for no such partition.
     base_port
         First of the ports; `None` chooses free ones.
+    pyxis
+        Pyxis' plugin, ``spank_pyxis.so``: jobs may then run in containers; `None` for no containers.
     """
 
     directory: Path = field(default_factory=default_directory)
@@ -51,6 +53,7 @@ class Options:
     gpu_type: str | None = None
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
+    pyxis: Path | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", self.directory.resolve())
@@ -63,6 +66,11 @@ class Options:
             if not low <= getattr(self, name) <= high:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} {getattr(self, name)}: expected {low} to {high}")
+        if self.pyxis is not None:
+            object.__setattr__(self, "pyxis", self.pyxis.absolute())
+            if not _PLAIN_PATH.fullmatch(str(self.pyxis)):
+                told = f"--pyxis {str(self.pyxis)!r}: plugstack.conf cannot quote a path"
+                raise UserError(told, hint="a link to it, of letters, digits and . _ + @ -, will do")
         self._check_names()
 
     def _check_names(self) -> None:
@@ -100,14 +108,17 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {
-            "directory": str(self.directory)
+            "directory": str(self.directory),
+            "pyxis": None if self.pyxis is None else str(self.pyxis),
         }
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
         # A sandbox that an older version booted has not all of the options.
         lists = {name: tuple(record.get(name, ())) for name in ("accounts", "qos")}
-        return cls(**record | lists | {"directory": Path(record["directory"])})
+        pyxis = record.get("pyxis")
+        paths = {"directory": Path(record["directory"]), "pyxis": None if pyxis is None else Path(pyxis)}
+        return cls(**record | lists | paths)
 
 
 def _word(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -69,10 +70,12 @@ def check_programs(accounting: bool) -> None:
     if not missing:
         return
     packages = dict.fromkeys(needed[name] for name in missing)
-    raise UserError(
-        f"not installed: {', '.join(missing)}",
-        hint=f"on Debian or Ubuntu: apt-get install --no-install-recommends {' '.join(packages)}\n  {_LOCAL}",
-    )
+    raise UserError(f"not installed: {', '.join(missing)}", hint=f"{install_line(packages)}\n  {_LOCAL}")
+
+
+def install_line(packages: Iterable[str]) -> str:
+    """Return how Debian's packages are installed."""
+    return f"on Debian or Ubuntu: apt-get install --no-install-recommends {' '.join(packages)}"
 
 
 def check_namespaces() -> None:

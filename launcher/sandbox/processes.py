@@ -110,6 +110,15 @@ def mount_namespace(pid: int) -> Path:
     return _PROC / str(pid) / "ns" / "mnt"
 
 
+def root_directory(pid: int) -> tuple[int, int] | None:
+    """Return the device and inode of what a process has as ``/``; `None` when it cannot be told."""
+    try:
+        status = (_PROC / str(pid) / "root").stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def environment(pid: int) -> dict[str, str]:
     """Return the environment that a process was started with; empty when it cannot be read."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -19,15 +19,19 @@ MARKER = "SLIPWAY_SANDBOX_MEMBER"
 _PATIENCE_SECONDS = 60.0
 _TAIL_LINES = 15
 
-# In a namespace of its own: the host name, the hosts file, and the daemons' part of slurm.conf. Mounts made
-# on the machine later still arrive (slave), those made here never leave.
+# In a namespace of its own: the host name, the hosts file, the daemons' part of slurm.conf and, with Pyxis,
+# Enroot's folders and configuration. Mounts made on the machine later still arrive (slave), those made here
+# never leave.
 _ENTER = """
 set -e
 hostname "$1"
-mount --bind "$2" /etc/hosts
-mount --bind "$3" "$4"
+shift
+while [ "$1" != -- ]; do
+    mount --bind "$1" "$2"
+    shift 2
+done
+shift
 cd /
-shift 4
 exec "$@"
 """
 
@@ -64,12 +68,18 @@ class Supervisor:
         self.state.daemons[name] = processes.child(pid)
         self.state.save()
 
-    def start_as_host(self, host: str, name: str, command: Sequence[str]) -> None:
-        """Start a daemon on a machine of its own, as far as it can tell."""
+    def start_as_host(
+        self, host: str, name: str, command: Sequence[str], mounts: Mapping[Path, Path] | None = None
+    ) -> None:
+        """Start a daemon on a machine of its own, as far as it can tell.
+
+        `mounts` are further files and folders that it sees in the place of others.
+        """
         layout = self.layout
         enter = ["unshare", "--uts", "--mount", "--propagation", "slave", "sh", "-c", _ENTER, "enter"]
-        files = [str(layout.hosts), str(layout.daemon_communication), str(layout.communication)]
-        self.start(name, [*enter, host, *files, program(command[0]), *command[1:]])
+        seen = {layout.hosts: Path("/etc/hosts"), layout.daemon_communication: layout.communication}
+        pairs = [str(path) for pair in (seen | dict(mounts or {})).items() for path in pair]
+        self.start(name, [*enter, host, *pairs, "--", program(command[0]), *command[1:]])
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
         """Wait until a daemon is ready.

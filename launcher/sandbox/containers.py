@@ -1,0 +1,120 @@
+"""Containers in a sandbox: Pyxis as a plugin of its Slurm, and an Enroot of its own for every node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.sandbox.prerequisites import find_program, install_line, program
+
+PLUGIN = "spank_pyxis.so"
+# Where `make install` and the packages put it, next to the folder that Slurm loads its own plugins from.
+_FOLDERS = (
+    "/usr/local/lib/slurm",
+    "/usr/lib/slurm",
+    "/usr/lib64/slurm",
+    "/usr/lib/*/slurm",
+    "/usr/lib/*/slurm-wlm",
+    "/opt/slurm/lib/slurm",
+    "/opt/slurm/lib64/slurm",
+)
+# What Enroot calls when it makes and starts a container from a squashfs, and Debian's packages.
+_PROGRAMS = {"unsquashfs": "squashfs-tools", "awk": "gawk", "getent": "libc-bin", "pwck": "passwd"}
+_BUILD = "docs/pyxis.md says how both are had: their releases, or built from github.com/NVIDIA/{enroot,pyxis}"
+
+
+def find_plugin() -> Path:
+    """Return Pyxis' plugin, from beside Enroot or from where Slurm's plugins usually are.
+
+    Raises
+    ------
+    UserError
+        When it is in none of these places.
+    """
+    folders = list(_FOLDERS)
+    if (enroot := find_program("enroot")) is not None:
+        prefix = Path(enroot).resolve().parent.parent
+        folders[:0] = [str(prefix / "lib/slurm"), str(prefix / "lib64/slurm")]
+    for folder in folders:
+        # Patterns are relative to the root in pathlib.
+        for found in sorted(Path("/").glob(f"{folder.lstrip('/')}/{PLUGIN}")):
+            return found
+    raise UserError(
+        f"no Pyxis here: {PLUGIN} is in none of {', '.join(dict.fromkeys(folders))}",
+        hint=f"name it: slipway sandbox up --pyxis /path/to/{PLUGIN}\n  {_BUILD}",
+    )
+
+
+def check(plugin: Path) -> None:
+    """Check what a sandbox with containers needs, beyond what every sandbox does.
+
+    Raises
+    ------
+    UserError
+        Naming what is missing and how to get it.
+    """
+    _check_plugin(plugin)
+    if find_program("enroot") is None:
+        beside = plugin.resolve().parents[2] / "bin" if len(plugin.resolve().parents) > 2 else None
+        is_there = beside is not None and (beside / "enroot").exists()
+        hint = f'export PATH="{beside}:$PATH"' if is_there else _BUILD
+        raise UserError("not installed: enroot, which starts the containers for Pyxis", hint=hint)
+    missing = [name for name in _PROGRAMS if find_program(name) is None]
+    if missing:
+        packages = dict.fromkeys(_PROGRAMS[name] for name in missing)
+        raise UserError(f"not installed: {', '.join(missing)}", hint=install_line(packages))
+    _check_user_namespaces()
+
+
+def site_configuration() -> Path:
+    """Return the enroot.conf that Enroot reads on this machine.
+
+    Raises
+    ------
+    UserError
+        When Enroot does not tell, or names a file that is not there.
+    """
+    # Enroot makes its folders at every call: here, and not in the user's home.
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
+        outcome = subprocess.run(
+            [program("enroot"), "info"],
+            env=dict(os.environ) | folders,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    for line in outcome.stdout.splitlines():
+        key, _, value = line.partition(":")
+        if key == "Config file" and Path(value.strip()).is_file():
+            return Path(value.strip())
+    said = (outcome.stderr or outcome.stdout).strip()
+    raise UserError(
+        f"`enroot info` names no configuration file that is there: {said}",
+        hint="install Enroot 3.4 or newer whole, with its enroot.conf; an empty file will do",
+    )
+
+
+def _check_plugin(plugin: Path) -> None:
+    try:
+        with plugin.open("rb") as file:
+            is_library = file.read(4) == b"\x7fELF"
+    except OSError as error:
+        raise UserError(f"--pyxis {plugin}: {error.strerror}", hint=f"name the file {PLUGIN}") from error
+    if not is_library:
+        raise UserError(f"--pyxis {plugin} is no shared library", hint=f"name the file {PLUGIN}")
+
+
+def _check_user_namespaces() -> None:
+    outcome = subprocess.run(
+        [program("unshare"), "--user", "--mount", "true"], capture_output=True, text=True, timeout=10
+    )
+    if outcome.returncode:
+        raise UserError(
+            f"Enroot cannot make a user namespace here: {outcome.stderr.strip()}",
+            hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
+        )

@@ -1,0 +1,98 @@
+"""A Slurm with Pyxis, and images for it; without Enroot and Pyxis on the machine these tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UserError
+from launcher.sandbox import Sandbox, containers
+from tests.pyxis.pyxis_images import add_trainer, rootfs_with_programs, squash
+from tests.sandbox.fixtures import booted
+
+# A task that reports where it is, in the place of a trainer: `python3` of the image.
+_REPORT = """\
+#!/bin/bash
+# Written by the tests: one line for each thing that a task can see.
+into=$REPORT_TO/$SLURM_PROCID
+{
+    echo "node $(hostname)"
+    echo "image $(cat /etc/image-name)"
+    echo "directory $PWD"
+    echo "arguments $*"
+    for name in OF_THE_IMAGE OF_THE_JOB IN_BOTH RANK WORLD_SIZE MASTER_ADDR CAME_THROUGH HOME STARTED_IN; do
+        echo "$name ${!name-unset}"
+    done
+    for folder in $LOOK_AT; do
+        { touch "$folder/of-$SLURM_PROCID"; } 2>/dev/null && how=writable || how=read-only
+        [[ -d $folder ]] || how=absent
+        echo "$folder $how: $(ls "$folder" 2>/dev/null | tr '\\n' ' ')"
+    done
+} >"$into.new"
+mv "$into.new" "$into"
+# Stays while a test wants to look at it.
+while [[ -e ${STAY_WHILE:-/nowhere} ]]; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="session")
+def pyxis_sandbox() -> Iterator[Sandbox]:
+    """Two nodes with two fake GPUs each, and Pyxis."""
+    try:
+        plugin = containers.find_plugin()
+        containers.check(plugin)
+    except UserError as error:
+        pytest.skip(f"needs Enroot and Pyxis: {error.message}")
+    with booted(nodes=2, gpus=2, cloud_nodes=0, pyxis=plugin) as one:
+        yield one
+
+
+@pytest.fixture
+def on_pyxis(pyxis_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """The same, and this process' Slurm is it."""
+    for name in set(os.environ) - set(pyxis_sandbox.environment()):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_CONF", str(pyxis_sandbox.slurm_conf))
+    return pyxis_sandbox
+
+
+@pytest.fixture(scope="session")
+def shell_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of a few megabytes whose `python3` writes to $REPORT_TO what it sees."""
+    directory = tmp_path_factory.mktemp("shell")
+    root = rootfs_with_programs(directory / "root", OF_THE_IMAGE="made at build", IN_BOTH="image")
+    (root / "etc/image-name").write_text("shell\n")
+    (root / "usr/bin/python3").write_text(_REPORT)
+    (root / "usr/bin/python3").chmod(0o755)
+    return squash(root, directory / "shell.sqsh")
+
+
+@pytest.fixture(scope="session")
+def trainer_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    """An image with this Python, the packages of the extra `train`, and our trainer."""
+    directory = tmp_path_factory.mktemp("trainer")
+    root = rootfs_with_programs(directory / "root", PYTHONPATH="/opt/packages:/opt/slipway")
+    needed = ("torch", "megatron-core", "numpy", "psutil", "pyyaml", "tensorboard", "tokenizers")
+    add_trainer(root, repository, *needed)
+    image = squash(root, directory / "trainer.sqsh")
+    shutil.rmtree(root)
+    return image
+
+
+def steps(command: list[str | Path], **environment: str) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout

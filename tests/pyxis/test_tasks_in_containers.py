@@ -1,0 +1,173 @@
+"""A rendered script on a real Slurm with Pyxis: where its tasks are, and what they see there."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+pytestmark = [pytest.mark.slurm, pytest.mark.pyxis]
+
+# Two tasks on each of two nodes; what they do is the image's `python3`.
+_TWO_BY_TWO = [
+    "cluster=sandbox",
+    "training=gpt3/tiny",
+    "training.model.data.data_impl=mock",
+    "training.trainer.num_nodes=2",
+    "training.trainer.devices=2",
+    "numa_mapping.enable=False",
+]
+
+Reports = dict[int, dict[str, str]]
+
+
+def launch(directory: Path, image: Path, *overrides: str, stay: Path | None = None) -> list[str]:
+    """The words of a launch whose tasks report into `directory/results/told`."""
+    told = directory / "results" / "told"
+    told.mkdir(parents=True, exist_ok=True)
+    (directory / "data").mkdir(exist_ok=True)
+    words = ["launch", *_TWO_BY_TWO, f"container={image}", f"env_vars.REPORT_TO={told}"]
+    words += [f"env_vars.STAY_WHILE={stay}"] if stay else []
+    return [*words, *overrides]
+
+
+def reports(directory: Path) -> Reports:
+    """What each task told."""
+    found: Reports = {}
+    for file in (directory / "results" / "told").glob("[0-9]"):  # the rest is not whole yet
+        lines = (line.partition(" ") for line in file.read_text().splitlines())
+        found[int(file.name)] = {key: value for key, _, value in lines}
+    return found
+
+
+def completed(directory: Path, *words: str) -> Reports:
+    done = run_command(SLIPWAY, *words, "--follow", cwd=directory)
+    assert "COMPLETED" in done.stdout, done.stdout + done.stderr
+    return reports(directory)
+
+
+def test_tasks_of_two_nodes_start_in_the_image_with_its_mounts_and_environment(
+    on_pyxis: Sandbox, shell_image: Path, tmp_path: Path
+) -> None:
+    for name in ("data", "scratch", "corpus"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "of-the-host").touch()
+    looked_at = [tmp_path / "results", tmp_path / "data", "/scratch", "/corpus", tmp_path / "launcher"]
+    told = completed(
+        tmp_path,
+        *launch(tmp_path, shell_image),
+        f"container_mounts=['{tmp_path}/scratch:/scratch','{tmp_path}/corpus:/corpus:ro']",
+        f"env_vars.LOOK_AT='{' '.join(map(str, looked_at))}'",
+        "env_vars.OF_THE_JOB='two words, $HOME and \"quotes\"'",
+        "env_vars.IN_BOTH=job",
+    )
+    assert {rank: report["node"] for rank, report in told.items()} == {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
+    code = tmp_path / "results/gpt3_tiny/launches/1/code"
+    for rank, report in told.items():
+        assert report["image"] == "shell"
+        assert report["directory"] == str(code)
+        assert report["arguments"].startswith("-u -m trainer.pretrain --config-path=")
+        assert (report["RANK"], report["WORLD_SIZE"], report["MASTER_ADDR"]) == (str(rank), "4", "n1")
+        assert report["OF_THE_IMAGE"] == "made at build"
+        assert report["OF_THE_JOB"] == 'two words, $HOME and "quotes"'
+        assert report["IN_BOTH"] == "image", "Enroot's rule; container_options.env turns it round"
+        assert report["/scratch"].startswith("writable: of-")
+        assert "of-the-host" in report["/scratch"]
+        assert report["/corpus"] == "read-only: of-the-host "
+        assert report[str(tmp_path / "data")] == "read-only: of-the-host "
+        assert report[str(tmp_path / "results")].startswith("writable: ")
+        assert report[str(tmp_path / "launcher")].startswith("absent")
+    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == [
+        *(f"of-{rank}" for rank in range(4)),
+        "of-the-host",
+    ]
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["of-the-host"]
+    manifest = json.loads((tmp_path / "results/gpt3_tiny/launcher.json").read_text())
+    assert manifest["image"] == str(shell_image)
+
+
+def test_options_of_the_container_reach_pyxis(
+    on_pyxis: Sandbox, shell_image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    looked_at = f"env_vars.LOOK_AT='{home} /etc'"
+    words = launch(tmp_path, shell_image, looked_at, "env_vars.IN_BOTH=job")
+    plain = completed(tmp_path, *words)
+    assert {report[str(home)] for report in plain.values()} <= {"absent: ", "read-only: "}
+    assert {report["/etc"].partition(":")[0] for report in plain.values()} == {"read-only"}
+    assert {report["CAME_THROUGH"] for report in plain.values()} == {"unset"}
+
+    options = ["mount_home=True", "writable=True", "entrypoint=True", "env=[IN_BOTH]", "name=kept"]
+    told = completed(tmp_path, *words, *(f"container_options.{option}" for option in options))
+    assert {report[str(home)].partition(":")[0] for report in told.values()} == {"writable"}
+    assert {report["/etc"].partition(":")[0] for report in told.values()} == {"writable"}
+    assert {report["IN_BOTH"] for report in told.values()} == {"job"}
+    assert {report["CAME_THROUGH"] for report in told.values()} == {"entrypoint"}
+    again = ["srun", "--nodes=2", "--label", "--container-name=kept", "sh", "-c", "echo /etc/of-*"]
+    seen = run_command(*again, cwd=tmp_path).stdout.splitlines()
+    assert sorted(seen) == ["0: /etc/of-0 /etc/of-1", "1: /etc/of-2 /etc/of-3"], "as the tasks left them"
+
+
+def test_a_missing_mount_ends_the_job_with_pyxis_own_words(
+    on_pyxis: Sandbox, shell_image: Path, tmp_path: Path
+) -> None:
+    words = launch(tmp_path, shell_image, f"container_mounts=['{tmp_path}/absent:/absent']")
+    refused = run_command(SLIPWAY, *words, cwd=tmp_path, check=2)
+    assert f"{tmp_path}/absent" in refused.stderr
+    told = run_command(SLIPWAY, *words, "--no-check=path.mounts", "--follow", cwd=tmp_path, check=1)
+    assert "exit code 1: the container could not be started" in told.stdout
+    (log,) = (tmp_path / "results/gpt3_tiny/launches/1").glob("log-*.out")
+    assert f"source path does not exist: {tmp_path}/absent" in log.read_text()
+
+
+def test_a_shell_is_where_a_rank_runs_in_a_container_without_a_name(
+    on_pyxis: Sandbox, shell_image: Path, tmp_path: Path
+) -> None:
+    stay = tmp_path / "results" / "stay"
+    stay.parent.mkdir()
+    stay.touch()
+    run_command(SLIPWAY, *launch(tmp_path, shell_image, "env_vars.OF_THE_JOB=job", stay=stay), cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 120
+        while len(reports(tmp_path)) < 4:
+            assert time.monotonic() < deadline, "no tasks"
+            time.sleep(0.1)
+        script = 'echo "$(hostname) $RANK $OF_THE_JOB $(cat /etc/image-name) $PWD"'
+        seen = run_command(
+            SLIPWAY, "attach", "gpt3_tiny", "--rank", "2", "--", "sh", "-c", script, cwd=tmp_path
+        )
+        code = tmp_path / "results/gpt3_tiny/launches/1/code"
+        assert seen.stdout == f"n2 2 job shell {code}\n"
+        outside = ["attach", "gpt3_tiny", "--outside", "--", "ls", "/etc/image-name"]
+        assert run_command(SLIPWAY, *outside, cwd=tmp_path, check=None).returncode != 0
+    finally:
+        stay.unlink()
+    assert "COMPLETED" in run_command(SLIPWAY, "follow", "gpt3_tiny", cwd=tmp_path).stdout
+
+
+@pytest.mark.trainer
+def test_our_trainer_trains_in_an_image_on_two_nodes(
+    on_pyxis: Sandbox, trainer_image: Path, tmp_path: Path
+) -> None:
+    small = ["training.trainer.max_steps=4", "training.trainer.val_check_interval=2"]
+    small += ["training.trainer.limit_val_batches=1", "training.model.encoder_seq_length=32"]
+    (tmp_path / "data").mkdir()
+    small += ["training.trainer.devices=1", f"container={trainer_image}", "engine=megatron"]
+    words = ["launch", *_TWO_BY_TWO, *small]
+    done = run_command(SLIPWAY, *words, "--follow", cwd=tmp_path)
+    assert "COMPLETED" in done.stdout, done.stdout + done.stderr
+    run = tmp_path / "results" / "gpt3_tiny"
+    lines = [json.loads(line) for line in (run / "results/metrics.jsonl").read_text().splitlines()]
+    assert (lines[0]["world_size"], lines[-1]["step"]) == (2, 4)
+    verdict = json.loads(run_command(SLIPWAY, "verify", "gpt3_tiny", "--json", cwd=tmp_path).stdout)
+    assert verdict["verdict"] == "verified"
+    again = run_command(SLIPWAY, *words, "training.trainer.max_steps=6", "--follow", cwd=tmp_path)
+    assert "COMPLETED" in again.stdout
+    assert json.loads((run / "results/metrics.jsonl").read_text().splitlines()[-1])["step"] == 6

@@ -1,0 +1,147 @@
+"""What a sandbox with Pyxis is configured with, and what is said where something is missing for it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import sandbox as verb
+from launcher.errors import UserError
+from launcher.sandbox import Options, configuration, containers
+from launcher.sandbox.layout import Layout
+
+_PLUGIN = Path("/opt/site/lib/slurm/spank_pyxis.so")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of the PATH; the machine's own Pyxis is not seen either."""
+    folder = tmp_path / "site" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("launcher.sandbox.prerequisites._SYSTEM_FOLDERS", "")
+    monkeypatch.setattr(containers, "_FOLDERS", (f"{tmp_path}/usual/*/slurm",))
+    return folder
+
+
+def add(folder: Path, *names: str, text: str = "") -> None:
+    for name in names:
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def plugin_in(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / containers.PLUGIN).write_bytes(b"\x7fELF, say")
+    return folder / containers.PLUGIN
+
+
+def test_without_pyxis_no_plugin_is_loaded() -> None:
+    assert configuration.plugstack_conf(Options(directory=Path("/srv/sandbox"))) == ""
+
+
+def test_pyxis_and_enroot_keep_what_is_of_a_node_in_that_nodes_folder() -> None:
+    options = Options(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
+    own = "/srv/sandbox/containers/own"
+    assert configuration.plugstack_conf(options) == f"required {_PLUGIN} runtime_path={own}/pyxis\n"
+    machine = "ENROOT_DATA_PATH /raid/$(id -u)\nENROOT_REMAP_ROOT yes"
+    lines = configuration.enroot_conf(Layout(options.directory), machine).splitlines()
+    # Enroot takes the first of two.
+    assert lines.index(f"ENROOT_DATA_PATH {own}/data-$(id -u)") < lines.index(
+        "ENROOT_DATA_PATH /raid/$(id -u)"
+    )
+    assert f"ENROOT_RUNTIME_PATH {own}/runtime-$(id -u)" in lines
+    assert lines[-1] == "ENROOT_REMAP_ROOT yes"
+
+
+def test_the_record_of_a_sandbox_knows_its_plugin() -> None:
+    options = Options(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
+    assert Options.from_json(options.to_json()) == options
+    older = Options(directory=Path("/srv/sandbox")).to_json()
+    del older["pyxis"]
+    assert Options.from_json(older).pyxis is None
+    assert options.differences(Options(directory=Path("/srv/sandbox"))) == [
+        f"pyxis {_PLUGIN}, asked for none"
+    ]
+    with pytest.raises(UserError, match="cannot quote a path"):
+        Options(pyxis=Path("/opt/my site/spank_pyxis.so"))
+
+
+def test_the_plugin_is_found_beside_enroot_before_the_usual_places(programs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no Pyxis here: spank_pyxis\.so is in none of") as error:
+        containers.find_plugin()
+    assert f"{tmp_path}/usual/*/slurm" in error.value.message
+    assert "slipway sandbox up --pyxis /path/to/spank_pyxis.so" in str(error.value)
+    usual = plugin_in(tmp_path / "usual/x86_64-linux-gnu/slurm")
+    assert containers.find_plugin() == usual
+    add(programs, "enroot")
+    assert containers.find_plugin() == usual
+    beside = plugin_in(tmp_path / "site/lib/slurm")
+    assert containers.find_plugin() == beside
+
+
+def test_what_is_missing_for_containers_is_named_with_the_next_step(programs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        containers.check(tmp_path / "spank_pyxis.so")
+    (tmp_path / "spank_pyxis.so").write_text("not it")
+    with pytest.raises(UserError, match="is no shared library"):
+        containers.check(tmp_path / "spank_pyxis.so")
+    elsewhere = plugin_in(tmp_path / "elsewhere/lib/slurm")
+    with pytest.raises(UserError, match="not installed: enroot") as error:
+        containers.check(elsewhere)
+    assert "docs/pyxis.md" in str(error.value)
+    (tmp_path / "elsewhere/bin").mkdir()
+    add(tmp_path / "elsewhere/bin", "enroot")
+    with pytest.raises(UserError, match="not installed: enroot") as error:
+        containers.check(elsewhere)
+    assert f'export PATH="{tmp_path}/elsewhere/bin:$PATH"' in str(error.value)
+    add(programs, "enroot", "awk", "getent")
+    with pytest.raises(UserError, match="not installed: unsquashfs, pwck") as error:
+        containers.check(elsewhere)
+    assert "apt-get install --no-install-recommends squashfs-tools passwd" in str(error.value)
+    add(programs, "unsquashfs", "pwck")
+    add(programs, "unshare", text="echo 'unshare failed: Operation not permitted' >&2; exit 1")
+    with pytest.raises(UserError, match="Enroot cannot make a user namespace here: unshare failed") as error:
+        containers.check(elsewhere)
+    assert "user.max_user_namespaces" in str(error.value)
+    add(programs, "unshare", text="exit 0")
+    containers.check(elsewhere)
+
+
+def test_enroot_is_asked_for_its_configuration_and_leaves_nothing_at_home(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    # As Enroot does at every call.
+    made = (
+        '/bin/mkdir -p "${ENROOT_DATA_PATH:-$HOME/.local/share/enroot}" "${ENROOT_CACHE_PATH:-$HOME/.cache}"'
+    )
+    add(programs, "enroot", text=f'{made}; echo "Config file: {tmp_path}/enroot.conf"')
+    with pytest.raises(UserError, match="names no configuration file that is there") as error:
+        containers.site_configuration()
+    assert f"Config file: {tmp_path}/enroot.conf" in error.value.message
+    (tmp_path / "enroot.conf").touch()
+    assert containers.site_configuration() == tmp_path / "enroot.conf"
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_verb_looks_for_the_plugin_or_takes_a_file(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Options] = []
+
+    def up(options: Options, reporter: object) -> None:
+        asked.append(options)
+        raise UserError("not now")
+
+    monkeypatch.setattr("launcher.sandbox.lifecycle.up", up)
+    beside = plugin_in(tmp_path / "usual/lib/slurm")
+    parser = argparse.ArgumentParser(prog="slipway")
+    verb.add_parser(parser.add_subparsers())
+    for words in ([], ["--pyxis"], ["--pyxis", "mine.so"]):
+        args = parser.parse_args(["sandbox", "up", "--dir", str(tmp_path), *words])
+        with pytest.raises(UserError, match="not now"):
+            args.run(args)
+    assert [options.pyxis for options in asked] == [None, beside, Path.cwd() / "mine.so"]
