@@ -1,0 +1,216 @@
+"""`slipway doctor`: what this machine, the cluster and its nodes have of what a launch needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from launcher.cli.launch import add_tree_options, request_of
+from launcher.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from launcher.doctor.lines import Row
+
+_DESCRIPTION = """\
+Look at what a launch needs, and tell it in one table: Slurm, Pyxis, Enroot and where it keeps its files, the
+programs that make images, credentials (for which registries, never what they are), the GPUs' driver against
+the image's CUDA, Python. It is examined for the launch that the overrides describe, and without any for that
+of the tree. Nothing is written. With --nodes a job of a few seconds looks at compute nodes as well."""
+
+_EPILOG = """\
+examples:
+  slipway doctor cluster=sandbox                  without containers, on the sandbox
+  slipway doctor cluster=bcm --nodes 2            and on two compute nodes
+  slipway doctor cluster=bcm container=/images/nemo.sqsh --nodes 2 cluster.partition=gpu
+  slipway doctor cluster=bcm container=/images/nemo.sqsh --nodes 2 --start   and does it start there?
+  slipway doctor --image nvcr.io#nvidia/nemo:24.07    does this machine's driver run it?
+  slipway doctor --json | jq -r '.lines[] | select(.status != "ok") | "\\(.what): \\(.fix)"'
+
+ok: as it should be; warning: it works, with what is told; missing: it is not there, or does not work;
+unknown: nobody could be asked. What the launch cannot do without is marked with `!`.
+
+exit code:
+  0  nothing that the launch cannot do without is missing
+  1  something is
+  2  a mistake in what was asked for
+  3  that could not be told: compute nodes that were asked did not answer
+"""
+
+_PATIENCE_SECONDS = 300.0
+_MOST_PATIENCE_SECONDS = 7 * 86400.0
+_MISSING, _NOT_KNOWN = 1, 3
+_SHOWN_NODES = 3
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what this machine and the cluster have of what a launch needs",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as cluster=bcm")
+    parser.add_argument("--nodes", type=int, default=0, metavar="N", help="look at N compute nodes, by a job")
+    told = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
+    parser.add_argument("--start", action="store_true", help=told)
+    parser.add_argument("--image", metavar="IMAGE", help="whose CUDA is meant, instead of `container`'s")
+    told = f"wait so many seconds for the nodes (default: {_PATIENCE_SECONDS:g})"
+    parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, metavar="SECONDS", help=told)
+    parser.add_argument("--json", action="store_true", help="print an object")
+    add_tree_options(parser)
+    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine and tell; return the exit code."""
+    if args.nodes < 0:
+        raise UserError(f"--nodes {args.nodes}: a number of nodes, from 1 on")
+    if args.start and not args.nodes:
+        raise UserError("--start: on which nodes?", hint="--nodes 1, or as many as a launch has")
+    if not 0 < args.patience <= _MOST_PATIENCE_SECONDS:
+        most = f"{_MOST_PATIENCE_SECONDS:.0f}"
+        raise UserError(f"--patience {args.patience:g}: a number of seconds, above 0 and up to {most}")
+    from launcher.doctor.examining import examine
+    from launcher.doctor.lines import lacking, unknown
+    from launcher.drafting import drafts
+
+    # Of several stages the last one is what the others are for.
+    made = drafts(request_of(args, args.overrides))[-1]
+    with _waiting(args.nodes):
+        gathered, found = examine(
+            made, image=args.image, count=args.nodes, patience=args.patience, starts=args.start
+        )
+    lost, untold = lacking(found), unknown(found)
+    if args.json:
+        print(json.dumps(_content(found, gathered.here.host), indent=2))
+    else:
+        _print_table(found, has_nodes=args.nodes > 0)
+        print(_summary(found, lost, untold, nodes=args.nodes))
+    if lost:
+        return _MISSING
+    return _NOT_KNOWN if untold else 0
+
+
+@contextmanager
+def _waiting(count: int) -> Iterator[None]:
+    """Tell what is waited for, where somebody looks."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    nodes = f", and at {count} compute {'node' if count == 1 else 'nodes'} by a job" if count else ""
+    with Console(stderr=True).status(f"looking at this machine{nodes}"):
+        yield
+
+
+def _summary(found: Sequence[Row], lost: Sequence[Row], untold: Sequence[Row], *, nodes: int) -> str:
+    warnings = sum(row.line.status == "warning" for row in found)
+    more = f"; {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
+    if lost:
+        names = ", ".join(dict.fromkeys(row.line.what for row in lost))
+        return f"missing for this launch: {names}{more}"
+    if untold:
+        names = ", ".join(dict.fromkeys(row.line.what for row in untold))
+        return f"not known, and needed for this launch: {names}{more}"
+    where = "" if nodes else ", as far as can be seen from here"
+    return f"nothing is missing for this launch{where}{more}"
+
+
+def _content(found: Sequence[Row], host: str) -> dict[str, object]:
+    from launcher.doctor.lines import lacking
+
+    return {
+        "host": host,
+        "ok": not lacking(found),
+        "lines": [
+            {
+                "what": row.line.what,
+                "status": str(row.line.status),
+                "needed": row.line.needed,
+                "where": list(row.where),
+                "found": row.line.found,
+                "fix": row.line.fix,
+                "free_bytes": row.line.free,
+            }
+            for row in found
+        ],
+    }
+
+
+_STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "magenta"}
+
+
+def _print_table(found: Sequence[Row], *, has_nodes: bool) -> None:
+    """A table on a terminal; in a pipe a line for each thing, and one for its fix."""
+    if not sys.stdout.isatty():
+        print("\n".join(plain_lines(found, has_nodes=has_nodes)))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    grid.add_column("what", no_wrap=True)
+    if has_nodes:
+        grid.add_column("where", overflow="fold")
+    grid.add_column("status", no_wrap=True)
+    grid.add_column("found, and what to do", overflow="fold")
+    for row in found:
+        line = row.line
+        told = Text(_found(row))
+        if (fix := _fix(row)) is not None:
+            told.append(f"\n→ {fix}", "cyan")
+        cells = [Text(line.what, "bold"), Text(_status(row), _STYLES[line.status]), told]
+        if has_nodes:
+            cells.insert(1, Text(_where(row)))
+        grid.add_row(*cells)
+    Console().print(grid)
+
+
+def plain_lines(found: Sequence[Row], *, has_nodes: bool) -> Iterator[str]:
+    """The table for a pipe."""
+    widths = [
+        max(map(len, column)) for column in zip(*(_cells(row, has_nodes) for row in found), strict=True)
+    ]
+    for row in found:
+        cells = zip(_cells(row, has_nodes), widths, strict=True)
+        yield "  ".join([*(cell.ljust(width) for cell, width in cells), _found(row)]).rstrip()
+        if (fix := _fix(row)) is not None:
+            yield f"{' ' * (sum(widths) + 2 * len(widths))}-> {fix}"
+
+
+def _cells(row: Row, has_nodes: bool) -> list[str]:
+    return [row.line.what, *([_where(row)] if has_nodes else []), _status(row)]
+
+
+def _status(row: Row) -> str:
+    line = row.line
+    return f"{line.status}!" if line.needed and line.status in ("missing", "unknown") else str(line.status)
+
+
+def _where(row: Row) -> str:
+    if len(row.where) <= _SHOWN_NODES:
+        return ", ".join(row.where)
+    return f"{', '.join(row.where[: _SHOWN_NODES - 1])}, ... ({len(row.where)})"
+
+
+def _found(row: Row) -> str:
+    # An image's variables, and what a tool complains of, may hold what a terminal would obey.
+    found, free = one_line(row.line.found), row.line.free
+    return found if free is None else f"{found}; {free / 2**30:,.1f} GiB free"
+
+
+def _fix(row: Row) -> str | None:
+    """What to do, unless all is well."""
+    line = row.line
+    if not line.fix or line.status == "ok":
+        return None
+    return "\n".join(map(one_line, line.fix.split("\n")))

@@ -1,0 +1,1 @@
+"""What a machine, a cluster and its nodes have of what launches need."""

@@ -1,0 +1,273 @@
+"""Compute nodes are looked at by a job of a few seconds, which runs the probe once on each of them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.containers.interrupts import ending_cleanly
+from launcher.doctor import probe
+from launcher.doctor.facts import Machine, machine_of
+from launcher.errors import UserError, one_line, shortened
+from launcher.plan import Plan
+from launcher.rendering.sbatch_flags import FLAGS
+from launcher.runs.provenance import new_tag
+from launcher.schedulers.commands import WITHOUT_SLURM, words
+
+# Where in the cluster a launch would run, so that the same nodes are looked at.
+_QUEUE = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
+_MINUTES = 5
+_MEMORY = "500M"  # where memory is shared out, the default may be all that a node has
+_ENDING_SECONDS = 15.0
+
+# Whichever Python there is: the launcher's own, where it is shared, or the system's. `$2` is the probe.
+_START = """\
+for python in "$1" python3 /usr/bin/python3 /usr/libexec/platform-python; do
+    if "$python" -I -c 'import json, pathlib, zlib' 2>/dev/null; then
+        exec "$python" -I -c "$2" "$3"
+    fi
+done
+echo "$4 ${SLURMD_NODENAME:-$(uname -n)} 0 0 -"
+"""
+# What an image runs that was started: `$1` is in front of the node's name.
+_STARTED = 'echo "$1 ${SLURMD_NODENAME:-$(uname -n)}"'
+# Of `slurmstepd-n1: error: pyxis:     [ERROR] No such file or directory: /x.sqsh` what is behind the names.
+_PYXIS_SAYS = re.compile(r"pyxis: +(?:\[\w+\] +)?(.*)")
+_PYXIS_CHILD = re.compile(r"child \d+ failed with error code: \d+")
+_PYXIS_SAYS_NOTHING = (
+    "printing enroot log file:",
+    "if the image has an unusual entrypoint, try using --no-container-entrypoint",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What nodes told.
+
+    Attributes
+    ----------
+    machines
+        Those that told of themselves.
+    blind
+        Names of nodes without any Python to look with.
+    why
+        Why the others said nothing.
+    started
+        Those where the image was started; ``None`` if that was not tried.
+    why_not_started
+        What Pyxis said of the others.
+    """
+
+    asked: int
+    machines: tuple[Machine, ...] = ()
+    blind: tuple[str, ...] = ()
+    why: str | None = None
+    started: tuple[str, ...] | None = None
+    why_not_started: str | None = None
+
+    @property
+    def silent(self) -> int:
+        return self.asked - len(self.machines) - len(self.blind)
+
+
+def look(
+    plan: Plan,
+    count: int,
+    asked: Mapping[str, Any],
+    environment: Mapping[str, str],
+    patience: float,
+) -> Answers:
+    """Run the probe on some nodes, once on each, where a launch would run.
+
+    Parameters
+    ----------
+    asked
+        What the probe is asked.
+    patience
+        In seconds: for how long nodes are waited for, and for their answers.
+
+    Raises
+    ------
+    UserError
+        If there is no Slurm to run it.
+    """
+    if plan.scheduler == "local":
+        raise UserError(
+            f"--nodes {count}: cluster.scheduler=local has no other machines",
+            key="cluster.scheduler",
+            hint="without --nodes this machine is looked at",
+        )
+    command = ["sh", "-c", _START, "sh", sys.executable, _source(), json.dumps(asked), probe.MARK]
+    out, why = _run(plan, count, command, environment, patience)
+    return _answers(count, out, why)
+
+
+def start(
+    plan: Plan, image: str, count: int, environment: Mapping[str, str], patience: float
+) -> tuple[tuple[str, ...], str | None]:
+    """Start an image through Pyxis, once on each of some nodes.
+
+    Returns
+    -------
+    The nodes where it started, and why it did not on others.
+    """
+    told = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
+    # A large image takes its time: who is more patient gives it more.
+    minutes = max(_MINUTES, math.ceil(patience / 60))
+    out, why = _run(plan, count, told, environment, patience, minutes=minutes, tell=pyxis_words)
+    lines = [line.split(" ") for line in out.splitlines()]
+    names = {line[1] for line in lines if len(line) == 2 and line[0] == probe.MARK}
+    return tuple(sorted(names, key=_natural)), why
+
+
+def pyxis_words(stderr: str) -> str:
+    """What Pyxis and Enroot complain of, once for all nodes; all that was said if that is nothing."""
+    said = [found[1].strip() for line in stderr.splitlines() if (found := _PYXIS_SAYS.search(line))]
+    telling = [line for line in dict.fromkeys(said) if line and not line.endswith(_PYXIS_SAYS_NOTHING)]
+    return "; ".join(line for line in telling if not _PYXIS_CHILD.fullmatch(line)) or words(stderr)
+
+
+def _run(
+    plan: Plan,
+    count: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    patience: float,
+    *,
+    minutes: int = _MINUTES,
+    tell: Callable[[str], str] = words,
+) -> tuple[str, str | None]:
+    """Run a command once on each of some nodes: its output, and what went wrong."""
+    name = f"slipway-doctor-{new_tag()}"
+    step = [*srun_command(plan, count, name, minutes), *command]
+    # Whoever closes the terminal, or is ended, leaves no job in the queue either.
+    with ending_cleanly(), _started_step(step, environment, count) as process:
+        try:
+            out, err = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            out, err = _end(process, name, environment)
+            why = f"no answer within {patience:g} s; longer: --patience {2 * patience:g}"
+            told = _before_the_end(err)
+            return out, f"{why} ({told})" if told else why
+        except BaseException:
+            _end(process, name, environment)
+            raise
+    return out, shortened(one_line(tell(err))) if process.returncode else None
+
+
+def _started_step(
+    command: Sequence[str], environment: Mapping[str, str], count: int
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            # Ctrl-C is ours: srun would take the first one for a question.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(f"--nodes {count}: srun: {error.strerror}", hint=WITHOUT_SLURM) from error
+
+
+def srun_command(plan: Plan, count: int, name: str, minutes: int = _MINUTES) -> list[str]:
+    """The step that runs on each node, without what it runs; in an allocation it is a step of that."""
+    command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+    command += ["--cpus-per-task=1", f"--mem={_MEMORY}", f"--time={minutes}", "--chdir=/", "--mpi=none"]
+    if plan.scheduler == "allocation":
+        return [*command, "--overlap"]
+    values = {flag: value(plan.job) for flag, value in FLAGS if flag in _QUEUE}
+    command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
+    wanted = plan.job.resources
+    if wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
+        # A job that asked for none may see none.
+        command.append("--gres=gpu:1")
+    return command
+
+
+def _source() -> str:
+    return Path(probe.__file__).read_text(encoding="utf-8")
+
+
+def _end(process: subprocess.Popen[str], name: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """End a step and its job, also one that still waits."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["scancel", f"--name={name}", f"--user={os.getuid()}"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ENDING_SECONDS,
+        )
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
+def _before_the_end(stderr: str) -> str:
+    """What srun said before we ended it."""
+    of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
+    lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
+    return shortened(one_line(words("\n".join(lines)))) if lines else ""
+
+
+def _answers(count: int, out: str, why: str | None) -> Answers:
+    contents, blind = read(out.splitlines())
+    machines = []
+    for content in contents:
+        try:
+            machines.append(machine_of(content))
+        except ValueError:
+            why = why or f"{content.get('host')}: its answer cannot be read"
+    machines.sort(key=lambda machine: _natural(machine.host))
+    return Answers(count, tuple(machines), tuple(sorted(blind, key=_natural)), why)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """``n2`` before ``n10``."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Put the lines of all tasks together: what nodes told, and the names of those without a Python."""
+    parts: dict[str, dict[int, str]] = {}
+    lengths: dict[str, int] = {}
+    blind = []
+    for line in lines:
+        words_of = line.split(" ")
+        if len(words_of) != 5 or words_of[0] != probe.MARK or not (words_of[2] + words_of[3]).isdigit():
+            continue
+        _, host, number, total, part = words_of
+        if total == "0":
+            blind.append(host)
+            continue
+        lengths[host] = int(total)
+        parts.setdefault(host, {})[int(number)] = part
+    contents = []
+    for host, found in parts.items():
+        if len(found) != lengths[host]:
+            continue
+        with contextlib.suppress(ValueError, zlib.error):
+            packed = "".join(found[number] for number in sorted(found))
+            contents.append(json.loads(zlib.decompress(base64.b64decode(packed))))
+    return contents, blind

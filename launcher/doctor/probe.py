@@ -1,0 +1,373 @@
+"""What a machine has for containers and trainings: read, and told as JSON. Nothing is written.
+
+This file is also the whole of what `slipway doctor --nodes` runs on compute nodes, with whatever Python they
+have: it imports nothing of ours, and no more than Python 3.6 has.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+# In front of each line of an answer from a node; the tasks' lines may be mixed.
+MARK = "slipway-doctor"
+_CHUNK = 240  # of one line: srun may cut longer ones apart
+
+_PATIENCE_SECONDS = 10.0
+_MOST_BYTES = 1 << 20  # of a file that is read
+_MOST_FILES = 100  # of a configuration
+
+# How each program tells its version; nothing but its own first line is taken.
+_VERSIONS = {
+    "docker": ["--version"],
+    "podman": ["--version"],
+    "buildah": ["--version"],
+    "skopeo": ["--version"],
+    "umoci": ["--version"],
+    "mksquashfs": ["-version"],
+    "unsquashfs": ["-version"],
+    "squashfuse": ["--version"],
+    "apptainer": ["--version"],
+    "singularity": ["--version"],
+    "nvidia-container-cli": ["--version"],
+}
+# What Enroot calls, found or not: its `checkcmd`s of 3.4 to 4.1.
+_ENROOT_CALLS = ["awk", "curl", "find", "flock", "grep", "jq", "parallel", "sed", "tar", "zstd"]
+_SYSCTLS = {
+    "unprivileged_userns_clone": "kernel/unprivileged_userns_clone",
+    "max_user_namespaces": "user/max_user_namespaces",
+    "max_mnt_namespaces": "user/max_mnt_namespaces",
+    "apparmor_restrict_unprivileged_userns": "kernel/apparmor_restrict_unprivileged_userns",
+}
+_COMPRESSORS = re.compile(r"^\s+(gzip|lzma|lzo|lz4|xz|zstd)(?:\s+\(default\))?\s*$", re.MULTILINE)
+_NUMBER = re.compile(r"\d+\.\d[\w.+~-]*")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+# Those of enroot.conf that change what a job meets; all others are not told.
+_TOLD = "MOUNT_HOME NATIVE_OVERLAYFS REMAP_ROOT RESTRICT_DEV ROOTFS_WRITABLE SQUASH_OPTIONS"
+_PLACES = ("RUNTIME", "DATA", "CACHE", "TEMP")
+# As Enroot reads its configuration, expansions and all, but without making its directories.
+_READ_ENROOT = r"""
+for file in "$1" "$1.d"/*.conf; do
+    [ -e "$file" ] || continue
+    while IFS=$' \t=' read -r key value; do
+        [[ $key =~ ^ENROOT_[[:upper:]_]+$ ]] && export "$key=${!key:-$(eval echo "$value")}"
+    done <"$file"
+done
+env -0
+"""
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Tools = dict[str, dict[str, str | None]]  # by name: `path` and `version`
+
+
+def gather(asked: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
+    """Look at this machine.
+
+    Parameters
+    ----------
+    asked
+        `files`: paths whose sizes are told; `places`: directories to look at besides Enroot's, by what they
+        are for.
+    environment
+        In which programs are run.
+    """
+    path = environment.get("PATH", os.defpath)
+    tools = _tools(path, environment)
+    enroot, of_enroot = _enroot(tools, environment)
+    places = dict(asked.get("places", {}))
+    places.update(of_enroot)
+    places.setdefault("temporary", environment.get("TMPDIR") or "/tmp")
+    return {
+        "host": environment.get("SLURMD_NODENAME") or platform.node(),
+        "uid": os.getuid(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "tools": tools,
+        "docker_daemon": _docker_daemon(tools, environment),
+        "compressors": _compressors(tools, environment),
+        "sysctls": {name: number for name in _SYSCTLS for number in _sysctl(_SYSCTLS[name])},
+        "file_systems": [line.split()[-1] for line in _read("/proc/filesystems").splitlines() if line],
+        "no_namespaces": _no_namespaces(path, environment),
+        "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
+        "subordinate_ids": _has_subordinate_ids(),
+        "mqueue": any(mount[1] == "/dev/mqueue" for mount in _mounts()),
+        "places": {name: _place(places[name]) for name in sorted(places)},
+        "files": {name: _size(name) for name in sorted(asked.get("files", {}).values())},
+        "enroot": enroot,
+        "gpus": _gpus(path, environment),
+        "plugstack": _plugstack(list(asked.get("plugstack", {}).values()), environment),
+    }
+
+
+def _say(command: "list[str]", environment: "dict[str, str]") -> "tuple[int, str, str]":
+    """What a program says: its exit code (-1: it does not run, -2: it does not answer), stdout and stderr."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        return -1, "", error.strerror or str(error)
+    with process:
+        try:
+            out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return -2, "", f"no answer within {_PATIENCE_SECONDS:g} s"
+    return process.returncode, out, err
+
+
+def _tools(path: str, environment: "dict[str, str]") -> "Tools":
+    found = {}  # type: Tools
+    for name in [*_VERSIONS, "enroot", "bash", "pigz", "gzip", "newuidmap", "fuse-overlayfs", *_ENROOT_CALLS]:
+        program = shutil.which(name, path=path)
+        if program is None:
+            continue
+        version = None
+        if name in _VERSIONS:
+            code, out, err = _say([program, *_VERSIONS[name]], environment)
+            # unsquashfs exits with 1 after telling its version.
+            number = _NUMBER.search(out + err) if code >= 0 else None
+            version = number.group() if number else None
+        found[name] = {"path": program, "version": version}
+    return found
+
+
+def _docker_daemon(tools: "Tools", environment: "dict[str, str]") -> "str | None":
+    """The version of the daemon that answers; or why there is none, after a ``!``."""
+    if "docker" not in tools:
+        return None
+    code, out, err = _say(
+        [tools["docker"]["path"] or "", "version", "--format", "{{.Server.Version}}"], environment
+    )
+    if code == 0 and out.strip():
+        return out.strip()
+    return "!" + " ".join(err.split())
+
+
+def _compressors(tools: "Tools", environment: "dict[str, str]") -> "list[str]":
+    if "mksquashfs" not in tools:
+        return []
+    # 4.7 has them under a topic of the help; older ones answer with all of it.
+    program = tools["mksquashfs"]["path"] or ""
+    for words in (["-help"], ["-help-section", "compressors"], ["-help-all"]):
+        _, out, err = _say([program, *words], environment)
+        found = sorted(set(_COMPRESSORS.findall(out + err)))
+        if found:
+            return found
+    return []
+
+
+def _sysctl(name: str) -> "list[int]":
+    text = _read("/proc/sys/" + name).strip()
+    return [int(text)] if text.isdigit() else []
+
+
+def _read(path: "str | Path") -> str:
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(_MOST_BYTES)
+    except OSError:
+        return ""
+
+
+def _listed(directory: str, suffix: str) -> "list[Path]":
+    try:
+        return sorted(path for path in Path(directory).iterdir() if path.name.endswith(suffix))
+    except OSError:
+        return []
+
+
+def _no_namespaces(path: str, environment: "dict[str, str]") -> "str | None":
+    """Why the user may not have namespaces; ``None`` if they may, or if that cannot be tried."""
+    program = shutil.which("unshare", path=path)
+    if program is None:
+        return None
+    code, _, err = _say([program, "--user", "--map-root-user", "--mount", program, "--version"], environment)
+    return " ".join(err.split()) or "unshare fails" if code != 0 else None
+
+
+def _has_subordinate_ids() -> bool:
+    """Whether the user has ids for what other users own in an image; root needs none."""
+    if os.getuid() == 0:
+        return True
+    names = [str(os.getuid())]
+    with contextlib.suppress(KeyError):  # a user id without a name
+        # Not $USER, which su and cron leave as they like.
+        names.append(pwd.getpwuid(os.getuid()).pw_name)
+    return all(
+        any(line.split(":")[0] in names for line in _read(file).splitlines())
+        for file in ("/etc/subuid", "/etc/subgid")
+    )
+
+
+def _mounts() -> "list[tuple[str, str, str]]":
+    """Type, point and source of what is mounted: proc_pid_mountinfo(5)."""
+    found = []
+    for line in _read("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        place, kind = before.split(), after.split()
+        if len(place) > 4 and len(kind) > 1:
+            point, source = (
+                _OCTAL.sub(lambda code: chr(int(code.group(1), 8)), t) for t in (place[4], kind[1])
+            )
+            found.append((kind[0], point, source))
+    return found
+
+
+def _place(path: str) -> "dict[str, object]":
+    """What a directory is on, or would be when it is made."""
+    there = os.path.realpath(path)
+    while not _is_directory(there) and there != "/":
+        there = str(Path(there).parent)
+    kind, point, source = "", "/", ""
+    for mount in _mounts():
+        if f"{there}/".startswith(mount[1].rstrip("/") + "/") and len(mount[1]) >= len(point):
+            kind, point, source = mount
+    free = size = None
+    with contextlib.suppress(OSError):
+        room = os.statvfs(there)
+        free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    told = {"path": path, "there": there, "kind": kind, "point": point, "source": source}
+    return {**told, "free": free, "size": size, "writable": os.access(there, os.W_OK | os.X_OK)}
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
+
+
+def _size(path: str) -> "int | None":
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None
+
+
+def _enroot(
+    tools: "Tools", environment: "dict[str, str]"
+) -> "tuple[dict[str, object] | None, dict[str, str]]":
+    """Enroot's configuration, as a job of the user's would meet it, and its directories."""
+    if "enroot" not in tools:
+        return None, {}
+    script = _read(tools["enroot"]["path"] or "")
+    version = re.search(r'ENROOT_VERSION="([^"]+)"', script)
+    conf = re.search(r'config::init "([^"]+)"', script)
+    file = conf.group(1) if conf else "/etc/enroot/enroot.conf"
+    settings, trouble = _settings(tools, file, environment)
+    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - there may be none
+    defaults = {
+        "RUNTIME": (environment.get("XDG_RUNTIME_DIR") or "/run") + "/enroot",
+        "DATA": (environment.get("XDG_DATA_HOME") or home + "/.local/share") + "/enroot",
+        "CACHE": (environment.get("XDG_CACHE_HOME") or home + "/.cache") + "/enroot",
+        "CONFIG": (environment.get("XDG_CONFIG_HOME") or home + "/.config") + "/enroot",
+        "SYSCONF": str(Path(file).parent),
+        "TEMP": environment.get("TMPDIR") or "/tmp",
+    }
+    paths = {name: settings.get(f"ENROOT_{name}_PATH") or path for name, path in defaults.items()}
+    both = (paths["SYSCONF"], paths["CONFIG"])
+    fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", ".fstab")]
+    lines = [line.split() for text in fstabs for line in text.splitlines()]
+    told = [f"ENROOT_{name}" for name in _TOLD.split()]
+    facts = {
+        "version": version.group(1) if version else None,
+        "conf": file if _size(file) is not None else None,
+        "trouble": trouble,
+        "settings": {name: settings[name] for name in told if settings.get(name)},
+        "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", ".sh")}),
+        # Enroot 3 binds it into every container, and fails where it is not mounted.
+        "binds_mqueue": any(
+            line[:1] == ["/dev/mqueue"] and "nofail" not in " ".join(line[3:]) for line in lines
+        ),
+    }
+    return facts, {f"enroot {name.lower()}": paths[name] for name in _PLACES}
+
+
+def _settings(
+    tools: "Tools", file: str, environment: "dict[str, str]"
+) -> "tuple[dict[str, str], str | None]":
+    if "bash" not in tools:
+        return {}, "enroot.conf cannot be read: bash is not there"
+    code, out, err = _say([tools["bash"]["path"] or "", "-c", _READ_ENROOT, "bash", file], environment)
+    if code != 0:
+        return {}, file + " cannot be read: " + " ".join(err.split())
+    pairs = (word.partition("=") for word in out.split("\0"))
+    return {name: value for name, sign, value in pairs if sign and name.startswith("ENROOT_")}, None
+
+
+def _gpus(path: str, environment: "dict[str, str]") -> "dict[str, object] | None":
+    """What nvidia-smi tells; ``None`` if there is none."""
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        return None
+    code, out, err = _say([program, "--query-gpu=driver_version,name", "--format=csv,noheader"], environment)
+    rows = [line.partition(", ") for line in out.splitlines() if ", " in line]
+    # The newest CUDA that the driver has itself is in the heading alone.
+    _, heading, _ = _say([program], environment) if code == 0 else (0, "", "")
+    cuda = re.search(r"CUDA Version:\s*(\d+\.\d+)", heading)
+    return {
+        "driver": rows[0][0].strip() if rows else None,
+        "names": [name.strip() for _, _, name in rows],
+        "cuda": cuda.group(1) if cuda else None,
+        "trouble": " ".join((err or out).split()) or None if code != 0 or not rows else None,
+    }
+
+
+def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, object]":
+    """The line of Pyxis in plugstack.conf and in what it includes; spank(8)."""
+    conf = environment.get("SLURM_CONF") or "/etc/slurm/slurm.conf"
+    waiting = [*files, str(Path(conf).parent / "plugstack.conf"), "/run/slurm/conf/plugstack.conf"]
+    seen = set()  # type: set[str]
+    while waiting and len(seen) < _MOST_FILES:
+        file = waiting.pop(0)
+        if file in seen:
+            continue
+        seen.add(file)
+        for number, line in enumerate(_read(file).splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if words[:1] == ["include"] and len(words) > 1:
+                waiting[:0] = sorted(map(str, _matching(Path(file).parent / words[1])))
+            elif len(words) > 1 and "pyxis" in Path(words[1]).name:
+                options = dict(word.partition("=")[::2] for word in words[2:])
+                there = _size(words[1]) is not None if words[1].startswith("/") else None
+                return {"at": f"{file}:{number}", "plugin": words[1], "there": there, "options": options}
+    return {"at": None, "plugin": None, "there": None, "options": {}}
+
+
+def _matching(pattern: Path) -> "list[Path]":
+    """The files of an ``include``, which has wildcards in its last part as a rule."""
+    try:
+        return list(pattern.parent.glob(pattern.name))
+    except OSError:
+        return []
+
+
+def answer_lines(content: "dict[str, object]") -> "list[str]":
+    """An answer as lines that may be mixed with those of other tasks: name, number of all, part."""
+    packed = base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()
+    parts = [packed[start : start + _CHUNK] for start in range(0, len(packed), _CHUNK)]
+    host = str(content["host"])
+    return [" ".join((MARK, host, str(i), str(len(parts)), part)) for i, part in enumerate(parts)]
+
+
+if __name__ == "__main__":
+    asked_for = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    print("\n".join(answer_lines(gather(asked_for, dict(os.environ)))))

@@ -1,0 +1,78 @@
+"""Facts to judge: a machine, a Slurm and an image that are as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.doctor.facts import Enroot, Gpus, Image, Machine, Needs, Place, Plugstack, Slurm, Tool
+from launcher.doctor.lines import Line
+
+GIB = 2**30
+_PROGRAMS = (
+    *("awk", "bash", "buildah", "curl", "enroot", "find", "flock", "grep", "gzip", "jq", "mksquashfs"),
+    *("parallel", "sed", "skopeo", "squashfuse", "tar", "umoci", "unsquashfs", "zstd"),
+)
+
+ON_PYXIS = Needs(image=True)
+BARE = Needs(trainer=True)
+NEMO = Image("nvcr.io#nvidia/nemo:24.07", registry="nvcr.io", cuda="12.5.0.023", compat_driver="555.42.02")
+FILE = Image("/images/nemo.sqsh", path="/images/nemo.sqsh", size=10 * GIB)
+
+
+def place(path: str = "/scratch/enroot", **other: Any) -> Place:
+    given = {"there": "/scratch", "kind": "xfs", "point": "/scratch", "source": "/dev/sda1"}
+    return Place(**{"path": path, **given, "free": 500 * GIB, "size": 900 * GIB, "writable": True, **other})
+
+
+def machine(without: Iterable[str] = (), places: dict[str, Place] | None = None, **other: Any) -> Machine:
+    tools = {name: Tool(f"/usr/bin/{name}", "1.2") for name in _PROGRAMS if name not in set(without)}
+    names = ("enroot runtime", "enroot data", "enroot cache", "enroot temp", "temporary")
+    given = {
+        "host": "n1",
+        "uid": 1000,
+        "kernel": "6.1",
+        "python": "3.9.2",
+        "tools": tools,
+        "compressors": ("gzip", "lz4", "zstd"),
+        "sysctls": {"max_user_namespaces": 9999, "unprivileged_userns_clone": 1},
+        "file_systems": ("ext4", "squashfs", "overlay"),
+        "fuse": True,
+        "subordinate_ids": True,
+        "mqueue": True,
+        "places": {**{name: place() for name in names}, **(places or {})},
+        "enroot": Enroot("3.5.0", "/etc/enroot/enroot.conf", hooks=("98-nvidia.sh",)),
+    }
+    return Machine(**{**given, **other})
+
+
+def slurm(**settings: str) -> Slurm:
+    given = {
+        "SLURM_VERSION": "23.11.4",
+        "ClusterName": "big",
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_CORE_MEMORY",
+        "ProctrackType": "proctrack/cgroup",
+        "TaskPlugin": "task/cgroup,task/affinity",
+    }
+    return Slurm(settings={**given, **settings}, pyxis=True, nodes={"gpu": (4, 3)}, gpus=("a100",))
+
+
+def gpus(driver: str = "550.54.15", cuda: str | None = "12.4", **other: Any) -> Gpus:
+    return Gpus(driver, ("NVIDIA A100-SXM4-80GB",) * 8, cuda, **other)
+
+
+def plugstack(**options: str) -> Plugstack:
+    return Plugstack("/etc/slurm/plugstack.conf:3", "/usr/lib/slurm/spank_pyxis.so", True, options)
+
+
+def one(lines: Iterable[Line], what: str) -> Line:
+    """The one line about a thing."""
+    (found,) = [line for line in lines if line.what == what]
+    return found
+
+
+def told(lines: Iterable[Line]) -> dict[str, str]:
+    """The status of each thing; with a ``!`` where a launch cannot do without it."""
+    return {line.what: f"{line.status}{'!' if line.needed else ''}" for line in lines}

@@ -1,0 +1,66 @@
+"""NVIDIA's table of drivers, and what an image asks of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.doctor.cuda import Verdict, fulfils, minimum_driver, verdict, version
+
+# As the images of CUDA 12.4 have it, shortened.
+REQUIRES = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver"),
+    [
+        ("13.0.1", (580,)),
+        ("12.4.1.003", (525, 60, 13)),
+        ("12.0", (525, 60, 13)),
+        ("11.8.0", (450, 80, 2)),
+        ("10.2.89", (440, 33)),
+        ("10.0", (410, 48)),
+        ("9.2", None),
+        ("14.0", None),
+        ("12", None),
+        ("", None),
+        ("latest", None),
+    ],
+)
+def test_the_oldest_driver_of_a_release(cuda: str, driver: tuple[int, ...] | None) -> None:
+    assert minimum_driver(cuda) == driver
+
+
+def test_a_driver_is_compared_by_its_numbers() -> None:
+    assert verdict("525.60.13", "12.4") == Verdict(True, "525.60.13")
+    assert verdict("525.60.9", "12.4") == Verdict(False, "525.60.13")
+    assert verdict("1000.1", "12.4").runs is True
+    assert verdict("450.80.02", "11.1") == Verdict(True, "450.80.02")
+    assert verdict("580.65.06", "13.0") == Verdict(True, "580")
+    assert verdict("575.57.08", "13.0") == Verdict(False, "580")
+    assert verdict("550.54.15", "9.2") == Verdict(None)
+
+
+def test_versions_that_are_none() -> None:
+    assert version(None) == version("") == version("N/A") == ()
+    assert version(" 535.104.05 ") == (535, 104, 5)
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "does"),
+    [
+        ("550.54.15", "12.4", True),
+        ("545.23.08", "12.3", False),  # too old, and of none of the branches that are let in
+        ("535.161.07", "12.2", True),  # of one that is
+        ("536.10", "12.2", False),
+        ("470.82.01", "11.4", True),
+        ("510.47.03", "11.6", False),
+    ],
+)
+def test_what_the_container_tools_hold_a_driver_to(driver: str, cuda: str, does: bool) -> None:
+    assert fulfils(driver, cuda, REQUIRES) is does
+
+
+def test_conditions_that_are_not_known_are_taken_for_granted() -> None:
+    assert fulfils("550.54.15", None, "cuda>=12.4")
+    assert fulfils("550.54.15", "12.4", "arch>=5.0,cuda>=12.4")
+    assert not fulfils("550.54.15", "12.4", "arch>=5.0,cuda>=12.5")

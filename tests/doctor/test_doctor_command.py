@@ -1,0 +1,291 @@
+"""`slipway doctor` as a user runs it: with nothing on PATH, with secrets, and on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.doctor import nodes
+from launcher.doctor.facts import Credentials
+from launcher.doctor.gathering import credentials, image_named
+from launcher.doctor.judging_tools import image_line
+from launcher.sandbox import Sandbox
+
+
+@pytest.fixture
+def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on whose PATH there is nothing, and a home without files."""
+    for name in ("bin", "home"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    others = ("SLURM_CONF", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
+    for name in (*others, "ENROOT_CONFIG_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def by_name(out: str) -> dict[str, dict[str, Any]]:
+    """The lines of the machine that one is on, of ``--json``."""
+    return {line["what"]: line for line in json.loads(out)["lines"] if "here" in line["where"]}
+
+
+def test_a_machine_with_nothing(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "cluster=bcm"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    statuses = {line.split("  ")[0]: line.split()[1:] for line in told if not line.startswith(" ")}
+    assert statuses["slurm"][0] == "missing!"
+    for name in ("enroot", "images.build", "images.copy", "images.unpack", "squashfs.make"):
+        assert statuses[name][0] == "missing"
+    assert told[-1].startswith("missing for this launch: slurm")
+    assert sum(line.strip().startswith("-> ") for line in told) >= 6  # each has its fix
+
+
+def test_without_slurm_a_launch_needs_python_alone(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "cluster=local", "--json"])
+    out = capsys.readouterr().out
+    found = by_name(out)
+    assert "slurm" not in found
+    assert found["trainer"]["status"] in ("ok", "missing")
+    assert code == (0 if found["trainer"]["status"] == "ok" else 1)
+    assert json.loads(out)["ok"] is (code == 0)
+
+
+def test_an_interpreter_without_libraries(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "cluster=local", "cluster.python=/nowhere/python3", "--json"]) in (0, 1)
+    assert by_name(capsys.readouterr().out)["trainer"]["status"] == "warning"  # nodes may have it
+    fake = nothing / "python3"
+    fake.write_text("#!/bin/sh\necho missing: torch\n")
+    fake.chmod(0o755)
+    assert main(["doctor", "cluster=local", f"cluster.python={fake}", "--json"]) == 1
+    line = by_name(capsys.readouterr().out)["trainer"]
+    assert "does not find torch" in line["found"]
+    assert "-m pip install" in line["fix"]
+
+
+def test_secrets_are_never_shown(
+    nothing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = nothing / "home"
+    files = {
+        ".config/enroot/.credentials": "machine nvcr.io login $oauthtoken password SESAME\n",
+        ".docker/config.json": json.dumps(
+            {"auths": {"ghcr.io": {"auth": "SESAME"}}, "credHelpers": {"x.io": "SESAME"}}
+        ),
+        ".config/containers/auth.json": '{"auths": {"quay.io": {"auth": "SESAME"}}}',
+    }
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o600)
+    (home / ".docker/config.json").chmod(0o644)
+    monkeypatch.setenv("ENROOT_TOKEN", "SESAME")
+    main(["doctor", "cluster=bcm", "--json"])
+    out = capsys.readouterr().out
+    assert "SESAME" not in out
+    line = by_name(out)["credentials"]
+    for registry in ("nvcr.io", "ghcr.io", "x.io", "quay.io"):
+        assert registry in line["found"]
+    assert (line["status"], line["fix"].startswith("chmod 600 ")) == ("warning", True)
+    assert "config.json" in line["fix"]
+    assert ".credentials" not in line["fix"]
+
+
+def test_files_of_credentials_that_are_none(nothing: Path) -> None:
+    for name, text in ((".docker/config.json", "not json"), (".config/containers/auth.json", "[1]")):
+        path = nothing / "home" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert credentials() == []
+    path.write_text('{"auths": {"a.io\\u001b[31m": {}}}')
+    assert credentials() == [Credentials("podman", str(path), ("a.io\\x1b[31m",), is_private=False)]
+
+
+def test_registries_are_named_as_in_images(nothing: Path) -> None:
+    """Whatever the program that wrote the file calls them; a login that is a part of the name is not told."""
+    enroot, docker = nothing / "home/.config/enroot/.credentials", nothing / "home/.docker/config.json"
+    for path in (enroot, docker):
+        path.parent.mkdir(parents=True)
+    enroot.write_text("machine auth.docker.io login me password SESAME\n")
+    keys = (
+        "https://index.docker.io/v1/",
+        "https://me:SESAME@a.io:5000/v2/",
+        "quay.io/team",
+        "me:SESAME@b.io",
+    )
+    docker.write_text(json.dumps({"auths": {key: {} for key in keys}}))
+    assert [one.registries for one in credentials()] == [
+        ("docker.io",),
+        ("docker.io", "a.io:5000", "quay.io/team", "b.io"),
+    ]
+
+
+def test_pyxis_starts_an_image_by_the_name_that_it_takes(
+    nothing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes stand elsewhere than the user; and `docker://` would send Enroot to Docker Hub."""
+    monkeypatch.chdir(nothing)
+    assert image_named("./torn.sqsh", "--image").for_pyxis == str(nothing / "torn.sqsh")
+    assert (
+        image_named("docker://nvcr.io/nvidia/nemo:24.07", "--image").for_pyxis == "nvcr.io#nvidia/nemo:24.07"
+    )
+
+
+def test_the_cuda_of_an_image_in_a_registry(nothing: Path) -> None:
+    """As skopeo tells it; and why it is not told."""
+    skopeo = nothing / "bin/skopeo"
+
+    def says(text: str) -> None:
+        skopeo.write_text(f"#!/bin/sh\n{text}\n")
+        skopeo.chmod(0o755)
+
+    name = "nvcr.io#nvidia/nemo:24.07"
+    assert image_named(name, "container").why == "skopeo is not here to ask the registry"
+    says("""[ "$*" = "inspect --config docker://nvcr.io/nvidia/nemo:24.07" ] || exit 1
+echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"]}}'""")
+    found = image_named(name, "container")
+    assert (found.cuda, found.requires, found.registry, found.why) == (
+        "12.5.0.23",
+        "cuda>=9.0",
+        "nvcr.io",
+        None,
+    )
+    says("""echo 'time="x" level=fatal msg="Error: reading manifest: unauthorized"' >&2; exit 1""")
+    assert image_named(name, "container").why == "the registry did not tell: unauthorized"
+    says("echo '[]'")
+    assert image_named(name, "container").why == "the registry's answer cannot be read"
+
+
+def test_the_file_of_an_image(nothing: Path) -> None:
+    assert image_named("/nowhere/x.sqsh", "container").why == "no such file or directory"
+    torn = nothing / "torn.sqsh"
+    torn.write_bytes(b"x" * 200)
+    found = image_named(str(torn), "container")
+    assert found.is_broken
+    assert str(torn) not in (found.why or "")
+
+
+def test_an_image_that_cannot_be_looked_into_has_no_known_cuda(nothing: Path) -> None:
+    """Here without unsquashfs: that is not the image's fault, and no word about its environment."""
+    whole = nothing / "whole.sqsh"
+    # A superblock: inodes, time, block size, fragments, gzip, ..., 4.0, root, bytes used.
+    numbers = struct.pack("<IIIIHHHHHHQQ", 1, 0, 131072, 0, 1, 17, 0, 1, 4, 0, 0, 96)
+    whole.write_bytes((b"hsqs" + numbers).ljust(96, b"\0"))
+    found = image_named(str(whole), "container")
+    assert not found.is_broken
+    assert "unsquashfs is missing" in (found.why or "")
+    assert image_line(found).status == "unknown"
+    assert image_line(found).fix is None  # it is here: nodes need not be asked for it
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nodes", "-1"], "--nodes -1"),
+        (["--patience", "0"], "--patience 0"),
+        (["--patience", "inf"], "--patience inf"),
+        (["--patience", "nan"], "--patience nan"),
+        (["cluster=bcm", "container=null", "--nodes", "1", "--start"], "nothing that Pyxis would start"),
+        (["cluster=bcm", "--nodes", "1", "--start", "--image", "dockerd://x:1"], "nodes cannot fetch it"),
+        (["--start"], "on which nodes?"),
+        (["cluster=local", "--nodes", "2"], "has no other machines"),
+        (["--image", "not an image"], "--image='not an image'"),
+        (["cluster=nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes(nothing: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.out == ""
+
+
+def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:\n" in text
+    assert "exit code:\n" in text
+
+
+@pytest.mark.slurm
+def test_nodes_of_a_real_slurm(
+    plain_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in plain_sandbox.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SBATCH_PARTITION", "nope")  # of no consequence
+    monkeypatch.setenv("SLURM_NNODES", "17")
+    main(["doctor", "cluster=sandbox", "--nodes", "2", "--json"])
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    of_slurm = {line["what"]: line["status"] for line in lines if line["what"].startswith("slurm")}
+    assert of_slurm == {
+        "slurm": "ok",
+        "slurm.accounting": "warning",
+        "slurm.select": "ok",
+        "slurm.cgroups": "warning",
+        "slurm.nodes": "ok",
+    }
+    (python,) = [line for line in lines if line["what"] == "python" and "here" not in line["where"]]
+    assert len(python["where"]) == 2
+    assert set(python["where"]) <= {"n1", "n2", "n3", "n4"}
+    assert "nodes" not in [line["what"] for line in lines]  # all of them answered
+    assert main(["doctor", "cluster=sandbox", "--nodes", "99"]) == 2
+    assert "--nodes 99: 4 take jobs in partition gpu" in capsys.readouterr().err
+
+
+@pytest.mark.slurm
+def test_a_job_that_waits_is_taken_back(
+    plain_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = plain_sandbox.environment()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(nodes, "_QUEUE", (*nodes._QUEUE, "begin"))
+    late = ["cluster=sandbox", "cluster.begin=now+1hour", "--nodes", "1"]
+    assert main(["doctor", *late, "--patience", "1"]) == 3
+    out = capsys.readouterr().out
+    assert "1 of 1 did not answer: no answer within 1 s" in out
+    assert "not known, and needed for this launch: nodes" in out
+    assert doctors(environment) == []
+
+
+_WAITS = """\
+import sys
+from launcher.cli.app import main
+from launcher.doctor import nodes
+nodes._QUEUE += ("begin",)
+sys.exit(main(["doctor", "cluster=sandbox", "cluster.begin=now+1hour", "--nodes", "1"]))
+"""
+
+
+@pytest.mark.slurm
+def test_whoever_is_ended_takes_the_job_back(plain_sandbox: Sandbox) -> None:
+    """As when the terminal is closed: nobody would see the job wait, or know what it is."""
+    environment = plain_sandbox.environment()
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS], env=environment, stdin=nothing, stdout=nothing, stderr=nothing
+    ) as doctor:
+        while doctor.poll() is None and not doctors(environment):
+            time.sleep(0.1)
+        doctor.send_signal(signal.SIGHUP)
+    assert doctor.returncode == 128 + signal.SIGHUP
+    assert doctors(environment) == []
+
+
+def doctors(environment: dict[str, str]) -> list[str]:
+    """The doctor's jobs that wait or run."""
+    command = ["squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.split() if name.startswith("slipway-doctor")]

@@ -1,0 +1,381 @@
+"""What is said of what was found: each trap has its line, and its fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Needs, Slurm
+from launcher.doctor.judging_enroot import enroot_lines
+from launcher.doctor.judging_slurm import pyxis_lines, pyxis_node_lines, slurm_lines
+from launcher.doctor.judging_tools import (
+    apptainer_line,
+    credential_lines,
+    file_lines,
+    gpu_lines,
+    image_line,
+    mounting,
+    python_lines,
+    stage_lines,
+    tool_lines,
+)
+from launcher.doctor.lines import Status
+from tests.doctor.machines import (
+    BARE,
+    FILE,
+    GIB,
+    NEMO,
+    ON_PYXIS,
+    gpus,
+    machine,
+    one,
+    place,
+    plugstack,
+    slurm,
+    told,
+)
+
+
+def test_a_slurm_as_it_should_be() -> None:
+    lines = list(slurm_lines(slurm(), ON_PYXIS))
+    assert told(lines) == {
+        "slurm": "ok!",
+        "slurm.accounting": "ok",
+        "slurm.select": "ok",
+        "slurm.cgroups": "ok",
+        "slurm.nodes": "ok!",
+    }
+    assert one(lines, "slurm").found == "23.11.4, cluster big: the controller answers"
+    assert one(lines, "slurm.nodes").found == "nodes that take jobs: gpu: 3 of 4; GPUs: a100"
+    assert all(line.fix is None for line in lines)
+
+
+def test_without_slurm() -> None:
+    lines = list(slurm_lines(Slurm(why="this machine belongs to no Slurm"), ON_PYXIS))
+    assert told(lines) == {"slurm": "missing!"}
+    assert "slipway sandbox up" in (lines[0].fix or "")
+    assert told(slurm_lines(Slurm(why="none"), Needs(scheduler="local"))) == {"slurm": "missing"}
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "says"),
+    [
+        ("slurm.accounting", {"AccountingStorageType": "accounting_storage/none"}, "sacct tells nothing"),
+        ("slurm.accounting", {"AccountingStorageType": "(null)"}, "none: sacct"),
+        ("slurm.select", {"SelectType": "select/linear"}, "whole nodes"),
+        ("slurm.select", {"SelectType": "select/cons_res"}, "--gpus-per-node"),
+        ("slurm.cgroups", {"ProctrackType": "proctrack/pgid"}, "outlives its job"),
+        ("slurm.cgroups", {"TaskPlugin": "task/affinity"}, "cores and GPUs of others"),
+    ],
+)
+def test_what_a_slurm_lacks(what: str, settings: dict[str, str], says: str) -> None:
+    lines = list(slurm_lines(slurm(**settings), ON_PYXIS))
+    line = one(lines, what)
+    assert line.status is Status.WARNING
+    assert says in line.found
+    assert line.fix
+    assert [other.status for other in lines if other.what != what] == [Status.OK] * 4
+
+
+def test_nodes_that_take_no_jobs() -> None:
+    down = replace(slurm(), nodes={"gpu": (4, 0)})
+    assert told(slurm_lines(down, ON_PYXIS))["slurm.nodes"] == "missing!"
+    assert told(slurm_lines(replace(slurm(), nodes={}), ON_PYXIS))["slurm.nodes"] == "warning"
+
+
+def test_pyxis_where_jobs_are_submitted() -> None:
+    there = machine(plugstack=plugstack(runtime_path="/run/pyxis"))
+    (line,) = pyxis_lines(slurm(), ON_PYXIS, there)
+    assert (line.status, line.needed) == (Status.OK, True)
+    assert line.found.endswith("plugstack.conf:3: /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis")
+    (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine())
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "container_options.runtime=apptainer" in (line.fix or "")
+    (line,) = pyxis_lines(replace(slurm(), pyxis=False), BARE, machine())
+    assert (line.status, line.needed) == (Status.MISSING, False)
+    (line,) = pyxis_lines(replace(slurm(), pyxis=None), ON_PYXIS, machine())
+    assert (line.status, line.needed) == (Status.UNKNOWN, True)
+
+
+def test_a_pyxis_of_another_release_is_configured_and_not_loaded() -> None:
+    (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=plugstack()))
+    assert line.status is Status.MISSING
+    assert "although plugstack.conf has Pyxis" in line.found
+    gone = replace(plugstack(), there=False)
+    (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=gone))
+    assert "spank_pyxis.so is not there" in (line.fix or "")
+
+
+def test_pyxis_on_nodes() -> None:
+    assert told(pyxis_node_lines(machine(plugstack=plugstack()), ON_PYXIS, FILE)) == {"pyxis.plugin": "ok!"}
+    gone = machine(plugstack=replace(plugstack(), there=False))
+    assert told(pyxis_node_lines(gone, ON_PYXIS, FILE)) == {"pyxis.plugin": "missing!"}
+    assert told(pyxis_node_lines(gone, BARE, None)) == {}
+
+
+def test_an_image_of_a_registry_goes_through_the_memory_of_every_node() -> None:
+    run = place("/run/pyxis", kind="tmpfs", point="/run", free=3 * GIB)
+    node = machine(places={"pyxis runtime": run})
+    (line,) = pyxis_node_lines(node, ON_PYXIS, NEMO)
+    assert (line.what, line.status, line.free) == ("pyxis.runtime", Status.WARNING, 3 * GIB)
+    assert line.fix == "once for all: slipway image import 'nvcr.io#nvidia/nemo:24.07'"
+    assert not list(pyxis_node_lines(node, ON_PYXIS, FILE))  # a file is started from where it lies
+
+
+def test_an_enroot_as_it_should_be() -> None:
+    lines = list(enroot_lines(machine(), ON_PYXIS, FILE, is_node=True))
+    assert {line.status for line in lines} == {Status.OK}
+    assert one(lines, "enroot.data").free == 500 * GIB
+    assert "no 50-slurm-pytorch.sh" in one(lines, "enroot.hooks").found
+
+
+def test_nodes_alone_cannot_do_without_enroot() -> None:
+    bare = machine(enroot=None)
+    assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=True)) == {"enroot": "missing!"}
+    assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=False)) == {"enroot": "missing"}
+    assert told(enroot_lines(bare, Needs(image=True, runtime="apptainer"), FILE, is_node=True)) == {
+        "enroot": "missing"
+    }
+
+
+def test_programs_that_enroot_calls() -> None:
+    without = machine(without=("jq", "parallel"))
+    line = one(enroot_lines(without, ON_PYXIS, FILE, is_node=False), "enroot")
+    assert line.status is Status.WARNING
+    assert "without jq and parallel it imports nothing" in line.found
+    assert one(enroot_lines(without, ON_PYXIS, FILE, is_node=True), "enroot").status is Status.OK
+    line = one(enroot_lines(machine(without=["unsquashfs"]), ON_PYXIS, FILE, is_node=True), "enroot")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "status", "says"),
+    [
+        ("runtime", {"writable": False, "there": "/run"}, "missing", "you may not write to /run"),
+        ("runtime", {"free": 0, "kind": "tmpfs"}, "missing", "full"),
+        ("runtime", {"kind": "nfs4"}, "warning", "shared"),
+        ("runtime", {"kind": "tmpfs", "free": 2 * GIB}, "ok", ""),
+        ("data", {"writable": False}, "missing", "no image can be unpacked"),
+        ("data", {"kind": "lustre"}, "warning", "every node unpacks"),
+        ("data", {"free": 20 * GIB}, "warning", "the image takes about 25 GiB"),
+        ("data", {"kind": "tmpfs"}, "warning", "memory"),
+        ("cache", {"free": 5 * GIB}, "warning", "layers"),
+        ("cache", {"writable": False}, "warning", "may not write"),
+        ("temp", {"kind": "tmpfs"}, "warning", "memory"),
+        ("temp", {"free": 5 * GIB}, "warning", "60 GiB"),
+        ("temp", {"kind": "nfs"}, "warning", "shared"),
+        ("temp", {"writable": False}, "warning", "may not write"),
+    ],
+)
+def test_where_enroot_keeps_its_files(name: str, changes: dict[str, object], status: str, says: str) -> None:
+    node = machine(places={f"enroot {name}": place("/there/enroot", **changes)})
+    lines = list(enroot_lines(node, ON_PYXIS, FILE, is_node=True))
+    line = one(lines, f"enroot.{name}")
+    assert line.status == status
+    assert says in line.found
+    assert "/there/enroot" in line.found
+    assert (line.fix is None) == (status == "ok")
+    assert all(other.status is Status.OK for other in lines if other is not line)
+
+
+def test_the_queue_of_messages_matters_where_it_is_bound() -> None:
+    lines = list(enroot_lines(machine(mqueue=False), ON_PYXIS, FILE, is_node=True))
+    assert one(lines, "enroot.mqueue").status is Status.OK
+    for enroot in (Enroot(binds_mqueue=True), Enroot(settings={"ENROOT_RESTRICT_DEV": "y"})):
+        lines = list(enroot_lines(machine(mqueue=False, enroot=enroot), ON_PYXIS, FILE, is_node=True))
+        line = one(lines, "enroot.mqueue")
+        assert (line.status, line.needed) == (Status.MISSING, True)
+        assert "mount -t mqueue" in (line.fix or "")
+
+
+def test_gpus_come_into_containers_by_a_hook() -> None:
+    with_gpus = machine(gpus=gpus())
+    line = one(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "nvidia-container-cli, which is not there" in line.found
+    line = one(
+        enroot_lines(replace(with_gpus, enroot=Enroot()), ON_PYXIS, FILE, is_node=True), "enroot.hooks"
+    )
+    assert "see none of the GPUs" in line.found
+
+
+@pytest.mark.parametrize(
+    ("sysctls", "status", "fix"),
+    [
+        ({"unprivileged_userns_clone": 0}, "missing", "kernel.unprivileged_userns_clone=1"),
+        ({"max_user_namespaces": 0}, "missing", "user.max_user_namespaces=65536"),
+        ({"apparmor_restrict_unprivileged_userns": 1}, "warning", "AppArmor profile"),
+    ],
+)
+def test_users_may_not_have_namespaces(sysctls: dict[str, int], status: str, fix: str) -> None:
+    node = machine(sysctls=sysctls)
+    line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
+    assert line.status == status
+    assert fix in (line.fix or "")
+    as_root = one(enroot_lines(replace(node, uid=0), ON_PYXIS, FILE, is_node=True), "user namespaces")
+    assert as_root.status is Status.OK
+    assert "others may not" in as_root.found
+
+
+def test_namespaces_that_are_refused_for_another_reason() -> None:
+    node = machine(no_namespaces="unshare failed: Operation not permitted")
+    line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "Operation not permitted" in line.found
+
+
+def test_programs_that_make_images() -> None:
+    assert set(told(tool_lines(machine())).values()) == {"ok"}
+    nothing = list(tool_lines(replace(machine(), tools={}, file_systems=())))
+    assert told(nothing) == {
+        "images.build": "missing",
+        "images.copy": "missing",
+        "images.unpack": "missing",
+        "squashfs.make": "missing",
+        "squashfs.mount": "warning",
+    }
+    assert "apt-get install buildah" in (one(nothing, "images.build").fix or "")
+    old = one(tool_lines(machine(compressors=("gzip", "xz"))), "squashfs.make")
+    assert "without lz4 and zstd" in old.found
+
+
+def test_docker_without_a_daemon_builds_nothing() -> None:
+    tools = {"docker": machine().tools["buildah"]}
+    alone = replace(machine(), tools=tools, docker_daemon="!cannot connect")
+    line = one(tool_lines(alone), "images.build")
+    assert (line.status, line.found) == (Status.WARNING, "docker 1.2 without a daemon that answers")
+    works = replace(alone, docker_daemon="28.2.2")
+    assert one(tool_lines(works), "images.build").status is Status.OK
+    line = one(tool_lines(machine(subordinate_ids=False)), "images.build")
+    assert line.status is Status.WARNING
+    assert "/etc/subuid" in line.found
+
+
+def test_a_squashfs_that_cannot_be_mounted() -> None:
+    node = machine(file_systems=("ext4",), fuse=False)
+    assert mounting(node, is_node=True).status is Status.WARNING
+    wants = replace(node, plugstack=plugstack(use_squashfuse="1"))
+    line = mounting(wants, is_node=True)
+    assert (line.status, line.needed) == (Status.MISSING, True)
+
+
+def test_apptainer_where_it_starts_the_tasks() -> None:
+    needs = Needs(image=True, runtime="apptainer")
+    missing = apptainer_line(machine(), needs, is_node=True)
+    assert missing is not None
+    assert (missing.status, missing.needed) == (Status.MISSING, True)
+    assert apptainer_line(machine(), ON_PYXIS, is_node=True) is None
+    tools = {"apptainer": machine().tools["buildah"]}
+    there = apptainer_line(replace(machine(), tools=tools), needs, is_node=True)
+    assert there is not None
+    assert there.status is Status.OK
+
+
+def test_credentials_are_told_by_registry() -> None:
+    own = Credentials("docker", "/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
+    assert one(credential_lines([own], NEMO), "credentials").status is Status.OK
+    (line,) = credential_lines([], NEMO)
+    assert line.status is Status.WARNING
+    assert "none for nvcr.io" in line.found
+    assert "$oauthtoken" in (line.fix or "")
+    (line,) = credential_lines([replace(own, registries=("nvcr.io",))], replace(NEMO, registry="nvcr.io:443"))
+    assert line.status is Status.OK
+    (line,) = credential_lines([], None)
+    assert line.status is Status.OK
+    (line,) = credential_lines([replace(own, is_private=False)], NEMO)
+    assert (line.status, line.fix and line.fix[:30]) == (Status.WARNING, "chmod 600 /home/me/.docker/con")
+
+
+def test_the_driver_runs_the_images_cuda() -> None:
+    node = machine(gpus=gpus("560.35.03", "12.6"))
+    lines = list(gpu_lines(node, NEMO, is_node=True))
+    assert told(lines) == {"gpu": "ok", "gpu.image": "ok"}
+    assert one(lines, "gpu").found == "driver 560.35.03, CUDA 12.6: 8 × NVIDIA A100-SXM4-80GB"
+    older = one(gpu_lines(machine(gpus=gpus("535.104.05", "12.2")), NEMO, is_node=True), "gpu.image")
+    assert older.status is Status.OK
+    assert "minor version compatibility" in older.found
+
+
+def test_a_driver_that_is_too_old_for_the_image() -> None:
+    node = machine(gpus=gpus("470.82.01", "11.4"))
+    carried = one(gpu_lines(node, NEMO, is_node=True), "gpu.image")
+    assert (carried.status, carried.needed) == (Status.WARNING, False)
+    assert "needs driver 525.60.13 or newer; here is 470.82.01" in carried.found
+    assert "libraries of 555.42.02" in (carried.fix or "")
+    line = one(gpu_lines(node, replace(NEMO, compat_driver=None), is_node=True), "gpu.image")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "cuda-compat" in (line.fix or "")
+    asks = replace(NEMO, requires="cuda>=12.5 brand=tesla,driver>=535,driver<536")
+    line = one(gpu_lines(node, asks, is_node=True), "gpu.image")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "NVIDIA_DISABLE_REQUIRE" in (line.fix or "")
+
+
+def test_a_cuda_that_is_not_known() -> None:
+    node = machine(gpus=gpus())
+    untold = one(gpu_lines(node, Image("x", why="the registry did not answer"), is_node=True), "gpu.image")
+    assert (untold.status, untold.needed) == (Status.UNKNOWN, False)
+    assert "the registry did not answer" in untold.found
+    ancient = one(gpu_lines(node, replace(NEMO, cuda="9.2"), is_node=True), "gpu.image")
+    assert ancient.status is Status.UNKNOWN
+
+
+def test_a_node_without_gpus() -> None:
+    assert told(gpu_lines(machine(), NEMO, is_node=True)) == {"gpu": "warning"}
+    assert told(gpu_lines(machine(), NEMO, is_node=False)) == {}  # a login node has none, as a rule
+    broken = machine(gpus=Gpus(trouble="Driver/library version mismatch"))
+    line = one(gpu_lines(broken, NEMO, is_node=True), "gpu")
+    assert (line.status, "version mismatch" in line.found) == (Status.WARNING, True)
+
+
+def test_files_that_each_node_must_have() -> None:
+    node = machine(files={"/images/nemo.sqsh": 10 * GIB, "/venv/bin/python": None})
+    assert told(file_lines(node, FILE, "/venv/bin/python")) == {"image": "ok!", "trainer": "missing!"}
+    assert told(file_lines(machine(), FILE, None)) == {"image": "missing!"}
+    shorter = machine(files={"/images/nemo.sqsh": 3})
+    assert told(file_lines(shorter, FILE, None)) == {"image": "warning!"}
+
+
+def test_the_image_as_far_as_it_is_seen_from_here() -> None:
+    assert image_line(FILE).found == "/images/nemo.sqsh: 10 GiB, no CUDA_VERSION in its environment"
+    assert image_line(NEMO).found == "nvcr.io#nvidia/nemo:24.07: CUDA 12.5.0.023"
+    elsewhere = image_line(replace(FILE, why="no such file or directory"))
+    assert (elsewhere.status, elsewhere.needed) == (Status.UNKNOWN, False)
+    torn = image_line(replace(FILE, why="not a squashfs image", is_broken=True))
+    assert (torn.status, torn.needed) == (Status.MISSING, True)
+    assert "slipway image verify /images/nemo.sqsh" in (torn.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "says"),
+    [
+        ({}, "ok", "/local/images (xfs)"),
+        ({"writable": False}, "warning", "may not write to /scratch"),
+        ({"kind": "lustre"}, "warning", "shared"),
+        ({"free": 5 * GIB}, "warning", "no room for the image's 10 GiB"),
+        ({"free": None}, "ok", ""),
+    ],
+)
+def test_where_the_image_is_copied_to(changes: dict[str, object], status: str, says: str) -> None:
+    node = machine(places={"stage": place("/local/images", **changes)})
+    (line,) = stage_lines(node, FILE)
+    assert (line.status, says in line.found) == (status, True)
+    assert not list(stage_lines(node, NEMO))  # of a registry: nothing is copied
+    assert not list(stage_lines(machine(), FILE))
+
+
+def test_pythons_and_extras() -> None:
+    versions = {"enroot-py": None, "matplotlib": "3.9", "plotext": "6.0"}
+    refused = (False, "cluster.python=null: does not find torch\n  install it\n  or an image")
+    lines = list(python_lines("3.11.7, /bin/python", versions, refused))
+    assert told(lines) == {
+        "python": "ok!",
+        "trainer": "missing!",
+        "extra containers": "missing",
+        "extra plot": "ok",
+    }
+    assert one(lines, "trainer").fix == "install it; or an image"
+    assert told(python_lines("3.11.7", versions, (True, "")))["trainer"] == "ok!"
+    assert told(python_lines("3.11.7", versions, (True, "not on this machine")))["trainer"] == "warning!"
+    assert "trainer" not in told(python_lines("3.11.7", versions, None))

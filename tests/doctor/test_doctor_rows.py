@@ -1,0 +1,193 @@
+"""Lines of many machines become one row where they say the same; what nodes told is put together."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+
+import pytest
+
+from launcher.cli.doctor import plain_lines
+from launcher.doctor.examining import Gathered, judge
+from launcher.doctor.facts import machine_of
+from launcher.doctor.gathering import environment_here, environment_of
+from launcher.doctor.lines import Line, Row, Status, lacking, rows, unknown
+from launcher.doctor.nodes import Answers, pyxis_words, read, srun_command, start
+from launcher.doctor.probe import MARK, answer_lines, gather
+from launcher.drafting import Request, drafts
+from launcher.errors import UserError
+from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
+
+
+def test_what_is_the_same_is_told_once_with_the_least_room() -> None:
+    def line(free: int, status: Status = Status.OK) -> Line:
+        return Line("enroot.data", status, "/scratch (xfs)", free=free)
+
+    found = rows(
+        [("here", [Line("slurm", Status.OK, "yes")]), ("n1", [line(7)]), ("n2", [line(5)]), ("n3", [line(6)])]
+    )
+    assert [(row.line.what, row.where, row.line.free) for row in found] == [
+        ("slurm", ("here",), None),
+        ("enroot.data", ("n1", "n2", "n3"), 5),
+    ]
+    apart = rows([("n1", [line(7)]), ("n2", [line(7, Status.WARNING)])])
+    assert [row.where for row in apart] == [("n1",), ("n2",)]
+
+
+def test_what_a_launch_cannot_do_without() -> None:
+    told = [
+        Line("pyxis", Status.MISSING, "not there", needed=True),
+        Line("enroot", Status.MISSING, "not there"),
+        Line("nodes", Status.UNKNOWN, "silent", needed=True),
+        Line("slurm", Status.OK, "there", needed=True),
+    ]
+    found = rows([("here", told)])
+    assert [row.line.what for row in lacking(found)] == ["pyxis"]
+    assert [row.line.what for row in unknown(found)] == ["nodes"]
+
+
+def test_in_a_pipe_each_thing_is_a_line_and_its_fix_another() -> None:
+    told = [
+        Line("slurm", Status.OK, "23.11", "not shown"),
+        Line("enroot.data", Status.WARNING, "/scratch", "move it", free=3 * GIB),
+        Line("pyxis", Status.MISSING, "none", needed=True),
+    ]
+    assert list(plain_lines(rows([("here", told)]), has_nodes=False)) == [
+        "slurm        ok        23.11",
+        "pyxis        missing!  none",
+        "enroot.data  warning   /scratch; 3.0 GiB free",
+        "                       -> move it",
+    ]
+    many = rows([(f"n{number}", told[:1]) for number in range(1, 9)])
+    assert list(plain_lines(many, has_nodes=True)) == ["slurm  n1, n2, ... (8)  ok  23.11"]
+
+
+def test_answers_of_several_nodes_may_be_mixed() -> None:
+    noise = random.Random(1)
+    contents = [{"host": f"n{node}", "é": [noise.random() for _ in range(200)]} for node in (1, 2, 3)]
+    lines = [line for content in contents for line in answer_lines(content)]
+    assert max(map(len, lines)) < 300
+    lines += [f"{MARK} n9 0 0 -", "srun: job 5 queued", f"{MARK} n8 0 two x", f"{MARK} n7 0 3 eJw"]
+    random.Random(0).shuffle(lines)
+    found, blind = read(lines)
+    assert sorted(json.dumps(content) for content in found) == sorted(map(json.dumps, contents))
+    assert blind == ["n9"]
+    torn, _ = read([line for line in lines if not line.startswith(f"{MARK} n2 1 ")])
+    assert sorted(content["host"] for content in torn) == ["n1", "n3"]
+
+
+def gathered(answers: Answers | None) -> Gathered:
+    return Gathered(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
+
+
+def test_nodes_that_say_nothing_are_not_taken_for_healthy() -> None:
+    good = machine(files={"/images/nemo.sqsh": FILE.size})
+    found = judge(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
+    (silent,) = unknown(found)
+    assert silent.line.found == "1 of 3 did not answer: srun: killed"
+    assert any(row.where == ("n2",) and "no Python" in row.line.found for row in found)
+    assert not lacking(found)
+    assert not unknown(judge(gathered(None)))
+    assert "not looked at" in [row.line.found for row in judge(gathered(None))]
+
+
+_OF_PYXIS = """\
+slurmstepd-n2: error: pyxis: child 18246 failed with error code: 1
+slurmstepd-n2: error: pyxis: failed to create container filesystem for image: /x.sqsh
+slurmstepd-n1: error: pyxis: failed to create container filesystem for image: /x.sqsh
+slurmstepd-n2: error: pyxis: printing enroot log file:
+slurmstepd-n2: error: pyxis:     [ERROR] Invalid image format: /x.sqsh
+srun: error: n2: task 1: Exited with exit code 1
+"""
+
+
+def test_an_image_that_does_not_start_on_all_nodes() -> None:
+    why = pyxis_words(_OF_PYXIS)
+    assert why == ("failed to create container filesystem for image: /x.sqsh; Invalid image format: /x.sqsh")
+    assert pyxis_words("srun: error: Invalid partition\n") == "Invalid partition"
+    good = machine(files={"/images/nemo.sqsh": FILE.size})
+    both = (good, machine(host="n2", files=good.files))
+    found = judge(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
+    assert [(row.where, row.line.status) for row in found if row.line.what == "container"] == [
+        (("n1",), Status.OK),
+        (("silent",), Status.MISSING),
+    ]
+    (lost,) = lacking(found)
+    assert "starts on 1 of 2 nodes: failed to create" in lost.line.found
+    assert not lacking(judge(gathered(Answers(2, both, started=("n1", "n2")))))
+
+
+def test_what_an_image_says_does_not_reach_the_terminal_as_it_is() -> None:
+    line = Line("image", Status.UNKNOWN, "CUDA \x1b]0;mine\x07", "as root:\nrm \x1b[2J")
+    assert list(plain_lines([Row(line, ("here",))], has_nodes=False)) == [
+        "image  unknown  CUDA \\x1b]0;mine\\x07",
+        "                -> as root:\nrm \\x1b[2J",
+    ]
+
+
+def test_who_is_more_patient_gives_an_image_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def runs(command: list[str], **other: object) -> None:
+        limits.extend(word for word in command if word.startswith("--time="))
+        raise OSError(2, "no such file")
+
+    monkeypatch.setattr(subprocess, "Popen", runs)
+    plan = drafts(Request(overrides=["cluster=bcm"], command=["slipway"]))[0].plan
+    for patience in (1.0, 3601.0):
+        with pytest.raises(UserError):
+            start(plan, "/x.sqsh", 1, {}, patience)
+    assert limits == ["--time=5", "--time=61"]
+
+
+def test_a_node_that_differs_is_told_apart() -> None:
+    good = machine(files={"/images/nemo.sqsh": FILE.size})
+    bad = machine(host="n2", files={"/images/nemo.sqsh": None})
+    found = judge(gathered(Answers(2, (good, bad))))
+    assert [(row.line.what, row.where) for row in lacking(found)] == [("image", ("n2",))]
+    assert [row.where for row in found if row.line.what == "enroot.data"] == [("here", "n1", "n2")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected", "absent"),
+    [
+        (
+            ["cluster=bcm", "cluster.partition=gpu", "cluster.account=me", "cluster.nodelist='n[3-4]'"],
+            ["--partition=gpu", "--account=me", "--nodelist=n[3-4]", "--gres=gpu:1", "--nodes=2"],
+            ["--overlap"],
+        ),
+        (["cluster=interactive"], ["--overlap", "--nodes=2"], ["--gres=gpu:1"]),
+    ],
+)
+def test_nodes_are_looked_at_where_the_launch_would_run(
+    overrides: list[str], expected: list[str], absent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # as in a salloc
+    plan = drafts(Request(overrides=overrides, command=["slipway"]))[0].plan
+    command = srun_command(plan, 2, "me")
+    assert set(expected) <= set(command)
+    assert not set(absent) & set(command)
+
+
+def test_pyxis_keeps_where_enroot_stores_from_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be well by `env_vars` alone is not well."""
+    monkeypatch.setenv("ENROOT_RUNTIME_PATH", "/mine")
+    given = {"ENROOT_DATA_PATH": "/scratch", "ENROOT_RESTRICT_DEV": "y"}
+    overrides = ["cluster=bcm", *(f"env_vars.{name}={value}" for name, value in given.items())]
+    plan = drafts(Request(overrides=overrides, command=["slipway"]))[0].plan
+    of_job = environment_of(plan)
+    assert {name for name in of_job if name.startswith("ENROOT_")} == {"ENROOT_RESTRICT_DEV"}
+    # An import does not go through Pyxis, and is no job.
+    here = environment_here(plan)
+    assert {name for name in here if name.startswith("ENROOT_")} == {"ENROOT_RUNTIME_PATH"}
+
+
+def test_what_the_probe_tells_is_what_facts_are() -> None:
+    """Of this very machine, whatever it has; and what was read is what a node sends."""
+    content = gather({"files": {"a": __file__, "b": "/nowhere/x"}}, {"PATH": "", "HOME": "/"})
+    found = machine_of(json.loads(json.dumps(content)))
+    assert found.files["/nowhere/x"] is None
+    assert found.files[__file__]
+    assert found.tools == {}
+    assert read(answer_lines(content))[0] == [json.loads(json.dumps(content))]

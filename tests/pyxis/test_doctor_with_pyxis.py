@@ -1,0 +1,44 @@
+"""`slipway doctor` where there are Pyxis and Enroot: what is there is found, and an image is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.sandbox import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.pyxis]
+
+
+def statuses(out: str) -> dict[tuple[str, str], str]:
+    """How each thing is on each machine."""
+    lines = json.loads(out)["lines"]
+    return {(line["what"], where): line["status"] for line in lines for where in line["where"]}
+
+
+def test_an_image_starts_on_the_nodes(
+    on_pyxis: Sandbox, shell_image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "cluster=sandbox", f"container={shell_image}", "--nodes", "2", "--start", "--json"]
+    assert main(words) == 0
+    found = statuses(capsys.readouterr().out)
+    assert found["pyxis", "here"] == "ok"
+    for node in ("n1", "n2"):
+        for what in ("pyxis.plugin", "image", "enroot", "enroot.runtime", "enroot.data", "container"):
+            assert found[what, node] == "ok", what
+
+
+def test_what_is_no_image_starts_nowhere(
+    on_pyxis: Sandbox, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = tmp_path / "torn.sqsh"
+    torn.write_bytes(b"torn" * 99)
+    words = ["doctor", "cluster=sandbox", f"container={torn}", "--nodes", "2", "--start"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "not a squashfs image" in out
+    assert "the image starts on 0 of 2 nodes: " in out
+    assert "missing for this launch: image, container" in out
