@@ -6,13 +6,16 @@ Every command walks this way; `launching` goes on from here to a job.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.config.compose import Composition, compose
 from launcher.config.overrides import STAGES
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
@@ -21,15 +24,25 @@ from launcher.runs.excluded import ExcludedNode, excluded_from_json, read_exclud
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LAUNCHES, next_launch_number
 from launcher.stages.planning import by_stage, plan_launch, run_directory
+from launcher.stages.workspace import STAGE as WORKSPACE
+
+if TYPE_CHECKING:
+    from launcher.containers.choice import Choice
+    from launcher.stages.image import ImageWork
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A launch that is planned and rendered, and nowhere written yet."""
+    """A launch that is planned and rendered, and nowhere written yet.
+
+    `template_dir` holds templates of the user's own, and `work` what a job does that makes an image.
+    """
 
     composition: Composition
     plan: Plan
     rendered: Rendered
+    template_dir: Path | None = None
+    work: ImageWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,17 @@ def drafts(request: Request) -> list[Draft]:
     UserError
         If the request has a mistake.
     """
-    staged = stages_of(compose(request.overrides, request.config_dir), request.stage)
+    return drafts_of(stages_of(compose(request.overrides, request.config_dir), request.stage), request)
+
+
+def drafts_of(staged: Sequence[Composition], request: Request) -> list[Draft]:
+    """The same of what is composed already, each for a stage.
+
+    Raises
+    ------
+    UserError
+        If the request has a mistake.
+    """
     if len(staged) > 1 and (request.number is not None or request.tag is not None):
         names = [one.config.stages[0] for one in staged]
         raise UserError(
@@ -101,6 +124,7 @@ def stages_of(composition: Composition, stage: str | None = None) -> list[Compos
         If the stages cannot be launched one after the other, or the chosen one is none of them.
     """
     with composition.naming_sources():
+        composition = _with_dev_image(composition)
         configs = by_stage(composition.config)
         names = [config.stages[0] for config in configs]
         if stage is not None and stage not in names:
@@ -121,6 +145,20 @@ def stages_of(composition: Composition, stage: str | None = None) -> list[Compos
     ]
 
 
+def _with_dev_image(composition: Composition) -> Composition:
+    """Of a workspace, with the image that is its own; of a recipe that is the flavor for developers."""
+    config = composition.config
+    if config.stages != [WORKSPACE] or config.workspace is None:
+        return composition
+    image = config.workspace.container or config.container
+    if config.workspace.container is None and image is not None:
+        from launcher.containers.references import recipe_and_flavor  # late: few launches are workspaces
+
+        name, flavor = recipe_and_flavor(image) or (None, None)
+        image = f"{name}:dev" if name is not None and flavor in (None, "run") else image
+    return replace(composition, config=config.model_copy(update={"container": image}))
+
+
 def _choices_of(composition: Composition, stage: str) -> dict[str, str]:
     """The choices less those of other stages' groups."""
     return {
@@ -130,16 +168,63 @@ def _choices_of(composition: Composition, stage: str) -> dict[str, str]:
     }
 
 
-def _draft(composition: Composition, request: Request) -> Draft:
+def draft_image(request: Request, work: ImageWork) -> Draft:
+    """Compose, plan and render the job that makes an image; nothing is written.
+
+    Raises
+    ------
+    UserError
+        If the request has a mistake, or there is no queue for the job.
+    """
+    return _draft(compose(request.overrides, request.config_dir), request, work)
+
+
+def choice_of(composition: Composition, template_dir: Path | None = None) -> Choice | None:
+    """What `container` stands for; ``None`` on bare metal.
+
+    Raises
+    ------
+    UserError
+        If it is no image, or a recipe that is not there or has a mistake.
+    """
+    config = composition.config
+    if config.container is None or not config.container.strip():
+        return None
+    # Imported late: most launches have no container, or one that is told as it is.
+    from launcher.containers.choice import choose
+
     with composition.naming_sources():
-        run_dir = run_directory(composition.config)
+        return choose(config.container, config.images_dir, composition.config_dir, template_dir)
+
+
+def with_image(composition: Composition, template_dir: Path | None) -> RunConfig:
+    """The configuration with the container as the job is told of it."""
+    config = composition.config
+    # Files, and names as Pyxis takes them, are told as they are.
+    if config.container is None or re.match(r"\s*$|[/~.]|[^:/]*#", config.container):
+        return config
+    choice = choice_of(composition, template_dir)
+    assert choice is not None
+    return config.model_copy(update={"container": choice.image})
+
+
+def _draft(composition: Composition, request: Request, work: ImageWork | None = None) -> Draft:
+    with composition.naming_sources():
+        config = composition.config
+        run_dir = run_directory(config) if work is None else _image_directory(config, work)
         try:
             number = request.number or next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, _results_key(composition, run_dir), verb="read") from error
     tag = request.tag or provenance.new_tag()
     nodes = avoided(composition, run_dir, request.number)
-    return render_launch(composition, number, tag, request.template_dir, nodes)
+    return render_launch(composition, number, tag, request.template_dir, nodes, work)
+
+
+def _image_directory(config: RunConfig, work: ImageWork) -> Path:
+    from launcher.stages.image import image_directory  # late: few launches make an image
+
+    return image_directory(config, work)
 
 
 def avoided(composition: Composition, run_dir: Path, replayed: int | None = None) -> tuple[ExcludedNode, ...]:
@@ -159,11 +244,25 @@ def render_launch(
     tag: str,
     template_dir: Path | None,
     avoided: Sequence[ExcludedNode] = (),
+    work: ImageWork | None = None,
 ) -> Draft:
     """Plan and render one launch; the same arguments give the same bytes."""
     with composition.naming_sources():
-        plan = plan_launch(composition.config, number=number, tag=tag, avoided=avoided)
-        return Draft(composition, plan, render(plan, template_dir))
+        if work is None:
+            config = with_image(composition, template_dir)
+            plan = plan_launch(config, number=number, tag=tag, avoided=avoided)
+        else:
+            from launcher.stages.image import image_plan  # late: few launches make an image
+
+            plan = image_plan(composition.config, work, number=number, tag=tag, avoided=avoided)
+        return Draft(composition, plan, render(plan, template_dir), template_dir, work)
+
+
+def render_again(
+    made: Draft, number: int, template_dir: Path | None, avoided: Sequence[ExcludedNode]
+) -> Draft:
+    """The same draft with another number, or with other nodes to avoid."""
+    return render_launch(made.composition, number, made.plan.tag, template_dir, avoided, made.work)
 
 
 def results_key(made: Draft) -> str:

@@ -90,8 +90,13 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerOptions:
-    """How the container runs; ``None`` leaves it to the site."""
+    """How the container runs; ``None`` leaves it to the site.
 
+    `stage_to` is a directory of each node's own that the image file is copied to before the tasks start.
+    """
+
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    stage_to: str | None = None
     mount_home: bool | None = None
     writable: bool | None = None
     remap_root: bool | None = None
@@ -109,6 +114,16 @@ class Container:
     image: str
     mounts: tuple[Mount, ...]
     options: ContainerOptions = ContainerOptions()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the image is a file, and none of a registry."""
+        return self.image.startswith("/")
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether each node starts a copy of its own, whose path the job alone knows."""
+        return self.options.stage_to is not None and self.is_file
 
 
 @dataclass(frozen=True, slots=True)

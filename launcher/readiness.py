@@ -78,7 +78,7 @@ def _container_ignored(plan: Plan) -> str | None:
 
 def _interpreter(plan: Plan) -> str | None:
     """The tasks' interpreter must be there and find the trainer's libraries."""
-    if plan.job.engine != "megatron":
+    if plan.job.engine != "megatron" or plan.job.stage not in _LIBRARIES:
         return None
     name = plan.job.payload.argv[0]
     found = shutil.which(name)

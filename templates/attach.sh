@@ -31,6 +31,10 @@ if [[ -z $pid ]]; then
 fi
 
 if [[ $(readlink "/proc/$pid/ns/mnt") != "$(readlink /proc/self/ns/mnt)" ]]; then
+    if grep -qsze '^APPTAINER_CONTAINER=' "/proc/$pid/environ"; then # only what it started itself can join it
+        echo "Rank $rank runs in a container of Apptainer's, which nothing can join; on the node itself: --outside" >&2
+        exit 1
+    fi
     # A container of Enroot's, with a name or without one; its `exec` takes over the environment and the directory.
     exec enroot exec --env "TERM=${TERM:-dumb}" "$pid" "$@"
 fi

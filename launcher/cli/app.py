@@ -23,6 +23,7 @@ _VERBS = {
     "sweep": "launcher.cli.sweep",
     "check": "launcher.cli.check",
     "suggest": "launcher.cli.suggest",
+    "doctor": "launcher.cli.doctor",
     "render": "launcher.cli.render",
     "diff": "launcher.cli.diff",
     "show": "launcher.cli.show",
@@ -38,6 +39,7 @@ _VERBS = {
     "attach": "launcher.cli.attach",
     "verify": "launcher.cli.verify",
     "data": "launcher.cli.data",
+    "image": "launcher.cli.image",
     "sandbox": "launcher.cli.sandbox",
     "init": "launcher.cli.init",
     "completion": "launcher.cli.completion",
@@ -59,6 +61,7 @@ examples:
   slipway logs gpt3_126m -f                                  the log of a run, or of a job: slipway logs 4711
   slipway cancel gpt3_126m --save                            save a checkpoint, then end it
   slipway verify gpt3_126m                                   did it do what it was launched for?
+  slipway image build nemo                                   a recipe's image, for every node
   slipway sandbox up                                         a throw-away Slurm on this machine
   slipway init                                               a small tree of your own to edit
 

@@ -13,9 +13,9 @@ from launcher.schedulers.commands import WITHOUT_SLURM
 
 _DESCRIPTION = """\
 Open a shell where a rank of a running job runs: on its node, in its container when it has one (of a name or
-not), in its working directory and with its environment (RANK, MASTER_ADDR, CUDA_VISIBLE_DEVICES, ...). It is
-a step of the job, and shares its nodes and GPUs with the training: leaving it ends nothing, and it ends with
-the job. The line that does it goes to stderr first.
+not, but none of Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
+CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training: leaving
+it ends nothing, and it ends with the job. The line that does it goes to stderr first.
 
 examples:
   slipway attach gpt3_126m                     rank 0

@@ -13,6 +13,7 @@ from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.printing import print_styled
+from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.inspection import as_mistakes, gather
@@ -21,6 +22,7 @@ from launcher.preflight.estimates.overview import overview
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import why_not_told
+from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers.commands import Unreachable
 from launcher.schedulers.failures import NO_SLURM, is_without_configuration
 from launcher.schedulers.registry import scheduler_for
@@ -119,7 +121,9 @@ def _scheduler(made: Draft) -> Iterator[Told]:
         yield Told(Severity.SKIPPED, SCHEDULER, told)
         return
     try:
-        waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(made.rendered.script)
+        # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
+        script = empty_script(plan) if is_workspace([made]) else made.rendered.script
+        waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(script)
     except Unreachable as error:
         # Where the commands looked for a configuration is long, and the checks of the cluster have said why.
         why = NO_SLURM if is_without_configuration(error.message) else error.message

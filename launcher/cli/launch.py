@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.findings import add_no_check, stop_at_errors
 from launcher.cli.printing import print_code
 from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
+from launcher.cli.workspace import is_workspace, open_workspace, refuse_options
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.paths import short
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from launcher.runs.manifest import Manifest
     from launcher.runs.paths import LaunchPaths
 
+# Where --build makes the image.
+_HOST, _JOB = "host", "job"
+
 _EPILOG = """\
 examples:
   slipway launch training=gpt3/126m cluster=bcm --dry-run
@@ -30,13 +34,17 @@ examples:
   slipway launch training=gpt3/tiny cluster=sandbox --follow
   slipway launch training=gpt3/tiny cluster=local training.run.name=first_try
   slipway launch training=gpt3/5b cluster=bcm --smoke       two steps on one node first
+  slipway launch training=gpt3/5b cluster=bcm container=nemo --build       first its image, if missing
   slipway launch stages=[data_preparation,training] training=gpt3/126m cluster=bcm
+  slipway launch stages=[workspace] training=gpt3/126m cluster=bcm            a shell on a node, in its image
+  slipway launch stages=[workspace] training=gpt3/126m cluster=bcm --print    the command that opens it
 
 An override is KEY=VALUE for a key of the tree in conf/, GROUP=CHOICE for a file of a folder there, +KEY=VALUE
 for a key that the tree does not show, ~KEY to drop one.
 
 exit code:
   0    submitted; with --follow: the job completed
+  any  with stages=[workspace]: that of the shell
   1    with --smoke: the two steps failed, and nothing else was launched; with --follow: the job failed
   2    a mistake in what was asked for; or the scheduler does not answer, and nothing was launched
   3    the scheduler stopped answering: whether there is a job is not known, and the next launch of the run
@@ -57,9 +65,36 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--follow", action="store_true", help="show the progress until the job ends")
     parser.add_argument("--json", action="store_true", help="tell what was submitted as JSON")
+    _add_build(parser)
     add_smoke(parser)
     add_launch_options(parser)
+    parser.add_argument(
+        "--print",
+        dest="dry_run",
+        action="store_true",
+        help="the same as --dry-run: of a workspace, its command",
+    )
     parser.set_defaults(run=run)
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    # As options of their own: argparse would take the next override for the value of a bare --build.
+    parser.add_argument(
+        "--build",
+        f"--build={_HOST}",
+        dest="build",
+        action="store_const",
+        const=_HOST,
+        help="first make the image that `container` names, where it is not there yet: a recipe is built, an"
+        " image of a registry imported",
+    )
+    parser.add_argument(
+        f"--build={_JOB}",
+        dest="build",
+        action="store_const",
+        const=_JOB,
+        help="the same in a job without GPUs, which the launch waits for",
+    )
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
@@ -87,14 +122,19 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Walk to the door that the arguments name; return the exit code."""
     request = request_of(args, args.overrides)
-    made = _checked(args, request)
+    if args.build is None:
+        made = _checked(args, request)
+    else:
+        made, request = _built(args, request)
+    if is_workspace(made):
+        refuse_options(args)
     if args.smoke:
         code = smoke_first(args, _only_one(made), request, dry=_is_dry(args, made))
         if code is not None:
             return code
         request = replace(request, command=without_smoke(list(request.command)))
     launched = _launch(args, made, request)
-    _tell_all(launched, as_json=args.json)
+    tell_all(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
 
 
@@ -140,6 +180,24 @@ def _checked(args: argparse.Namespace, request: Request) -> list[Draft]:
     return made
 
 
+def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], Request]:
+    """Check a launch and make its image; where a job is to make it, that job is the first draft."""
+    # Imported late: most launches make no image.
+    from launcher.cli.building import building, make, tell_dry
+
+    if args.smoke and args.build == _JOB:
+        raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
+    planned = building(request, args.no_check, as_job=args.build == _JOB)
+    dry = _is_dry(args, planned.made)
+    stop_at_errors(planned.made, planned.skipped, look=not dry)
+    if planned.needed is not None:
+        if dry:
+            tell_dry(planned.needed)
+        else:
+            make(planned.needed, quiet=args.json)
+    return planned.made, planned.request
+
+
 def _is_dry(args: argparse.Namespace, made: Sequence[Draft]) -> bool:
     return bool(args.dry_run or made[0].composition.config.dry_run)
 
@@ -150,6 +208,8 @@ def _launch(args: argparse.Namespace, made: Sequence[Draft], request: Request) -
         return []
     if (request.number, request.tag, request.stage) != (None, None, None):
         raise UserError("--launch-number, --tag and --stage render a launch again: they need --dry-run")
+    if is_workspace(made):
+        open_workspace(made[0])
     # Imported late: a dry run neither writes nor submits.
     from launcher.launching import launch_stages
 
@@ -193,7 +253,7 @@ def print_each(made: Sequence[Draft], texts: Sequence[str], language: str) -> No
         print_code(text, language)
 
 
-def _tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
+def tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
     """Say what was submitted: as JSON an object, of several stages a list of them."""
     if not as_json:
         for one in launched:

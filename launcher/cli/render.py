@@ -8,6 +8,7 @@ import sys
 from launcher.cli.findings import add_no_check, stop_at_errors
 from launcher.cli.launch import add_replay_options, add_tree_options, print_each, request_of
 from launcher.cli.printing import print_code
+from launcher.cli.workspace import is_workspace
 from launcher.drafting import drafts
 from launcher.errors import UserError
 from launcher.rendering.config_text import config_text
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     made = drafts(request_of(args, args.overrides))
     stop_at_errors(made, args.no_check, look=False)
     if args.task:
+        if is_workspace(made):
+            raise UserError("--task: a workspace has no tasks", key="stages")
         print_each(made, [one.rendered.task for one in made], "bash")
     elif args.config:
         configs = [one.plan.job.config for one in made if one.plan.job.config is not None]

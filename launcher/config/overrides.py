@@ -9,19 +9,26 @@ from dataclasses import dataclass
 from launcher.errors import UserError, did_you_mean, one_line, shown
 
 # Each stage has a configuration group of its own name.
-STAGES = ("data_preparation", "training")
+STAGES = ("data_preparation", "training", "workspace")
 GROUPS = ("cluster", *STAGES)
+# What a stage needs besides: a workspace is what a training would see of its node.
+_BESIDES = {"workspace": ("training",)}
+# The file that a launch is composed from.
+MAIN = "config"
 
 # Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:24.07.
 _TEXTS = re.compile(
-    r"((cluster\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|(cluster\.)?container"
-    r"|launcher_scripts_path|data_dir|base_results_dir)$",
+    r"((cluster\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|((cluster|workspace)\.)?container"
+    r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"
+    r"|image\.(base|digest|registry|owner|tag|workdir|dev_script|pip_index|(versions|env|labels)\..+))$",
     re.DOTALL,
 )
 
 # Mappings whose keys are the user's: a new one needs no `+`.
-_OPEN = re.compile(r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster)(\..*)?$", re.DOTALL)
-_OPEN_TEXTS = ("env_vars", "cluster.env_vars", "env_files")
+_OPEN = re.compile(
+    r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels))(\..*)?$", re.DOTALL
+)
+_OPEN_TEXTS = ("env_vars", "cluster.env_vars", "env_files", "image.env", "image.labels")
 
 _FORM = "an override is KEY=VALUE, GROUP=CHOICE, +KEY=VALUE or ~KEY, such as training=gpt3/126m"
 _WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=@]*)(?P<package>@[^=]*)?(?P<value>=.*)?", re.DOTALL)
@@ -80,14 +87,32 @@ def for_hydra(texts: Sequence[str]) -> list[str]:
         If one has not the form of an override.
     """
     parsed = [parse_override(text) for text in texts]
-    for override in parsed:
-        _check_form(override)
-    stages = requested_stages(parsed)
+    typed = keys_for_hydra(parsed)
+    skipped = skipped_groups(parsed)
     for override in parsed:
         if override.is_choice:
-            _check_choice(override, stages)
-    skipped = [f"~{stage}" for stage in STAGES if stage not in stages]
-    return [*(_as_typed(override) for override in parsed), *skipped]
+            _check_choice(override, skipped)
+    return [*typed, *(f"~{group}" for group in skipped)]
+
+
+def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
+    """The overrides of keys as Hydra is to read them.
+
+    Raises
+    ------
+    UserError
+        If one has not the form of an override.
+    """
+    for override in parsed:
+        _check_form(override)
+    return [_as_typed(override) for override in parsed]
+
+
+def skipped_groups(overrides: Sequence[Override]) -> list[str]:
+    """The groups of the stages that are not asked for, which are not composed."""
+    stages = requested_stages(overrides)
+    needed = {*stages, *(group for stage in stages for group in _BESIDES.get(stage, ()))}
+    return [stage for stage in STAGES if stage not in needed]
 
 
 def requested_stages(overrides: Sequence[Override]) -> list[str]:
@@ -140,10 +165,10 @@ def _form_of(override: Override) -> str:
     return _FORM
 
 
-def _check_choice(override: Override, stages: Sequence[str]) -> None:
+def _check_choice(override: Override, skipped: Sequence[str]) -> None:
     """Refuse what Hydra would take for a choice, and is none."""
     value = override.value or ""
-    needed = override.key == "cluster" or override.key in stages
+    needed = override.key not in skipped
     if override.sign == "~" or (value.lower() == "null" and not needed):
         return
     parts = value.split("/")

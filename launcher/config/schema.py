@@ -34,7 +34,7 @@ from launcher.errors import Mistakes
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 ModelType = Literal["gpt", "t5", "bert"]
-StageName = Literal["data_preparation", "training"]
+StageName = Literal["data_preparation", "training", "workspace", "image"]
 
 
 class _Strict(BaseModel):
@@ -102,8 +102,10 @@ StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
 class ContainerOptions(_Strict):
-    """How Pyxis runs the container; ``None`` leaves it to the site's `enroot.conf` and `plugstack.conf`."""
+    """How the container runs; ``None`` leaves it to the site's `enroot.conf` and `plugstack.conf`."""
 
+    runtime: Literal["pyxis", "apptainer"]
+    stage_to: Line | None
     mount_home: bool | None
     writable: bool | None
     remap_root: bool | None
@@ -112,6 +114,14 @@ class ContainerOptions(_Strict):
     name: Line | None
     env: LineList
     save: Line | None
+
+
+class ImageJob(_Strict):
+    """What the job gets that builds or imports an image."""
+
+    cpus_per_task: Whole | None = Field(ge=1)
+    mem: Memory | None
+    time_limit: TimeLimit | None
 
 
 class NumaMapping(_Strict):
@@ -217,22 +227,35 @@ class TextPreparationConfig(_Strict):
     seed: int
 
 
+class WorkspaceConfig(_Strict):
+    """The `workspace` node: a shell on one node, with what a training would see there."""
+
+    run: RunConfigNode
+    container: Line | None
+    gpus: Whole | None = Field(ge=0)
+    shell: Line
+    workdir: Line | None
+
+
 class RunConfig(_Strict):
     """The whole configuration of one launch, checked.
 
-    `training` and `data_preparation` are ``None`` unless their stage was asked for.
+    `training`, `data_preparation` and `workspace` are ``None`` unless their stage was asked for; a workspace
+    has a training beside it.
     """
 
     stages: list[str] = Field(min_length=1)
     launcher_scripts_path: Line
     data_dir: Line
     base_results_dir: Line
+    images_dir: Line
     engine: Engine
     nemo_path: Line
     megatron_lm_path: Line
     container: Line | None
     container_mounts: LineList
     container_options: ContainerOptions
+    image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_files: dict[Line, Line | None]
     wandb_api_key_file: Line | None
@@ -250,6 +273,7 @@ class RunConfig(_Strict):
     wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
     data_preparation: TextPreparationConfig | None = None
+    workspace: WorkspaceConfig | None = None
 
 
 def parse(model: type[Model], node: Mapping[str, Any], path: str = "") -> Model:

@@ -1,54 +1,78 @@
-"""Files that hold an image: Enroot's are squashfs."""
+"""The image of a job: a file that is there and whole; no registry's, which all nodes would fetch at once."""
 
 from __future__ import annotations
 
-import struct
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from launcher.drafting import choice_of
 from launcher.errors import nearest_files
 from launcher.inspection.ground import Ground, opened, tells_of, told
 from launcher.preflight.path_facts import Lack
 
+if TYPE_CHECKING:
+    from launcher.containers.choice import Choice
+
 _SUFFIXES = (".sqsh", ".squashfs")
 _REGISTRY = "an image of a registry is such as container=nvcr.io#nvidia/nemo:24.07"
-
-# The superblock of squashfs 4.0 (Linux, fs/squashfs/squashfs_fs.h): magic, 24 bytes, major and minor version,
-# the root's inode, and how many bytes of the file are used; what follows is padding.
-_SUPERBLOCK = struct.Struct("<4s24xHHQQ")
-_MAGIC = b"hsqs"
-_MAJOR = 4
 
 
 def lost_image(ground: Ground) -> tuple[Lack, ...] | None:
     """An image that is a file must be there, and be one; those of registries are left to Enroot."""
     container = ground.plan.job.container
-    if container is None or not ground.in_container or not Path(container.image).is_absolute():
+    if container is None or not ground.in_container or not container.is_file:
         return None
     path = Path(container.image)
-    if not tells_of(path):
+    choice = _made_by_us(ground)
+    if choice is None and not tells_of(path):
         return (Lack("container", container.image, "not on this machine; every node must have it", False),)
+    fix = f"{nearest_files(path, _SUFFIXES)}\n{_REGISTRY}"
+    # Imported late: many launches have no image that is a file.
+    from launcher.containers.superblock import SUPERBLOCK_BYTES, why_not_squashfs
+
     try:
         with opened(path) as stream:
-            why = why_not_squashfs(stream.read(_SUPERBLOCK.size), stream.seek(0, 2))
+            why = why_not_squashfs(stream.read(SUPERBLOCK_BYTES), stream.seek(0, 2))
+            fix = f"make it anew: slipway image import IMAGE --output {shlex.quote(str(path))} --force"
     except OSError as error:
         why = told(error)
-    fix = f"{nearest_files(path, _SUFFIXES)}\n{_REGISTRY}"
     if why is None:
         return ()
+    if choice is not None:
+        told_of = f"its image is {path}: {why}"
+        return (ground.lost("container", choice.text, told_of, certain=True, fix=_made_by(choice, ground)),)
     return (ground.lost("container", container.image, why, certain=ground.tells_of(path), fix=fix),)
 
 
-def why_not_squashfs(head: bytes, size: int) -> str | None:
-    """Why a file that begins so and has so many bytes is no whole squashfs; ``None`` if it is one."""
-    if not size:
-        return "an empty file"
-    if not head.startswith(_MAGIC):
-        return "not a squashfs image: it does not begin as one"
-    if len(head) < _SUPERBLOCK.size:
-        return f"cut short: {size} bytes are less than a squashfs begins with"
-    _, major, minor, _, used = _SUPERBLOCK.unpack_from(head)
-    if major != _MAJOR:
-        return f"squashfs of version {major}.{minor}, and Linux mounts 4.0"
-    if size < used:
-        return f"cut short: {size:,} bytes of a squashfs of {used:,}"
-    return None
+def _made_by_us(ground: Ground) -> Choice | None:
+    """What a file in `images_dir` is to be made from; ``None`` where the user gave its path."""
+    container = ground.plan.job.container
+    assert container is not None
+    if ground.made.composition.config.container == container.image:
+        return None
+    return choice_of(ground.made.composition, ground.made.template_dir)
+
+
+def _made_by(choice: Choice, ground: Ground) -> str:
+    words = choice.command(ground.made.composition.config_dir, ground.made.template_dir)
+    return f"slipway {shlex.join(words)}; or the same launch with --build"
+
+
+def fetched_at_once(ground: Ground) -> tuple[Lack, ...] | None:
+    """Of an image of a registry each node makes a file of its own, before its tasks start."""
+    container, most = ground.plan.job.container, max(ground.plan.job.resources.node_counts)
+    if container is None or not ground.in_container or container.is_file:
+        return None
+    # The nodes keep what has a name.
+    if most < 2 or container.options.name is not None:
+        return ()
+    choice = choice_of(ground.made.composition, ground.made.template_dir)
+    if choice is None or choice.stored is None:
+        return ()
+    told_of = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"
+    if choice.stored.is_file():
+        fix = f"it is a file already: container={choice.stored}"
+    else:
+        fix = f"once for all of them: {_made_by(choice, ground)}"
+    return (Lack("container", choice.text, told_of, False, fix),)

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from launcher import readiness
 from launcher.drafting import Draft, Request, results_key
@@ -22,6 +23,7 @@ from launcher.runs.write import make_directories
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.registry import scheduler_for
 from launcher.stages.dependencies import beside
+from launcher.stages.image import STAGE as IMAGE
 
 __all__ = ["Launched", "Patience", "launch", "launch_stages"]
 
@@ -56,9 +58,11 @@ class _Ready:
         """What the header of its script says that it waits for."""
         return self.made.plan.job.queue.dependency
 
-    def depending_on(self, job_id: str) -> str:
-        """What it waits for that is the stage after a job's."""
-        condition = self.made.composition.config.resilience.after_stage
+    def depending_on(self, job_id: str, stage: str) -> str:
+        """What it waits for that is the stage after a job of another one."""
+        # Without its image it cannot run, whatever is asked of other stages.
+        after_stage = self.made.composition.config.resilience.after_stage
+        condition = "afterok" if stage == IMAGE else after_stage
         return beside(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
@@ -100,8 +104,9 @@ def launch_stages(
     patience = patience or Patience()
     several = len(made) > 1
     ready = [_prepare(one, request, tell, patience) for one in made]
-    for one in ready[1:]:
-        one.depending_on("0")  # what cannot wait for another one is told before anything is written
+    for earlier, later in pairwise(ready):
+        # What cannot wait for another one is told before anything is written.
+        later.depending_on("0", earlier.stage)
     # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
     # its tag (`Scheduler.find`) or by the job's own marks.
     written = [_write(one, replace(request, stage=one.stage) if several else request) for one in ready]
@@ -111,8 +116,8 @@ def launch_stages(
         try:
             launched.append(_submitted(one, manifest, before, tell, patience))
         except (UserError, KeyboardInterrupt) as error:
-            for later, intent in written[len(launched) + 1 :]:
-                _keep(later.paths, intent.refused(f"the stage before it, {one.stage}, has no job"))
+            for last, intent in written[len(launched) + 1 :]:
+                _keep(last.paths, intent.refused(f"the stage before it, {one.stage}, has no job"))
             if before is not None and isinstance(error, UserError):
                 raise _after(before, one, error) from error
             raise
@@ -142,7 +147,7 @@ def _submitted(
     paths, warnings = one.paths, list(one.warnings)
     if before is not None:
         assert before.manifest.job_id is not None
-        manifest = replace(manifest, after=one.depending_on(before.manifest.job_id))
+        manifest = replace(manifest, after=one.depending_on(before.manifest.job_id, before.manifest.stage))
     manifest = manifest.submitted_as(_submit(one.scheduler, paths, manifest, tell, patience))
     assert manifest.job_id is not None
     try:
@@ -192,7 +197,7 @@ def _after(before: Launched, one: _Ready, error: UserError) -> UserError:
     told = [
         f"{before.manifest.stage} is job {job_id}, and goes on",
         f"once this is mended: the same command with stages=[{one.stage}]"
-        f" {one.stage}.run.dependency={shlex.quote(one.depending_on(job_id))}",
+        f" {one.stage}.run.dependency={shlex.quote(one.depending_on(job_id, before.manifest.stage))}",
     ]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError
     hint = "\n".join([*([error.hint] if error.hint else []), *told])

@@ -6,10 +6,11 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
-from launcher.drafting import Draft, Request, render_launch, results_key
+from launcher.drafting import Draft, Request, render_again, results_key
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs import paths as names
@@ -33,7 +34,8 @@ def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
     """
     # Without Slurm a job runs without its container.
     container = made.plan.job.container if made.plan.scheduler != "local" else None
-    origin = provenance.gather(TRAINER, request.config_dir, container.image if container else None)
+    image = container.image if container else None
+    origin = with_digest(provenance.gather(TRAINER, request.config_dir, image), image)
     while True:
         manifest = manifest_of(made, request, origin)
         files = files_of(made, manifest, request)
@@ -43,10 +45,21 @@ def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
         except LaunchExists:
             number = next_launch_number(made.plan.paths.run_dir)
             avoided = made.plan.job.queue.avoided
-            made = render_launch(made.composition, number, made.plan.tag, request.template_dir, avoided)
+            made = render_again(made, number, request.template_dir, avoided)
             continue
         break
     return made, manifest
+
+
+def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
+    """The origin with the digest of an image that is a file, where the record beside that has it."""
+    if image is None or not image.startswith("/"):
+        return origin
+    # Imported late: many launches have no image.
+    from launcher.containers.choice import digest_of
+
+    digest = digest_of(image)
+    return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
 
 
 def record_job(paths: LaunchPaths, manifest: Manifest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.drafting import Draft, render_launch
+from launcher.drafting import Draft, render_again
 from launcher.errors import UserError
 from launcher.launching.submitting import Patience, Tell, validate
 from launcher.runs.excluded import ExcludedNode
@@ -61,5 +61,4 @@ def judged(
 
 
 def _avoiding(made: Draft, nodes: Sequence[ExcludedNode], template_dir: Path | None) -> Draft:
-    plan = made.plan
-    return render_launch(made.composition, plan.paths.number, plan.tag, template_dir, nodes)
+    return render_again(made, made.plan.paths.number, template_dir, nodes)

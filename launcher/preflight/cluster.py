@@ -190,7 +190,8 @@ def array_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 def pyxis_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Containers are Pyxis' affair: srun has its options."""
     assert facts.cluster is not None
-    if plan.job.container is not None and not facts.cluster.pyxis:
+    container = plan.job.container
+    if container is not None and container.options.runtime == "pyxis" and not facts.cluster.pyxis:
         told = "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing"
-        fix = "container=null runs on bare metal"
-        yield warning("cluster.pyxis", "container", plan.job.container.image, told, fix)
+        fix = "container_options.runtime=apptainer, if the nodes have that; container=null runs on bare metal"
+        yield warning("cluster.pyxis", "container", container.image, told, fix)

@@ -47,6 +47,8 @@ class PathFacts:
     ----------
     tokenizer, data, image, mounts
         What is not there, or not what it should be.
+    fetched
+        The image of a registry that many nodes would fetch at once.
     results
         Why nothing can be written into the directory of the run, if so.
     local
@@ -65,6 +67,7 @@ class PathFacts:
     tokenizer: tuple[Lack, ...] | None = None
     data: tuple[Lack, ...] | None = None
     image: tuple[Lack, ...] | None = None
+    fetched: tuple[Lack, ...] | None = None
     mounts: tuple[Lack, ...] | None = None
     results: tuple[Lack, ...] | None = None
     local: LocalPaths | None = None

@@ -309,6 +309,12 @@ CHECKS: tuple[Check, ...] = (
         needs=("paths.image",),
     ),
     Check(
+        "image.fetch",
+        "many nodes do not fetch an image of a registry at once",
+        paths.lack_problems("image.fetch", lambda found: found.fetched),
+        needs=("paths.fetched",),
+    ),
+    Check(
         "path.mounts",
         "what the container mounts is there",
         paths.lack_problems("path.mounts", lambda found: found.mounts),

@@ -22,10 +22,11 @@ from jinja2 import (
 
 from launcher.errors import UserError, check_directory
 from launcher.failures.rules import rules_file
+from launcher.leaks import LEAKS
 from launcher.plan import Binding, Plan
 from launcher.rendering.chain import chain_settings
 from launcher.rendering.quoting import RawShell, one_per_line, quote
-from launcher.rendering.sbatch_flags import header_lines
+from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
 from launcher.rendering.srun import host_arguments, srun_arguments
 from launcher.runs.paths import LaunchPaths
 
@@ -35,10 +36,13 @@ TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 # Functions without a value of ours in them: copied as they are.
 _BINDING = TEMPLATE_DIR / "binding.sh"
 _ATTACH = TEMPLATE_DIR / "attach.sh"
+_STAGE_IMAGE = TEMPLATE_DIR / "stage_image.sh"
 _RESILIENCE = tuple(TEMPLATE_DIR / f"{name}.sh" for name in ("resilience", "ending", "judging"))
 _NEMO_CHECKPOINTS = TEMPLATE_DIR / "nemo_checkpoints.sh"
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
+# Of a stage that is no job of tasks.
+_OF_STAGE = {"workspace": "session.sh.j2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Rendered:
 
     `script` is submitted, `task` is what each of its tasks runs, and `binding` holds the functions that
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
+    `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
     `resilience` holds the functions by which `script` is a link of a chain, and `failure_rules` the rules by
     which it judges its end.
     """
@@ -57,6 +62,7 @@ class Rendered:
     attach: str
     resilience: str
     failure_rules: str
+    stage_image: str | None = None
 
     def files(self, paths: LaunchPaths) -> dict[Path, str]:
         """The text of each file of a launch's directory."""
@@ -67,7 +73,8 @@ class Rendered:
             paths.resilience: self.resilience,
             paths.failure_rules: self.failure_rules,
         }
-        return files if self.binding is None else {**files, paths.binding: self.binding}
+        optional = {paths.binding: self.binding, paths.stage_image: self.stage_image}
+        return files | {path: text for path, text in optional.items() if text is not None}
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
@@ -87,11 +94,14 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     if template_dir is not None:
         _check_templates(template_dir)
     environment, resources = _environment(template_dir), plan.job.resources
+    template = _OF_STAGE.get(plan.job.stage, _TEMPLATES[plan.scheduler])
     values = {
         "plan": plan,
         "job": plan.job,
         "paths": plan.paths,
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
+        "salloc_arguments": salloc_arguments(plan),
+        "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in LEAKS)),
         **_counts(plan),
         "srun_arguments": srun_arguments(plan.job),
         "host_arguments": host_arguments(plan.job),
@@ -102,12 +112,13 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     }
     try:
         return Rendered(
-            script=environment.get_template(_TEMPLATES[plan.scheduler]).render(values),
+            script=environment.get_template(template).render(values),
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
             resilience=_resilience(plan.job.engine),
             failure_rules=rules_file(),
+            stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
         )
     except UserError:
         raise
@@ -115,6 +126,11 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         if template_dir is None:
             raise
         raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
+
+
+def _stages_image(plan: Plan) -> bool:
+    container = plan.job.container
+    return container is not None and container.is_staged and plan.scheduler != "local"
 
 
 def _counts(plan: Plan) -> dict[str, Any]:
@@ -163,7 +179,7 @@ def _check_templates(template_dir: Path) -> None:
     check_directory("--template-dir", template_dir)
     names = sorted(path.name for path in TEMPLATE_DIR.glob("*.j2"))
     theirs = [template_dir / name for name in names if os.path.lexists(template_dir / name)]
-    if not theirs:
+    if not theirs and not any(template_dir.glob("*.Dockerfile.j2")):  # those are of images
         found = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
         raise UserError(
             f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {found}",

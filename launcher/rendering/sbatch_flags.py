@@ -54,6 +54,23 @@ def header_lines(plan: Plan) -> list[RawShell]:
     return [_line(flag, value) for flag, value in values if value is not None and value is not False]
 
 
+def empty_script(plan: Plan) -> str:
+    """A script that asks for the same as a plan's job, and does nothing: for `sbatch --test-only`."""
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in header_lines(plan)), ""])
+
+
+def salloc_arguments(plan: Plan) -> list[str]:
+    """The same of a job that is somebody's session: salloc knows these flags too, and has no log."""
+    values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
+    values += [(flag, value(plan.job)) for flag, value in FLAGS]
+    values += plan.job.queue.further.items()
+    return [
+        f"--{flag}" if value is True else f"--{flag}={value}"
+        for flag, value in values
+        if value is not None and value is not False
+    ]
+
+
 def _nodes(resources: Resources) -> str:
     least, most = resources.nodes, resources.max_nodes
     return str(least) if most is None else f"{least}-{most}"

@@ -1,4 +1,4 @@
-"""The arguments of srun, Pyxis' included."""
+"""The arguments of srun, those of containers included."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from launcher.errors import UserError
 from launcher.plan import Container, ContainerOptions, Job, Mount
+from launcher.rendering.quoting import RawShell
 
 # Pyxis' flags, and the option that each is: with a value, or in two forms for yes and no.
 _WITH_VALUE = {"workdir": "container-workdir", "name": "container-name", "save": "container-save"}
@@ -18,7 +19,7 @@ _YES_AND_NO = {
 
 
 def srun_arguments(job: Job) -> list[str]:
-    """What srun is told beyond what it takes from the allocation."""
+    """What srun is told beyond what it takes from the allocation, up to the task's script."""
     # One dead rank would leave the others waiting for ever. What the script exports is for the tasks, also
     # where sbatch was told to take nothing over from the shell (--export=NONE): srun would obey that too.
     arguments = ["--kill-on-bad-exit=1", "--export=ALL"]
@@ -29,6 +30,12 @@ def srun_arguments(job: Job) -> list[str]:
         arguments.append(f"--mpi={job.mpi}")
     if job.container is None:
         return arguments + host_arguments(job)
+    for mount in job.container.mounts:
+        _check(mount)
+    if job.container.options.runtime == "apptainer":
+        from launcher.rendering.apptainer import apptainer_command  # late: few clusters need it
+
+        return arguments + host_arguments(job) + apptainer_command(job, job.container)
     return arguments + _pyxis(job.container) + _without_decided(job.srun_args, job.container.options)
 
 
@@ -51,7 +58,9 @@ def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> lis
 def _pyxis(container: Container) -> list[str]:
     mounts = ",".join(_mount(mount) for mount in container.mounts)
     return [
-        f"--container-image={container.image}",
+        RawShell('--container-image="$image"')
+        if container.is_staged
+        else f"--container-image={container.image}",
         f"--container-mounts={mounts}",
         *_option_flags(container.options),
     ]
@@ -70,8 +79,11 @@ def _option_flags(options: ContainerOptions) -> Iterator[str]:
         yield f"--container-env={','.join(options.env)}"
 
 
-def _mount(mount: Mount) -> str:
+def _check(mount: Mount) -> None:
     for path in (mount.source, mount.target):
         if "," in path or ":" in path:
             raise UserError(f"{path!r} cannot be mounted: Pyxis separates mounts with ',' and ':'")
+
+
+def _mount(mount: Mount) -> str:
     return ":".join(part for part in (mount.source, mount.target, mount.flags) if part)

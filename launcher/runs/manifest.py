@@ -29,7 +29,8 @@ class Manifest:
     `launcher_pid` is the process on `host` that submits. `packages` are the versions of what composed and
     rendered; `git_diff` names the file of this launch with what was not committed, and `config_git` tells the
     same of the checkout of the user's own tree (`directory`, `commit`, `dirty`, `diff`). `image_digest` is
-    what the name of the image states; that of a file is found out by the job. Of a point of a sweep,
+    what the name of the image states, or the record beside its file; else that of a file is found out by the
+    job. Of a point of a sweep,
     `sweep` is the sweep's name and `array_task` its number in the job array whose script was given
     `array_tag`; its `job_id` is that of the task, ``17_2``.
     `links` is how many jobs its chain has at most, which submit each other where `from_job` is set, and

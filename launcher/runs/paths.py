@@ -95,6 +95,11 @@ class LaunchPaths:
         return self.directory / "binding.sh"
 
     @property
+    def stage_image(self) -> Path:
+        """What copies the image to a node's own disk."""
+        return self.directory / "stage_image.sh"
+
+    @property
     def resilience(self) -> Path:
         """Functions that the script reads to be a link of a chain, and to tell how it ended."""
         return self.directory / "resilience.sh"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -165,11 +166,13 @@ def container(
     mounts = [_mount(path, writable[path]) for path in _outermost(writable)]
     mounts += [_mount(path, key, "ro") for path, key in readable.items() if not _within(path, writable)]
     mounts.extend(_parse_mount(text) for text in config.container_mounts)
-    return Container(config.container, tuple(mounts), _container_options(config.container_options))
+    made = Container(config.container, tuple(mounts), _container_options(config.container_options))
+    _check_file(made)
+    return made
 
 
 def _container_options(given: schema.ContainerOptions) -> ContainerOptions:
-    for key in ("workdir", "save"):
+    for key in ("stage_to", "workdir", "save"):
         path = getattr(given, key)
         if path is not None and not Path(path).is_absolute():
             raise UserError(
@@ -189,6 +192,37 @@ def _check_image(image: str) -> None:
             key="container",
             hint=f"container={Path(image).expanduser().absolute()}",
         )
+
+
+def _check_file(container: Container) -> None:
+    """Refuse what needs an image that is a file, and what Apptainer does not do."""
+    options, key = container.options, "container_options.runtime"
+    if options.stage_to is not None and not container.is_file:
+        key = "container_options.stage_to"
+        raise _needs_file(key, f"{key}={shown(options.stage_to)}: files are copied to the nodes", container)
+    if options.runtime != "apptainer":
+        return
+    if not container.is_file:
+        raise _needs_file(key, f"{key}=apptainer: files are what it starts here", container)
+    for name in ("name", "save"):
+        value = getattr(options, name)
+        if value is not None:
+            raise UserError(
+                f"container_options.{name}={shown(value)}: Apptainer keeps no unpacked containers",
+                key=f"container_options.{name}",
+                also=(key,),
+                hint=f"container_options.{name}=null, or {key}=pyxis",
+            )
+
+
+def _needs_file(key: str, told: str, container: Container) -> UserError:
+    image = container.image
+    return UserError(
+        f"{told}, and container={image} is an image of a registry",
+        key=key,
+        also=("container",),
+        hint=f"launch --build, or slipway image import {shlex.quote(image)} and container= its file",
+    )
 
 
 def _within(path: Path, others: Mapping[Path, str]) -> bool:

@@ -9,7 +9,7 @@ from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 
-_WITHOUT_GPUS = {
+WITHOUT_GPUS = {
     "gpus_per_node": None,
     "gpus_per_task": None,
     "gres": None,
@@ -31,7 +31,7 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
     # What a cluster of GPUs sets for all its jobs; `stage_cluster` may set it for this stage all the same.
     own = config.stage_cluster.get("data_preparation", {})
     cluster = config.cluster.model_copy(
-        update={key: value for key, value in _WITHOUT_GPUS.items() if key not in own}
+        update={key: value for key, value in WITHOUT_GPUS.items() if key not in own}
     )
     return Job(
         stage="data_preparation",

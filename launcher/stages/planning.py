@@ -7,7 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.config.overrides import STAGES
-from launcher.config.schema import RunConfig, RunConfigNode
+from launcher.config.schema import (
+    RunConfig,
+    RunConfigNode,
+    TextPreparationConfig,
+    TrainingConfig,
+    WorkspaceConfig,
+)
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.excluded import ExcludedNode
@@ -18,6 +24,8 @@ from launcher.stages.secrets import check_exports, check_nodes
 from launcher.stages.stage_cluster import stage_cluster
 from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
+from launcher.stages.workspace import STAGE as WORKSPACE
+from launcher.stages.workspace import workspace_job
 
 
 def run_directory(config: RunConfig) -> Path:
@@ -57,6 +65,12 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
 
 def _check_order(config: RunConfig) -> None:
     stages, told = config.stages, f"stages=[{','.join(config.stages)}]"
+    if WORKSPACE in stages:
+        raise UserError(
+            f"{told}: a workspace is a shell to sit at; nothing waits for its end",
+            key="stages",
+            hint=f"by itself: stages=[{WORKSPACE}]",
+        )
     if len(set(stages)) < len(stages):
         raise UserError(f"{told}: a stage is named twice", key="stages")
     if config.cluster.scheduler != "slurm":
@@ -97,7 +111,7 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
         If there is no such group in the configuration.
     """
     (stage,) = config.stages
-    node = config.training or config.data_preparation
+    node: TrainingConfig | TextPreparationConfig | WorkspaceConfig | None = getattr(config, stage)
     if node is None:
         told = f"stages=[{stage}]: the group {stage} is not in the configuration"
         raise UserError(told, key="stages", also=(stage,), hint=f"choose: {stage}=...")
@@ -131,6 +145,8 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, avoided: Sequence[E
 
 
 def _job(config: RunConfig, paths: LaunchPaths) -> Job:
+    if config.workspace is not None and config.training is not None:
+        return workspace_job(config, config.workspace, config.training, paths)
     if config.training is not None:
         return training_job(config, config.training, paths)
     assert config.data_preparation is not None

@@ -31,11 +31,16 @@ def surround(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
         return job
     given = {*config.cluster.env_vars, *config.env_vars}
     derived = {name: value for name, value in _environment(training.model).items() if name not in given}
-    profile = _profile(training.model, paths) if config.engine in _ENGINES_WITH_PROFILER else None
-    return replace(
+    job = replace(
         job,
         environment={**derived, **job.environment},
         gpu_environment=_gpu_environment(training.model, given),
+    )
+    if config.workspace is not None:
+        return job  # its shell is no task to be bound to cores, traced or boosted
+    profile = _profile(training.model, paths) if config.engine in _ENGINES_WITH_PROFILER else None
+    return replace(
+        job,
         binding=_binding(config),
         profile=profile,
         vboost=config.enable_vboost,

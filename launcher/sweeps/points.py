@@ -11,7 +11,7 @@ from launcher.config.compose import Composition
 from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.schema import RunConfig
-from launcher.drafting import Draft
+from launcher.drafting import Draft, with_image
 from launcher.errors import Mistakes, UserError, explain_os_error, one_line
 from launcher.inspection import as_mistakes, gather
 from launcher.inspection.cluster import remembered
@@ -22,6 +22,7 @@ from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.paths import LAUNCHES, next_launch_number
 from launcher.stages.planning import plan_launch
+from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.sweeps.grid import Grid, Spot, read_grid
 from launcher.verdict import trainer_verdicts
 
@@ -118,6 +119,8 @@ def _place(composition: Composition, request: Request) -> tuple[str, str, Path]:
         told = f"stages=[{','.join(config.stages)}]: a sweep is of one stage"
         raise UserError(told, key="stages", hint=f"stages=[{config.stages[-1]}]")
     (stage,) = config.stages
+    if stage == WORKSPACE:
+        raise UserError(f"stages=[{stage}]: a shell to sit at, of which there are no points", key="stages")
     node = getattr(config, stage)
     name = f"{node.run.name}_sweep" if request.name is None else request.name
     if not _NAME.fullmatch(name):
@@ -157,8 +160,9 @@ def _draft(composition: Composition, request: Request) -> Draft:
             number = next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
-        plan = plan_launch(composition.config, number=number, tag=provenance.new_tag())
-        return Draft(composition, plan, render(plan, request.template_dir))
+        config = with_image(composition, request.template_dir)
+        plan = plan_launch(config, number=number, tag=provenance.new_tag())
+        return Draft(composition, plan, render(plan, request.template_dir), request.template_dir)
 
 
 def as_job(point: Point, job_name: str, number: int, template_dir: Path | None) -> Point:
@@ -166,7 +170,8 @@ def as_job(point: Point, job_name: str, number: int, template_dir: Path | None) 
     made = point.draft
     with made.composition.naming_sources():
         avoided = made.plan.job.queue.avoided
-        plan = plan_launch(made.composition.config, number=number, tag=made.plan.tag, avoided=avoided)
+        config = with_image(made.composition, template_dir)
+        plan = plan_launch(config, number=number, tag=made.plan.tag, avoided=avoided)
         plan = replace(plan, paths=replace(plan.paths, job_name=job_name))
         return replace(point, draft=replace(made, plan=plan, rendered=render(plan, template_dir)))
 

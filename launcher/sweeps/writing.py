@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.drafting import Request as LaunchRequest
-from launcher.launching.directory import TRAINER, files_of, manifest_of, quoted_line
+from launcher.launching.directory import TRAINER, files_of, manifest_of, quoted_line, with_digest
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.files import copy_package, link_atomic, write_atomic
@@ -96,7 +96,8 @@ def _write_point(
         asked = LaunchRequest(made.composition.overrides, request.command, request.config_dir)
         # The image of each is its own, where images are swept.
         container = made.plan.job.container
-        told = provenance.of_image(origin, container.image if container else None)
+        image = container.image if container else None
+        told = with_digest(provenance.of_image(origin, image), image)
         manifest = replace(manifest_of(made, asked, told), **fields)
         files = files_of(made, manifest, asked)
         files[made.plan.paths.directory / names.COMMAND_LOG] = _pasteable(point, request)

@@ -42,6 +42,19 @@ def test_a_dry_run_in_a_pipe_imports_neither_submitit_nor_rich_nor_torch(tmp_pat
     assert not {"submitit", "rich", "torch", "trainer", "numpy"} & set(imported)
 
 
+def test_a_dry_run_of_a_told_image_imports_nothing_that_makes_one(tmp_path: Path) -> None:
+    program = MODULES.replace('.partition(".")[0]', "")
+    words = ["launch", "--dry-run", "cluster=bcm", "container=nvcr.io#nvidia/nemo:24.07"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stderr.split())
+    assert "launcher.drafting" in imported
+    of_images = {"launcher.stages.image", "launcher.cli.building", "launcher.rendering.apptainer"}
+    assert not {name for name in imported if name.startswith("launcher.containers")} | (of_images & imported)
+
+
 @pytest.mark.parametrize("verb", ["status", "sandbox", "data", "logs", "follow", "plot", "verify", "launch"])
 def test_no_verb_imports_torch_or_the_trainer(tmp_path: Path, verb: str) -> None:
     program = MODULES.replace(

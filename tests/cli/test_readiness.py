@@ -59,5 +59,6 @@ def test_one_that_does_not_answer_is_a_warning(programs: Path, text: str) -> Non
 
 
 def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:
-    told = warnings(*BARE, "container=nemo", "cluster.python=/bin/true")
-    assert told[0] == "container=nemo is not used: cluster.scheduler=local runs without containers"
+    image = "nvcr.io#nvidia/nemo:24.07"
+    told = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
+    assert told[0] == f"container={image} is not used: cluster.scheduler=local runs without containers"

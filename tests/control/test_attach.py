@@ -13,6 +13,8 @@ import time
 import pytest
 from control_project import SLIPWAY, Project
 
+from launcher.rendering.render import TEMPLATE_DIR
+
 # What a shell in the place of a rank sees.
 _LOOK = (
     'echo "$RANK of $WORLD_SIZE on $(hostname) in $PWD, rendezvous $MASTER_ADDR, GPUs $CUDA_VISIBLE_DEVICES"'
@@ -128,6 +130,26 @@ def test_a_task_of_an_array(project: Project) -> None:
     assert code == 2 and f"job {job}_4 of run does not run: it is PENDING" in err
     code, _, err = project.slipway("attach", "run", "--node", "n9")
     assert code == 2 and f"--node n9: job {job}_3 does not run there" in err
+
+
+def test_a_container_of_apptainers_cannot_be_joined() -> None:
+    apart = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespace of its own for a process here")
+    tag = f"apptainers-{os.getpid()}"
+    told = [f"SLIPWAY_TAG={tag}", "RANK=0", "APPTAINER_CONTAINER=/apps/nemo.sqsh"]
+    rank = subprocess.Popen(
+        ["env", *told, *apart, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE
+    )
+    try:
+        assert rank.stdout is not None and rank.stdout.readline() == b"\n"
+        script = ["bash", TEMPLATE_DIR / "attach.sh", tag, "0", "true"]
+        done = subprocess.run(script, capture_output=True, text=True)
+    finally:
+        rank.kill()
+        rank.communicate()
+    assert done.returncode == 1
+    assert "a container of Apptainer's" in done.stderr and "--outside" in done.stderr
 
 
 def test_without_slurm(local_project: Project) -> None:

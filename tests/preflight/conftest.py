@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inspection import file_systems as systems
+from launcher import file_systems as systems
 from tests.preflight.path_jobs import mounts
 from tests.preflight.shelves import NFS, stock
 

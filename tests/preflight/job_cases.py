@@ -126,6 +126,13 @@ JOB_CASES = [
     good("path.data", {}, facts=replace(KNOWN, paths=PathFacts(data=()))),
     bad("path.image", {}, "container='/no/x': there is no such file", facts=lacking("image", "container")),
     good("path.image", {}, facts=replace(KNOWN, paths=PathFacts(image=()))),
+    warns(
+        "image.fetch",
+        {},
+        "container='/no/x': there is no such file",
+        facts=lacking("fetched", "container", certain=False),
+    ),
+    good("image.fetch", {}, facts=replace(KNOWN, paths=PathFacts(fetched=()))),
     bad("path.mounts", {}, "data_dir='/no/x': there is no such", facts=lacking("mounts", "data_dir")),
     good("path.mounts", {}, facts=replace(KNOWN, paths=PathFacts(mounts=()))),
     bad("path.writable", {}, "base_results_dir='/no/x'", facts=lacking("results", "base_results_dir")),

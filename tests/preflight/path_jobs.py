@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher import file_systems as systems
 from launcher.config.many import Sweep
 from launcher.drafting import Draft
-from launcher.inspection import file_systems as systems
 from launcher.inspection.paths import path_facts
 from launcher.preflight.asking import run_checks
 from launcher.preflight.facts import Facts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.inspection.file_systems import Room
+from launcher.file_systems import Room
 from launcher.preflight.registry import CHECKS
 from launcher.sandbox import Sandbox
 from launcher.schedulers.cluster import Reply
@@ -27,7 +27,7 @@ def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     bare = tmp_path_factory.mktemp("no-slurm")
     monkeypatch.setenv("PATH", str(bare))
     (bare / "mountinfo").write_text(NFS)
-    monkeypatch.setattr("launcher.inspection.file_systems.MOUNTS", bare / "mountinfo")
+    monkeypatch.setattr("launcher.file_systems.MOUNTS", bare / "mountinfo")
     monkeypatch.setattr("launcher.inspection.paths.room_at", lambda path: Room(10**14, "file system"))
     stock(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
@@ -35,7 +35,9 @@ def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
 
 
 def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "training=gpt3/126m", "cluster=bcm", "cluster.gpu=a100-80gb"]) == 0
+    image(here / "nemo.sqsh")  # that of a registry would be fetched by all of its nodes at once
+    words = ["training=gpt3/126m", "cluster=bcm", "cluster.gpu=a100-80gb", f"container={here}/nemo.sqsh"]
+    assert main(["check", *words]) == 0
     layout, memory, stage, time, compute, space, cluster, script, verdict = (
         capsys.readouterr().out.splitlines()
     )
@@ -54,9 +56,9 @@ def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "[cluster.partition, cluster.time_limit, " in cluster
     assert script.startswith("skipped: the script was not shown to Slurm: sbatch is not on this machine")
     skipped = sum(check.id.startswith("cluster.") for check in CHECKS)
-    asked = len(CHECKS) - 1  # the image is a registry's: there is no file to look at
+    asked = len(CHECKS) - 1  # the image is a file: there is none of a registry's to fetch
     assert verdict == f"{asked - skipped} of {asked} checks found nothing; {skipped + 1} skipped"
-    assert [path.name for path in here.iterdir()] == ["data"]
+    assert sorted(path.name for path in here.iterdir()) == ["data", "nemo.sqsh"]
 
 
 def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(

@@ -10,15 +10,16 @@ from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from launcher.inspection import as_mistakes, gather, inspect_draft, refuse
 from launcher.preflight.findings import Finding, Severity
-from tests.preflight.shelves import NFS, stock
+from tests.preflight.shelves import NFS, image, stock
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that machines share, with what a GPT reads."""
     stock(tmp_path / "data")
+    image(tmp_path / "nemo.sqsh")
     (tmp_path / "mountinfo").write_text(NFS)
-    monkeypatch.setattr("launcher.inspection.file_systems.MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr("launcher.file_systems.MOUNTS", tmp_path / "mountinfo")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -44,7 +45,7 @@ def test_runs_with_the_same_job_name_are_found(here: Path) -> None:
     run_with_script(here / "results/gpt3_126m", name)
     run_with_script(here / "results/elsewhere", name)
     run_with_script(here / "results/another", "nemo-megatron-another")
-    made = drafted()
+    made = drafted(f"container={here}/nemo.sqsh")  # that of a registry would be fetched by all nodes at once
     assert gather(made).same_job_name == (str(here / "results/elsewhere"),)
     (found,) = looked_at(made)
     assert (found.id, found.severity) == ("run.singleton", Severity.WARNING)
@@ -79,7 +80,7 @@ def test_keys_of_a_tree_of_the_users_own_are_known(here: Path) -> None:
     folder.mkdir(parents=True)
     text = "defaults: [gpt3/126m@_here_, _self_]\nmodel:\n  optim:\n    weigth_decay: 0.1\n"
     (folder / "mine.yaml").write_text(text)
-    made = drafted("training=mine", config_dir=here / "tree")
+    made = drafted("training=mine", f"container={here}/nemo.sqsh", config_dir=here / "tree")
     assert gather(made).added_keys == ("model.optim.weigth_decay",)
     (found,) = looked_at(made)
     (mistake,) = as_mistakes(made, [found])

@@ -76,6 +76,40 @@ CASES = {
         "container_options.env=[LD_LIBRARY_PATH,PATH]",
         "container_options.save=/shared/saved.sqsh",
     ],
+    "image_staged": [
+        "container=/apps/nemo.sqsh",
+        "container_options.stage_to=/local disk",
+        "training.trainer.num_nodes=2",
+        "cluster.srun_args=['--no-container-mount-home','--mpi=none']",
+    ],
+    "image_staged_interactive": [
+        "training=gpt3/tiny",
+        "cluster=interactive",
+        "cluster.scheduler=allocation",
+        "container=/apps/trainer.sqsh",
+        "container_options.stage_to=/scratch",
+    ],
+    "image_staged_node_range": [
+        "container=/apps/nemo.sqsh",
+        "container_options.stage_to=/scratch",
+        "resilience.nodes={min: 1, max: 2}",
+    ],
+    "apptainer": [
+        "container=/apps/nemo.sqsh",
+        "container_options.runtime=apptainer",
+        "container_options.env=[LD_LIBRARY_PATH,PATH]",
+        "container_mounts=[/fsx,/etc/topo.xml:/topo.xml:ro]",
+    ],
+    "apptainer_options": [
+        "container=/apps/nemo.sqsh",
+        "container_options.runtime=apptainer",
+        "container_options.stage_to=/scratch",
+        "container_options.mount_home=True",
+        "container_options.writable=True",
+        "container_options.remap_root=True",
+        "container_options.entrypoint=True",
+        "container_options.workdir=/work",
+    ],
     "no_container": ["container=null"],
     "no_numa_mapping": ["numa_mapping.enable=False"],
     "numa_mapping_all_cores": [
@@ -157,7 +191,7 @@ def test_bash_and_shellcheck_accept_what_task_sh_reads() -> None:
     accept(binding)
 
 
-@pytest.mark.parametrize("name", ["resilience", "ending", "judging", "nemo_checkpoints"])
+@pytest.mark.parametrize("name", ["resilience", "ending", "judging", "nemo_checkpoints", "stage_image"])
 def test_bash_and_shellcheck_accept_what_the_script_reads(name: str) -> None:
     accept((TEMPLATE_DIR / f"{name}.sh").read_text())
 

@@ -1,0 +1,146 @@
+"""The workspace stage: a shell on one node, with what a training would see there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.config.schema import RunConfig, TrainingConfig, WorkspaceConfig
+from launcher.errors import UserError, shown
+from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
+from launcher.runs.paths import LaunchPaths
+from launcher.stages.training import training_job
+
+STAGE = "workspace"
+
+# Where our trainer is in the container: below a directory that has nothing else.
+_TRAINER_IN_CONTAINER = "/opt/slipway"
+_TRAINER = Path(__file__).resolve().parents[2] / "trainer"
+_SITE_DIRECTORIES = ("site-packages", "dist-packages")
+
+# What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
+_OF_GPUS = re.compile(r"(gpu(?::[\w.-]*[A-Za-z_][\w.-]*)?)(?::\d+)?")
+
+_OF_SBATCH = "array batch export export-file ignore-pbs input kill-on-invalid-dep propagate"
+_NOT_OF_SALLOC = frozenset(_OF_SBATCH.split())
+
+
+def workspace_job(
+    config: RunConfig, workspace: WorkspaceConfig, training: TrainingConfig, paths: LaunchPaths
+) -> Job:
+    """Plan the shell: the job of the training, on one node, with another payload."""
+    job = training_job(config, training, paths)
+    container = _container(job, config.engine)
+    payload = Payload(
+        argv=(_shell(workspace.shell),),
+        working_dir=_working_dir(config, workspace, job),
+        python_path=_python_path(config, job),
+    )
+    return replace(
+        job,
+        stage=STAGE,
+        resources=_resources(job.resources, workspace),
+        queue=replace(
+            job.queue,
+            dependency=workspace.run.dependency,
+            requeue=None,
+            signal=None,
+            further={flag: value for flag, value in job.queue.further.items() if flag not in _NOT_OF_SALLOC},
+        ),
+        payload=payload,
+        container=container,
+        config=None,
+        chain=Chain(exclude_hours=config.resilience.exclude_hours),
+        directories=_directories(config, paths) if container is not None else (),
+    )
+
+
+def _shell(given: str) -> str:
+    if not given or ("/" in given and not Path(given).is_absolute()):
+        raise UserError(
+            f"workspace.shell={shown(given)}: a name or a whole path is needed", key="workspace.shell"
+        )
+    return given
+
+
+def _container(job: Job, engine: str) -> Container | None:
+    """The training's, with our trainer as it is now in place of a launch's copy of it."""
+    if job.container is None:
+        return None
+    given = job.container.options
+    # Pyxis takes an unpacked image by its name alone: the training's is not to be changed here.
+    name = f"{given.name}_{STAGE}" if given.name is not None else None
+    trainer = (Mount(str(_TRAINER), f"{_TRAINER_IN_CONTAINER}/trainer"),) if engine == "megatron" else ()
+    return replace(
+        job.container,
+        mounts=(*job.container.mounts, *trainer),
+        options=replace(given, name=name, save=None, stage_to=None),
+    )
+
+
+def _python_path(config: RunConfig, job: Job) -> tuple[str, ...]:
+    if config.engine != "megatron":
+        return job.payload.python_path
+    if job.container is not None and config.cluster.scheduler != "local":
+        return (_TRAINER_IN_CONTAINER,)
+    # Of what is installed the interpreter knows; other ones are not to take all that is beside it.
+    root = _TRAINER.parent
+    return () if root.name in _SITE_DIRECTORIES else (str(root),)
+
+
+def _working_dir(config: RunConfig, workspace: WorkspaceConfig, job: Job) -> str:
+    given = workspace.workdir
+    if given is not None:
+        if not Path(given).is_absolute():
+            raise UserError(
+                f"workspace.workdir={shown(given)}: a whole path is needed",
+                key="workspace.workdir",
+                hint=f"workspace.workdir={Path(given).expanduser().absolute()}",
+            )
+        return given
+    if config.engine != "megatron":
+        return job.payload.working_dir
+    # The tasks of a training start in their launch's copy of the trainer; here there is no launch.
+    is_inside = job.container is not None and config.cluster.scheduler != "local"
+    return _TRAINER_IN_CONTAINER if is_inside else config.launcher_scripts_path
+
+
+def _resources(asked: Resources, workspace: WorkspaceConfig) -> Resources:
+    """One task with what all tasks of a node would have, or with as many GPUs as are wanted."""
+    tasks, wanted = asked.tasks_per_node, workspace.gpus
+    cores = asked.cpus_per_task
+    if cores is not None:
+        cores *= tasks if wanted is None else max(1, min(wanted, tasks))
+    gpus, gres = asked.gpus_per_node, asked.gres
+    if asked.gpus_per_task is not None:
+        gpus = asked.gpus_per_task * tasks
+    if wanted is not None:
+        gpus, gres = _so_many(wanted, gres)
+    return replace(
+        asked,
+        nodes=1,
+        max_nodes=None,
+        tasks_per_node=1,
+        gpus_per_node=gpus,
+        gpus_per_task=None,
+        gres=gres,
+        cpus_per_task=cores,
+        time_limit=workspace.run.time_limit,
+    )
+
+
+def _so_many(wanted: int, gres: str | None) -> tuple[int | None, str | None]:
+    """So many GPUs, in the words in which the cluster asks for them."""
+    parts = (gres or "").split(",")
+    kinds = [found[1] for part in parts if (found := _OF_GPUS.fullmatch(part))]
+    if not kinds:
+        return wanted or None, gres
+    others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
+    return None, ",".join([f"{kinds[0]}:{wanted}", *others] if wanted else others) or None
+
+
+def _directories(config: RunConfig, paths: LaunchPaths) -> tuple[Path, ...]:
+    """What the container mounts and may not be there yet."""
+    base = Path(config.base_results_dir)
+    return (base,) if paths.run_dir.is_relative_to(base) else (base, paths.run_dir)

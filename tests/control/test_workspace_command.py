@@ -1,0 +1,391 @@
+"""The command of a workspace, through a real bash: stand-ins for salloc and srun record their words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.config.candidates import candidates
+from launcher.config.compose import CONF_DIR
+from launcher.config.overrides import hydra_value
+from launcher.control.workspace import ignored, in_place
+from launcher.drafting import Draft, Request, drafts
+from launcher.errors import Mistakes, UserError
+from launcher.plan import Mount
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Each records its words and its environment, and goes on with the command among them.
+_STAND_IN = """#!/bin/bash
+set -e
+printf '%s\\0' "$@" >'{record}/{name}'
+env -0 >'{record}/{name}.env'
+while [[ $1 != {next} ]]; do shift; done
+exec "$@"
+"""
+_SHELL = """#!/bin/bash
+set -e
+env -0 >'{record}/shell.env'
+pwd -P >'{record}/shell.pwd'
+exit 7
+"""
+HOSTILE = """a 'b' "c" $(touch canary) `touch canary` \\ $HOME"""
+
+
+@dataclass
+class Desk:
+    """Where one stands, with the stand-ins on PATH."""
+
+    directory: Path
+    path: str
+
+    def run(self, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", text],
+            env={**os.environ, "PATH": self.path, **variables},
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def words(self, program: str) -> list[str]:
+        return (self.directory / program).read_bytes().decode().split("\0")[:-1]
+
+    def variables(self, program: str) -> dict[str, str]:
+        items = (self.directory / f"{program}.env").read_bytes().decode().split("\0")[:-1]
+        return dict(item.partition("=")[::2] for item in items)
+
+    @property
+    def shell(self) -> str:
+        """A shell whose path is not easy to quote."""
+        path = self.directory / HOSTILE.replace("/", "") / "sh"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(_SHELL.format(record=self.directory))
+        path.chmod(0o755)
+        return str(path)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, following in (("salloc", "srun"), ("srun", "bash")):
+        (programs / name).write_text(_STAND_IN.format(record=tmp_path, name=name, next=following))
+        (programs / name).chmod(0o755)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SALLOC_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return Desk(tmp_path, f"{programs}:{os.environ['PATH']}")
+
+
+def drafted(*overrides: str) -> Draft:
+    (made,) = drafts(Request(["stages=[workspace]", *overrides], ["slipway"]))
+    return made
+
+
+def test_everything_arrives_as_it_is(desk: Desk) -> None:
+    (desk.directory / "key").write_text("s3cret\nsecond line\n")
+    made = drafted(
+        f"env_vars.NOTE={hydra_value(HOSTILE)}",
+        f"env_files.HF_TOKEN={desk.directory}/key",
+        f"cluster.comment={hydra_value(HOSTILE)}",
+        f"workspace.shell={hydra_value(desk.shell)}",
+        f"workspace.workdir={desk.directory}/bin",
+        "container_mounts=[/fsx data:/fsx:ro]",
+        "cluster.partition=gpu",
+        "cluster.sbatch={nice: 100, spread_job: True, array: 0-1%1, export: ALL}",
+    )
+    leaks = {"SBATCH_PARTITION": "x", "SLURM_NNODES": "9", "SALLOC_ACCOUNT": "x", "PYXIS_CONTAINER_NAME": "x"}
+    done = desk.run(made.rendered.script, **leaks, SLURM_CONF="/site/slurm.conf", PYTHONPATH="/mine")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    assert not (desk.directory / "canary").exists()
+    results, data = desk.directory / "results", desk.directory / "data"
+    inner = [
+        "srun",
+        "--nodes=1",
+        "--ntasks=1",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        "--container-image=nvcr.io#nvidia/nemo:24.07",
+        f"--container-mounts={results}:{results},{data}:{data}:ro,/fsx data:/fsx:ro",
+        "--no-container-mount-home",
+        "bash",
+        "-c",
+    ]
+    flags = [
+        "--job-name=nemo-megatron-workspace",
+        "--partition=gpu",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--mem=0",
+        "--exclusive",
+        "--time=04:00:00",
+        f"--comment={HOSTILE}",
+        "--nice=100",
+        "--spread-job",
+    ]
+    asked, last = desk.words("salloc"), ["bash", "/opt/NeMo", f"{desk.directory}/bin", desk.shell]
+    assert asked[: len(flags) + len(inner)] == flags + inner and asked[-4:] == last
+    assert len(asked) == len(flags) + len(inner) + 1 + len(last)  # with what runs there, in one word
+    shell = desk.variables("shell")
+    assert (shell["NOTE"], shell["HF_TOKEN"], shell["NCCL_NVLS_ENABLE"]) == (HOSTILE, "s3cret", "0")
+    assert shell["PYTHONPATH"] == "/opt/NeMo:/mine"
+    assert (desk.directory / "shell.pwd").read_text() == f"{desk.directory}/bin\n"
+    for program in ("salloc", "srun"):
+        variables = desk.variables(program)
+        assert variables["SLURM_CONF"] == "/site/slurm.conf"
+        assert not set(leaks) & set(variables)
+    assert shell["SLURM_JOB_NAME"] == "interactive"
+
+
+def test_a_secret_is_nowhere_but_in_its_file(desk: Desk) -> None:
+    key = desk.directory / "key file"
+    key.write_text("s3cret\n")
+    made = drafted(f"wandb_api_key_file={hydra_value(str(key))}")
+    assert "s3cret" not in made.rendered.script and f"$(head -n 1 '{key}')" in made.rendered.script
+    desk.run(made.rendered.script)
+    assert desk.variables("srun")["WANDB_API_KEY"] == "s3cret"
+    (desk.directory / "salloc").unlink()
+    key.unlink()
+    done = desk.run(made.rendered.script)
+    assert done.returncode == 1 and "head: cannot open" in done.stderr
+    assert not (desk.directory / "salloc").exists()
+
+
+def test_whoever_ends_the_process_ends_the_session(desk: Desk) -> None:
+    """It is salloc itself: no bash stands in front of it and keeps the signal."""
+    shell = desk.directory / "shell"
+    shell.write_text(f"#!/bin/bash\ncd {desk.directory} && echo $$ >new && mv new pid; exec sleep 60\n")
+    shell.chmod(0o755)
+    script = in_place(drafted("training=gpt3/5b", f"workspace.shell={shell}").rendered.script)
+    environment = {**os.environ, "PATH": desk.path}
+    with subprocess.Popen(["bash", "-c", script], env=environment, stdin=subprocess.DEVNULL) as session:
+        while session.poll() is None and not (desk.directory / "pid").exists():
+            time.sleep(0.05)
+        session.terminate()
+    assert session.returncode == -signal.SIGTERM
+    assert (desk.directory / "pid").read_text() == f"{session.pid}\n"
+
+
+def test_the_trainer_as_it_is_now(desk: Desk) -> None:
+    made = drafted("engine=megatron", "training=gpt3/tiny", "container=/apps/x.sqsh", "cluster.srun_args=[]")
+    assert made.plan.job.container is not None
+    assert Mount(str(REPOSITORY / "trainer"), "/opt/slipway/trainer") in made.plan.job.container.mounts
+    desk.run(made.rendered.script)
+    assert desk.words("srun")[-4:] == ["bash", "/opt/slipway", "/opt/slipway", "bash"]
+    bare = drafted("engine=megatron", "training=gpt3/tiny", "container=null", "workspace.shell=/bin/true")
+    assert desk.run(bare.rendered.script).returncode == 0
+    assert desk.words("srun")[-4:] == ["bash", str(REPOSITORY), str(desk.directory), "/bin/true"]
+    assert not any("container" in word for word in desk.words("srun"))
+
+
+def test_a_container_of_its_own(desk: Desk) -> None:
+    """What it changes is not what the training finds unpacked under its name, nor what it would save."""
+    options = ["name=nemo", "save=/apps/saved.sqsh", "stage_to=/scratch", "writable=True"]
+    given = ["training=gpt3/20b", "container=/apps/x.sqsh", *(f"container_options.{one}" for one in options)]
+    desk.run(drafted(*given).rendered.script)
+    words = desk.words("srun")
+    # What follows from the model's layout, as the training has it.
+    assert desk.variables("srun")["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "--container-image=/apps/x.sqsh" in words
+    assert "--container-name=nemo_workspace" in words and "--container-writable" in words
+    assert not any("saved.sqsh" in word for word in words)
+
+
+def test_apptainer(desk: Desk) -> None:
+    made = drafted("container=/apps/x.sqsh", "container_options.runtime=apptainer")
+    desk.run(made.rendered.script)
+    words = desk.words("srun")
+    assert words.index("apptainer") < words.index("/apps/x.sqsh") < words.index("bash")
+
+
+def test_a_directory_that_is_not_there_is_no_end(desk: Desk) -> None:
+    made = drafted("workspace.workdir=/no/such", f"workspace.shell={hydra_value(desk.shell)}")
+    done = desk.run(made.rendered.script)
+    assert done.returncode == 7 and "/no/such" in done.stderr
+    assert (desk.directory / "shell.pwd").read_text() == f"{desk.directory}\n"
+
+
+def test_in_an_allocation(desk: Desk) -> None:
+    made = drafted("cluster.scheduler=allocation", "container=null", "workspace.shell=/bin/true")
+    done = desk.run(
+        made.rendered.script, SLURM_JOB_ID="4711", SLURM_NTASKS="16", SLURM_CONF="/site/slurm.conf"
+    )
+    assert done.returncode == 0, done.stderr
+    assert desk.words("srun")[:4] == ["--jobid=4711", "--overlap", "--nodes=1", "--ntasks=1"]
+    assert not {"SLURM_JOB_ID", "SLURM_NTASKS"} & set(desk.variables("srun"))
+    assert not (desk.directory / "salloc").exists()
+    assert "this shell is in no allocation" in desk.run(made.rendered.script).stderr
+
+
+def test_on_this_machine(desk: Desk) -> None:
+    made = drafted(
+        "cluster=local",
+        "training=gpt3/tiny",
+        "container=/x.sqsh",
+        f"workspace.shell={hydra_value(desk.shell)}",
+    )
+    assert desk.run(made.rendered.script).returncode == 7
+    assert desk.variables("shell")["PYTHONPATH"].split(":")[0] == str(REPOSITORY)
+    assert not (desk.directory / "srun").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "flags"),
+    [
+        ([], ["--gpus-per-node=8"]),
+        (["workspace.gpus=2"], ["--gpus-per-node=2"]),
+        (["workspace.gpus=0"], []),
+        (["cluster.gpus_per_node=null", "cluster.gres=gpu:h100:8"], ["--gres=gpu:h100:8"]),
+        (
+            ["cluster.gpus_per_node=null", "cluster.gres=gpu:h100:8", "workspace.gpus=1"],
+            ["--gres=gpu:h100:1"],
+        ),
+        (["cluster.gpus_per_node=null", "cluster.gres=gpu", "workspace.gpus=1"], ["--gres=gpu:1"]),
+        (
+            ["cluster.gpus_per_node=null", "cluster.gres='nvme:1,gpu:8,ib:2'", "workspace.gpus=2"],
+            ["--gres=gpu:2,nvme:1,ib:2"],
+        ),
+        (
+            ["cluster.gpus_per_node=null", "cluster.gres='gpu:8,ib:2'", "workspace.gpus=0"],
+            ["--gres=ib:2"],
+        ),
+        (["cluster.gpus_per_node=null", "cluster.gres=gpu:8", "workspace.gpus=0"], []),
+        (["cluster.gpu_request=none", "workspace.gpus=2"], ["--gpus-per-node=2"]),
+        (
+            ["cluster.gpus_per_task=1", "cluster.cpus_per_task=12"],
+            ["--gpus-per-node=8", "--cpus-per-task=96", "--cpus-per-task=96"],
+        ),
+        (
+            ["cluster.cpus_per_task=12", "workspace.gpus=2"],
+            ["--gpus-per-node=2", "--cpus-per-task=24", "--cpus-per-task=24"],
+        ),
+        (["stage_cluster.workspace={exclusive: False, gpus_per_node: 1}"], ["--gpus-per-node=1"]),
+    ],
+)
+def test_what_it_asks_for(desk: Desk, overrides: list[str], flags: list[str]) -> None:
+    """One task that has what the tasks of a node have in the training, or so many GPUs."""
+    desk.run(drafted("training=gpt3/5b", "cluster.gres=null", *overrides).rendered.script)
+    words = desk.words("salloc")
+    assert [
+        word for word in words if "gpu" in word.partition("=")[0] or "gres" in word or "cpus" in word
+    ] == flags
+    assert {"--nodes=1", "--ntasks-per-node=1", "--ntasks=1"} <= set(words)
+    assert not any(word.startswith(("--dependency", "--signal", "--no-requeue")) for word in words)
+
+
+def test_the_image_of_developers(desk: Desk) -> None:
+    def image(*overrides: str) -> str:
+        container = drafted(*overrides).plan.job.container
+        assert container is not None
+        return container.image
+
+    dev = image("container=megatron:dev")
+    assert image("container=megatron") == image("container=megatron:run") == dev
+    assert image("container=megatron", "workspace.container=megatron:run") != dev
+    assert image("workspace.container=nvcr.io#nvidia/nemo:24.09") == "nvcr.io#nvidia/nemo:24.09"
+    (trained,) = drafts(Request(["container=megatron"], ["slipway"]))
+    assert trained.plan.job.container is not None and trained.plan.job.container.image != dev
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["stages=[workspace,training]"], "a shell to sit at"),
+        (["workspace.shell=bin/sh"], "workspace.shell='bin/sh': a name or a whole path"),
+        (["workspace.workdir=src"], "workspace.workdir='src': a whole path"),
+        (["workspace.gpus=-1"], "workspace.gpus=-1"),
+        (["workspace.node=2"], "workspace.node"),
+        (["workspace=null"], "workspace=null: there is no such choice"),
+        (["env_vars.HF_TOKEN=x"], "a secret must not be written into a script"),
+        (["container=megatron:debug"], "flavor"),
+    ],
+)
+def test_mistakes(desk: Desk, overrides: list[str], told: str) -> None:
+    with pytest.raises((UserError, Mistakes), match=told):
+        drafted(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["launch", "--follow"], "--follow: stages=[workspace] is a shell"),
+        (["launch", "--json"], "--json: stages=[workspace] is a shell"),
+        (["launch", "--smoke"], "--smoke: stages=[workspace] is a shell"),
+        (["launch", "--build=job"], "--build=job: with stages=[workspace]"),
+        (["render", "--task"], "--task: a workspace has no tasks"),
+        (["sweep", "training.model.optim.lr=1e-4,2e-4", "--dry-run"], "a shell to sit at"),
+        (["launch", "--no-check=path.mounts"], "salloc is not on this machine"),
+    ],
+)
+def test_what_is_not_for_a_shell(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setenv("PATH", str(desk.directory))
+    assert main([*words, "stages=[workspace]", "training=gpt3/126m"]) == 2
+    assert told in capsys.readouterr().err
+    assert not (desk.directory / "results").exists()
+
+
+def test_print_shows_the_command(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["stages=[workspace]", "training=gpt3/5b", "cluster.partition=gpu"]
+    printed = []
+    for command in (["launch", "--print"], ["launch", "--dry-run"], ["launch", "dry_run=True"], ["render"]):
+        assert main([*command, *words]) == 0
+        printed.append(capsys.readouterr().out)
+    assert len(set(printed)) == 1 and "exec salloc \\\n" in printed[0]
+    assert not (desk.directory / "results").exists()
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "launcher/main.py", *words, "--print"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, printed[0]), done.stderr
+
+
+@pytest.mark.parametrize("cluster", ["bcm", "local", "interactive"])
+def test_shellcheck_finds_nothing(desk: Desk, cluster: str) -> None:
+    places = {"interactive": ["cluster.scheduler=allocation"]}.get(cluster, [])
+    text = drafted(f"cluster={cluster}", "env_files.HF_TOKEN=/home/me/key", *places).rendered.script
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_users_own_template(desk: Desk) -> None:
+    (desk.directory / "templates").mkdir()
+    (desk.directory / "templates/session.sh.j2").write_text(
+        '{% extends "slipway/session.sh.j2" %}\n'
+        "{% block environment %}{{ super() }}export MINE=1\n{% endblock %}\n"
+    )
+    request = Request(["stages=[workspace]"], ["slipway"], template_dir=desk.directory / "templates")
+    (made,) = drafts(request)
+    desk.run(made.rendered.script)
+    assert desk.variables("salloc")["MINE"] == "1"
+
+
+def test_what_the_shell_says_to_salloc_is_told(desk: Desk) -> None:
+    leaks = {"SALLOC_ACCOUNT": "llm", "SBATCH_PARTITION": "x", "HOME": "/"}
+    told = ["SALLOC_ACCOUNT=llm of your shell is not passed on to salloc"]
+    assert ignored(drafted().plan, leaks) == told
+    assert ignored(drafted("cluster=local", "training=gpt3/tiny").plan, leaks) == []
+
+
+def test_completion() -> None:
+    roots = [CONF_DIR]
+    assert "stages=[workspace]" in candidates("stages=[w", [], roots)
+    assert "workspace.shell=" in candidates("workspace.s", [], roots)
+    assert candidates("workspace=", [], roots) == ["workspace=default"]

@@ -1,0 +1,293 @@
+"""What `container` may be, what becomes of it in the job's script, and what is said where it is not there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.app import main
+from launcher.containers.choice import choose, digest_of
+from launcher.containers.store import Sidecar
+from launcher.drafting import Draft, Request, choice_of, draft
+from launcher.errors import UserError
+from launcher.inspection.ground import Ground
+from launcher.inspection.images import fetched_at_once, lost_image
+from launcher.launching.images import needed_image
+from launcher.preflight.path_facts import Lack
+from launcher.sweeps.points import Request as SweepRequest
+from launcher.sweeps.points import draft as draft_sweep
+from tests.preflight.shelves import image
+
+Capsys = pytest.CaptureFixture[str]
+
+NEMO = "nvcr.io#nvidia/nemo:24.07"
+PINNED = "sha256:" + "a1" * 32
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def drafted(container: str, *more: str) -> Draft:
+    where = [f"container={container}", "images_dir=images", "cluster=bcm", "training=gpt3/126m"]
+    return draft(Request([*where, *more], ["slipway", "launch"]))
+
+
+def there(file: Path) -> None:
+    """What looks like a squashfs."""
+    file.parent.mkdir(exist_ok=True)
+    image(file)
+
+
+def image_of(made: Draft) -> str:
+    assert made.plan.job.container is not None
+    return made.plan.job.container.image
+
+
+@pytest.mark.parametrize(
+    ("container", "told"),
+    [
+        (NEMO, NEMO),
+        ("nvcr.io/nvidia/nemo:24.07", NEMO),
+        ("docker://nvcr.io/nvidia/nemo:24.07", NEMO),
+        ("docker://nvcr.io#nvidia/nemo:24.07", NEMO),
+        ("localhost:5000#team/x:1", "localhost:5000#team/x:1"),
+        ("ubuntu:22.04", "ubuntu:22.04"),  # Docker Hub's: Pyxis writes no registry
+        (f"nvcr.io/nvidia/nemo@{PINNED}", f"nvcr.io#nvidia/nemo:{PINNED}"),
+        ("/apps/nemo.sqsh", "/apps/nemo.sqsh"),
+        ("dockerd://me/nemo:1", "HERE/images/me+nemo+1.sqsh"),
+        ("oci:layouts/tiny:1", "HERE/images/tiny+1.sqsh"),
+    ],
+)
+def test_an_image_is_written_as_pyxis_wants_it(container: str, told: str, here: Path) -> None:
+    assert choose(container, f"{here}/images").image == told.replace("HERE", str(here))
+
+
+@pytest.mark.parametrize(
+    ("container", "told"),
+    [("docker://nvcr.io/nvidia/nemo:24.07", NEMO), ("oci:layouts/tiny:1", "HERE/images/tiny+1.sqsh")],
+)
+def test_the_script_has_it_as_pyxis_wants_it(container: str, told: str, here: Path) -> None:
+    made = drafted(container)
+    expected = told.replace("HERE", str(here))
+    assert image_of(made) == expected
+    assert f"--container-image={expected}" in shlex.split(made.rendered.script, comments=True)
+
+
+def test_a_recipe_is_the_file_that_it_becomes(here: Path) -> None:
+    run, dev = image_of(drafted("nemo")), image_of(drafted("nemo:dev"))
+    assert re.fullmatch(rf"{re.escape(str(here))}/images/nemo-run-[0-9a-f]{{12}}\.sqsh", run)
+    assert Path(dev).name.startswith("nemo-dev-")
+    conf = here / "conf/image"
+    conf.mkdir(parents=True)
+    (conf / "ours.yaml").write_text("defaults: [nemo, _self_]\ntag: '2'\n")
+    words = ["container=ours", "images_dir=images", "cluster=bcm"]
+    made = draft(Request(words, [], config_dir=here / "conf"))
+    assert Path(image_of(made)).name.startswith("ours-run-")
+
+
+def test_the_points_of_a_sweep_have_images_of_their_own(here: Path) -> None:
+    words = ["cluster=bcm", "images_dir=images", "container=choice(nemo,docker://nvcr.io/nvidia/nemo:24.07)"]
+    sweep = draft_sweep(SweepRequest(words, ["slipway", "sweep"]))
+    images = [Path(image_of(point.draft)).name for point in sweep.points]
+    assert images[0].startswith("nemo-run-")
+    assert images[1] == "nemo:24.07"
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ("nemu", ["container=nemu: there is no such recipe", "nemo-aws", "docker.io/library/nemu"]),
+        ("nemo:devel", ["container=nemo:devel: a recipe has no such flavor", "valid: run, dev"]),
+        ("nvcr.io/NVIDIA/nemo:24.07", ["container=", "lower case"]),
+        ("dokcer://x/y:1", ["container=", "docker://"]),
+        ("here.sqsh", ["an image file is given by its whole path"]),
+    ],
+)
+def test_what_is_no_image_is_told_with_its_source(container: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as raised:
+        drafted(container)
+    told = str(raised.value)
+    assert all(word in told for word in [*words, "from the command line: container="]), told
+
+
+# --- what the checks say
+
+
+def lost(made: Draft) -> Lack:
+    found = lost_image(Ground(made))
+    assert found is not None
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize("container", ["nemo:dev", "oci:layouts/tiny:1"])
+def test_an_image_that_was_not_made_is_told_with_what_makes_it(container: str, here: Path) -> None:
+    one = lost(drafted(container))
+    assert (one.key, one.certain) == ("container", True)
+    verb = (
+        f"build nemo:dev --images-dir={here}/images"  # wherever it is pasted
+        if container == "nemo:dev"
+        else f"import oci:{here}/layouts/tiny:1 --output={here}/images/tiny+1.sqsh"
+    )
+    assert one.fix == f"slipway image {verb}; or the same launch with --build"
+    assert "there is no such file" in one.why
+    there(Path(image_of(drafted(container))))
+    assert lost_image(Ground(drafted(container))) == ()
+
+
+def test_a_torn_image_is_made_anew(here: Path) -> None:
+    image(here / "torn.sqsh", size=200)
+    one = lost(drafted(f"{here}/torn.sqsh"))
+    assert one.why.startswith("cut short")
+    assert one.fix == f"make it anew: slipway image import IMAGE --output {here}/torn.sqsh --force"
+
+
+def test_many_nodes_that_fetch_an_image_at_once(here: Path) -> None:
+    (one,) = fetched_at_once(Ground(drafted(NEMO))) or ()
+    assert not one.certain
+    assert one.why == "each of the job's 8 nodes fetches and unpacks it by itself, all at once"
+    assert one.fix is not None
+    assert f"slipway image import '{NEMO}'" in one.fix
+    there(here / "images/nvidia+nemo+24.07.sqsh")
+    (one,) = fetched_at_once(Ground(drafted(NEMO))) or ()
+    assert one.fix == f"it is a file already: container={here}/images/nvidia+nemo+24.07.sqsh"
+    for more in ("training.trainer.num_nodes=1", "container_options.name=nemo"):
+        assert fetched_at_once(Ground(drafted(NEMO, more))) == ()
+    assert fetched_at_once(Ground(drafted("/apps/nemo.sqsh"))) is None
+
+
+def test_the_record_of_a_file_has_the_images_digest(here: Path) -> None:
+    file = here / "nemo.sqsh"
+    image(file)
+    assert digest_of(str(file)) is None
+    values = {"compression": "lz4", "squash_options": (), "block_size": 131072, "created": "", "made_by": ""}
+    size = file.stat().st_size
+    Sidecar(source=NEMO, digest=PINNED, sha256="0" * 64, size=size, **values).write(file)  # type: ignore[arg-type]
+    assert digest_of(str(file)) == PINNED
+    Sidecar(source=NEMO, digest=None, sha256="0" * 64, size=size, **values).write(file)  # type: ignore[arg-type]
+    assert digest_of(str(file)) == f"sha256:{'0' * 64}"
+    assert digest_of(NEMO) is None and digest_of(None) is None
+
+
+# --- launch --build, without making anything
+
+
+def dry(capsys: Capsys, *words: str) -> tuple[str, str]:
+    assert main(["launch", "--dry-run", "cluster=bcm", "images_dir=images", *words]) == 0
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.mark.parametrize("where", ["--build", "--build=host"])
+def test_an_image_of_a_registry_becomes_a_file(where: str, here: Path, capsys: Capsys) -> None:
+    out, told = dry(capsys, where, f"container={NEMO}")  # an override after a bare --build is none of it
+    file = here / "images/nvidia+nemo+24.07.sqsh"
+    assert f"    --container-image={file} \\\n" in out
+    assert f"slipway: first: slipway image import '{NEMO}' --output={file}\n" in told
+    there(file)
+    again, told = dry(capsys, where, f"container={NEMO}")
+    assert f"--container-image={file} " in again and "first:" not in told
+
+
+def test_a_job_comes_first_where_one_makes_the_image(here: Path, capsys: Capsys) -> None:
+    out, _ = dry(capsys, "--build=job", "container=nemo", "stage_cluster.image.partition=cpu")
+    stages = re.findall("^# --- (image|training): .*", out, re.MULTILINE)
+    assert stages == ["image", "training"]
+    first = out.partition("\n# --- training: ")[0]
+    assert "#SBATCH --partition=cpu\n#SBATCH --nodes=1\n" in first
+    assert "#SBATCH --cpus-per-task=8\n#SBATCH --mem=32G\n#SBATCH --time=4:00:00\n" in first
+    assert "gpu" not in first.partition("# --- marks")[0]
+    file = Path(image_of(drafted("nemo"))).name
+    words = ["image", "build", "nemo", f"--images-dir={here}/images", f"--expect={file} &"]
+    assert "".join(f"    {word} \\\n" for word in words).removesuffix(" \\\n") in first
+    assert not (here / "images").exists() and not (here / "results").exists()
+
+
+def test_the_jobs_own_trees_are_whole_paths(here: Path) -> None:
+    (here / "conf/image").mkdir(parents=True)
+    request = Request(["container=nemo", "cluster=bcm", "images_dir=images"], [], config_dir=Path("conf"))
+    needed = needed_image(draft(request).composition, request)
+    assert needed is not None
+    assert needed.command[-1] == f"--config-dir={here}/conf"
+
+
+@pytest.mark.parametrize("option", ["stage_to=/scratch", "runtime=apptainer"])
+@pytest.mark.parametrize("where", ["--build", "--build=job"])
+def test_what_needs_a_file_has_the_one_that_is_made(
+    where: str, option: str, here: Path, capsys: Capsys
+) -> None:
+    out, _ = dry(capsys, where, f"container_options.{option}", f"container={NEMO}")
+    training = out.rpartition("# --- training: ")[2]
+    assert f"{here}/images/nvidia+nemo+24.07.sqsh" in training
+
+
+def test_a_torn_file_is_made_anew(here: Path, capsys: Capsys) -> None:
+    (here / "images").mkdir()
+    image(here / "images/nvidia+nemo+24.07.sqsh", size=200)
+    _, told = dry(capsys, "--build", f"container={NEMO}")
+    assert "slipway: first: slipway image import" in told
+
+
+@pytest.mark.parametrize("name", ["$(x) y", "long" * 60])
+def test_any_image_has_a_run_that_makes_it(name: str, capsys: Capsys) -> None:
+    runs = []
+    for other in ("", "z"):
+        out, _ = dry(capsys, "--build=job", f"container='oci:/layouts/{name}{other}:1'")
+        runs += re.findall(r"^#SBATCH --job-name=nemo-megatron-(image_\S+)$", out, re.MULTILINE)
+    assert len(set(runs)) == 2
+    assert all(len(run) < 120 for run in runs)
+
+
+def test_a_recipe_that_changed_while_a_job_waited(here: Path, capsys: Capsys) -> None:
+    (here / "conf/image").mkdir(parents=True)
+    recipe = here / "conf/image/ours.yaml"
+    recipe.write_text("defaults: [nemo, _self_]\ntag: '2'\n")
+    request = Request(["container=ours", "cluster=bcm", "images_dir=images"], [], config_dir=here / "conf")
+    needed = needed_image(draft(request).composition, request)
+    assert needed is not None
+    recipe.write_text("defaults: [nemo, _self_]\nworkdir: /elsewhere\n")
+    assert main([*needed.work.arguments]) == 2
+    told = capsys.readouterr().err
+    assert f"--expect={needed.file.name}: the recipe ours becomes ours-run-" in told
+    assert not (here / "images").exists()
+    # Another one has made it before it changed.
+    there(needed.file)
+    assert main([*needed.work.arguments]) == 0
+    assert f"there already: {needed.file}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--build", "container=null"], "--build: container=null: there is no image to build"),
+        (["--build", "cluster=local"], "--build: cluster.scheduler=local runs without containers"),
+        (
+            ["--build=job", "cluster=interactive", "cluster.scheduler=allocation", "container=nemo"],
+            "--build=job",
+        ),
+        (["--build=job", "--smoke", "container=nemo"], "--smoke: it would not wait"),
+        (
+            ["--build=job", "--launch-number=2", "container=nemo"],
+            "--launch-number and --tag are those of one",
+        ),
+    ],
+)
+def test_where_there_is_nothing_to_build(words: list[str], told: str, capsys: Capsys) -> None:
+    assert main(["launch", "--dry-run", "cluster=bcm", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_needs_no_build(here: Path) -> None:
+    request = Request([f"container={here}/x.sqsh", "cluster=bcm"], [])
+    composition = draft(request).composition
+    assert needed_image(composition, request) is None
+    chosen = choice_of(composition)
+    assert chosen is not None and (chosen.stored, chosen.command()) == (None, ())
+    own = choose("nemo", str(here), template_dir=here).command(template_dir=here)
+    assert own == ("image", "build", "nemo", f"--images-dir={here}", f"--template-dir={here}")
