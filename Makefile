@@ -28,7 +28,8 @@ demo: .venv/setup.done
 
 test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
-	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git
+	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git \
+	    buildah:buildah skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
@@ -43,7 +44,7 @@ lint: .venv/test.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .cache/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 
 bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/launch_latency.py
@@ -52,6 +53,8 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/train_step.py
 	$(BIN)/python benchmarks/perf/resume.py
 	$(BIN)/python benchmarks/perf/status.py
+	@scripts/system-packages.sh mksquashfs:squashfs-tools
+	$(BIN)/python benchmarks/perf/squashfs.py
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

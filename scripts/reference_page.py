@@ -25,6 +25,8 @@ from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from launcher.config.compose import CONF_DIR  # noqa: E402
+from launcher.config.image import GROUP as IMAGE  # noqa: E402
+from launcher.config.image import ImageConfig  # noqa: E402
 from launcher.config.overrides import STAGES  # noqa: E402
 from launcher.config.schema import RunConfig  # noqa: E402
 from launcher.config.sources import Sources, TreeFile  # noqa: E402
@@ -39,7 +41,8 @@ _INTRODUCTION = """\
 The keys that Slipway reads strictly: an unknown one, or a value of another type, is refused. Defaults are
 those of the file that the others of its kind build on; `slipway show` prints what a value is for a launch,
 and which file or override decided it. What is below `training.trainer`, `training.exp_manager` and
-`training.model` is NeMo's: `slipway show training.model` lists what a size sets.
+`training.model` is NeMo's: `slipway show training.model` lists what a size sets. The keys below `image` are a
+recipe's ([recipes](recipes.md)): `slipway image render nemo image.flavor=dev`.
 """
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
@@ -94,15 +97,12 @@ def _without_comment(line: str) -> str:
 
 
 class Page:
-    """The page, section by section: the root, then each node that has keys of its own."""
+    """A page, section by section: a node, then each one below it that has keys of its own."""
 
-    def __init__(self) -> None:
-        self._sources = Sources([f"stages=[{','.join(STAGES)}]"], [CONF_DIR])
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
 
-    def text(self) -> str:
-        return "\n".join([_INTRODUCTION, *self._section("", RunConfig)])
-
-    def _section(self, path: str, model: type[BaseModel]) -> Iterator[str]:
+    def section(self, path: str, model: type[BaseModel]) -> Iterator[str]:
         yield f"## `{path}`\n" if path else "## The root\n"
         place = self._place(path) if path else None
         about = place.above if place and not place.default else []
@@ -118,7 +118,7 @@ class Page:
                 yield self._row(f"{path}.{name}" if path else name, name, field)
         yield ""
         for inner_path, inner in below.items():
-            yield from self._section(inner_path, inner)
+            yield from self.section(inner_path, inner)
 
     def _row(self, path: str, name: str, field: FieldInfo) -> str:
         place = self._place(path)
@@ -172,10 +172,17 @@ def _limits(field: FieldInfo) -> str:
     return "" if smallest is None else f", {smallest} or more"
 
 
+def page() -> str:
+    """The whole page: what a launch is made of, and what an image is."""
+    launch = Page(Sources([f"stages=[{','.join(STAGES)}]"], [CONF_DIR]))
+    image = Page(Sources([], [CONF_DIR], primary=f"{IMAGE}/nemo"))
+    return "\n".join([_INTRODUCTION, *launch.section("", RunConfig), *image.section(IMAGE, ImageConfig)])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/reference.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
-    text = Page().text()
+    text = page()
     if not parser.parse_args().check:
         PAGE.write_text(text, encoding="utf-8")
     elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
