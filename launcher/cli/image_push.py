@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from launcher.containers.complaints import NO_IMAGE, Complaint
     from launcher.containers.interrupts import ending_cleanly
     from launcher.containers.progress import told
-    from launcher.containers.pushing import push
+    from launcher.containers.pushing import check_places, push
     from launcher.containers.recipes import recipe
     from launcher.containers.references import Reference, recipe_and_flavor
     from launcher.containers.remote import Access
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         targets = [Reference.parse(made.name_in(name), "image.registries") for name in registries if name]
     if not targets:
         raise UserError("where to? no registry is named", hint="such as registry.example/team/nemo:24.07")
+    check_places(targets)  # before a builder is looked for
     access = Access(args.plain_http, args.authfile)
     with told(quiet=args.json) as progress, ending_cleanly(), ExitStack() as storage:
         if made is not None:

@@ -84,6 +84,17 @@ def _check(source: Reference, targets: Sequence[Reference]) -> None:
             f"{source}: a squashfs has lost its layers, and cannot be pushed",
             hint="push what it was made from: the recipe, or the image that `slipway image inspect` says",
         )
+    check_places(targets)
+
+
+def check_places(targets: Sequence[Reference]) -> None:
+    """Refuse what nothing can be pushed to.
+
+    Raises
+    ------
+    UserError
+        Naming the first of them.
+    """
     for target in targets:
         if target.kind is not Kind.REGISTRY or target.tag is None or target.digest is not None:
             raise UserError(
