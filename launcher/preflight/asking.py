@@ -9,7 +9,8 @@ from launcher.errors import UserError, did_you_mean
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity
-from launcher.preflight.registry import CHECKS, TRAINER, Check
+from launcher.preflight.fitting import TRAINER, Check
+from launcher.preflight.registry import CHECKS
 
 # What is looked at beside the keys: the trainer says nothing of these.
 _OF_OTHERS = ("path.", "secret.", "cluster.", "memory.", "space.")
