@@ -141,24 +141,31 @@ as_submitted() { # as_submitted COMMAND ...: in the environment that this job wa
 
 find_next() { # the id of the next link's job, where sbatch did not say whether there is one
     local id command
-    while IFS='|' read -r id command; do
-        if [[ $command == *" $((link + 1)) $tag" ]]; then echo "$id" && return; fi
+    while IFS='|' read -r id command; do # since Slurm 23.02 without the script's arguments
+        if [[ $command == *"/submitted/$tag.$((link + 1))_submission.sh"* ]]; then echo "$id" && return; fi
     done < <(as_submitted timeout --signal=KILL 30 squeue --noheader --user="$(id -u)" --format='%A|%o' 2>/dev/null)
 }
 
+name_script() { # name_script LINK: the name that a link's script is submitted under, by which Slurm tells whose job it is
+    local named=${chain[script]%/*}/submitted/$tag.$1_submission.sh
+    mkdir -p "${named%/*}" || true
+    [[ -e $named ]] || ln -s "../${chain[script]##*/}" "$named" 2>/dev/null || [[ -e $named ]] ||
+        cp "${chain[script]}" "$named" || named=${chain[script]} # no links on this file system; no room
+    echo "$named"
+}
+
 submit_next() { # submit the next link, once: before all else, so that a node that dies does not end the chain
-    local next=$((link + 1)) attempt told id avoid given
+    local next=$((link + 1)) attempt told id avoid given script
     if ((next > chain[links])) || [[ ${chain[submit]} != job || -e $marks/chain-ended || $(job_of "$next") ]]; then
         return 0
     fi
     given=(--parsable --dependency="afterany:$SLURM_JOB_ID${chain[singleton]:+,singleton}" --kill-on-invalid-dep=yes)
     if [[ ${chain[begin]} ]]; then given[4]=--begin=now; fi # it was for the first
-    avoid=$(excluded)
+    avoid=$(excluded) script=$(name_script "$next")
     for attempt in 1 2 3; do
         unset 'given[3]' # of the attempt before
         if [[ $avoid || ${chain[header_excludes]} ]]; then given[3]=--exclude=$avoid; fi # in place of the header's
-        told=$(as_submitted timeout --signal=KILL 120 sbatch "${given[@]}" \
-            "${chain[script]}" "$next" "$tag" 2>&1) || true
+        told=$(as_submitted timeout --signal=KILL 120 sbatch "${given[@]}" "$script" "$next" "$tag" 2>&1) || true
         id=$(sed -n 's/^\([0-9][0-9]*\)\(;.*\)\{0,1\}$/\1/p' <<<"$told" | tail -n 1)
         [[ $id ]] || id=$(find_next)
         if [[ $id ]]; then

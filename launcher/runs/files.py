@@ -34,6 +34,20 @@ def umask() -> int:
     return mask
 
 
+def link_or_copy(link: Path, target: Path) -> None:
+    """Link to a file from a folder that is made if needed; copy the file where there can be no links.
+
+    A link that exists already is left alone.
+    """
+    link.parent.mkdir(exist_ok=True)
+    try:
+        link.symlink_to(os.path.relpath(target, link.parent))
+    except FileExistsError:
+        return
+    except OSError:
+        write_atomic(link, target.read_text(encoding="utf-8", errors="surrogateescape"))
+
+
 def link_atomic(link: Path, target: Path) -> None:
     """Point a symbolic link at `target` (relative to the link's folder), replacing an older link.
 

@@ -7,6 +7,7 @@ A run directory, with the names that users of the NeMo Megatron launcher know (l
     ├── newest                  the launch that these names show
     ├── checkpoints/            shared by all launches of the run
     └── launches/1/, 2/, ...    what each launch was and wrote; never overwritten
+        └── submitted/          the script once more for each job, under a name that tells whose job it is
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ CODE = "code"
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 MARKS = "marks"
+SUBMITTED = "submitted"
 JOB_MARK = "job"
 CHAIN_ENDED_MARK = "chain-ended"
 EXCLUDED_NODES = "excluded_nodes.tsv"
 IMAGE_MARK = "image.sha256"
 METRICS = "metrics.jsonl"
-_SCRIPT_SUFFIX = "_submission.sh"
+SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
 
 
@@ -67,7 +69,7 @@ class LaunchPaths:
 
     @property
     def script_name(self) -> str:
-        return f"{self.job_name}{_SCRIPT_SUFFIX}"
+        return f"{self.job_name}{SCRIPT_SUFFIX}"
 
     @property
     def log_prefix(self) -> str:
@@ -140,9 +142,23 @@ class LaunchPaths:
         return self.run_dir / CHECKPOINTS
 
 
+def submitted_name(script: Path, tag: str, link: int = 1) -> Path:
+    """Return the name under which a script is submitted, a link to it.
+
+    Of a job's script every version of Slurm tells the path, and since 23.02 nothing else without accounting:
+    the path therefore holds the launch's tag and the link of the chain.
+    """
+    return script.parent / SUBMITTED / f"{tag}.{link}{SCRIPT_SUFFIX}"
+
+
+def launch_dir_of(script: Path) -> Path:
+    """Return the launch directory of a script, which may be named as it was submitted."""
+    return script.parent.parent if script.parent.name == SUBMITTED else script.parent
+
+
 def log_prefix_beside(script: Path) -> Path:
     """A log's path up to the job's id, for a scheduler that knows the job by its script alone."""
-    return script.with_name(_log_prefix(script.name.removesuffix(_SCRIPT_SUFFIX)))
+    return script.with_name(_log_prefix(script.name.removesuffix(SCRIPT_SUFFIX)))
 
 
 def _log_prefix(job_name: str) -> str:

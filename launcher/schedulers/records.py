@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED
 from launcher.schedulers.base import State
 from launcher.schedulers.words import state_of
 
@@ -43,7 +44,14 @@ _SIGNALS = range(1, 65)
 
 _NOTHING = {"", "None", "(null)", "N/A", "None assigned", "Unknown", "INVALID"}
 _JOB_ID = re.compile(r"(\d+)(?:\+\d+)?(?:_(\d+|\[[-0-9,:]+(?:%\d+)?(?:\.\.\.)?\]?))?")
-_SCRIPT = re.compile(r"(\S.*?_submission\.sh)(?= |\Z)", re.DOTALL)
+_SCRIPT = re.compile(rf"(\S.*?{re.escape(SCRIPT_SUFFIX)})(?= |\Z)", re.DOTALL)
+# The name that a launch's script is submitted under, with or without its arguments: `submitted_name`.
+_SUBMITTED = re.compile(
+    rf"/{SUBMITTED}/(?P<tag>[\w.-]+)\.(?P<link>[1-9]\d*){re.escape(SCRIPT_SUFFIX)}(?: (?:\d+ )?(?P=tag))?\Z",
+    re.ASCII,
+)
+# Of launches before that name: the tag alone, from the second link on after the link's number.
+_ARGUMENTS = re.compile(r"(?: (?P<link>[1-9]\d*))? (?P<tag>[\w.-]+)\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,8 @@ class Record:
     """A job, a task of an array, several that wait together (``9_[3-5%1]``), or one life of these.
 
     `word` and `reason` are Slurm's; `raw_id` is what Slurm's commands take for this one alone; `command` is
-    the script with its arguments; in the accounting, where `work_dir` is known, sbatch with its.
-    `exit_code` is what a shell would show.
+    the script, with its arguments before Slurm 23.02; in the accounting, where `work_dir` is known, sbatch
+    with its. `exit_code` is what a shell would show.
     """
 
     job_id: str
@@ -83,14 +91,20 @@ class Record:
         return task or None
 
     @property
-    def link(self) -> int:
-        """Which job of a chain it is: the script's argument before the tag, if it has two."""
-        word = self.command.rpartition(" ")[0].rpartition(" ")[2]
-        return int(word) if word.isdecimal() else 1
+    def tag(self) -> str | None:
+        """The tag of the launch, or of the sweep's array, that the job is of; of a foreign job any word."""
+        match = self._submission
+        return match["tag"] if match else None
 
-    def has_argument(self, tag: str) -> bool:
-        """Whether the last argument of the script is this."""
-        return self.command.endswith(f" {tag}")
+    @property
+    def link(self) -> int:
+        """The number of the job in its chain, from 1 on."""
+        match = self._submission
+        return int(match["link"] or 1) if match else 1
+
+    @property
+    def _submission(self) -> re.Match[str] | None:
+        return _SUBMITTED.search(self.command) or _ARGUMENTS.search(self.command)
 
 
 def parse_squeue(text: str) -> list[Record]:
@@ -106,7 +120,7 @@ def parse_squeue(text: str) -> list[Record]:
                 _told(reason),
                 _told(nodes),
                 clock(elapsed),
-                _wait_status(code),
+                _exit_and_signal(code) if ":" in code else _wait_status(code),
                 int(restarts) if restarts.isdigit() else 0,
                 user,
                 # What follows is none of Slurm's: a notice that a site's wrapper prints.
@@ -178,7 +192,7 @@ def _told(text: str) -> str | None:
 
 
 def _wait_status(text: str) -> int | None:
-    """Turn squeue's raw wait status into what a shell would show: 768 is 3, 9 is 137."""
+    """Turn the raw wait status of squeue before 23.02 into what a shell would show: 768 is 3, 9 is 137."""
     return _as_shell(int(text) >> 8, int(text) & 0x7F) if text.isdigit() else None
 
 

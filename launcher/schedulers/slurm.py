@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
+from launcher.runs.files import link_or_copy
+from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.schedulers import slurm_verbs as verbs
 from launcher.schedulers.base import Intent, JobStatus, Ticket
@@ -92,10 +94,15 @@ class SlurmScheduler:
 
         unset = leaked_variables(os.environ)
         arguments = [tag] if link == 1 else [str(link), tag]
-        return submit_script(script, arguments, unset, self._slurm_conf, after)
+        named = submitted_name(script, tag, link)
+        try:
+            link_or_copy(named, script)
+        except OSError as error:
+            raise UserError(f"cannot write {named}: {error.strerror}") from error
+        return submit_script(named, arguments, unset, self._slurm_conf, after)
 
     def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
-        """Look for jobs whose scripts were given a tag, in the queue and in the accounting."""
+        """Look for jobs by the names of their scripts, in the queue and in the accounting."""
         if not intents:
             return {}
         self._require_configuration()
@@ -104,9 +111,8 @@ class SlurmScheduler:
         wanted = {(intent.tag, intent.link) for intent in intents}
         found: dict[str, set[str]] = {}
         for record in (*queued, *recent):
-            # The last word: one look-up for each job, however many there are of both.
-            tag = record.command.rpartition(" ")[2]
-            if (tag, record.link) in wanted or (tag, None) in wanted:
+            tag = record.tag
+            if tag is not None and not wanted.isdisjoint(((tag, record.link), (tag, None))):
                 found.setdefault(tag, set()).add(record.of)
         return {tag: sorted(jobs, key=_in_order) for tag, jobs in found.items()}
 
@@ -190,7 +196,7 @@ def _queue_tells_all(ticket: Ticket, records: Sequence[Record]) -> bool:
 
     Of a whole array it always has: the queue forgets its tasks one by one.
     """
-    ours = [record for record in records if record.has_argument(ticket.submitted_with)]
+    ours = [record for record in records if record.tag == ticket.submitted_with]
     task = None if ticket.task is None else str(ticket.task)
     return any(record.state.is_live and record.task == task for record in ours)
 

@@ -87,12 +87,10 @@ def of_ticket(
     blind
         Why the accounting could not be asked.
     """
-    ours = [record for record in live if record.has_argument(ticket.submitted_with)]
+    ours = [record for record in live if record.tag == ticket.submitted_with]
     # The accounting learns a job's command and directory late; before Slurm 21.08 it has no commands.
     accounted = [record for record in accounted if record.command or record.work_dir]
-    past = [
-        record for record in accounted if not record.command or record.has_argument(ticket.submitted_with)
-    ]
+    past = [record for record in accounted if not record.command or record.tag == ticket.submitted_with]
     if ours or past:
         told = _of_job(ticket, ours, past)
         # The queue does not know by whom.

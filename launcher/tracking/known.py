@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import UserError, one_line
 from launcher.runs.index import Entry, Index
-from launcher.runs.paths import LAUNCHES
+from launcher.runs.paths import LAUNCHES, launch_dir_of
 from launcher.tracking.scanning import entries_of, is_run, runs_below
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Known:
 
 def _run_of(script: Path) -> Path | None:
     """The run that a script is of, by where it lies."""
-    launch_dir = script.absolute().parent
+    launch_dir = launch_dir_of(script.absolute())
     inside = launch_dir.parent.name == LAUNCHES and launch_dir.name.isdigit()
     return launch_dir.parents[1] if inside and is_run(launch_dir.parents[1]) else None
 
@@ -146,7 +146,7 @@ def _run_of(script: Path) -> Path | None:
 def _launch_of(script: Path) -> Entry | None:
     run_dir = _run_of(script)
     entries = entries_of(run_dir) if run_dir is not None else []
-    return next((entry for entry in entries if str(entry.number) == script.parent.name), None)
+    return next((entry for entry in entries if str(entry.number) == launch_dir_of(script).name), None)
 
 
 def _is_gone(tree: Path) -> bool:

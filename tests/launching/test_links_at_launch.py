@@ -31,13 +31,13 @@ def launched(tmp_path: Path, *more: str) -> Launched:
 
 def test_each_link_waits_for_the_one_before_it(tmp_path: Path, slurm: FakeSlurm) -> None:
     done = launched(tmp_path, "resilience.submit=launch")
-    script, tag = "nemo-megatron-gpt3_tiny_submission.sh", done.manifest.tag
+    tag = done.manifest.tag
     waits = "--dependency=afterany:{},singleton --kill-on-invalid-dep=yes"
     assert slurm.submitted() == [
-        f"{script} {tag}",
-        f"{waits.format(101)} {script} 2 {tag}",
-        f"{waits.format(102)} {script} 3 {tag}",
-        f"{waits.format(103)} {script} 4 {tag}",
+        f"{tag}.1_submission.sh {tag}",
+        f"{waits.format(101)} {tag}.2_submission.sh 2 {tag}",
+        f"{waits.format(102)} {tag}.3_submission.sh 3 {tag}",
+        f"{waits.format(103)} {tag}.4_submission.sh 4 {tag}",
     ]
     assert done.warnings == []
     # Of the first nobody else can have been told: it claims the launch itself, when it begins.
@@ -83,20 +83,31 @@ def test_what_waits_beside_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "link"),
+    ("command", "tag", "link"),
     [
-        ("/a/x_submission.sh tag", 1),
-        ("/a/x_submission.sh 2 tag", 2),
-        ("sbatch --dependency=afterany:3 /a/x_submission.sh 12 tag", 12),
-        ("/with 7/space 8/x_submission.sh tag", 1),
-        ("/with 7/space 8/x_submission.sh 3 tag", 3),
-        ("x_submission.sh", 1),
-        ("", 1),
+        # Since 23.02 the queue tells the script's path alone, the accounting all of sbatch's arguments.
+        ("/a/submitted/tag.1_submission.sh", "tag", 1),
+        ("/with 7/space 8/submitted/tag.12_submission.sh", "tag", 12),
+        ("/a/submitted/tag.1_submission.sh tag", "tag", 1),
+        ("/a/submitted/tag.2_submission.sh 2 tag", "tag", 2),
+        ("sbatch --dependency=afterany:3 /a/submitted/tag.12_submission.sh 12 tag", "tag", 12),
+        # A job that was given such a path is not that launch's.
+        ("/a/other.sh /a/submitted/tag.1_submission.sh other", "other", 1),
+        ("/a/submitted/tag.1_submission.sh other", "other", 1),
+        ("/a/submitted/tag.0_submission.sh", None, 1),
+        # Jobs of launches before that name.
+        ("/a/x_submission.sh tag", "tag", 1),
+        ("/a/x_submission.sh 2 tag", "tag", 2),
+        ("sbatch --dependency=afterany:3 /a/x_submission.sh 12 tag", "tag", 12),
+        ("/with 7/space 8/x_submission.sh tag", "tag", 1),
+        ("/with 7/space 8/x_submission.sh 3 tag", "tag", 3),
+        ("x_submission.sh", None, 1),
+        ("", None, 1),
     ],
 )
-def test_which_link_a_record_is_of(command: str, link: int) -> None:
+def test_which_launch_and_link_a_record_is_of(command: str, tag: str | None, link: int) -> None:
     record = Record("17", "17", "RUNNING", None, None, None, None, 0, "me", command)
-    assert record.link == link
+    assert (record.tag, record.link) == (tag, link)
 
 
 class Lossy:

@@ -60,8 +60,8 @@ def test_a_stage_waits_for_the_one_before_and_never_for_ever(
 ) -> None:
     first, second = launched(tmp_path, *more)
     assert slurm.submitted() == [
-        f"nemo-megatron-tokenize_text_submission.sh {first.manifest.tag}",
-        f"--dependency={after} --kill-on-invalid-dep=yes nemo-megatron-gpt3_tiny_submission.sh"
+        f"{first.manifest.tag}.1_submission.sh {first.manifest.tag}",
+        f"--dependency={after} --kill-on-invalid-dep=yes {second.manifest.tag}.1_submission.sh"
         f" {second.manifest.tag}",
     ]
     assert (first.manifest.stage, first.manifest.job_id, first.manifest.after) == (

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.drafting import Request, drafts
 from launcher.launching import Launched, launch_stages
+from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.sandbox import Sandbox
 from launcher.schedulers.base import Intent, State, Ticket
@@ -83,7 +84,7 @@ def test_the_links_of_a_chain_are_told_apart(waiting: Waiting) -> None:
     assert jobs[0] == first
     for before, job in pairwise(jobs):
         assert sorted(waiting.dependency(job).split(",")) == [f"afterany:{before}", "singleton"]
-    assert waiting.scheduler.locate(jobs[2]) == one.paths.script
+    assert waiting.scheduler.locate(jobs[2]) == submitted_name(one.paths.script, one.manifest.tag, 3)
 
 
 @pytest.mark.slurm

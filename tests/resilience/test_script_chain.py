@@ -19,6 +19,7 @@ from launcher.plan import Chain, Payload, Plan, Queue
 from launcher.rendering.render import render
 from launcher.runs.excluded import ExcludedNode
 from launcher.runs.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
+from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
 
 TAG = "0123abcd"
@@ -124,7 +125,7 @@ def test_a_link_submits_the_next_before_its_tasks_and_cancels_it_when_all_is_don
     names = [command.split()[0] for command in made.commands]
     assert names.index("sbatch") < names.index("srun") < names.index("scancel")
     (submitted,) = made.submitted()
-    path = shlex.quote(str(made.plan.paths.script))
+    path = submitted_name(made.plan.paths.script, TAG, 2)
     assert submitted.endswith(f" --kill-on-invalid-dep=yes {path} 2 {TAG}")
     assert "--dependency=afterany:17,singleton " in submitted
     assert link_jobs(made.directory) == ["17", "18"]
@@ -207,12 +208,14 @@ def test_the_last_link_and_a_chain_submitted_at_launch_submit_nothing(tmp_path: 
     assert at_launch.called("scancel") == ["scancel 18 19"]
 
 
-def test_an_answer_that_was_lost_makes_no_second_job(tmp_path: Path) -> None:
+# The queue tells the script's arguments before Slurm 23.02 alone.
+@pytest.mark.parametrize("arguments", ["", f" 2 {TAG}"])
+def test_an_answer_that_was_lost_makes_no_second_job(tmp_path: Path, arguments: str) -> None:
     """Slurm took the job, and sbatch says that it did not: the queue knows better."""
     made = script(tmp_path)
     made.tasks("exit 75")
     (tmp_path / "bin" / "sbatch.busy").touch()
-    code, told = made.run(QUEUE=f"18|{made.plan.paths.script} 2 {TAG}")
+    code, told = made.run(QUEUE=f"18|{submitted_name(made.plan.paths.script, TAG, 2)}{arguments}")
     assert code == 75
     assert len(made.submitted()) == 1, told
     assert link_jobs(made.directory) == ["17", "18"]

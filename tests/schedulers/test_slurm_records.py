@@ -123,7 +123,7 @@ def test_why_a_job_waits_is_said_in_plain_words(tag: str, restarts: int, reason:
 def test_sacct_has_each_life(tag: str, expected: list[JobStatus]) -> None:
     lives = LIVES[QUEUE[f"t-{tag}"].of]
     assert [status_of(record) for record in lives] == expected
-    assert all(record.has_argument(f"t-{tag}") for record in lives)
+    assert {record.tag for record in lives} == {f"t-{tag}"}
 
 
 def test_tasks_of_arrays() -> None:
@@ -181,15 +181,13 @@ def test_whatever_commands_hold_no_job_is_lost_or_made_up(arguments: list[str]) 
     )
     parsed = parse_squeue(queue)
     assert [record.of for record in parsed] == [str(number) for number in range(1, len(clean) + 1)]
-    assert all(record.has_argument(f"tag-{record.of}") for record in parsed)
+    assert [record.tag for record in parsed] == [f"tag-{record.of}" for record in parsed]
     assert all(script_of(record) == Path("/x_submission.sh") for record in parsed)
     accounted = "".join(
         sacct_row(job_id=str(number), command=f"sbatch /x_submission.sh {text} tag-{number}")
         for number, text in enumerate(clean, 1)
     )
-    assert [record.has_argument(f"tag-{record.of}") for record in parse_sacct(accounted)] == [True] * len(
-        clean
-    )
+    assert [record.tag for record in parse_sacct(accounted)] == [f"tag-{record.of}" for record in parsed]
 
 
 @given(st.text())
@@ -243,6 +241,16 @@ def test_exit_codes(code: str, expected: tuple[int | None, str | None]) -> None:
     assert (status.exit_code, status.reason) == expected
 
 
+# Slurm 22.05 prints the wait status, later versions the exit code and the signal.
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [("768", 3), ("3:0", 3), ("9", 137), ("0:9", 137), ("0", 0), ("0:0", 0), ("0:125", None), ("", None)],
+)
+def test_exit_codes_of_the_queue(told: str, code: int | None) -> None:
+    (record,) = parse_squeue(squeue_row(code=told))
+    assert record.exit_code == code
+
+
 def test_the_queue_tells_a_launch_failure_as_the_accounting_does() -> None:
     (record,) = parse_squeue(squeue_row(word="FAILED", reason="JobLaunchFailure", code="53"))
     assert status_of(record).exit_code is None
@@ -254,6 +262,8 @@ def test_the_queue_tells_a_launch_failure_as_the_accounting_does() -> None:
     [
         ("/a b/x_submission.sh tag", None, "/a b/x_submission.sh"),
         ("/a/x_submission.sh", None, "/a/x_submission.sh"),
+        ("/a/submitted/t.1_submission.sh t", None, "/a/submitted/t.1_submission.sh"),
+        ("sbatch --hold /a/submitted/t.2_submission.sh 2 t", "/w", "/a/submitted/t.2_submission.sh"),
         ("sbatch /a b/x_submission.sh tag", "/w", "/a b/x_submission.sh"),
         ("sbatch -o /dev/null --hold /a/x_submission.sh tag", "/w", "/a/x_submission.sh"),
         ("sbatch x_submission.sh", "/w", "/w/x_submission.sh"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
+from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Sandbox
 from launcher.schedulers import slurm_verbs as verbs
@@ -185,7 +186,7 @@ def real(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Real]:
 def test_a_job_that_waits(real: Real) -> None:
     scheduler, ticket = real.scheduler, real.submit()
     job = ticket.job_id
-    assert scheduler.locate(job) == ticket.launch_dir / "x_submission.sh"
+    assert scheduler.locate(job) == submitted_name(ticket.launch_dir / "x_submission.sh", ticket.tag)
     scheduler.hold(job)
     assert real.status(ticket).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
     with pytest.raises(UserError, match="nothing runs that could save"):
@@ -250,7 +251,7 @@ def test_an_array(real: Real) -> None:
     scheduler.cancel(job)
     ended = real.wait(ticket, State.CANCELLED)
     assert list(ended.tasks) == ["0", "1", "2", "3"]
-    assert scheduler.locate(job) == ticket.launch_dir / "x_submission.sh"
+    assert scheduler.locate(job) == submitted_name(ticket.launch_dir / "x_submission.sh", ticket.tag)
 
 
 @pytest.mark.slurm
@@ -309,6 +310,8 @@ def test_what_only_the_accounting_knows(sandbox: Sandbox, tmp_path: Path) -> Non
     assert real.status(ticket) == JobStatus(
         State.COMPLETED, None, real.status(ticket).nodes, real.status(ticket).elapsed, 0
     )
-    assert real.scheduler.locate(ticket.job_id) == ticket.launch_dir / "x_submission.sh"
+    assert real.scheduler.locate(ticket.job_id) == submitted_name(
+        ticket.launch_dir / "x_submission.sh", ticket.tag
+    )
     intent = Intent(ticket.tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat())
     assert real.scheduler.find([intent]) == {ticket.tag: [ticket.job_id]}

@@ -53,7 +53,9 @@ def test_the_hooks_that_we_override_are_there() -> None:
 
 def test_our_own_script_is_submitted(record: Path, script: Path) -> None:
     assert SlurmScheduler(None).submit(script, "a-tag") == "4242"
-    assert (record / "arguments").read_text() == f"{script}\na-tag\n"
+    named = script.parent / "submitted" / "a-tag.1_submission.sh"
+    assert (record / "arguments").read_text() == f"{named}\na-tag\n"
+    assert named.resolve() == script
     assert (record / "script").read_text() == script.read_text()
 
 
