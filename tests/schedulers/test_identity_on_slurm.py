@@ -1,0 +1,169 @@
+"""Whose job is it? Forty jobs of ten launches and two users, lost answers, and ids that are used again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.provenance import new_tag, user
+from launcher.sandbox import Sandbox, daemons, state
+from launcher.sandbox.reporting import Silent
+from launcher.sandbox.supervision import Supervisor
+from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.slurm import SlurmScheduler
+from launcher.schedulers.states import ANOTHER_JOB
+from tests.sandbox.fixtures import booted
+
+pytestmark = pytest.mark.slurm
+
+LINKS = 4
+# Root, who boots a sandbox, and a user that every machine has; `nobody` is refused since Slurm 26.05.
+USERS = (user(), "daemon")
+SCRIPT = """#!/bin/bash
+#SBATCH --partition={partition}
+#SBATCH --output=/dev/null
+#SBATCH --uid={user}
+exit 0
+"""
+
+
+@dataclass
+class ChainOfJobs:
+    """A launch whose links were all submitted: what the launcher wrote down of it."""
+
+    script: Path
+    user: str
+    begins: bool
+    tag: str = field(default_factory=new_tag)
+    since: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    jobs: list[str] = field(default_factory=list)
+
+    @property
+    def ticket(self) -> Ticket:
+        first, *later = self.jobs
+        return Ticket(first, self.script.parent, self.tag, "", later=tuple(later), links=LINKS)
+
+    def intent(self, link: int | None) -> Intent:
+        return Intent(self.tag, self.script, self.user, self.since, link)
+
+
+class Cluster:
+    """A Slurm of its own, whose controller can lose all that it knows."""
+
+    def __init__(self, sandbox: Sandbox, directory: Path) -> None:
+        self.sandbox = sandbox
+        self.directory = directory
+        self.scheduler = SlurmScheduler(sandbox.environment()["SLURM_CONF"])
+
+    @property
+    def accounting(self) -> bool:
+        return self.sandbox.options.accounting
+
+    def launch(self, name: str, user: str, begins: bool) -> ChainOfJobs:
+        """Submit the links of a launch, whose jobs run at once or wait in a partition that is down."""
+        script = self.directory / name / "launches" / "1" / "x_submission.sh"
+        script.parent.mkdir(parents=True)
+        script.write_text(SCRIPT.format(partition="gpu" if begins else "cloud", user=user))
+        chain = ChainOfJobs(script, user, begins)
+        for link in range(1, LINKS + 1):
+            after = f"afterany:{chain.jobs[-1]}" if chain.jobs else None
+            chain.jobs.append(self.scheduler.submit(script, chain.tag, link=link, after=after))
+        return chain
+
+    def launch_ten(self, prefix: str, beginning: int) -> list[ChainOfJobs]:
+        """Launch for both users in turn; the jobs of the first `beginning` launches run."""
+        return [self.launch(f"{prefix}-{n}", USERS[n % 2], n < beginning) for n in range(10)]
+
+    def states(self, chains: list[ChainOfJobs]) -> dict[str, dict[str, tuple[State, str | None]]]:
+        """State and reason of each job, by the tag of its launch, with one call for all."""
+        told = self.scheduler.statuses([chain.ticket for chain in chains])
+        found = {}
+        for tag, status in told.items():
+            assert status.chain is not None
+            found[tag] = {job: (each.state, each.reason) for job, each in status.chain.jobs.items()}
+        return found
+
+    def lose_state(self) -> None:
+        """Kill the controller, remove what it saved, and start it again: it counts jobs from the first id."""
+        record = state.load(self.sandbox.directory)
+        assert record is not None
+        controller = record.daemons["slurmctld"]
+        os.kill(controller.pid, signal.SIGKILL)
+        wait_until(lambda: not controller.is_alive)
+        shutil.rmtree(record.layout.controller_state)
+        record.layout.controller_state.mkdir()
+        daemons._start_controller(Supervisor(record, Silent()))
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "accounting"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    with booted(accounting=request.param) as sandbox:
+        sandbox.directory.parent.chmod(0o755)  # Slurm runs a copy of the script, as its user
+        yield Cluster(sandbox, tmp_path)
+
+
+def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
+    scheduler, chains = cluster.scheduler, cluster.launch_ten("first", beginning=2)
+    jobs = [job for chain in chains for job in chain.jobs]
+    assert len(set(jobs)) == 40
+
+    # Lost answers: one link of each launch is looked for, by one question for all.
+    links = [1 + n % LINKS for n in range(10)]
+    lost = {chain.tag: [chain.jobs[link - 1]] for chain, link in zip(chains, links, strict=True)}
+    intents = [chain.intent(link) for chain, link in zip(chains, links, strict=True)]
+    assert scheduler.find([*intents, replace(intents[0], tag=new_tag())]) == lost
+    assert scheduler.find([chain.intent(None) for chain in chains]) == {c.tag: c.jobs for c in chains}
+    assert scheduler.find([chain.intent(LINKS + 1) for chain in chains]) == {}
+
+    def as_expected() -> bool:
+        told = cluster.states(chains)
+        return all(
+            job_state is (State.COMPLETED if chain.begins else State.PENDING)
+            for chain in chains
+            for job_state, _ in told[chain.tag].values()
+        )
+
+    wait_until(as_expected)
+    # A ticket of another launch with these ids is told nothing of them.
+    strangers = [replace(chain, tag=new_tag()) for chain in chains]
+    told = cluster.states(strangers)
+    assert {each for of in told.values() for each in of.values()} == {(State.UNKNOWN, ANOTHER_JOB)}
+
+    if cluster.accounting:  # it learns of jobs late
+        questions = scheduler._questions
+        wait_until(lambda: {record.of for record in questions.accounting(jobs) if record.command} == {*jobs})
+        ended = [job for chain in chains if chain.begins for job in chain.jobs]
+        wait_until(lambda: {record.state for record in questions.accounting(ended)} == {State.COMPLETED})
+    cluster.lose_state()
+    again = cluster.launch_ten("second", beginning=0)
+    assert {job for chain in again for job in chain.jobs} == {*jobs}, "the ids are used again"
+    told = cluster.states([*chains, *again])
+    for chain in again:
+        assert {job_state for job_state, _ in told[chain.tag].values()} == {State.PENDING}
+    for chain in chains:
+        expected = [(State.UNKNOWN, ANOTHER_JOB)]
+        if cluster.accounting and chain.begins:
+            expected = [(State.COMPLETED, None)]
+        elif cluster.accounting:
+            # A controller that begins anew lets the database close what it has open.
+            expected = [(State.CANCELLED, None), (State.UNKNOWN, "accounted PENDING, but not in the queue")]
+        assert {*told[chain.tag].values()} <= {*expected}
+    # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
+    old = {c.tag: c.jobs if c.begins else c.jobs[:1] for c in chains} if cluster.accounting else {}
+    new = {chain.tag: chain.jobs for chain in again}
+    assert scheduler.find([chain.intent(None) for chain in (*chains, *again)]) == old | new
