@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Of the tests.
 WORKERS ?= 2
+SUITES ?= bookworm trixie sid
 
-.PHONY: help demo setup test nemo-test lint bench docs wheel golden clean
+.PHONY: help demo setup test test-slurm nemo-test lint bench docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +13,8 @@ help:
 	@echo '             DEMO_OVERRIDES=training.trainer.max_steps=400 trains it for longer'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
+	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (15 GB);'
+	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
 	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
@@ -32,6 +35,10 @@ test: .venv/test.done
 	    buildah:buildah skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
+
+test-slurm: .venv/test.done
+	@scripts/system-packages.sh debootstrap:debootstrap git:git
+	@$(BIN)/python scripts/test_slurm.py --workers $(WORKERS) --suites $(SUITES)
 
 nemo-test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
@@ -66,7 +73,7 @@ golden: .venv/test.done
 	$(BIN)/pytest tests/rendering/test_golden.py --write-golden
 
 clean:
-	rm -rf .venv .venv-nemo build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .cache .venv .venv-nemo build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/setup.done: setup.cfg constraints.txt
 	@scripts/venv.sh $(PYTHON) train,plot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,10 +198,34 @@ def check_directory(option: str, path: Path) -> None:
     UserError
         Naming the option that it was given with.
     """
-    if not path.is_dir():
+    if not stat.S_ISDIR(file_mode(path)):
         raise UserError(f"{option} {one_line(str(path))}: no such directory")
     if not os.access(path, os.R_OK | os.X_OK):
         raise UserError(f"{option} {one_line(str(path))}: permission denied", hint=_REFUSALS[errno.EACCES])
+
+
+# What means that nothing is there; whatever else the system says, something may be.
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EBADF)
+
+
+def file_mode(path: Path) -> int:
+    """Return the mode of the file at `path`, for the functions of `stat`; 0 if there is no file.
+
+    From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` answer False for one that may not be looked at.
+
+    Raises
+    ------
+    OSError
+        If the system does not tell, for example because a directory above may not be searched.
+    """
+    try:
+        return path.stat().st_mode
+    except ValueError:  # a null character
+        return 0
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return 0
+        raise
 
 
 def _existing(path: Path) -> Path:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.drafting import Draft
-from launcher.errors import UserError, nearest_files, shown
+from launcher.errors import UserError, file_mode, nearest_files, shown
 from launcher.plan import Plan
 
 # The libraries of the `train` extra that each stage cannot do without.
@@ -85,9 +86,9 @@ def _interpreter(plan: Plan) -> str | None:
     if found is not None:
         return _libraries(plan, name, found)
     path = Path(name)
-    if not path.is_absolute() or not path.parent.is_dir():
+    if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
         return f"cluster.python={name}: not on this machine; every node must have it"
-    what = "it may not be executed" if path.exists() else "there is no such file"
+    what = "it may not be executed" if file_mode(path) else "there is no such file"
     raise UserError(f"cluster.python={shown(name)}: {what}", key="cluster.python", hint=nearest_files(path))
 
 

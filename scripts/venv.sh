@@ -13,6 +13,8 @@ command -v "$python" >/dev/null || scripts/system-packages.sh "$python:python3"
 "$python" -c 'import ensurepip' 2>/dev/null || scripts/system-packages.sh ensurepip:python3-venv
 
 [[ -x .venv/bin/python ]] || "$python" -m venv .venv
+# Where megatron-core has no wheel (Python 3.14), its build runs the `python3` of PATH.
+export PATH=$PWD/.venv/bin:$PATH
 echo "Installing slipway[$extras] into .venv; the first time this takes minutes, torch being large"
 quiet=--quiet
 [[ ! -t 1 ]] || quiet= # pip's own progress, for people

@@ -29,6 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write the golden scripts anew")
+    parser.addoption(
+        "--accounting",
+        choices=("on", "off"),
+        help="boot every sandbox with accounting, or every one without, unless a test is about that",
+    )
 
 
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.

@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.cli.launch import add_launch_options, draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.config.overrides import hydra_value
-from launcher.errors import UserError
+from launcher.errors import UserError, file_mode
 from launcher.tracking.launches import open_launch
 
 _EPILOG = """\
@@ -80,7 +80,7 @@ def _check_inputs(inputs: list[str]) -> None:
     if not inputs:
         raise UserError("no input: which files or directories are to be tokenized?")
     for text in inputs:
-        if not Path(text).exists():
+        if not file_mode(Path(text)):
             raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")
 
 

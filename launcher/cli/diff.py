@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_styled
 from launcher.config.compose import Composition, compose
 from launcher.drafting import Draft, avoided, render_launch, stages_of
-from launcher.errors import UserError, explain_os_error, one_line
+from launcher.errors import UserError, explain_os_error, file_mode, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
@@ -117,7 +118,7 @@ def _read_config(path: Path) -> str | None:
 
 
 def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    return path.read_text(encoding="utf-8") if stat.S_ISREG(file_mode(path)) else None
 
 
 def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:

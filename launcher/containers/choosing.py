@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.containers.choice import recipe_of
 from launcher.containers.references import SQUASHFS_SUFFIXES, Reference, recipe_and_flavor, whole_path
 from launcher.containers.store import Store
-from launcher.errors import UserError, nearest, nearest_files, one_line, shown
+from launcher.errors import UserError, file_mode, nearest, nearest_files, one_line, shown
 
 if TYPE_CHECKING:
     from launcher.containers.recipes import Recipe
@@ -25,7 +26,7 @@ def locate(text: str, store: Store, config_dir: Path | None = None, template_dir
     if "/" in text or Path(text).is_file():
         # An image of a registry has slashes too.
         path = whole_path(text)
-        if path.exists() or text.endswith(SQUASHFS_SUFFIXES):
+        if file_mode(path) or text.endswith(SQUASHFS_SUFFIXES):
             return _there(path, text)
     for suffix in ("", *SQUASHFS_SUFFIXES):
         path = store.path(f"{text}{suffix}")
@@ -40,7 +41,7 @@ def locate(text: str, store: Store, config_dir: Path | None = None, template_dir
 
 
 def _there(path: Path, text: str) -> Path:
-    if not path.is_file():
+    if not stat.S_ISREG(file_mode(path)):
         raise UserError(f"{one_line(text)}: no such file", hint=nearest_files(path, SQUASHFS_SUFFIXES))
     return path
 

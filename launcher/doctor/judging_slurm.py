@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.doctor.facts import Image, Machine, Needs, Slurm
 from launcher.doctor.lines import Line, Status
+from launcher.doctor.proven import SLURM, judge
 from launcher.schedulers.commands import WITHOUT_SLURM
 
 _PYXIS = "Pyxis is at https://github.com/NVIDIA/pyxis#installation"
@@ -21,7 +22,9 @@ def slurm_lines(slurm: Slurm, needs: Needs) -> Iterator[Line]:
     told = slurm.settings
     version = told.get("SLURM_VERSION", "of unknown version")
     cluster = told.get("ClusterName", "of no name")
-    yield Line("slurm", Status.OK, f"{version}, cluster {cluster}: the controller answers", needed=needed)
+    status, note = judge(version, SLURM)
+    answers = f"{version}, cluster {cluster}: the controller answers"
+    yield Line("slurm", status, f"{answers}; {note}" if note else answers, needed=needed)
     yield _accounting(told.get("AccountingStorageType", ""))
     yield _select(told.get("SelectType", ""), told.get("SelectTypeParameters", ""))
     yield _cgroups(told.get("ProctrackType", ""), told.get("TaskPlugin", ""))

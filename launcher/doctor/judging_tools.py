@@ -8,6 +8,7 @@ from launcher.containers.tools import how_to_get
 from launcher.doctor.cuda import fulfils, verdict, version
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Needs
 from launcher.doctor.lines import Line, Status, gib
+from launcher.doctor.proven import PYTHON, judge
 
 _WANTED_COMPRESSORS = ("lz4", "zstd")
 _COMPAT = "docs.nvidia.com/deploy/cuda-compatibility"
@@ -244,7 +245,8 @@ def python_lines(
     trainer
         Whether the tasks' interpreter will do, and what there is to say; ``None`` if none is used.
     """
-    yield Line("python", Status.OK, python, needed=True)
+    status, note = judge(python, PYTHON)
+    yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
     if trainer is not None:
         does, told = trainer
         first, _, rest = told.partition("\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.drafting import Draft
+from launcher.errors import file_mode
 from launcher.file_systems import is_shared
 from launcher.plan import Plan
 from launcher.preflight.path_facts import Lack
@@ -100,7 +101,7 @@ def is_there(path: Path) -> bool:
 def tells_of(path: Path) -> bool:
     """Whether this machine has the directory of a path, so that what it lacks there the nodes lack too."""
     try:
-        return path.parent.is_dir()
+        return stat.S_ISDIR(file_mode(path.parent))
     except PermissionError:
         return True  # it is there, and not ours to look into
     except OSError:

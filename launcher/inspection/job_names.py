@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
+from launcher.errors import file_mode
 from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 
@@ -24,7 +26,7 @@ def same_job_name(plan: Plan, base: Path) -> tuple[str, ...] | None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    return list(folder.iterdir()) if stat.S_ISDIR(file_mode(folder)) else []
 
 
 def _stem(directory: Path) -> str:
@@ -32,4 +34,4 @@ def _stem(directory: Path) -> str:
 
 
 def _is_run_with(directory: Path, script: str) -> bool:
-    return (directory / script).is_symlink() and (directory / LAUNCHES).is_dir()
+    return stat.S_ISDIR(file_mode(directory / LAUNCHES)) and (directory / script).is_symlink()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import nearest_files
+from launcher.errors import file_mode, nearest_files
 from launcher.inspection.ground import Ground, opened, told
 from launcher.preflight.path_facts import Lack
 from launcher.preflight.values import Values
@@ -107,6 +108,6 @@ def _why_lost(path: Path, key: str) -> str | None:
 
 def _why_no_directory(path: Path) -> str | None:
     try:
-        return None if path.is_dir() else "there is no such directory"
+        return None if stat.S_ISDIR(file_mode(path)) else "there is no such directory"
     except OSError as error:
         return told(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from launcher.sandbox.layout import Layout
@@ -9,12 +10,15 @@ from launcher.sandbox.options import Options
 from launcher.sandbox.ports import Ports
 
 CLUSTER = "sandbox"
-# The name of the namespace that slurmctld runs in; Slurm compares it with SlurmctldHost.
+# The host name of slurmctld and slurmdbd; Slurm compares it with SlurmctldHost and DbdHost.
 CONTROLLER = "controller"
+DATABASE = "slurm_acct_db"
 # A claim like the processors: memory is neither counted nor limited (SelectTypeParameters=CR_CPU).
 _REAL_MEMORY_MB = 500_000
 
-# Unknown keys are fatal to every command of Slurm: each of these exists in 22.05.
+# Unknown keys are fatal to every command of Slurm: each of these exists in 22.05 and is documented in 26.05.
+# What Slurm calls none (TaskPlugin, SwitchType, MpiDefault and, without accounting, AccountingStorageType and
+# JobAcctGatherType) is the default, and no longer has a name since 23.11.
 _SLURM_CONF = """\
 # Written by `slipway sandbox up`. After a change: scontrol reconfigure.
 ClusterName={cluster}
@@ -46,17 +50,14 @@ JobCompLoc={layout.logs}/jobcomp.txt
 
 # No control groups: they are absent from many containers.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-SwitchType=switch/none
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 # Nodes have what this file says, whatever slurmd finds on the machine.
 SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,requeue_setup_env_fail
-SlurmctldParameters=preempt_send_user_signal
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0{requeue}
+{signal}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
@@ -73,11 +74,6 @@ NodeName={nodes} NodeAddr=127.0.0.1 Port={node_ports} {offer} State=UNKNOWN
 PartitionName=gpu Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=low Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
 PartitionName=high Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=20 PreemptMode=OFF
-"""
-
-_NO_ACCOUNTING = """\
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
 """
 
 # AccountingStoragePass is the munge socket; without it slurmctld waits for the system's for minutes.
@@ -102,16 +98,14 @@ _CLOUD = """
 SuspendProgram=/bin/true
 ResumeProgram=/bin/true
 SuspendTime=INFINITE
-# Let sinfo show nodes that are powered down.
-PrivateData=cloud
-NodeName={cloud} {offer} State=CLOUD
+{private}NodeName={cloud} {offer} State=CLOUD
 PartitionName=cloud Nodes={cloud} MaxTime=INFINITE State=DOWN
 """
 
 _SLURMDBD_CONF = """\
 AuthType=auth/munge
 AuthInfo=socket={layout.munge_socket}
-DbdHost=localhost
+DbdHost={controller}
 DbdAddr=127.0.0.1
 DbdPort={ports.slurmdbd}
 CommunicationParameters=NoInAddrAny
@@ -123,12 +117,12 @@ StorageType=accounting_storage/mysql
 # "localhost" means the Unix socket, which slurmdbd finds through MYSQL_UNIX_PORT: the database has no port.
 StorageHost=localhost
 StorageUser=root
-StorageLoc=slurm_acct_db
+StorageLoc={database}
 """
 
 
-def slurm_conf(options: Options, ports: Ports, first_job_id: int = 1) -> str:
-    """Return the text of slurm.conf."""
+def slurm_conf(options: Options, ports: Ports, version: tuple[int, int], first_job_id: int = 1) -> str:
+    """Return the text of slurm.conf for a version of Slurm."""
     layout = Layout(options.directory)
     gres = "gpu" if options.gpu_type is None else f"gpu:{options.gpu_type}"
     offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres={gres}:{options.gpus}"
@@ -138,13 +132,22 @@ def slurm_conf(options: Options, ports: Ports, first_job_id: int = 1) -> str:
         layout=layout,
         ports=ports,
         first_job_id=first_job_id,
-        accounting=_accounting(options, ports) if options.accounting else _NO_ACCOUNTING,
+        # From 25.05 Slurm always requeues such a job, and the name means nothing.
+        requeue=",requeue_setup_env_fail" if version < (25, 5) else "",
+        signal=(
+            "SlurmctldParameters=preempt_send_user_signal"
+            if version < (23, 2)
+            else "PreemptParameters=send_user_signal"
+        ),
+        accounting=_accounting(options, ports) if options.accounting else "",
         nodes=_names(options),
         node_ports=_bracket("", ports.slurmd[0], ports.slurmd[-1]),
         offer=offer,
     )
     if options.cloud_nodes:
-        text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer)
+        # From 23.02 sinfo shows nodes that are powered down without being told.
+        private = "PrivateData=cloud\n" if version < (23, 2) else ""
+        text += _CLOUD.format(cloud=cloud_names(options.cloud_nodes), offer=offer, private=private)
     return text
 
 
@@ -162,16 +165,16 @@ def first_job_id(now: float) -> int:
 
 def slurmdbd_conf(layout: Layout, ports: Ports) -> str:
     """Return the text of slurmdbd.conf."""
-    return _SLURMDBD_CONF.format(layout=layout, ports=ports)
+    return _SLURMDBD_CONF.format(controller=CONTROLLER, layout=layout, ports=ports, database=DATABASE)
 
 
 def gres_conf(options: Options) -> str:
-    """Return the text of gres.conf: every node has the same fake GPUs."""
+    """Return the text of gres.conf: every node has the same fake GPUs, a cloud node too."""
     devices = Layout(options.directory).devices
     kind = "" if options.gpu_type is None else f" Type={options.gpu_type}"
-    return (
-        f"NodeName={_names(options)} Name=gpu{kind} File={_bracket(f'{devices}/gpu', 0, options.gpus - 1)}\n"
-    )
+    nodes = [_names(options)] + ([cloud_names(options.cloud_nodes)] if options.cloud_nodes else [])
+    files = _bracket(f"{devices}/gpu", 0, options.gpus - 1)
+    return "".join(f"NodeName={names} Name=gpu{kind} File={files}\n" for names in nodes)
 
 
 def plugstack_conf(options: Options) -> str:
@@ -203,6 +206,15 @@ def enroot_conf(layout: Layout, machine: str) -> str:
     return "\n".join(["# Written by `slipway sandbox up`.", *lines, "", machine.rstrip("\n")]) + "\n"
 
 
+def cgroup_conf(version: tuple[int, int]) -> str:
+    """Return the text of cgroup.conf: no control groups.
+
+    slurmd looks for them even where no plugin of slurm.conf uses them, and ends where it finds none. Before
+    24.05 they cannot be disabled; the plugin for version 1 then starts without any.
+    """
+    return f"CgroupPlugin={'disabled' if version >= (24, 5) else 'cgroup/v1'}\n"
+
+
 def communication_conf() -> tuple[str, str]:
     """Return what clients and what daemons include into slurm.conf."""
     return (
@@ -211,15 +223,18 @@ def communication_conf() -> tuple[str, str]:
     )
 
 
-def hosts(options: Options, machine: Iterable[str]) -> str:
-    """Return the /etc/hosts of a node: all nodes are this machine, beside the names it knows already.
+def hosts(options: Options, name: str, machine: Iterable[str]) -> str:
+    """Return the hosts file of the daemons: all nodes are this machine, beside the names it knows already.
 
     Parameters
     ----------
+    name
+        The machine's own name. slurmctld of 24.11 connects to srun by it, even where it does not resolve or
+        resolves to an address that the machine does not have; srun listens on all addresses.
     machine
-        Lines of the machine's own /etc/hosts. A name that a node has too is not taken from it.
+        Lines of the machine's own file. A name that the sandbox has too is not taken from it.
     """
-    ours = [*options.node_names, CONTROLLER]
+    ours = list(dict.fromkeys([*options.node_names, CONTROLLER, name, name.partition(".")[0]]))
     lines = ["127.0.0.1 localhost", f"127.0.0.1 {' '.join(ours)}"]
     for line in machine:
         words = line.split("#")[0].split()
@@ -227,6 +242,25 @@ def hosts(options: Options, machine: Iterable[str]) -> str:
         if names:
             lines.append(" ".join([words[0], *names]))
     return "\n".join(lines) + "\n"
+
+
+def nsswitch(machine: Iterable[str]) -> str:
+    """Return the nsswitch.conf of a node: its hosts file answers before every other source of host names.
+
+    Parameters
+    ----------
+    machine
+        Lines of the machine's own file. It may ask other sources first, and none after one that answered;
+        without the file, glibc asks DNS first.
+    """
+    lines, sources = [], " dns"
+    for line in machine:
+        database, _, rest = line.partition(":")
+        if database.strip() == "hosts":
+            sources = re.sub(r"\s*\bfiles\b(\s*\[[^]]*\])*", "", rest.split("#")[0]).rstrip()
+        else:
+            lines.append(line)
+    return "\n".join([*lines, f"hosts: files{sources}"]) + "\n"
 
 
 def cloud_names(count: int) -> str:

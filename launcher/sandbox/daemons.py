@@ -8,19 +8,17 @@ import subprocess
 import time
 from pathlib import Path
 
-from launcher.sandbox import configuration, containers
+from launcher.sandbox import configuration, containers, namespaces
 from launcher.sandbox.accounts import add_accounts
 from launcher.sandbox.clients import ask
 from launcher.sandbox.ports import is_free
-from launcher.sandbox.prerequisites import program
+from launcher.sandbox.prerequisites import program, slurm_version
 from launcher.sandbox.state import State
 from launcher.sandbox.supervision import StartError, Supervisor, tail
 
-_NULL_DEVICE = os.makedev(1, 3)
-
 
 def write_files(state: State) -> None:
-    """Write the configuration, the key and the device files."""
+    """Write the configuration, the key and what stands for the GPUs."""
     options, layout = state.options, state.layout
     nodes = [layout.spool / name for name in options.node_names]
     for folder in (layout.etc, layout.logs, layout.run, layout.devices, layout.controller_state, *nodes):
@@ -29,16 +27,19 @@ def write_files(state: State) -> None:
     layout.munge.mkdir(mode=0o755)
     _write_secret(layout.munge_key, os.urandom(1024))
     for index in range(options.gpus):
-        # A character device: with a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
-        os.mknod(layout.devices / f"gpu{index}", 0o20666, _NULL_DEVICE)
+        # Slurm follows the link to a character device, which a container could not make without MKNOD. With
+        # a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
+        (layout.devices / f"gpu{index}").symlink_to(os.devnull)
     first_job_id = configuration.first_job_id(time.time())
-    layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports, first_job_id))
+    version = slurm_version()
+    layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports, version, first_job_id))
     (layout.etc / "gres.conf").write_text(configuration.gres_conf(options))
     layout.plugstack_conf.write_text(configuration.plugstack_conf(options))
     clients, daemons = configuration.communication_conf()
     layout.communication.write_text(clients)
     layout.daemon_communication.write_text(daemons)
-    layout.hosts.write_text(configuration.hosts(options, _machine_hosts()))
+    (layout.etc / "cgroup.conf").write_text(configuration.cgroup_conf(version))
+    namespaces.write_name_files(options)
     if options.pyxis is not None:
         machine = containers.site_configuration().read_text()
         layout.enroot_conf.write_text(configuration.enroot_conf(layout, machine))
@@ -82,7 +83,9 @@ def _start_accounting(supervisor: Supervisor) -> None:
     command += ["--skip-networking", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
     # What slurmdbd asks for, where it does not cost memory; it grumbles about the small pool in its log.
     command += ["--innodb-buffer-pool-size=128M", "--innodb-log-file-size=64M"]
-    command += ["--innodb-lock-wait-timeout=900"]
+    command += ["--innodb-lock-wait-timeout=900", f"--init-file={layout.database_setup}"]
+    # slurmdbd does not support it; older versions of MariaDB have no such option (loose).
+    command += ["--loose-innodb-snapshot-isolation=OFF"]
     supervisor.start("mariadbd", command)
     supervisor.wait("mariadbd", lambda: _greets(layout.database_socket))
     supervisor.reporter.done("mariadbd")
@@ -97,9 +100,13 @@ def _install_database(supervisor: Supervisor) -> None:
     layout = supervisor.layout
     supervisor.reporter.step("creating the database")
     output = layout.output("mariadb-install-db")
-    command = [program("mariadb-install-db"), "--no-defaults", "--user=root", "--skip-test-db"]
+    # Without --force it ends where neither the machine's name nor "localhost" resolves.
+    command = [program("mariadb-install-db"), "--no-defaults", "--user=root", "--skip-test-db", "--force"]
     command += [f"--datadir={layout.database}", "--auth-root-authentication-method=normal"]
     layout.database.mkdir(mode=0o700)
+    # slurmdbd would create it after a connection that fails. MariaDB's client library 11.8.9 resets its limit
+    # of columns to 0 when a connection fails, and refuses the result of every later query.
+    layout.database_setup.write_text(f"CREATE DATABASE {configuration.DATABASE};\n")
     with output.open("wb") as log:
         outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
     if outcome.returncode:
@@ -109,7 +116,7 @@ def _install_database(supervisor: Supervisor) -> None:
 def _start_controller(supervisor: Supervisor) -> None:
     port = supervisor.state.ports.slurmctld
     conf = str(supervisor.layout.slurm_conf)
-    supervisor.start_as_host(configuration.CONTROLLER, "slurmctld", ["slurmctld", "-D", "-f", conf])
+    supervisor.start("slurmctld", ["slurmctld", "-D", "-f", conf])
     supervisor.wait("slurmctld", lambda: not is_free(port))
     supervisor.reporter.done(f"slurmctld on port {port}")
 
@@ -121,7 +128,7 @@ def _start_nodes(supervisor: Supervisor) -> None:
     enroot = {layout.enroot_conf: containers.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
         own = {layout.containers_of(name): layout.own_containers} if options.pyxis else {}
-        supervisor.start_as_host(name, name, ["slurmd", "-D", "-f", str(conf)], enroot | own)
+        supervisor.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
     supervisor.reporter.step("waiting for the nodes")
     supervisor.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
     supervisor.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
@@ -148,10 +155,3 @@ def _write_secret(path: Path, content: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
-
-
-def _machine_hosts() -> list[str]:
-    try:
-        return Path("/etc/hosts").read_text().splitlines()
-    except OSError:
-        return []

@@ -39,6 +39,15 @@ class Layout:
         return self.etc / "hosts"
 
     @property
+    def nsswitch(self) -> Path:
+        return self.etc / "nsswitch.conf"
+
+    @property
+    def private_etc(self) -> Path:
+        """A copy of the machine's /etc, made where that lacks a file the daemons need."""
+        return self.directory / "private-etc"
+
+    @property
     def communication(self) -> Path:
         """Included by slurm.conf; the daemons see `daemon_communication` in its place."""
         return self.etc / "communication.conf"
@@ -86,6 +95,11 @@ class Layout:
     @property
     def database_socket(self) -> Path:
         return self.run / "mysql.sock"
+
+    @property
+    def database_setup(self) -> Path:
+        """SQL that mariadbd runs before it answers."""
+        return self.etc / "database.sql"
 
     @property
     def containers(self) -> Path:

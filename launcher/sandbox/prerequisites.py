@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.errors import UserError
+from launcher.sandbox import namespaces
 
 # No program, but a package of its own: slurmdbd cannot speak to a database without it.
 _MYSQL_PLUGIN = "accounting_storage_mysql.so"
@@ -25,6 +27,7 @@ _PROGRAMS = {
     "scancel": "slurm-wlm",
     "munged": "munge",
     "unshare": "util-linux",
+    "setpriv": "util-linux",
     "mount": "mount",
     "hostname": "hostname",
 }
@@ -37,6 +40,10 @@ _ACCOUNTING_PROGRAMS = {
 }
 # Where daemons are; `su` without a dash leaves a PATH without it.
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin"
+_CAPABILITIES = (
+    "a container needs the capabilities SYS_ADMIN and SETGID, and in a chroot SYS_CHROOT: docker run "
+    "--cap-add SYS_ADMIN, where AppArmor is used also --security-opt apparmor=unconfined; or --privileged"
+)
 _LOCAL = "to train without Slurm and without root, use cluster=local"
 
 
@@ -57,8 +64,7 @@ def check_root() -> None:
     """Refuse to go on without root."""
     if os.geteuid() != 0:
         raise UserError(
-            "a real multi-node Slurm needs root: device files stand for its GPUs, and every node has a "
-            "host name and a mount namespace of its own",
+            "a real multi-node Slurm needs root: every node has a host name and a mount namespace of its own",
             hint=f"run it as root, for example with sudo; {_LOCAL}",
         )
 
@@ -79,23 +85,44 @@ def install_line(packages: Iterable[str]) -> str:
 
 
 def check_namespaces() -> None:
-    """Refuse a container whose root may not make namespaces and mounts."""
-    trial = [program("unshare"), "--uts", "--mount", "--propagation", "slave"]
-    trial += ["sh", "-c", 'hostname n1 && mount --bind "$1" "$1"', "trial", "/etc/hosts"]
+    """Refuse a container whose root may not make namespaces and mounts, or not drop groups."""
+    environment = dict(os.environ) | {"PATH": search_path()}
     try:
-        outcome = subprocess.run(trial, capture_output=True, text=True, timeout=10)
+        outcome = subprocess.run(
+            namespaces.trial(), env=environment, capture_output=True, text=True, timeout=10
+        )
     except subprocess.TimeoutExpired:
         return
     if outcome.returncode:
         raise UserError(
-            f"a node cannot have a host name and mounts of its own here: {outcome.stderr.strip()}",
-            hint=f"in a container this needs the capability SYS_ADMIN (docker run --privileged); {_LOCAL}",
+            f"a daemon cannot have a host name and mounts of its own here: {outcome.stderr.strip()}",
+            hint=f"{_CAPABILITIES}\n  {_LOCAL}",
         )
 
 
 def find_program(name: str) -> str | None:
     """Return the path of a program, also when the PATH lacks the folders of daemons."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_FOLDERS}")
+    return shutil.which(name, path=search_path())
+
+
+def search_path() -> str:
+    """Return the PATH with the directories of daemons."""
+    return f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_FOLDERS}"
+
+
+def slurm_version() -> tuple[int, int]:
+    """Return the version of the Slurm that is installed, such as (24, 11).
+
+    Raises
+    ------
+    UserError
+        When slurmctld does not print it.
+    """
+    outcome = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10)
+    match = re.search(r"(\d+)\.(\d+)", outcome.stdout)
+    if match is None:
+        raise UserError(f"slurmctld -V printed no version: {(outcome.stdout + outcome.stderr).strip()!r}")
+    return int(match[1]), int(match[2])
 
 
 def _is_installed(name: str) -> bool:

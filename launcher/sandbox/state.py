@@ -46,7 +46,7 @@ class State:
 
     @property
     def isolated(self) -> list[Process]:
-        """The daemons, still running, that have a mount namespace of their own."""
+        """The daemons, still running, whose mount namespace the processes that they start share."""
         names = ("slurmctld", *self.options.node_names)
         return [self.daemons[name] for name in names if name in self.daemons and name not in self.missing]
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.sandbox import processes
-from launcher.sandbox.prerequisites import program
+from launcher.sandbox import namespaces, processes
+from launcher.sandbox.configuration import CONTROLLER
+from launcher.sandbox.prerequisites import program, search_path
 from launcher.sandbox.reporting import Reporter
 from launcher.sandbox.state import State
 
@@ -18,22 +19,6 @@ MARKER = "SLIPWAY_SANDBOX_MEMBER"
 # Of no matter where it starts in seconds; a daemon that ends is noticed at once.
 _PATIENCE_SECONDS = 60.0
 _TAIL_LINES = 15
-
-# In a namespace of its own: the host name, the hosts file, the daemons' part of slurm.conf and, with Pyxis,
-# Enroot's folders and configuration. Mounts made on the machine later still arrive (slave), those made here
-# never leave.
-_ENTER = """
-set -e
-hostname "$1"
-shift
-while [ "$1" != -- ]; do
-    mount --bind "$1" "$2"
-    shift 2
-done
-shift
-cd /
-exec "$@"
-"""
 
 
 class StartError(UserError):
@@ -48,15 +33,34 @@ class Supervisor:
         self.layout = state.layout
         self.reporter = reporter
 
-    def start(self, name: str, command: Sequence[str], **environment: str) -> None:
-        """Start a daemon that stays in the foreground, detached from the terminal, and record it."""
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        host: str = CONTROLLER,
+        mounts: Mapping[Path, Path] | None = None,
+        **environment: str,
+    ) -> None:
+        """Start a daemon that stays in the foreground, detached from the terminal, and record it.
+
+        No daemon depends on the machine's name, nor on whether it resolves: each sees the name `host` and the
+        sandbox's hosts file.
+
+        Parameters
+        ----------
+        mounts
+            Further files and directories, and what the daemon sees them in place of.
+        """
         self.reporter.step(f"starting {name}")
+        layout = self.layout
+        seen = namespaces.name_files(layout) | {layout.daemon_communication: layout.communication}
+        words = namespaces.enter(host, seen | dict(mounts or {}), [program(command[0]), *command[1:]])
         output = self.layout.output(name)
         write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         # Not subprocess: the child outlives this process, which Popen objects warn about.
         pid = os.posix_spawn(
             program("env"),
-            ["env", "--chdir=/", program(command[0]), *command[1:]],
+            ["env", "--chdir=/", *words],
             self._environment() | environment,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -67,19 +71,6 @@ class Supervisor:
         )
         self.state.daemons[name] = processes.child(pid)
         self.state.save()
-
-    def start_as_host(
-        self, host: str, name: str, command: Sequence[str], mounts: Mapping[Path, Path] | None = None
-    ) -> None:
-        """Start a daemon on a machine of its own, as far as it can tell.
-
-        `mounts` are further files and folders that it sees in the place of others.
-        """
-        layout = self.layout
-        enter = ["unshare", "--uts", "--mount", "--propagation", "slave", "sh", "-c", _ENTER, "enter"]
-        seen = {layout.hosts: Path("/etc/hosts"), layout.daemon_communication: layout.communication}
-        pairs = [str(path) for pair in (seen | dict(mounts or {})).items() for path in pair]
-        self.start(name, [*enter, host, *pairs, "--", program(command[0]), *command[1:]])
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
         """Wait until a daemon is ready.
@@ -102,7 +93,7 @@ class Supervisor:
     def _environment(self) -> dict[str, str]:
         # None of the user's: what a job sees of it comes with the submission.
         return {
-            "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",
+            "PATH": search_path(),
             "SLURM_CONF": str(self.layout.slurm_conf),
             MARKER: str(self.layout.directory),
         }

@@ -117,7 +117,7 @@ def parse_squeue(text: str) -> list[Record]:
                 job_id,
                 raw_id,
                 word,
-                _told(reason),
+                _why(reason, code),
                 _told(nodes),
                 clock(elapsed),
                 _exit_and_signal(code) if ":" in code else _wait_status(code),
@@ -139,7 +139,7 @@ def parse_sacct(text: str) -> list[Record]:
             job_id,
             raw_id,
             word,
-            LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _told(reason),
+            _why(reason, code),
             _told(nodes),
             clock(elapsed),
             _exit_and_signal(code),
@@ -185,6 +185,11 @@ def _rows(text: str, fields: int) -> Iterator[list[str]]:
         elif rows and len(rows[-1]) == fields and line:
             rows[-1][-1] += f"\n{line}"
     return (row if len(row) == fields else [*row, ""] for row in rows)
+
+
+def _why(reason: str, code: str) -> str | None:
+    """Return Slurm's reason; of a launch that failed the word, where it has a signal that is none instead."""
+    return LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _told(reason)
 
 
 def _told(text: str) -> str | None:

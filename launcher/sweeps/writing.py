@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.drafting import Request as LaunchRequest
+from launcher.errors import file_mode
 from launcher.launching.directory import TRAINER, files_of, manifest_of, quoted_line, with_digest
 from launcher.runs import paths as names
 from launcher.runs import provenance
@@ -148,4 +150,4 @@ def _record(array: Array, sweep: Drafted, request: Request, tag: str) -> Record:
 
 
 def _entries(directory: Path) -> list[Path]:
-    return list(directory.iterdir()) if directory.is_dir() else []
+    return list(directory.iterdir()) if stat.S_ISDIR(file_mode(directory)) else []

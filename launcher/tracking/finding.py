@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.errors import UserError, nearest, one_line
+from launcher.errors import UserError, file_mode, nearest, one_line
 from launcher.runs import provenance
 from launcher.runs.index import Entry
 from launcher.runs.marks import later_jobs
@@ -83,7 +84,7 @@ def _by_path(word: str) -> Found | None:
         return None
     real = Path(os.path.realpath(path))  # not resolve(), which fails on links that go in circles
     path = real if ".." in path.parts else path.absolute()
-    if (path / LAUNCHES).is_dir():
+    if stat.S_ISDIR(file_mode(path / LAUNCHES)):
         return Found(path)
     # By the way the user came; else, through a link, by where it leads.
     for start in (path, real):
@@ -104,7 +105,7 @@ def _number(path: Path, run_dir: Path) -> int | None:
 
 def _directly_below(word: str, tree: Path) -> Found | None:
     run_dir = tree / word
-    return Found(run_dir.absolute()) if (run_dir / LAUNCHES).is_dir() else None
+    return Found(run_dir.absolute()) if stat.S_ISDIR(file_mode(run_dir / LAUNCHES)) else None
 
 
 def _by_job(word: str, known: Known) -> Found | None:

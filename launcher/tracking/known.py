@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -152,12 +153,11 @@ def _launch_of(script: Path) -> Entry | None:
 def _is_gone(tree: Path) -> bool:
     # Only where that is certain: a file system that does not answer comes back.
     try:
-        tree.stat()
+        return not stat.S_ISDIR(tree.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
         return False
-    return not tree.is_dir()
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:

@@ -48,6 +48,9 @@ def stranger(tmp_path: Path) -> int:
         pytest.skip(f"the checkout is not for everybody to read: {told.splitlines()[-1]}")
     (tmp_path / "private" / "there").mkdir(parents=True)
     (tmp_path / "private").chmod(0o700)
+    # Where they may write: that they may not is told first.
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results").chmod(0o777)
     return nobody
 
 

@@ -48,7 +48,7 @@ def machine(without: Iterable[str] = (), places: dict[str, Place] | None = None,
 
 def slurm(**settings: str) -> Slurm:
     given = {
-        "SLURM_VERSION": "23.11.4",
+        "SLURM_VERSION": "24.11.5",
         "ClusterName": "big",
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "SelectType": "select/cons_tres",

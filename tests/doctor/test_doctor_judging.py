@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from launcher.doctor.judging_tools import (
     tool_lines,
 )
 from launcher.doctor.lines import Status
+from launcher.doctor.proven import PYTHON, SLURM
 from tests.doctor.machines import (
     BARE,
     FILE,
@@ -46,7 +48,7 @@ def test_a_slurm_as_it_should_be() -> None:
         "slurm.cgroups": "ok",
         "slurm.nodes": "ok!",
     }
-    assert one(lines, "slurm").found == "23.11.4, cluster big: the controller answers"
+    assert one(lines, "slurm").found == "24.11.5, cluster big: the controller answers"
     assert one(lines, "slurm.nodes").found == "nodes that take jobs: gpu: 3 of 4; GPUs: a100"
     assert all(line.fix is None for line in lines)
 
@@ -363,6 +365,36 @@ def test_where_the_image_is_copied_to(changes: dict[str, object], status: str, s
     assert (line.status, says in line.found) == (status, True)
     assert not list(stage_lines(node, NEMO))  # of a registry: nothing is copied
     assert not list(stage_lines(machine(), FILE))
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "is_noted"),
+    [
+        ("22.05.8", "ok!", False),
+        ("24.11.5", "ok!", False),
+        ("26.05.5", "ok!", False),
+        ("23.11.10", "ok!", True),
+        ("21.08.8-2", "warning!", True),
+        ("26.11.0rc1", "warning!", True),
+        ("of unknown version", "warning!", True),
+    ],
+)
+def test_versions_of_slurm(version: str, status: str, is_noted: bool) -> None:
+    line = one(list(slurm_lines(slurm(SLURM_VERSION=version), ON_PYXIS)), "slurm")
+    assert told([line]) == {"slurm": status}
+    assert ("; the tests were run on 22.05, 24.11, 26.05" in line.found) == is_noted
+
+
+def test_a_python_that_is_newer_than_the_tests() -> None:
+    (line, *_) = python_lines("3.19.0, /bin/python", {}, None)
+    assert line.status is Status.WARNING
+    assert "the tests were run on 3.11, 3.12, 3.13, 3.14" in line.found
+
+
+def test_the_page_of_versions_has_each(repository: Path) -> None:
+    page = (repository / "docs" / "versions.md").read_text()
+    for release in (*SLURM, *PYTHON):
+        assert f"| {release}" in page
 
 
 def test_pythons_and_extras() -> None:

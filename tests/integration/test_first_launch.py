@@ -131,14 +131,14 @@ def test_a_job_that_must_wait_is_submitted_with_a_warning(
     """`sbatch --test-only` rejects what the cluster cannot start now; sbatch queues it, and so do we."""
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
     main = [sys.executable, repository / "launcher" / "main.py", *SMALL, "cluster=sandbox", "--json"]
-    large = [
-        "training.trainer.num_nodes=40",
-        "training.model.global_batch_size=640",
-        "--no-check=cluster.nodes",
-    ]
-    done = run_command(*main, *large, cwd=tmp_path, **conf)
-    assert "the job would wait" in done.stderr
-    job = json.loads(done.stdout)["job_id"]
-    told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)
-    run_command("scancel", job, cwd=tmp_path, **conf)
+    drained = ["scontrol", "update", "NodeName=n[1-3]"]
+    run_command(*drained, "State=DRAIN", "Reason=test", cwd=tmp_path, **conf)
+    try:
+        done = run_command(*main, "--no-check=cluster.nodes", cwd=tmp_path, **conf)
+        assert "the job would wait" in done.stderr
+        job = json.loads(done.stdout)["job_id"]
+        told = json.loads(run_command(SLIPWAY, "status", "gpt3_tiny", "--json", cwd=tmp_path, **conf).stdout)
+        run_command("scancel", job, cwd=tmp_path, **conf)
+    finally:
+        run_command(*drained, "State=RESUME", cwd=tmp_path, **conf)
     assert told[0]["state"] == "PENDING"

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from monitor_samples import JOB_NAME, Runs
 
+from launcher.runs.files import link_or_copy
+from launcher.runs.paths import submitted_name
 from launcher.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm
@@ -31,7 +33,9 @@ def jobs(runs: Runs, plain_sandbox: Sandbox) -> Iterator[list[str]]:
             directory = runs.launch(f"r{number}", tag=f"calls-{number}", job_id=None)
             script = directory / f"{JOB_NAME}_submission.sh"
             script.write_text("#!/bin/bash\n#SBATCH --partition=cloud --output=/dev/null\n")
-            command = ["sbatch", "--parsable", str(script), f"calls-{number}"]
+            named = submitted_name(script, f"calls-{number}")
+            link_or_copy(named, script)
+            command = ["sbatch", "--parsable", str(named), f"calls-{number}"]
             done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
             submitted.append(done.stdout.strip())
             known = {"job_id": submitted[-1], "slurm_conf": environment["SLURM_CONF"]}

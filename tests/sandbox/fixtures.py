@@ -15,20 +15,55 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.sandbox import Options, Sandbox, down, up
-from launcher.sandbox.prerequisites import check
+from launcher.sandbox.prerequisites import check, find_program, slurm_version
+
+# The value of --accounting; None: as each test chooses.
+_requested_accounting: bool | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _requested_accounting
+    _requested_accounting = {"on": True, "off": False}.get(config.getoption("--accounting"))
+
+
+def _accounting(default: bool) -> bool:
+    return default if _requested_accounting is None else _requested_accounting
 
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
-    """Four nodes with eight fake GPUs each and accounting; `environment()` is for subprocesses."""
-    with booted(accounting=True) as one:
+    """Four nodes with eight fake GPUs each; with accounting, unless --accounting=off.
+
+    `environment()` is for subprocesses.
+    """
+    with booted(accounting=_accounting(default=True)) as one:
         yield one
 
 
 @pytest.fixture(scope="session")
 def plain_sandbox() -> Iterator[Sandbox]:
-    """Four nodes with eight fake GPUs each; `sacct` does not answer."""
-    with booted() as one:
+    """Four nodes with eight fake GPUs each; without accounting, unless --accounting=on."""
+    with booted(accounting=_accounting(default=False)) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def accounting_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """For tests about accounting: `sandbox`, or one of their own if that has none."""
+    if _requested_accounting is not False:
+        yield request.getfixturevalue("sandbox")
+        return
+    with booted(accounting=True) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def no_accounting_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """For tests about missing accounting: `plain_sandbox`, or one of their own if that has accounting."""
+    if _requested_accounting is not True:
+        yield request.getfixturevalue("plain_sandbox")
+        return
+    with booted(accounting=False) as one:
         yield one
 
 
@@ -56,8 +91,12 @@ shutil.rmtree(parent)
 
 
 @contextmanager
-def booted(nodes: int = 4, accounting: bool = False, **choices: Any) -> Iterator[Sandbox]:
-    """Boot a sandbox of its own, with further options; skip the test where that is not possible."""
+def booted(nodes: int = 4, accounting: bool | None = None, **choices: Any) -> Iterator[Sandbox]:
+    """Boot a sandbox of its own, with further options; skip the test where that is not possible.
+
+    Who is about accounting says `accounting`; None means that requested by --accounting, else none.
+    """
+    accounting = _accounting(default=False) if accounting is None else accounting
     skip_without_slurm(accounting)
     parent = Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp"))
     with subprocess.Popen(
@@ -79,3 +118,8 @@ def skip_without_slurm(accounting: bool = False) -> None:
         check(accounting)
     except UserError as error:
         pytest.skip(f"needs a real Slurm: {error.message}")
+
+
+def slurm_is_at_least(year: int, month: int) -> bool:
+    """Return whether the installed Slurm, if there is one, is of that version or later."""
+    return find_program("slurmctld") is not None and slurm_version() >= (year, month)

@@ -77,7 +77,7 @@ def test_missing_programs_are_named_with_the_line_that_installs_them(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(prerequisites, "_SYSTEM_FOLDERS", "")
-    for name in ("unshare", "mount", "hostname", "srun"):
+    for name in ("unshare", "setpriv", "mount", "hostname", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     with pytest.raises(UserError, match=r"not installed: slurmctld, slurmd, .*munged\n") as error:
@@ -109,7 +109,31 @@ def test_a_container_without_rights_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(UserError, match="Operation not permitted") as error:
         prerequisites.check_namespaces()
-    assert "--privileged" in str(error.value)
+    assert "SYS_ADMIN and SETGID" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [("slurm-wlm 22.05.8", (22, 5)), ("slurm 24.11.5", (24, 11)), ("slurm 26.05.0-0rc1", (26, 5))],
+)
+def test_the_version_of_slurm_is_read(
+    printed: str, version: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_slurmctld(tmp_path, monkeypatch, printed)
+    assert prerequisites.slurm_version() == version
+
+
+def test_a_slurmctld_without_a_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_slurmctld(tmp_path, monkeypatch, "slurm")
+    with pytest.raises(UserError, match="slurmctld -V printed no version: 'slurm'"):
+        prerequisites.slurm_version()
+
+
+def install_slurmctld(folder: Path, monkeypatch: pytest.MonkeyPatch, printed: str) -> None:
+    """Put a slurmctld on the PATH that only prints its version."""
+    (folder / "slurmctld").write_text(f"#!/bin/sh\necho '{printed}'\n")
+    (folder / "slurmctld").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
 def test_a_record_that_is_not_ours_is_not_guessed_at(tmp_path: Path) -> None:

@@ -19,12 +19,17 @@ from launcher.sandbox.layout import Layout
 from launcher.sandbox.ports import Ports, choose_ports, is_free
 
 _DIRECTORY = Path("/srv/sandbox")
+_VERSION = (22, 5)
 
 
 def _conf(**choices: int | bool) -> dict[str, str]:
     """Split a slurm.conf into its keys; nodes and partitions are keyed with their names."""
     options = Options(directory=_DIRECTORY, **choices)  # type: ignore[arg-type]
-    text = configuration.slurm_conf(options, Ports(17000, options.nodes))
+    text = configuration.slurm_conf(options, Ports(17000, options.nodes), _VERSION)
+    return _keys(text)
+
+
+def _keys(text: str) -> dict[str, str]:
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -52,8 +57,39 @@ def test_nodes_have_consecutive_ports_and_what_was_asked_for() -> None:
 def test_one_node_is_not_written_as_a_range() -> None:
     conf = _conf(nodes=1, gpus=1)
     assert "Port=17002 " in conf["NodeName=n1"]
-    gres = configuration.gres_conf(Options(directory=_DIRECTORY, nodes=1, gpus=1))
+    gres = configuration.gres_conf(Options(directory=_DIRECTORY, nodes=1, gpus=1, cloud_nodes=0))
     assert gres == "NodeName=n1 Name=gpu File=/srv/sandbox/dev/gpu0\n"
+
+
+def test_cloud_nodes_have_gpu_files_too() -> None:
+    # Without, slurmctld warns once for each of a thousand nodes since 24.11.
+    lines = configuration.gres_conf(Options(directory=_DIRECTORY, gpus=2)).splitlines()
+    assert lines[1] == "NodeName=cloud[0001-1024] Name=gpu File=/srv/sandbox/dev/gpu[0-1]"
+
+
+# What a version does not document, its slurm.conf does not have.
+@pytest.mark.parametrize(
+    ("version", "keys"),
+    [
+        ((22, 5), {"SlurmctldParameters", "PrivateData", "requeue_setup_env_fail"}),
+        ((24, 11), {"PreemptParameters", "requeue_setup_env_fail"}),
+        ((26, 5), {"PreemptParameters"}),
+    ],
+)
+def test_options_are_those_of_the_version(version: tuple[int, int], keys: set[str]) -> None:
+    options = Options(directory=_DIRECTORY)
+    conf = _keys(configuration.slurm_conf(options, Ports(17000, options.nodes), version))
+    words = conf.keys() | set(conf["SchedulerParameters"].split(","))
+    of_some = {"SlurmctldParameters", "PrivateData", "PreemptParameters", "requeue_setup_env_fail"}
+    assert words & of_some == keys
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin"),
+    [((22, 5), "cgroup/v1"), ((23, 11), "cgroup/v1"), ((24, 5), "disabled"), ((26, 5), "disabled")],
+)
+def test_control_groups_are_disabled(version: tuple[int, int], plugin: str) -> None:
+    assert configuration.cgroup_conf(version) == f"CgroupPlugin={plugin}\n"
 
 
 def test_nobody_can_run_on_cloud_nodes() -> None:
@@ -84,14 +120,43 @@ def test_the_database_has_no_port() -> None:
 
 def test_nodes_know_each_other_and_what_the_machine_knows() -> None:
     machine = ["127.0.1.1 login # the machine", "10.0.0.7 n1 storage", "# nothing", "", "::1 ip6-localhost"]
-    lines = configuration.hosts(Options(directory=_DIRECTORY, nodes=2), machine).splitlines()
+    lines = configuration.hosts(Options(directory=_DIRECTORY, nodes=2), "box", machine).splitlines()
     assert lines == [
         "127.0.0.1 localhost",
-        "127.0.0.1 n1 n2 controller",
+        "127.0.0.1 n1 n2 controller box",
         "127.0.1.1 login",
         "10.0.0.7 storage",
         "::1 ip6-localhost",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "names"), [("box.example.org", "box.example.org box"), ("n1", ""), ("controller", "")]
+)
+def test_the_machine_is_on_loopback_by_both_its_names(name: str, names: str) -> None:
+    options = Options(directory=_DIRECTORY, nodes=1)
+    lines = configuration.hosts(options, name, ["10.9.9.9 box box.example.org printer"]).splitlines()
+    assert lines[1] == f"127.0.0.1 n1 controller {names}".rstrip()
+    assert ("10.9.9.9 printer" in lines) == bool(names)
+
+
+@pytest.mark.parametrize(
+    ("machine", "line"),
+    [
+        ([], "hosts: files dns"),
+        (["hosts:          files dns"], "hosts: files dns"),
+        (["hosts: dns # none"], "hosts: files dns"),
+        (
+            ["hosts: mymachines resolve [!UNAVAIL=return] files myhostname dns"],
+            "hosts: files mymachines resolve [!UNAVAIL=return] myhostname dns",
+        ),
+        (["hosts: mdns4 files [NOTFOUND=return SUCCESS=return] dns"], "hosts: files mdns4 dns"),
+        (["hosts: dnsfiles files"], "hosts: files dnsfiles"),
+    ],
+)
+def test_the_hosts_file_is_asked_first(machine: list[str], line: str) -> None:
+    lines = configuration.nsswitch(["passwd: files sss", *machine, "services: files"]).splitlines()
+    assert lines == ["passwd: files sss", "services: files", line]
 
 
 def test_cloud_names_grow() -> None:
@@ -153,7 +218,7 @@ def test_options_survive_the_record() -> None:
 
 def test_gpus_may_have_a_type() -> None:
     options = Options(directory=_DIRECTORY, gpus=2, gpu_type="a100", accounting=True)
-    text = configuration.slurm_conf(options, Ports(17000, options.nodes))
+    text = configuration.slurm_conf(options, Ports(17000, options.nodes), _VERSION)
     assert "Gres=gpu:a100:2 " in text
     assert "AccountingStorageTRES=gres/gpu,gres/gpu:a100\n" in text
     assert configuration.gres_conf(options).startswith("NodeName=n[1-4] Name=gpu Type=a100 File=")

@@ -252,9 +252,10 @@ def test_exit_codes_of_the_queue(told: str, code: int | None) -> None:
 
 
 def test_the_queue_tells_a_launch_failure_as_the_accounting_does() -> None:
-    (record,) = parse_squeue(squeue_row(word="FAILED", reason="JobLaunchFailure", code="53"))
-    assert status_of(record).exit_code is None
-    assert "Slurm could not start the script" in (status_of(record).reason or "")
+    for reason, code in (("JobLaunchFailure", "53"), ("RaisedSignal:53(Real-time_signal_19)", "0:53")):
+        (record,) = parse_squeue(squeue_row(word="FAILED", reason=reason, code=code))
+        assert status_of(record).exit_code is None
+        assert "Slurm could not start the script" in (status_of(record).reason or "")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tests.sandbox.fixtures import slurm_is_at_least
 from tests.tracking.zoo import PATIENCE_SECONDS, Zoo, program
 
 LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
 SLEEP = LIFE + "exec sleep 3600\n"
 SECOND_LIFE_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + LIFE.strip() + "; exit; fi\n"
+# Since 24.05 a job that ends in its grace time was preempted, and so is one that was preempted once: Slurm
+# does not forget that it was, and requeues it a second time when its second life has ended.
+GRACE_IS_PREEMPTION = slurm_is_at_least(24, 5)
 # Deaf to a polite signal, so that Slurm has to end it itself.
 STUBBORN = "trap '' TERM\n" + LIFE + "while :; do sleep 1; done\n"
 WAITS = "cluster.partition=cloud"
@@ -45,7 +49,12 @@ SCENARIOS = [
         STUBBORN,
         ("cluster.nodelist=n2", "cluster.partition=low", "cluster.requeue=False"),
     ),
-    Scenario("preempted_politely", "FAILED", SLEEP, ("cluster.nodelist=n2", "cluster.partition=low")),
+    Scenario(
+        "preempted_politely",
+        "PREEMPTED" if GRACE_IS_PREEMPTION else "FAILED",
+        SLEEP,
+        ("cluster.nodelist=n2", "cluster.partition=low"),
+    ),
     Scenario("requeued", "COMPLETED", SECOND_LIFE_ENDS + SLEEP, ("cluster.nodelist=n1", REQUEUE)),
     Scenario("node_failed", "NODE_FAIL", SLEEP, ("cluster.nodelist=n4", "cluster.requeue=False")),
     Scenario(
@@ -105,10 +114,13 @@ class Provocation:
     do: Callable[[Zoo], object]
     reason: str = ""
     with_: tuple[str, ...] = ()
+    restarts: int | None = None
 
     def is_due(self, zoo: Zoo) -> bool:
         row = zoo.rows.get(self.run)
         if not row or row["state"] not in self.seen or not (row["reason"] or "").startswith(self.reason):
+            return False
+        if self.restarts not in (None, row["restarts"]):
             return False
         return self.seen is not RUNNING or all(zoo.has_begun(run) for run in (self.run, *self.with_))
 
@@ -133,9 +145,10 @@ def fail_node(zoo: Zoo) -> None:
 
 
 def move_away(zoo: Zoo) -> None:
-    """The directory of the log is gone when the job starts."""
+    """The directory of the log is gone when the job starts; Slurm, since 23.02, cannot make it again."""
     run_dir = zoo.directory / "results" / "lost_its_place"
     run_dir.rename(run_dir.with_name("moved"))
+    run_dir.touch()
     zoo.slurm("scontrol", "release", zoo.jobs["lost_its_place"])
 
 
@@ -160,6 +173,12 @@ PROVOCATIONS = [
             begin_again(zoo, "preempted"),
         ),
         reason="BeginTime",
+        restarts=1,
+    ),
+    *(
+        [Provocation("preempted", WAITING, lambda zoo: begin_again(zoo, "preempted"), restarts=2)]
+        if GRACE_IS_PREEMPTION
+        else []
     ),
     Provocation("node_failed", RUNNING, fail_node),
     Provocation(

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import pytest
 
-from tests.tracking.scenarios import REFUSED
+from tests.tracking.scenarios import GRACE_IS_PREEMPTION, REFUSED
 from tests.tracking.zoo import Zoo
 
 pytestmark = pytest.mark.slurm
@@ -46,10 +46,12 @@ EVERY = [
     Told("cancelled_waiting", "CANCELLED", 1, "by root", nodes=None),
     Told("timed_out", "TIMEOUT", 1, "TimeLimit", ENDED),
     Told("deadline", "DEADLINE", 1, "(?i)deadline.*", nodes=None),
-    Told("node_failed", "NODE_FAIL", 1, "NodeDown.*", (None, 1, 137, 143), nodes="n4"),
-    Told("preempted", "COMPLETED", 0, exit_codes=(0,), nodes="n2", restarts=1),
+    Told("node_failed", "NODE_FAIL", 1, "NodeDown.*", (None, 1, 129, 137, 143), nodes="n4"),
+    Told("preempted", "COMPLETED", 0, exit_codes=(0,), nodes="n2", restarts=2 if GRACE_IS_PREEMPTION else 1),
     Told("preempted_for_good", "PREEMPTED", 1, nodes="n2", exit_codes=ENDED),
-    Told("preempted_politely", "FAILED", 1, r"exit code 143 \(SIGTERM\)", (143,), nodes="n2"),
+    Told("preempted_politely", "PREEMPTED", 1, exit_codes=(None, *ENDED), nodes="n2")
+    if GRACE_IS_PREEMPTION
+    else Told("preempted_politely", "FAILED", 1, r"exit code 143 \(SIGTERM\)", (143,), nodes="n2"),
     Told("requeued", "COMPLETED", 0, exit_codes=(0,), restarts=1),
     Told("requeued_held", "PENDING", 4, ".*held.*", nodes=None, restarts=1),
     Told("held", "PENDING", 4, "JobHeld.*slipway release.*", nodes=None),
@@ -90,13 +92,14 @@ def states(zoo: Zoo, run: str) -> str:
 
 @pytest.mark.parametrize("run", ["preempted", "requeued"])
 def test_a_requeued_job_waits_and_goes_on(zoo: Zoo, run: str) -> None:
-    assert re.search("RUNNING PENDING( RUNNING)? COMPLETED$", states(zoo, run))
+    assert re.search("RUNNING PENDING( RUNNING| COMPLETED| PENDING)* COMPLETED$", states(zoo, run))
     waiting = [row for row in zoo.seen[run] if row["state"] == "PENDING" and row["restarts"] == 1]
     assert waiting[0]["reason"].startswith("BeginTime")
     log = zoo.logs(run).stdout
     assert log.index("life 0") < log.index("life 1")
     (launch,) = json.loads(zoo.slipway("history", run, "--json").stdout)
-    assert [life["state"] for life in launch["lives"]] == ["REQUEUED", "COMPLETED"]
+    lives = [life["state"] for life in launch["lives"]]
+    assert (lives[0], lives[-1], len(lives)) == ("REQUEUED", "COMPLETED", zoo.rows[run]["restarts"] + 1)
 
 
 def test_a_held_job_was_waiting_and_a_suspended_one_running(zoo: Zoo) -> None:

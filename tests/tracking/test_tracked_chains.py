@@ -13,6 +13,7 @@ import pytest
 
 from launcher.runs.marks import chain_end, link_jobs
 from launcher.sandbox import Sandbox
+from tests.tracking.scenarios import REQUEUE, begin_again
 from tests.tracking.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
 
 pytestmark = pytest.mark.slurm
@@ -28,6 +29,7 @@ COUNTS = """
 echo "$SLURM_JOB_ID" >>"$0.links"
 link=$(wc -l <"$0.links")
 echo "link $link lives"
+echo "life ${SLURM_RESTART_COUNT:-0}"
 """
 
 
@@ -82,6 +84,7 @@ def chains(plain_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> 
         chains.launch("crashes", "exit 1\n", "resilience.links=9", "resilience.max_failures=2")
         chains.launch("short", "exit 75\n", "resilience.links=2")
         chains.launch("runs", "((link == 2)) || exit 75\necho here; exec sleep 3600\n", "resilience.links=5")
+        chains.launch("requeued", "((link == 1)) || exit 0\nexec sleep 3600\n", REQUEUE, "resilience.links=1")
         yield chains
     finally:
         chains.cancel_all()
@@ -128,6 +131,18 @@ def test_its_history_has_a_line_for_each_link(chains: Chains) -> None:
     ]
     told = chains.zoo.slipway("history", "goes_on").stdout
     assert "link 2" in told and "it saved and left" in told
+
+
+def test_a_job_that_is_requeued_goes_on(chains: Chains) -> None:
+    chains.wait("requeued", lambda row: row["state"] == "RUNNING" and chains.zoo.has_begun("requeued"))
+    chains.zoo.slurm("scontrol", "requeue", chains.zoo.jobs["requeued"])
+    row = chains.wait("requeued", lambda row: row["state"] == "PENDING")
+    assert row["restarts"] == 1
+    begin_again(chains.zoo, "requeued")
+    row = chains.wait("requeued", _is_over)
+    assert (row["state"], row["restarts"]) == ("COMPLETED", 1)
+    lives = chains.history("requeued")["lives"]
+    assert [life["state"] for life in lives] == ["REQUEUED", "COMPLETED"]
 
 
 def test_a_crash_loop_says_why_it_stopped(chains: Chains) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -68,6 +70,20 @@ def test_the_newest_is_the_one_that_was_saved_last(tmp_path: Path) -> None:
     assert found.path.name == "m-step=200"
     assert (tmp_path / "latest").readlink() == Path("m-step=200")
     assert newest(tmp_path / "absent") == (None, {})
+
+
+def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that found no checkpoint would start afresh."""
+    save(tmp_path, "m")
+
+    def scandir(path: Path) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(OSError, match="Stale file handle"):
+        newest(tmp_path)
 
 
 def test_a_launch_more_than_nine_times_over(tmp_path: Path) -> None:

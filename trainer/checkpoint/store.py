@@ -20,6 +20,7 @@ older one whose steps are higher. Only the holder of the directory's lock writes
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -159,9 +160,14 @@ def unique() -> str:
 
 
 def _directories(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if not path.is_symlink() and path.is_dir():
-            yield path
+    # Not `Path.is_dir`: from Python 3.14 on it answers False for what cannot be read, and the training would
+    # start afresh.
+    try:
+        with os.scandir(directory) as entries:
+            found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from sorted(found)
 
 
 def _unmarked(directory: Path, marked: set[Path]) -> Iterator[Path]:

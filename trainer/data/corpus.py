@@ -66,6 +66,9 @@ def read_text(path: Path) -> str | None:
 
 def _matches(item: Path, pattern: str) -> Iterable[Path]:
     if item.is_dir():
+        # From Python 3.13 on, the library takes such a `**` for a `*`.
+        if any("**" in part and part != "**" for part in Path(pattern).parts):
+            raise UserError(f"--pattern {pattern!r}: expected a glob for file names: `**` stands alone")
         try:
             return [path.resolve() for path in item.rglob(pattern) if path.is_file()]
         except (ValueError, NotImplementedError) as error:

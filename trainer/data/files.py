@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
+
+_MISSING = "there is no such file"
 
 
 def why_missing(path: Path) -> str | None:
     """Return why there is no file at `path` for this user; None if there is one.
 
-    `Path.is_file` raises where a directory on the way may not be searched, or a name is too long.
+    Unlike `Path.is_file`, this tells a directory above that may not be searched, and a name that is too long.
     """
     try:
-        return None if path.is_file() else "there is no such file"
+        return None if stat.S_ISREG(path.stat().st_mode) else _MISSING
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a null character is a ValueError
+        return _MISSING
     except OSError as error:
         return error.strerror

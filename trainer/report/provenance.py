@@ -16,7 +16,7 @@ _MANIFEST = "launcher.json"
 _PATIENCE = 30.0
 PACKAGES_NAME = "packages.json"
 # What decides how a training goes; those that are not installed are left out.
-_PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex", "numpy", "tokenizers")
+_PACKAGES = ("megatron-core", "transformer-engine", "flash-attn", "apex", "numpy", "tokenizers")
 
 
 def write_git_info(log_dir: Path, code: Path = CODE) -> None:
@@ -31,7 +31,8 @@ def write_packages(log_dir: Path) -> None:
     # Imported late: that it is missing is told by those who look for it first.
     import torch
 
-    found = {"python": platform.python_version()}
+    # Unlike the metadata of a wheel from PyPI, torch itself names its build: 2.13.0+cu130.
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)

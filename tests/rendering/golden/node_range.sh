@@ -31,7 +31,7 @@ mark() { # mark NAME FIELDS, written under a temporary name so that it is never 
         say "could not leave the mark $marks/$life.$1.json"
     fi
 }
-if [[ ! -d $launch_dir ]]; then
+if [[ ! -f $launch_dir/task.sh ]]; then # Slurm, since 23.02, makes the directory of a log that is gone
     say "there is no $launch_dir on ${HOSTNAME:-this node}: moved since it was launched, or not mounted" >&2
     exit 1
 fi

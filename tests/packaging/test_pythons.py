@@ -1,0 +1,67 @@
+"""The versions of Python that `setup.cfg` claims, and the places that have to agree with it."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def metadata(repository: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(repository / "setup.cfg")
+    return parser
+
+
+@pytest.fixture(scope="module")
+def claimed(metadata: configparser.ConfigParser) -> list[str]:
+    """The versions of the classifiers, the oldest first."""
+    return re.findall(
+        r"^Programming Language :: Python :: (3\.\d+)$", metadata["metadata"]["classifiers"], re.M
+    )
+
+
+@pytest.fixture(scope="module")
+def tools(repository: Path) -> dict[str, Any]:
+    tables: dict[str, Any] = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]
+    return tables
+
+
+def test_the_classifiers_leave_no_version_out(claimed: list[str]) -> None:
+    minors = [int(version.removeprefix("3.")) for version in claimed]
+    assert minors == list(range(minors[0], minors[0] + len(minors)))
+
+
+def test_the_oldest_version_is_required(
+    repository: Path, metadata: configparser.ConfigParser, claimed: list[str]
+) -> None:
+    oldest = claimed[0]
+    assert metadata["options"]["python_requires"] == f">={oldest}"
+    script = (repository / "scripts" / "venv.sh").read_text()
+    assert f"sys.version_info < ({oldest.replace('.', ', ')})" in script
+    assert f"Python {oldest} or newer" in script
+
+
+def test_lint_checks_the_oldest_and_the_newest_version(
+    repository: Path, claimed: list[str], tools: dict[str, Any]
+) -> None:
+    assert tools["ruff"]["target-version"] == f"py{claimed[0].replace('.', '')}"
+    assert tools["mypy"]["python_version"] == claimed[0]
+    recipe = (repository / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    assert "/mypy\n" in recipe
+    assert f"/mypy --python-version {claimed[-1]}\n" in recipe
+
+
+def test_the_documentation_lists_the_same_versions(repository: Path, claimed: list[str]) -> None:
+    table = (repository / "docs" / "install.md").read_text().partition("## Versions of Python")[2]
+    assert re.findall(r"^\| (3\.\d+) \|", table, re.M) == claimed
+
+
+def test_this_version_is_among_them(claimed: list[str]) -> None:
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in claimed
