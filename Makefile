@@ -13,7 +13,7 @@ help:
 	@echo '             DEMO_OVERRIDES=training.trainer.max_steps=400 trains it for longer'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
-	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (15 GB);'
+	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (20 GB);'
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
 	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
@@ -32,7 +32,7 @@ demo: .venv/setup.done
 test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git \
-	    buildah:buildah skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
+	    buildah:buildah /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 

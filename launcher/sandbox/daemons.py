@@ -80,6 +80,7 @@ def _start_accounting(supervisor: Supervisor) -> None:
     # No port at all, and no care for a power cut: the data goes with the directory.
     command = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}"]
     command += [f"--socket={layout.database_socket}", f"--pid-file={layout.run}/mariadbd.pid"]
+    command += [f"--tmpdir={layout.database_temporary}"]
     command += ["--skip-networking", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
     # What slurmdbd asks for, where it does not cost memory; it grumbles about the small pool in its log.
     command += ["--innodb-buffer-pool-size=128M", "--innodb-log-file-size=64M"]
@@ -103,7 +104,9 @@ def _install_database(supervisor: Supervisor) -> None:
     # Without --force it ends where neither the machine's name nor "localhost" resolves.
     command = [program("mariadb-install-db"), "--no-defaults", "--user=root", "--skip-test-db", "--force"]
     command += [f"--datadir={layout.database}", "--auth-root-authentication-method=normal"]
-    layout.database.mkdir(mode=0o700)
+    command += [f"--tmpdir={layout.database_temporary}"]
+    for folder in (layout.database, layout.database_temporary):
+        folder.mkdir(mode=0o700)
     # slurmdbd would create it after a connection that fails. MariaDB's client library 11.8.9 resets its limit
     # of columns to 0 when a connection fails, and refuses the result of every later query.
     layout.database_setup.write_text(f"CREATE DATABASE {configuration.DATABASE};\n")

@@ -93,6 +93,11 @@ class Layout:
         return self.directory / "mysql"
 
     @property
+    def database_temporary(self) -> Path:
+        """MariaDB's own: when one starts it removes the temporary tables of any other in the same folder."""
+        return self.directory / "mysql-tmp"
+
+    @property
     def database_socket(self) -> Path:
         return self.run / "mysql.sock"
 

@@ -220,9 +220,9 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slurm
 def test_nodes_of_a_real_slurm(
-    plain_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    no_accounting_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in plain_sandbox.environment().items():
+    for name, value in no_accounting_sandbox.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SBATCH_PARTITION", "nope")  # of no consequence
     monkeypatch.setenv("SLURM_NNODES", "17")

@@ -28,9 +28,9 @@ def metrics(run: Path) -> list[dict[str, object]]:
 @pytest.mark.slurm
 @pytest.mark.trainer
 def test_a_training_on_slurm_and_its_continuation(
-    repository: Path, workplace: Path, sandbox: Sandbox
+    repository: Path, workplace: Path, accounting_sandbox: Sandbox
 ) -> None:
-    conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+    conf = {"SLURM_CONF": accounting_sandbox.environment()["SLURM_CONF"]}
     main = [sys.executable, repository / "launcher" / "main.py", "cluster=sandbox", *SMALL]
     done = run_command(*main, "--follow", cwd=workplace, **conf)
     assert "held-out loss" in done.stdout

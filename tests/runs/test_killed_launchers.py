@@ -198,8 +198,9 @@ def controller_pid(conf: Path) -> int:
 
 
 @pytest.mark.slurm
-def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, sandbox: Sandbox) -> None:
-    env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
+def test_a_job_that_only_the_accounting_knows_is_found(tmp_path: Path, accounting_sandbox: Sandbox) -> None:
+    conf = accounting_sandbox.environment()["SLURM_CONF"]
+    env = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_CONF": conf}
     chosen = [*STAGE, "cluster=sandbox", "cluster.job_name_prefix=accounted-"]
     told = json.loads(run(SLIPWAY, "launch", *chosen, "--json", cwd=tmp_path, env=env))
     launch = Path(told["run_dir"]) / "launches" / "1"

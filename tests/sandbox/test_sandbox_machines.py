@@ -12,6 +12,7 @@ from tests.sandbox.fixtures import skip_without_slurm
 
 pytestmark = pytest.mark.slurm
 
+_NAMESPACES = ("unshare", "--uts", "--mount", "--propagation", "private")
 _INSTALLER = """\
 127.0.0.1	localhost
 127.0.1.1	box.example.org	box
@@ -84,9 +85,11 @@ with booted(nodes=2, accounting=True) as sandbox:
 def use_sandbox(repository: Path, machine: Path, name: str, setup: str, run: str = _RUN) -> list[str]:
     """Boot and use a sandbox on a machine of its own; return where an srun ran, and where a batch job did."""
     skip_without_slurm(accounting=True)
+    if subprocess.run([*_NAMESPACES, "true"], capture_output=True).returncode:
+        pytest.skip("the root directory is no mount point, and mounts would leave the namespace")
     outcome = subprocess.run(
         [
-            *("unshare", "--uts", "--mount", "--propagation", "private"),
+            *_NAMESPACES,
             *("sh", "-c", _MACHINE + run, "machine", name, str(machine), setup),
             *("env", f"--chdir={repository}", sys.executable, "-c", _SESSION),
         ],

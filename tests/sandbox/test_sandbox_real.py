@@ -99,16 +99,26 @@ def test_nothing_starts_on_cloud_nodes(plain_sandbox: Sandbox, script: Path) -> 
     call(plain_sandbox, "scancel", job)
 
 
-def test_a_finished_job_is_in_the_accounting(sandbox: Sandbox) -> None:
-    call(sandbox, "srun", "--nodes=2", "--job-name=counted", "true")
+def test_a_finished_job_is_in_the_accounting(accounting_sandbox: Sandbox) -> None:
+    call(accounting_sandbox, "srun", "--nodes=2", "--job-name=counted", "true")
     question = ["sacct", "--noheader", "--parsable2", "--allocations", "--name=counted"]
     question += ["--format=State,NNodes,Cluster,Account"]
-    wait_for(lambda: call(sandbox, *question).strip())
-    wait_for(lambda: call(sandbox, *question).startswith("COMPLETED|2|sandbox|root"))
+    wait_for(lambda: call(accounting_sandbox, *question).strip())
+    wait_for(lambda: call(accounting_sandbox, *question).startswith("COMPLETED|2|sandbox|root"))
 
 
-def test_daemons_listen_on_loopback_only(sandbox: Sandbox) -> None:
-    mine = {f"{port:04X}" for port in range(sandbox.ports.base, sandbox.ports.slurmd.stop)}
+def test_sandboxes_do_not_share_temporary_tables(accounting_sandbox: Sandbox) -> None:
+    """MariaDB removes those of another when it starts: of sandboxes that were booted at once some failed."""
+    record = load(accounting_sandbox.directory)
+    assert record is not None
+    command = Path(f"/proc/{record.daemons['mariadbd'].pid}/cmdline").read_text().split("\0")
+    (folder,) = (Path(word.partition("=")[2]) for word in command if word.startswith("--tmpdir="))
+    assert folder.is_relative_to(accounting_sandbox.directory)
+
+
+def test_daemons_listen_on_loopback_only(accounting_sandbox: Sandbox) -> None:
+    ports = accounting_sandbox.ports
+    mine = {f"{port:04X}" for port in range(ports.base, ports.slurmd.stop)}
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     listening = [line.split()[1].split(":") for line in lines if line.split()[3] == "0A"]
     addresses = {port: address for address, port in listening if port in mine}

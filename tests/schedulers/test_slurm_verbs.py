@@ -291,9 +291,9 @@ def test_a_controller_that_does_not_answer(real: Real) -> None:
 
 
 @pytest.mark.slurm
-def test_what_only_the_accounting_knows(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_what_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
     """The queue has each job once; the accounting has all of its lives, and the way to its script."""
-    real = Real(sandbox, tmp_path)
+    real = Real(accounting_sandbox, tmp_path)
     ticket = real.submit("gpu", seconds=0)
     real.wait(ticket, State.COMPLETED)
     questions = real.scheduler._questions

@@ -15,7 +15,7 @@ from tests.tracking.zoo import Zoo, open_zoo
 @pytest.fixture(scope="session")
 def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
     """On sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
-    with booted(accounting=True) as sandbox, booted() as plain_sandbox:
+    with booted(accounting=True) as sandbox, booted(accounting=False) as plain_sandbox:
         both = {
             "accounting": open_zoo(tmp_path_factory.mktemp("accounting"), sandbox),
             "plain": open_zoo(tmp_path_factory.mktemp("plain"), plain_sandbox),
