@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Run a command in another Debian release, in a root file system that debootstrap makes once.
 
 The command sees a copy of the working tree in /slipway, and the host name and /etc/hosts of a fresh install.
@@ -25,7 +26,7 @@ examples:
   scripts/debian_root.py trixie make .venv/test.done               set up the virtual environment of that root
   scripts/debian_root.py trixie .venv/bin/pytest tests/sandbox
   scripts/debian_root.py trixie --tree shared bash                 look around in what the last command left
-  scripts/debian_root.py sid --remake slurmctld -V                 unstable of today
+  scripts/debian_root.py sid --refresh slurmctld -V                unstable of today
 
 environment:
   DEBIAN_MIRROR   the mirror that debootstrap takes packages from (default: debootstrap's own)
@@ -128,6 +129,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
         metavar="DIR",
         help="where the root file systems are (default: .cache/debian)",
     )
+    parser.add_argument(
+        "--refresh",
+        action="store_true",
+        help="make the root file system again if the suite has newer packages",
+    )
     parser.add_argument("--remake", action="store_true", help="make the root file system again")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     # SUITE comes first, and argparse would hand the options behind a positional to the command.
@@ -146,11 +152,11 @@ def _run(options: argparse.Namespace) -> NoReturn:
         raise RootError("root privileges are needed, to mount and to chroot")
     (options.cache / "pip").mkdir(parents=True, exist_ok=True)
     root = options.cache / options.suite
-    is_stale = options.remake or not _is_current(root)
+    is_stale = options.remake or not _is_current(root) or options.refresh
     with (options.cache / f"{options.suite}.lock").open("w") as lock:
         if is_stale or options.tree == "fresh":
             _lock(lock, fcntl.LOCK_EX, options.suite)
-            if options.remake or not _is_current(root):
+            if options.remake or not _is_current(root) or (options.refresh and _has_newer_packages(root)):
                 _make(root)
             if options.tree == "fresh":
                 _copy_tree(root / "slipway")
@@ -200,6 +206,18 @@ def _pip_paths() -> list[str]:
 def _is_current(root: Path) -> bool:
     stamp = root / _STAMP
     return stamp.is_file() and stamp.read_text().split() == list(_PACKAGES)
+
+
+def _has_newer_packages(root: Path) -> bool:
+    """Return whether the suite has newer packages than a root file system; False if no mirror answers."""
+    command = "apt-get update --quiet=2 && apt-get dist-upgrade --simulate --quiet"
+    done = subprocess.run(
+        _entering(root, _INSTALLER_NAME, "sh", "-c", command),
+        env=_environment(),
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode == 0 and "\nInst " in done.stdout
 
 
 def _make(root: Path) -> None:

@@ -37,9 +37,9 @@ _SUITES = ("bookworm", "trixie", "sid")
 _DEMO = "make demo"
 _EPILOG = """\
 examples:
-  scripts/test_slurm.py                                            everything; hours
-  scripts/test_slurm.py --suites sid --accounting off -- tests/runs tests/chains
-  scripts/test_slurm.py --table-only                               the table of the last results
+  .venv/bin/python scripts/test_slurm.py                  everything; hours
+  .venv/bin/python scripts/test_slurm.py --suites sid --accounting off -- tests/runs tests/chains
+  .venv/bin/python scripts/test_slurm.py --table-only     the table of the last results
 
 The demo is left out where tests are selected. A log for each release and mode lies in .cache/test-slurm.
 
@@ -193,7 +193,12 @@ class Runner:
 
     def command(self, suite: str, tree: str, *words: str) -> list[str]:
         script = REPOSITORY / "scripts" / "debian_root.py"
-        return [sys.executable, str(script), suite, f"--hosts={self.options.hosts}", f"--tree={tree}", *words]
+        options = [
+            f"--hosts={self.options.hosts}",
+            f"--tree={tree}",
+            *(["--refresh"] if tree == "fresh" else []),
+        ]
+        return [sys.executable, str(script), suite, *options, *words]
 
     def call(self, title: str, log: Path, suite: str, *words: str, tree: str = "shared") -> int:
         """Run a command to its end, with its output in a log; return its exit code."""
