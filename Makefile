@@ -32,7 +32,8 @@ demo: .venv/setup.done
 test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git \
-	    buildah:buildah /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
+	    rev:bsdextrautils buildah:buildah \
+	    /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
@@ -50,6 +51,7 @@ lint: .venv/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.14
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 

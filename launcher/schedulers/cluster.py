@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import one_line, shortened
+from launcher.errors import file_mode, one_line, shortened
 from launcher.schedulers.commands import Unreachable, clean_environment, run, words
 from launcher.schedulers.failures import NO_SLURM, is_without_configuration
 
@@ -79,7 +79,7 @@ def ask_at_once(
     patience
         In seconds, for all together.
     """
-    if slurm_conf is not None and not Path(slurm_conf).exists():
+    if slurm_conf is not None and not file_mode(Path(slurm_conf)):
         return dict.fromkeys(asked, Reply(why=f"there is no {slurm_conf}"))
     environment, deadline = clean_environment(slurm_conf), time.monotonic() + patience
     first, *others = asked

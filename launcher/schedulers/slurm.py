@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.errors import UserError
+from launcher.errors import UserError, file_mode
 from launcher.runs.files import link_or_copy
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
@@ -184,7 +184,7 @@ class SlurmScheduler:
         return self._patience.ask(command, self._environment, timeout=_VERB_SECONDS)
 
     def _require_configuration(self) -> None:
-        if self._slurm_conf is not None and not Path(self._slurm_conf).exists():
+        if self._slurm_conf is not None and not file_mode(Path(self._slurm_conf)):
             raise Unreachable(
                 f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
                 hint="for cluster=sandbox, boot it first: slipway sandbox up",
