@@ -126,11 +126,11 @@ class JobStatus:
 class Ticket:
     """A job to ask about.
 
-    `tag` was given to its script as the argument: a job of the same id without it is another one, of a Slurm
-    that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was submitted,
-    and where it runs if there is no queue. A point of a sweep is one task of an array, ``17_2``, whose script
-    was given another tag as its `argument`. Of a chain of at most `links` jobs `job_id` is the first, and
-    `later` are the others that are known.
+    `tag` is in the name that its script was submitted under: a job of the same id without it is another one,
+    of a Slurm that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was
+    submitted, and where it runs if there is no queue. A point of a sweep is one task of an array, ``17_2``,
+    whose script was submitted with another tag, its `argument`. Of a chain of at most `links` jobs `job_id`
+    is the first, and `later` are the others that are known.
     """
 
     job_id: str
@@ -164,7 +164,7 @@ class Ticket:
 
     @property
     def submitted_with(self) -> str:
-        """The last argument of the script that was submitted."""
+        """The tag in the name of the script that was submitted."""
         return self.argument or self.tag
 
 
@@ -182,7 +182,7 @@ class NotHeld(UserError):
 class Intent:
     """A submission that may have become a job: its launcher died before it wrote down the answer.
 
-    `tag` was given to the script as its argument, so that the job can be told by it; `user` submitted it, at
+    `tag` is in the name that the script was submitted under, which tells the job; `user` submitted it, at
     `since` (UTC, ISO 8601) or later. Of a chain it is the `link` that is meant, all of them where that is
     ``None``; `after` is what it waits for besides its header's, as ``sbatch --dependency`` takes it.
     """
@@ -221,7 +221,8 @@ class Scheduler(Protocol):
         Parameters
         ----------
         tag
-            Given to the script as its last argument: by it the job is found when this answer is lost.
+            In the name that the script is submitted under, by which the job is found when this answer is
+            lost; and the script's last argument.
         link
             Which job of a chain it is; from the second on the script is given that too.
         after

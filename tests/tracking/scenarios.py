@@ -15,9 +15,10 @@ from tests.tracking.zoo import PATIENCE_SECONDS, Zoo, program
 LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
 SLEEP = LIFE + "exec sleep 3600\n"
 SECOND_LIFE_ENDS = "if ((${SLURM_RESTART_COUNT:-0})); then " + LIFE.strip() + "; exit; fi\n"
-# Since 24.05 a job that ends in its grace time was preempted, and so is one that was preempted once: Slurm
-# does not forget that it was, and requeues it a second time when its second life has ended.
+# Since 24.05 a job that ends in its grace time was preempted.
 GRACE_IS_PREEMPTION = slurm_is_at_least(24, 5)
+# 24.11.5 requeues a job that was preempted once more when its second life has ended, 26.05.5 does not.
+IS_REQUEUED_TWICE = GRACE_IS_PREEMPTION and not slurm_is_at_least(26, 5)
 # Deaf to a polite signal, so that Slurm has to end it itself.
 STUBBORN = "trap '' TERM\n" + LIFE + "while :; do sleep 1; done\n"
 WAITS = "cluster.partition=cloud"
@@ -177,7 +178,7 @@ PROVOCATIONS = [
     ),
     *(
         [Provocation("preempted", WAITING, lambda zoo: begin_again(zoo, "preempted"), restarts=2)]
-        if GRACE_IS_PREEMPTION
+        if IS_REQUEUED_TWICE
         else []
     ),
     Provocation("node_failed", RUNNING, fail_node),

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import pytest
 
-from tests.tracking.scenarios import GRACE_IS_PREEMPTION, REFUSED
+from tests.tracking.scenarios import GRACE_IS_PREEMPTION, IS_REQUEUED_TWICE, REFUSED
 from tests.tracking.zoo import Zoo
 
 pytestmark = pytest.mark.slurm
@@ -47,7 +47,7 @@ EVERY = [
     Told("timed_out", "TIMEOUT", 1, "TimeLimit", ENDED),
     Told("deadline", "DEADLINE", 1, "(?i)deadline.*", nodes=None),
     Told("node_failed", "NODE_FAIL", 1, "NodeDown.*", (None, 1, 129, 137, 143), nodes="n4"),
-    Told("preempted", "COMPLETED", 0, exit_codes=(0,), nodes="n2", restarts=2 if GRACE_IS_PREEMPTION else 1),
+    Told("preempted", "COMPLETED", 0, exit_codes=(0,), nodes="n2", restarts=2 if IS_REQUEUED_TWICE else 1),
     Told("preempted_for_good", "PREEMPTED", 1, nodes="n2", exit_codes=ENDED),
     Told("preempted_politely", "PREEMPTED", 1, exit_codes=(None, *ENDED), nodes="n2")
     if GRACE_IS_PREEMPTION
