@@ -32,8 +32,8 @@ demo: .venv/setup.done
 test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git \
-	    rev:bsdextrautils buildah:buildah \
-	    /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci mksquashfs:squashfs-tools docker-registry:docker-registry
+	    buildah:buildah /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci \
+	    mksquashfs:squashfs-tools docker-registry:docker-registry
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 

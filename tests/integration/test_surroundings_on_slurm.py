@@ -41,7 +41,7 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
         f"env_vars.PATH={tools}:{os.environ['PATH']}",
     ]
     plan = plan_launch(compose(overrides).config, number=1, tag="x")
-    command = 'echo "task $RANK: $CUDA_DEVICE_MAX_CONNECTIONS, $(printf "%s" "$HF_TOKEN" | rev)"'
+    command = 'echo "task $RANK: $CUDA_DEVICE_MAX_CONNECTIONS, $(printf "%s" "$HF_TOKEN" | tr a-z A-Z)"'
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
     rendered = render(dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload)))
     plan.paths.directory.mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
     )
     log = (plan.paths.directory / plan.paths.log_name(submitted.stdout.strip())).read_text()
     assert submitted.returncode == 0, log + submitted.stderr
-    assert sorted(re.findall(r"task (\d): 1, 2retnuh", log)) == ["0", "1", "2", "3"], log
+    assert sorted(re.findall(r"task (\d): 1, HUNTER2", log)) == ["0", "1", "2", "3"], log
     boosted = sorted(tmp_path.glob("boosted-*"))
     assert len(boosted) == 2, log
     assert [path.read_text() for path in boosted] == ["-n nvidia-smi boost-slider --vboost 1\n"] * 2

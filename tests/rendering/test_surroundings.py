@@ -132,14 +132,14 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(tmp_path: Path) -> None:
     ]
     secret = [f"wandb_api_key_file='{tmp_path}/my key'", f"env_files.HF_TOKEN='{tmp_path}/my key'"]
     plan = plan_of(tmp_path / "r", *overrides, *secret)
-    payload = Payload(argv=("bash", "-c", 'echo "$WANDB_API_KEY-$HF_TOKEN" | rev'), working_dir="/")
+    payload = Payload(argv=("bash", "-c", 'echo "$WANDB_API_KEY-$HF_TOKEN" | tr a-z A-Z'), working_dir="/")
     plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
     rendered = render(plan)
     plan.paths.directory.mkdir(parents=True)
     for path, text in rendered.files(plan.paths).items():
         path.write_text(text)
     done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
-    assert "2retnuh-2retnuh" in done.stdout
+    assert "HUNTER2-HUNTER2" in done.stdout
     assert "hunter2" not in rendered.script + rendered.task + json.dumps(plan.job.config, default=str)
     assert "hunter2" not in done.stdout + done.stderr
 
