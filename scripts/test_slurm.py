@@ -53,7 +53,7 @@ _TEST_LINE = re.compile(r"\[ *(\d+)%\] (PASSED|FAILED|ERROR|SKIPPED) (\S+)")
 
 @dataclass
 class Counts:
-    """How the tests of one file ended."""
+    """Counts of the tests of one file, by outcome."""
 
     passed: int = 0
     failed: int = 0

@@ -1,4 +1,4 @@
-"""What matters most, on Debian 13: Slurm 24.11 and Python 3.13. `make test-slurm` is the whole of it."""
+"""A selection of `make test-slurm` on Debian 13: Slurm 24.11 and Python 3.13."""
 
 from __future__ import annotations
 

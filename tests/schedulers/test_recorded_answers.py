@@ -1,4 +1,4 @@
-"""What each Slurm answers, as scripts/record_slurm.py recorded it, is read alike."""
+"""Answers of each Slurm, as scripts/record_slurm.py recorded them, are read alike."""
 
 from __future__ import annotations
 
