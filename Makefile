@@ -38,7 +38,7 @@ test: .venv/test.done
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
 test-slurm: .venv/test.done
-	@scripts/system-packages.sh debootstrap:debootstrap git:git
+	@scripts/system-packages.sh debootstrap:debootstrap git:git ip:iproute2
 	@$(BIN)/python scripts/test_slurm.py --workers $(WORKERS) --suites $(SUITES)
 
 nemo-test: .venv/test.done

@@ -47,6 +47,7 @@ _PACKAGES = (
 _STAMP = Path("etc/slipway-packages")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--propagation", "slave")
+_NO_NETWORK = (*_NAMESPACES, "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 # Debian's installer gives the host name an address of its own.
 _INSTALLER_NAME = "debian"
@@ -117,6 +118,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
         help="host name and /etc/hosts: as Debian's installer leaves them, or those of this machine",
     )
     parser.add_argument(
+        "--network",
+        choices=("keep", "none"),
+        default="keep",
+        help="that of this machine, or a loopback interface of its own: commands side by side share no port",
+    )
+    parser.add_argument(
         "--tree",
         choices=("fresh", "shared"),
         default="fresh",
@@ -167,7 +174,9 @@ def _run(options: argparse.Namespace) -> NoReturn:
         _copy_settings(root, Path("/etc/hosts").read_text() if is_kept else _INSTALLER_HOSTS)
         name = socket.gethostname() if is_kept else _INSTALLER_NAME
         sys.stdout.flush()
-        os.execvpe(_NAMESPACES[0], _entering(root, name, *options.command), _environment())
+        namespaces = _NAMESPACES if options.network == "keep" else _NO_NETWORK
+        command = _entering(root, name, *options.command, namespaces=namespaces)
+        os.execvpe(command[0], command, _environment())
 
 
 def _lock(lock: TextIO, kind: int, suite: str) -> None:
@@ -178,10 +187,10 @@ def _lock(lock: TextIO, kind: int, suite: str) -> None:
         fcntl.flock(lock, kind)
 
 
-def _entering(root: Path, name: str, *command: str) -> list[str]:
+def _entering(root: Path, name: str, *command: str, namespaces: tuple[str, ...] = _NAMESPACES) -> list[str]:
     """Return the command line that runs a command in a root file system."""
     places = [str(root), name, str(root.parent / "pip"), "\n".join(_pip_paths())]
-    return [*_NAMESPACES, "bash", "-c", _ENTER, "enter", *places, *command]
+    return [*namespaces, "bash", "-c", _ENTER, "enter", *places, *command]
 
 
 def _environment() -> dict[str, str]:

@@ -196,7 +196,7 @@ class Runner:
         options = [
             f"--hosts={self.options.hosts}",
             f"--tree={tree}",
-            *(["--refresh"] if tree == "fresh" else []),
+            *(["--refresh"] if tree == "fresh" else ["--network=none"]),
         ]
         return [sys.executable, str(script), suite, *options, *words]
 
