@@ -47,7 +47,9 @@ _PACKAGES = (
 _STAMP = Path("etc/slipway-packages")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--propagation", "slave")
-_NO_NETWORK = (*_NAMESPACES, "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+# Slurm resolves no name where 127.0.0.1 is the only address (getaddrinfo with AI_ADDRCONFIG).
+_LOOPBACK = 'ip link set lo up && ip address add 127.0.0.2/8 dev lo && exec "$@"'
+_NO_NETWORK = (*_NAMESPACES, "--net", "sh", "-c", _LOOPBACK, "sh")
 
 # Debian's installer gives the host name an address of its own.
 _INSTALLER_NAME = "debian"
