@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
+from launcher.monitor.events import Event, HeldOut, Start, Train, Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,70 @@ class Step:
     loss: float | None
     tokens_per_step: int | None
     tokens_per_second: float | None
+
+
+class Points:
+    """Points by their steps, in columns: a million of them take eight megabytes a column.
+
+    Attributes
+    ----------
+    steps
+        In their order, each once.
+    columns
+        As long as `steps`.
+    """
+
+    def __init__(self, *types: str) -> None:
+        self._steps = array("q")
+        self._columns: list[array[Any]] = [array(kind) for kind in types]
+        self._is_sorted = True
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def put(self, step: int, *values: float) -> None:
+        """Add a point, in place of one of the same step."""
+        steps = self._steps
+        if steps and step <= steps[-1]:
+            if step == steps[-1]:
+                for column, value in zip(self._columns, values, strict=True):
+                    column[-1] = value
+                return
+            self._is_sorted = False
+        steps.append(step)
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
+
+    def cut(self, step: int) -> None:
+        """Forget the points of a step and of all later ones."""
+        at = bisect_left(self.steps, step)
+        for column in (self._steps, *self._columns):
+            del column[at:]
+
+    @property
+    def steps(self) -> array[int]:
+        self._sort()
+        return self._steps
+
+    @property
+    def columns(self) -> list[array[Any]]:
+        self._sort()
+        return self._columns
+
+    def _sort(self) -> None:
+        """Put points into their order that were told out of it; of those of one step the last one counts."""
+        if self._is_sorted:
+            return
+        newest = {step: index for index, step in enumerate(self._steps)}
+        order = [newest[step] for step in sorted(newest)]
+        self._columns = [array(column.typecode, map(column.__getitem__, order)) for column in self._columns]
+        self._steps = array("q", map(self._steps.__getitem__, order))
+        self._is_sorted = True
+
+
+def _training_points() -> Points:
+    """Columns of the loss, whether there is none, the tokens of a step, and the rate; 0 is not known."""
+    return Points("d", "b", "q", "d")
 
 
 @dataclass
@@ -35,8 +102,8 @@ class Curves:
         Time in which a trainer ran, over all launches.
     """
 
-    train: dict[int, Step] = field(default_factory=dict)
-    validation: dict[int, float] = field(default_factory=dict)
+    train: Points = field(default_factory=_training_points)
+    validation: Points = field(default_factory=lambda: Points("d"))
     start: Start | None = None
     first_step: int = 0
     held_out: HeldOut | None = None
@@ -48,18 +115,24 @@ class Curves:
     def add(self, events: Iterable[Event]) -> None:
         """Take in the events of a launch, oldest launch first."""
         for event in events:
-            match event:
-                case HeldOut():
-                    self.held_out = event
-                case Start():
-                    self._begin(event)
-                case Train():
-                    self._advance(event)
-                case Validation():
-                    self.validation[event.step] = event.loss
-            if isinstance(event, Train | Validation | End):
-                self.seconds += max(event.time - self._until, 0.0) if self._until else 0.0
-                self._until = max(event.time, self._until)
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Take in the next event of a launch."""
+        match event:
+            case Train():
+                self._advance(event)
+            case Validation():
+                self.validation.put(event.step, event.loss)
+            case HeldOut():
+                self.held_out = event
+                return
+            case Start():
+                self._begin(event)
+                return
+        if self._until:
+            self.seconds += max(event.time - self._until, 0.0)
+        self._until = max(event.time, self._until)
 
     def _begin(self, start: Start) -> None:
         if self.start is None:
@@ -70,25 +143,44 @@ class Curves:
         if not self._has_trained:
             self._rewind(train.step)
         # A batch that grows has fewer tokens at first than the start told.
-        tokens = train.tokens or (self.start.tokens_per_step if self.start else None)
-        self.train[train.step] = Step(train.step, train.loss, tokens, train.tokens_per_second)
+        tokens = train.tokens or (self.start.tokens_per_step if self.start else None) or 0
+        loss = train.loss
+        self.train.put(
+            train.step,
+            math.nan if loss is None else loss,
+            loss is None,
+            tokens,
+            train.tokens_per_second or 0.0,
+        )
 
     def _rewind(self, step: int) -> None:
         self._has_trained = True
         origin = self.start.step if self.start else 0
-        self.train = {at: point for at, point in self.train.items() if at < step}
-        self.validation = {at: loss for at, loss in self.validation.items() if at <= origin}
-        self.resumed = [at for at in self.resumed if at < origin] + ([origin] if origin else [])
+        self.train.cut(step)
+        self.validation.cut(origin + 1)
+        del self.resumed[bisect_left(self.resumed, origin) :]
+        if origin:
+            self.resumed.append(origin)
 
     @property
-    def points(self) -> list[Step]:
-        """The training curve in the order of its steps."""
-        return [self.train[step] for step in sorted(self.train)]
+    def steps(self) -> Sequence[int]:
+        """The steps of the training curve in their order."""
+        return self.train.steps
 
     @property
-    def validations(self) -> list[tuple[int, float]]:
+    def losses(self) -> Sequence[float]:
+        """The losses of these steps; one that was not told is no number."""
+        return self.train.columns[0]
+
+    def point(self, index: int) -> Step:
+        """One point of the training curve; -1 is the last one."""
+        loss, is_missing, tokens, speed = (column[index] for column in self.train.columns)
+        return Step(self.steps[index], None if is_missing else loss, int(tokens) or None, speed or None)
+
+    @property
+    def validations(self) -> Sequence[tuple[int, float]]:
         """The held-out curve in the order of its steps."""
-        return sorted(self.validation.items())
+        return list(zip(self.validation.steps, self.validation.columns[0], strict=True))
 
     @property
     def entropy(self) -> float | None:
@@ -103,36 +195,71 @@ class Curves:
     @property
     def tokens_per_second(self) -> float | None:
         """The mean throughput: tokens over the time that they took."""
-        timed = [(tokens, speed) for tokens, speed in self._spans() if speed]
-        seconds = sum(tokens / speed for tokens, speed in timed)
-        return sum(tokens for tokens, _ in timed) / seconds if seconds else None
+        seconds = sum(tokens / speed for tokens, speed in self._spans() if speed)
+        return sum(tokens for tokens, speed in self._spans() if speed) / seconds if seconds else None
 
-    def _spans(self) -> list[tuple[int, float]]:
-        points = self.points
-        before = [self.first_step, *(point.step for point in points)]
-        return [
-            ((point.step - previous) * (point.tokens_per_step or 0), point.tokens_per_second or 0.0)
-            for previous, point in zip(before, points, strict=False)
-        ]
+    def _spans(self) -> Iterator[tuple[int, float]]:
+        _, _, tokens, speeds = self.train.columns
+        befores = itertools.chain([self.first_step], self.steps)
+        for before, step, each, speed in zip(befores, self.steps, tokens, speeds, strict=False):
+            yield (step - before) * int(each), speed
 
 
-def finite_points(points: Iterable[tuple[int, float | None]]) -> list[tuple[int, float]]:
+def finite_points(steps: Sequence[int], losses: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
     """Leave out what cannot be drawn."""
-    return [(step, loss) for step, loss in points if loss is not None and math.isfinite(loss)]
+    if all(map(math.isfinite, losses)):
+        return steps, losses
+    drawn = bytes(map(math.isfinite, losses))
+    return array("q", itertools.compress(steps, drawn)), array("d", itertools.compress(losses, drawn))
 
 
-def smooth(values: Sequence[float], window: int | None = None) -> list[float]:
+def smooth(
+    values: Sequence[float], window: int | None = None, at: Sequence[int] | None = None
+) -> list[float]:
     """A centred moving mean over `window` values (by default a fortieth of them), narrower at the ends.
 
     At the steep beginning it narrows on both sides, so that the first losses are not pulled down; at the
     flat end only on the right, so that the last noise is smoothed too.
+
+    Parameters
+    ----------
+    at
+        The indices to tell the mean of; by default all.
     """
     size = len(values)
     half = (window if window is not None else size // 40) // 2
-    sums = list(itertools.accumulate(values, initial=0.0))
+    sums = array("d", itertools.accumulate(values, initial=0.0))
     means = []
-    for index in range(size):
+    for index in range(size) if at is None else at:
         left = min(half, index)
         low, high = index - left, min(index + left, size - 1) + 1
         means.append((sums[high] - sums[low]) / (high - low))
     return means
+
+
+def evenly(size: int, most: int) -> Sequence[int]:
+    """Choose at most `most` indices, evenly, with the first and the last."""
+    if size <= most:
+        return range(size)
+    return [round(index * (size - 1) / (most - 1)) for index in range(most)]
+
+
+def outline(steps: Sequence[int], losses: Sequence[float], columns: int) -> Sequence[int]:
+    """Choose the points that a curve of many needs to look like all of them: at most four for each column.
+
+    In each column of pixels these are the first, the lowest, the highest and the last point, of which a line
+    has the same pixels as of all (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series Data
+    Aggregation"). A curve of fewer points is left whole.
+    """
+    if len(steps) <= 4 * columns:
+        return range(len(steps))
+    low, high, chosen = steps[0], steps[-1], []
+    begin = 0
+    for column in range(1, columns + 1):
+        end = bisect_left(steps, low + (high - low + 1) * column // columns)
+        if end > begin:
+            part = losses[begin:end]
+            lowest, highest = (begin + part.index(extreme(part)) for extreme in (min, max))
+            chosen += sorted({begin, lowest, highest, end - 1})
+        begin = end
+    return chosen

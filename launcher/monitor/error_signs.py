@@ -5,9 +5,12 @@ Only words that a sound run does not write are here: NeMo's own level ``E`` is n
 
 from __future__ import annotations
 
-import mmap
+import os
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 _TRACEBACK = b"Traceback (most recent call last)"
 _SRUN = b"srun: error: "
@@ -36,83 +39,128 @@ SIGNS: tuple[bytes, ...] = (
 _DIVERGED = re.compile(
     rb"the (?:training loss|validation loss|gradient norm) [^\r\n]* is -?(?:nan|inf)[^\r\n]*"
 )
+_DIVERGED_BEGINS = (b"the training loss ", b"the validation loss ", b"the gradient norm ")
+# Most signs have these letters, and most blocks of a log do not: one search in place of nine.
+_COMMON = b"rror"
 # The first line that is not a part of the stack tells what was raised.
 _RAISED = re.compile(rb"Traceback \(most recent call last\)[^\n]*\n(?:[ \t][^\n]*\n)*([^\s][^\r\n]*)")
 _LINE_BYTES = 1 << 12
+_STACK_BYTES = 1 << 16
 _LONGEST = 200
+# So much is read at once, and searched for one thing after the other while the processor's cache holds it.
+_BLOCK_BYTES = 1 << 18
 
 
-def find_errors(log: Path, since: bytes | None = None) -> list[str]:
-    """The first line of each kind of error in a log, in their order; none where there is no log.
+@dataclass(frozen=True, slots=True)
+class LogSigns:
+    """What a log tells of errors.
+
+    Attributes
+    ----------
+    errors
+        The first line of each kind of error, in their order.
+    divergence
+        What our trainer said of a loss that is not a number.
+    """
+
+    errors: list[str] = field(default_factory=list)
+    divergence: str | None = None
+
+
+def find_signs(log: Path, since: bytes | None = None) -> LogSigns:
+    """Look for errors in a log of any size, read once; there are none where there is no log.
 
     Parameters
     ----------
     since
         What is before these words, where they stand last, is of an earlier life of the job.
     """
-    with _Mapped(log) as content:
-        begin = _begin(content, since)
-        found = sorted((at, sign) for sign in SIGNS if (at := _find(content, sign, begin)) >= 0)
-        return list(dict.fromkeys(_told(content, at, sign) for at, sign in found))
+    try:
+        with log.open("rb", buffering=0) as stream:
+            return _Search(stream, since).run()
+    except OSError:
+        return LogSigns()
 
 
-def find_divergence(log: Path, since: bytes | None = None) -> str | None:
-    """What our trainer said of a loss that is not a number."""
-    with _Mapped(log) as content:
-        found = _DIVERGED.search(content, _begin(content, since))
-        return _text(found[0]) if found else None
+class _Search:
+    """Finds where each sign stands first, block by block; what surrounds it is read where one is found."""
+
+    def __init__(self, stream: BinaryIO, since: bytes | None) -> None:
+        self._stream = stream
+        self._since = since
+        self._begin = 0
+        self._errors: dict[bytes, int] = {}
+        self._divergence: str | None = None
+        # As much of a block is searched with the next one again as may hold the beginning of a sign.
+        self._overlap = max(map(len, (*SIGNS, *_DIVERGED_BEGINS, since or b""))) - 1
+
+    def run(self) -> LogSigns:
+        for base, content in self._blocks():
+            self._begin_life(base, content)
+            begin = max(self._begin - base, 0)
+            has_common = content.find(_COMMON, begin) >= 0
+            for sign in SIGNS:
+                if sign not in self._errors and (has_common or _COMMON not in sign):
+                    self._look_for(sign, base, content, begin)
+            if self._divergence is None:
+                self._look_for_divergence(base, content, begin)
+        found = sorted((at, sign) for sign, at in self._errors.items())
+        return LogSigns(list(dict.fromkeys(self._told(at, sign) for at, sign in found)), self._divergence)
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        base, rest = 0, b""
+        while block := self._stream.read(_BLOCK_BYTES):
+            content = rest + block
+            yield base, content
+            rest = content[-self._overlap :]
+            base += len(content) - len(rest)
+
+    def _begin_life(self, base: int, content: bytes) -> None:
+        at = -1 if self._since is None else content.rfind(self._since)
+        if at >= 0 and base + at > self._begin:
+            self._begin, self._errors, self._divergence = base + at, {}, None
+
+    def _look_for(self, sign: bytes, base: int, content: bytes, begin: int) -> None:
+        at = content.find(sign, begin)
+        while at >= 0 and self._is_harmless(base + at, sign):
+            at = content.find(sign, at + 1)
+        if at >= 0:
+            self._errors[sign] = base + at
+
+    def _look_for_divergence(self, base: int, content: bytes, begin: int) -> None:
+        hits = (at for words in _DIVERGED_BEGINS for at in _all(content, words, begin))
+        for at in sorted(hits):
+            if found := _DIVERGED.match(self._read(base + at, base + at + _LINE_BYTES)):
+                self._divergence = _text(found[0])
+                return
+
+    def _is_harmless(self, at: int, sign: bytes) -> bool:
+        if sign is _SRUN:
+            return self._line_at(at).rstrip().endswith(_HARMLESS_END)
+        if sign is not _TRACEBACK:
+            return False
+        lines = self._read(max(at - _LINE_BYTES, 0), at).rstrip(b"\r\n").splitlines()
+        return bool(lines) and lines[-1].startswith(_HARMLESS_BEFORE)
+
+    def _told(self, at: int, sign: bytes) -> str:
+        if sign is _TRACEBACK:
+            raised = _RAISED.match(self._read(at, at + _STACK_BYTES))
+            return _text(raised[1] if raised else sign)
+        return _text(self._line_at(at))
+
+    def _line_at(self, at: int) -> bytes:
+        before = re.split(rb"[\r\n]", self._read(max(at - _LINE_BYTES, 0), at))[-1]
+        return before + re.split(rb"[\r\n]", self._read(at, at + _LINE_BYTES), maxsplit=1)[0]
+
+    def _read(self, begin: int, end: int) -> bytes:
+        return os.pread(self._stream.fileno(), end - begin, begin)
 
 
-class _Mapped:
-    """A file's content without reading it all into memory; nothing where there is no file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> mmap.mmap | bytes:
-        try:
-            with self._path.open("rb") as stream:
-                self._content: mmap.mmap | bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # of an empty file there is nothing to map
-            self._content = b""
-        return self._content
-
-    def __exit__(self, *details: object) -> None:
-        if isinstance(self._content, mmap.mmap):
-            self._content.close()
-
-
-def _begin(content: mmap.mmap | bytes, since: bytes | None) -> int:
-    return 0 if since is None else max(content.rfind(since), 0)
-
-
-def _find(content: mmap.mmap | bytes, sign: bytes, begin: int) -> int:
-    at = content.find(sign, begin)
-    while at >= 0 and _is_harmless(content, at, sign):
-        at = content.find(sign, at + 1)
-    return at
-
-
-def _is_harmless(content: mmap.mmap | bytes, at: int, sign: bytes) -> bool:
-    if sign is _SRUN:
-        return _line_at(content, at).rstrip().endswith(_HARMLESS_END)
-    if sign is not _TRACEBACK:
-        return False
-    before = bytes(content[max(at - _LINE_BYTES, 0) : at])
-    lines = before.rstrip(b"\r\n").splitlines()
-    return bool(lines) and lines[-1].startswith(_HARMLESS_BEFORE)
-
-
-def _told(content: mmap.mmap | bytes, at: int, sign: bytes) -> str:
-    if sign is _TRACEBACK:
-        raised = _RAISED.match(content, at)
-        return _text(raised[1] if raised else sign)
-    return _text(_line_at(content, at))
-
-
-def _line_at(content: mmap.mmap | bytes, at: int) -> bytes:
-    begin = max(content.rfind(end, 0, at) for end in (b"\n", b"\r")) + 1
-    return re.split(rb"[\r\n]", bytes(content[begin : at + _LINE_BYTES]), maxsplit=1)[0]
+def _all(content: bytes, words: bytes, begin: int) -> Iterator[int]:
+    at = content.find(words, begin)
+    while at >= 0:
+        yield at
+        at = content.find(words, at + 1)
 
 
 def _text(line: bytes) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,8 @@ class HeldOut:
         return "held-out targets, sentinels included" if self.has_sentinels else "held-out tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
-    """A training step; times in seconds."""
+class Train(NamedTuple):
+    """A training step; times in seconds. A tuple, because there are millions of them."""
 
     time: float
     step: int
@@ -76,6 +78,45 @@ class End:
 Event = Start | HeldOut | Train | Validation | End
 
 
+# A line of a step as the trainer writes it, read faster than as JSON. Any other line does not match, also one
+# that tells a key twice.
+_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
+_REAL = rb"(" + _NUMBER + rb"|NaN|-?+Infinity|null)"
+_OTHERS = (
+    rb'(?:, "(?!(?:kind|time|step|loss|lr|grad_norm|tokens|tokens_per_second)")\w++": (?:'
+    + _NUMBER
+    + rb"|NaN|-?+Infinity|null))*+"
+)
+_STEP = re.compile(
+    rb'\{"kind": "train", "time": (' + _NUMBER + rb'), "step": (0|[1-9][0-9]{0,17}+)'
+    rb', "loss": ' + _REAL + rb', "lr": ' + _REAL + rb', "grad_norm": ' + _REAL + _OTHERS +
+    rb'(?:, "tokens": (0|[1-9][0-9]{0,17}+))?+' + _OTHERS +
+    rb'(?:, "tokens_per_second": ' + _REAL + rb")?+" + _OTHERS + rb"\}\r?\n?"
+)  # fmt: skip
+_STEP_BEGINS = b'{"kind": "train", '
+_EVENT_BEGINS = b'{"kind"'
+# A line that is longer is no event.
+_LONGEST_LINE = 1 << 20
+_LARGEST = 1 << 63
+
+
+def parse_step(line: bytes) -> Train | None:
+    """Read the line of a step in the trainer's own form; ``None`` if it is anything else."""
+    found = _STEP.fullmatch(line)
+    if found is None:
+        return None
+    time, step, loss, rate, norm, tokens, speed = found.groups()
+    return Train(
+        float(time),
+        int(step),
+        None if loss == b"null" else float(loss),
+        None if rate == b"null" else float(rate),
+        None if norm == b"null" else float(norm),
+        None if speed is None or speed == b"null" else float(speed),
+        None if tokens is None else int(tokens),
+    )
+
+
 def parse_event(line: str) -> Event | None:
     """Read one line; ``None`` for a kind that is not known here, and for what is no event at all."""
     content = _json_object(line)
@@ -92,7 +133,7 @@ def _event(content: Mapping[str, Any]) -> Event | None:
         return _held_out(content) if is_held_out else None
     if kind not in ("start", "train", "validation", "end"):
         return None
-    time, step = float(content["time"]), int(content["step"])
+    time, step = float(content["time"]), _bounded(int(content["step"]))
     if kind == "train":
         loss, rate, norm, speed = (
             _real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second")
@@ -129,7 +170,13 @@ def _real(content: Mapping[str, Any], key: str) -> float | None:
 
 def _whole(content: Mapping[str, Any], key: str) -> int | None:
     value = content.get(key)
-    return None if value is None else int(value)
+    return None if value is None else _bounded(int(value))
+
+
+def _bounded(number: int) -> int:
+    if not -_LARGEST <= number < _LARGEST:
+        raise OverflowError(number)
+    return number
 
 
 class EventReader:
@@ -141,26 +188,79 @@ class EventReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
+        self._is_in_long_line = False
 
     def poll(self) -> list[Event]:
         """Return the new events, oldest first."""
+        return list(self.stream())
+
+    def stream(self) -> Iterator[Event]:
+        """Yield the new events, oldest first; of a long training they are too many to hold."""
+        for line in self._lines():
+            step = parse_step(line)
+            if step is not None:
+                yield step
+            else:
+                yield from parse_events(line)
+
+    def newest(self, steps: int) -> list[Event]:
+        """Return the new events, but of the steps only the first of each start and the last `steps`."""
+        return newest(_read_late(self._lines()), steps)
+
+    def _lines(self) -> Iterator[bytes]:
         try:
             # Opened afresh each time: a network file system shows what others wrote only to a new open.
             with self.path.open("rb") as stream:
                 stream.seek(self._offset)
-                return self._read(stream)
+                yield from self._whole_lines(stream)
         except FileNotFoundError:
-            return []
+            return
 
-    def _read(self, stream: BinaryIO) -> list[Event]:
-        # Line by line: of a long training it is a hundred megabytes.
-        found = []
-        for line in stream:
-            if not line.endswith(b"\n"):
-                break
+    def _whole_lines(self, stream: BinaryIO) -> Iterator[bytes]:
+        for line in iter(partial(stream.readline, _LONGEST_LINE), b""):
+            is_whole = line.endswith(b"\n")
+            if not is_whole and len(line) < _LONGEST_LINE and not self._is_in_long_line:
+                return
             self._offset += len(line)
-            found += parse_events(line)
-        return found
+            if is_whole and not self._is_in_long_line:
+                yield line
+            self._is_in_long_line = not is_whole
+
+
+def newest(items: Iterable[Event | bytes | None], steps: int) -> list[Event]:
+    """Choose of events those that tell how far a training is: all but most steps.
+
+    Of the steps these are the first one after each start, and the last `steps`.
+
+    Parameters
+    ----------
+    items
+        Events, or lines of steps that are read only if they are chosen; ``None`` is passed over.
+    """
+    kept: list[tuple[int, Event]] = []
+    last: deque[tuple[int, Event | bytes]] = deque(maxlen=steps)
+    is_first = True
+    for index, item in enumerate(items):
+        if is_first and isinstance(item, bytes):
+            item = parse_step(item) or next(iter(parse_events(item)), None)
+        if isinstance(item, bytes) or (isinstance(item, Train) and not is_first):
+            last.append((index, item))
+        elif item is not None:
+            kept.append((index, item))
+            is_first = isinstance(item, Start) or (is_first and not isinstance(item, Train))
+    for index, item in last:
+        events = [item] if not isinstance(item, bytes) else parse_events(item)
+        kept += [(index, event) for event in events]
+    return [event for _, event in sorted(kept, key=lambda numbered: numbered[0])]
+
+
+def _read_late(lines: Iterable[bytes]) -> Iterator[Event | bytes]:
+    """Leave the lines of steps unread; what a killed trainer tore may have another event at its end."""
+    for line in lines:
+        if line.startswith(_STEP_BEGINS) and line.find(_EVENT_BEGINS, 1) < 0:
+            yield line
+        else:
+            yield from parse_events(line)
 
 
 def parse_events(content: bytes) -> list[Event]:

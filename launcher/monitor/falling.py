@@ -19,6 +19,7 @@ import enum
 import itertools
 import math
 import statistics
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ FEWEST_STEPS = 20
 _STANDARD_ERRORS = 3.0
 _SIGMA_OF_MAD = 1.4826
 _ERROR_OF_MEDIAN = 1.2533
+# More values than so are not all sorted for their median, but between what a sample of so many tells.
+_SORTED, _SAMPLE = 100_000, 1000
 
 
 class Trend(enum.Enum):
@@ -52,11 +55,30 @@ def judge(losses: Sequence[float]) -> Judged | None:
     count = len(losses) // 10
     if len(losses) < FEWEST_STEPS:
         return None
-    first, last = statistics.median(losses[:count]), statistics.median(losses[-count:])
-    differences = [abs(after - before) for before, after in itertools.pairwise(losses)]
-    sigma = _SIGMA_OF_MAD * statistics.median(differences) / math.sqrt(2)
+    first, last = median(losses[:count]), median(losses[-count:])
+    differences = array("d", (abs(after - before) for before, after in itertools.pairwise(losses)))
+    sigma = _SIGMA_OF_MAD * median(differences) / math.sqrt(2)
     margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
     return Judged(_trend(last - first, margin), first, last, margin)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of finite values; many are not all sorted, which would take memory for all of them.
+
+    A sample tells between which values it must lie (Floyd and Rivest 1975, "Expected time bounds for
+    selection"); only what lies between them is sorted.
+    """
+    size = len(values)
+    if size <= _SORTED:
+        return statistics.median(values)
+    sample = sorted(values[:: size // _SAMPLE])
+    low, high = sample[len(sample) * 2 // 5], sample[len(sample) * 3 // 5]
+    below = sum(1 for value in values if value < low)
+    between = sorted(value for value in values if low <= value <= high)
+    middle = (size - 1) // 2 - below, size // 2 - below
+    if middle[0] < 0 or middle[1] >= len(between):
+        return statistics.median(values)
+    return between[middle[0]] if size % 2 else (between[middle[0]] + between[middle[1]]) / 2
 
 
 def _trend(change: float, margin: float) -> Trend:

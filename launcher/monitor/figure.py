@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.monitor import formatting
-from launcher.monitor.curves import Curves, finite_points, smooth
+from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
 from launcher.monitor.pictures import FAINT, INK, dress, new_figure, rendered, write_picture
 from launcher.monitor.summary import Summary
 
 TRAIN = "#2f6db5"
 HELD_OUT = "#e07b1a"
 ENTROPY = "#5c6670"
+# Of pixels, that a curve has at most: the picture is a little wider.
+_COLUMNS = 1400
 
 
 def write_png(path: Path, summary: Summary, curves: Curves) -> None:
@@ -35,19 +37,26 @@ def write_png(path: Path, summary: Summary, curves: Curves) -> None:
 
 
 def _draw_train(axes: Any, curves: Curves) -> None:
-    points = finite_points((point.step, point.loss) for point in curves.points)
-    steps, losses = [step for step, _ in points], [loss for _, loss in points]
-    axes.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
-    axes.plot(steps, smooth(losses), color=TRAIN, linewidth=2, label="train loss")
+    steps, losses = finite_points(curves.steps, curves.losses)
+    _line(axes, steps, losses, outline(steps, losses, _COLUMNS), color=TRAIN, alpha=0.3, linewidth=1)
+    drawn = evenly(len(steps), 4 * _COLUMNS)
+    smoothed = smooth(losses, at=drawn)
+    axes.plot([steps[index] for index in drawn], smoothed, color=TRAIN, linewidth=2, label="train loss")
+
+
+def _line(
+    axes: Any, steps: Sequence[int], values: Sequence[float], drawn: Sequence[int], **style: Any
+) -> None:
+    axes.plot([steps[index] for index in drawn], [values[index] for index in drawn], **style)
 
 
 def _draw_held_out(axes: Any, curves: Curves) -> None:
-    points = finite_points(curves.validations)
-    if not points:
+    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    if not steps:
         return
-    steps, losses = [step for step, _ in points], [loss for _, loss in points]
-    marker = "o" if len(points) <= 60 else None
-    axes.plot(steps, losses, color=HELD_OUT, linewidth=2, marker=marker, markersize=5, label="held-out loss")
+    style = {"linewidth": 2, "marker": "o" if len(steps) <= 60 else None, "markersize": 5}
+    drawn = outline(steps, losses, _COLUMNS)
+    _line(axes, steps, losses, drawn, color=HELD_OUT, label="held-out loss", **style)
     axes.annotate(
         f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(7, 0), textcoords="offset points",
         color=HELD_OUT, fontweight="bold", va="center", annotation_clip=False,
@@ -62,7 +71,7 @@ def _draw_entropy(axes: Any, curves: Curves) -> None:
 
 
 def _draw_resumes(axes: Any, steps: Sequence[int]) -> None:
-    for index, step in enumerate(steps):
+    for index, step in enumerate(steps[at] for at in evenly(len(steps), _COLUMNS)):
         label = "resumed from a checkpoint" if index == 0 else None
         axes.axvline(step, color=FAINT, linewidth=1, linestyle=":", label=label, zorder=0)
 

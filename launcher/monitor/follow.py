@@ -22,6 +22,8 @@ from launcher.tracking.exit_codes import WATCHING_ENDED, exit_code
 from launcher.tracking.launches import Launch, open_launch
 
 _FAILURE_LINES = 20
+# Of what was told between two looks, and before the first one: as many as a view can show.
+_STEPS = 4096
 
 
 class View(AbstractContextManager["View"], Protocol):
@@ -63,7 +65,7 @@ def follow_launch(launch: Launch, view: View) -> JobStatus:
         while True:
             # The state first: what a job wrote before it ended is there once it is known to have ended.
             over, status = watch.is_over, watch.status
-            new = reader.poll()
+            new = reader.newest(_STEPS)
             if new:
                 watch.alive()
                 progress.apply(new)

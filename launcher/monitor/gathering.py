@@ -10,8 +10,7 @@ from typing import Any
 
 from launcher.errors import UserError
 from launcher.monitor.curves import Curves
-from launcher.monitor.error_signs import find_divergence, find_errors
-from launcher.monitor.events import Event
+from launcher.monitor.error_signs import LogSigns, find_signs
 from launcher.monitor.evidence import Evidence
 from launcher.monitor.log_files import began, job_logs, rank_failures
 from launcher.monitor.outputs import wanted_outputs
@@ -65,8 +64,11 @@ def _tracked(run_dir: Path, number: int | None) -> Tracked:
 
 def _read_training(launch: Launch, status: JobStatus) -> Evidence:
     config = _config(launch)
-    events = all_events(launch)
-    progress, engine = Progress(events), launch.manifest.engine
+    progress, curves, engine = Progress(), _earlier_curves(launch), launch.manifest.engine
+    for event in all_events(launch):
+        progress.take(event)
+        curves.take(event)
+    logs = _read_logs(launch)
     return Evidence(
         stage="training",
         status=status,
@@ -75,13 +77,11 @@ def _read_training(launch: Launch, status: JobStatus) -> Evidence:
         step=progress.step,
         end=progress.end.reason if progress.end else None,
         tells_each_step=engine == "megatron",
-        curves=_curves(launch, events),
-        diverged=next(
-            (told for log in _newest_logs(launch) if (told := find_divergence(log, _LIFE_BEGINS))), None
-        ),
+        curves=curves,
+        diverged=next((log.divergence for log in logs.values() if log.divergence), None),
         ranks=launch.nodes * launch.manifest.tasks_per_node,
         ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
-        errors=_errors(launch),
+        errors=_errors(launch, logs),
         saved=find_saved(config, launch.paths, engine),
     )
 
@@ -93,7 +93,7 @@ def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
         stage=launch.manifest.stage,
         status=status,
         job=launch.job_in(status),
-        errors=_errors(launch),
+        errors=_errors(launch, _read_logs(launch)),
         outputs=None if wanted is None else [str(path) for path in wanted],
         missing_outputs=[str(path) for path in missing],
     )
@@ -115,8 +115,8 @@ def _whole(config: Mapping[str, Any], node: str, key: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _curves(launch: Launch, events: list[Event]) -> Curves:
-    """The curves over the launches up to this one; a launch that cannot be read leaves its hole."""
+def _earlier_curves(launch: Launch) -> Curves:
+    """The curves over the launches before this one; a launch that cannot be read leaves its hole."""
     curves = Curves()
     for number in launch_numbers(launch.paths.run_dir):
         if number >= launch.paths.number:
@@ -126,7 +126,6 @@ def _curves(launch: Launch, events: list[Event]) -> Curves:
         except UserError:
             continue
         curves.add(all_events(earlier))
-    curves.add(events)
     return curves
 
 
@@ -136,16 +135,23 @@ def _newest_logs(launch: Launch) -> list[Path]:
     return [log for found in logs for log in (found[-1:] if launch.is_chain else found)]
 
 
-def _errors(launch: Launch) -> list[str] | None:
+def _read_logs(launch: Launch) -> dict[Path, LogSigns]:
+    return {log: find_signs(log, _LIFE_BEGINS) for log in _newest_logs(launch)}
+
+
+def _errors(launch: Launch, logs: Mapping[Path, LogSigns]) -> list[str] | None:
+    """What ranks left of errors, and then what the logs tell of them."""
     failures = [f"rank {told.rank}: {told.error}" for told in rank_failures(launch)]
-    # Our trainer's error log says of failed ranks what they themselves left.
-    logs = _newest_logs(launch) if failures else [launch.paths.results / _ERROR_LOG, *_newest_logs(launch)]
+    if not failures:
+        # Our trainer's error log says of failed ranks what they themselves left.
+        error_log = launch.paths.results / _ERROR_LOG
+        logs = {error_log: find_signs(error_log, _LIFE_BEGINS), **logs}
     since = began(launch)
     found = [
         f"{log.name}: {told}"
-        for log in logs
+        for log, signs in logs.items()
         if _modified(log) >= since
-        for told in find_errors(log, _LIFE_BEGINS)
+        for told in signs.errors
     ]
     return [*failures, *found] if failures or any(log.exists() for log in logs) else None
 

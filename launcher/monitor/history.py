@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from launcher.errors import UserError
 from launcher.failures.reading import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, changes_between
-from launcher.monitor.events import Event, Start
+from launcher.monitor.events import Event, HeldOut, Start
 from launcher.monitor.log_files import FAILURES, link_log
 from launcher.monitor.overview import finite, links_to_json
 from launcher.monitor.progress import Progress
@@ -155,9 +157,12 @@ def history(run_dir: Path) -> list[LaunchRow]:
 def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
     lives = launch.lives
     several = len(lives) > 1 or launch.is_chain
-    events: list[Event] = []
+    whole = _Stretch()
+    # Tasks of an array run at once, and nothing tells whose events are whose.
+    alone = len({life.job_id for life in lives}) == 1 or launch.is_chain
+    stretches = _stretches(lives) if several and alone else []
     with contextlib.suppress(OSError):  # a colleague's that may not be read
-        events = all_events(launch) if several else newest_events(launch)
+        _divide(all_events(launch) if several else newest_events(launch), whole, stretches)
     changes = Changes()
     if before is not None:
         changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
@@ -165,8 +170,8 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
         number=launch.paths.number,
         launch=launch,
         status=status,
-        steps=_steps(events),
-        lives=_lives(launch, lives, status, events) if several else (),
+        steps=whole.steps,
+        lives=_lives(launch, lives, status, stretches or [_Stretch()] * len(lives)) if several else (),
         started=lives[0].started if lives else None,
         changes=changes,
         # What did not judge itself is of an earlier version, or lost its node: its state says enough.
@@ -174,29 +179,54 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
     )
 
 
-def _steps(events: Sequence[Event]) -> Steps:
-    progress = Progress(events)
-    first = next((event.step for event in events if isinstance(event, Start)), None)
-    return Steps(first, progress.step, progress.loss)
+class _Stretch:
+    """The events from a time on and before another, of which the steps are kept."""
+
+    def __init__(self, begin: float | None = None, end: float | None = None) -> None:
+        self.begin = -math.inf if begin is None else begin
+        self.end = math.inf if end is None else end
+        self._first: int | None = None
+        self._progress = Progress()
+
+    def take(self, event: Event) -> None:
+        if self._first is None and isinstance(event, Start):
+            self._first = event.step
+        self._progress.take(event)
+
+    @property
+    def steps(self) -> Steps:
+        return Steps(self._first, self._progress.step, self._progress.loss)
+
+
+def _stretches(lives: Sequence[Life]) -> list[_Stretch]:
+    """The stretch of each life, until the next one began."""
+    begins = _life_begins(lives)
+    return [_Stretch(begin, end) for begin, end in itertools.pairwise([*begins, None])]
+
+
+def _divide(events: Iterable[Event], whole: _Stretch, parts: Sequence[_Stretch]) -> None:
+    """Let each stretch take its events, as they are read."""
+    for event in events:
+        whole.take(event)
+        if isinstance(event, HeldOut):  # of no time
+            continue
+        for part in parts:
+            if part.begin <= event.time < part.end:
+                part.take(event)
 
 
 def _lives(
-    launch: Launch, lives: Sequence[Life], status: JobStatus, events: Sequence[Event]
+    launch: Launch, lives: Sequence[Life], status: JobStatus, stretches: Sequence[_Stretch]
 ) -> list[LifeRow]:
     last = {life.job_id: life for life in lives}
-    # Tasks of an array run at once, and nothing tells whose events are whose.
-    alone = len(last) == 1 or launch.is_chain
     rows = []
-    begins = _life_begins(lives)
-    for index, life in enumerate(lives):
+    for life, stretch in zip(lives, stretches, strict=True):
         is_last = last[life.job_id] is life
         told = status.chain.jobs.get(life.job_id, status) if status.chain else status
         state, reason = _end_of(life, told, is_last=is_last)
-        end = begins[index + 1] if index + 1 < len(lives) else None
-        steps = _steps(_between(events, begins[index], end)) if alone else Steps()
         link = life.link if launch.is_chain else None
         reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        rows.append(LifeRow(life, state, reason, steps, link, reading))
+        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading))
     return rows
 
 
@@ -240,13 +270,3 @@ def _begins(before: Life | None, life: Life) -> float | None:
     if before is None or before.ended is None or life.started is None:
         return life.started
     return max(life.started, before.ended + 1)
-
-
-def _between(events: Sequence[Event], start: float | None, end: float | None) -> list[Event]:
-    """The events of a life."""
-    timed = [event for event in events if hasattr(event, "time")]
-    return [
-        event
-        for event in timed
-        if (start is None or event.time >= start) and (end is None or event.time < end)
-    ]

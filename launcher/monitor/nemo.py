@@ -11,6 +11,7 @@ metrics, so that a large one is rounded. Other ranks' messages may stand in the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ _METRIC = re.compile(rb"([a-z_]+(?: in s)?)=([^,\]=]+)[,\]]")
 _TAIL_BYTES = 1 << 14
 # A failed job's ranks may write long tracebacks after the last step.
 _SEARCH_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 20
+# What is longer is no progress line.
+_LONGEST_LINE = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +62,30 @@ class NemoReader:
         self._validation: str | None = None
 
     def poll(self) -> list[Event]:
-        """Return the new events, oldest first.
+        """Return the new events, oldest first."""
+        return list(self.stream())
+
+    def stream(self) -> Iterator[Event]:
+        """Yield the new events, oldest first.
 
         Their times go by the log's own clock back from its last change.
         """
         try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                content = stream.read()
-                changed = self.path.stat().st_mtime
+            with self.path.open("rb", buffering=0) as stream:
+                changed = os.fstat(stream.fileno()).st_mtime
+                begin, self._offset = self._offset, _last_end(stream, self._offset)
+                newest = _last_point(stream, begin, self._offset)
+                if newest is not None:
+                    points = _points_between(stream, begin, self._offset)
+                    yield from self._events(points, newest, changed)
         except FileNotFoundError:
-            return []
-        # A line that is half written waits for its rest; the bar's last line has no end but its bracket.
-        whole = max(content.rfind(end) for end in (b"]", b"\n", b"\r")) + 1
-        self._offset += whole
-        return list(self._events(_points(content[:whole]), changed))
+            return
 
-    def _events(self, points: list[_Point], now: float) -> Iterator[Event]:
-        for index, point in enumerate(points):
-            at = now - max(points[-1].elapsed - point.elapsed, 0)
+    def _events(self, points: Iterator[_Point], newest: _Point, now: float) -> Iterator[Event]:
+        following = next(points, None)
+        while following is not None:
+            point, following = following, next(points, None)
+            at = now - max(newest.elapsed - point.elapsed, 0)
             before, self._last = self._last, point
             if before is None or point.step < before.step or point.elapsed < before.elapsed:
                 self._validation = None
@@ -85,7 +94,6 @@ class NemoReader:
             if loss is not None and str(loss) != self._validation:  # a nan differs from itself
                 self._validation = str(loss)
                 yield Validation(at, point.step, loss)
-            following = points[index + 1] if index + 1 < len(points) else None
             if following is None or following.step != point.step:
                 yield self._train(point, at)
 
@@ -139,6 +147,47 @@ def tokens_per_step(config: Path) -> int | None:
         return None
     sizes = (batch.group(1), length.group(1))
     return int(sizes[0]) * int(sizes[1]) if all(size.isdigit() for size in sizes) else None
+
+
+def _whole(content: bytes) -> int:
+    """How much of a log to read: a line that is half written waits for its rest.
+
+    The bar's last line has no end but its bracket.
+    """
+    return max(content.rfind(end) for end in (b"]", b"\n", b"\r")) + 1
+
+
+def _last_end(stream: BinaryIO, begin: int) -> int:
+    """The byte up to which a log can be read."""
+    start = max(stream.seek(0, os.SEEK_END) - _BLOCK_BYTES, begin)
+    stream.seek(start)
+    return start + _whole(stream.read())
+
+
+def _points_between(stream: BinaryIO, begin: int, end: int) -> Iterator[_Point]:
+    """Read the progress lines between two bytes, block by block."""
+    stream.seek(begin)
+    rest = b""
+    while begin < end and (block := stream.read(min(_BLOCK_BYTES, end - begin))):
+        begin += len(block)
+        content = rest + block
+        whole = _whole(content)
+        rest = content[whole:][-_LONGEST_LINE:]
+        yield from _points(content[:whole])
+
+
+def _last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
+    """The last progress line between two bytes, looked for from the end."""
+    after = b""
+    while end > begin:
+        start = max(end - _BLOCK_BYTES, begin)
+        stream.seek(start)
+        block = stream.read(end - start)
+        points = _points(block + after)
+        if points:
+            return points[-1]
+        end, after = start, block[:_LONGEST_LINE]
+    return None
 
 
 def _points(content: bytes) -> list[_Point]:

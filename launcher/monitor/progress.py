@@ -34,17 +34,21 @@ class Progress:
     def apply(self, events: Iterable[Event]) -> None:
         """Take in further events."""
         for event in events:
-            match event:
-                case Start():
-                    self._begin(event)
-                case Train():
-                    self._advance(event)
-                case Validation():
-                    self.validation = event
-                case HeldOut():
-                    self.held_out = event
-                case End():
-                    self.end = event
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Take in one further event."""
+        match event:
+            case Train():
+                self._advance(event)
+            case Start():
+                self._begin(event)
+            case Validation():
+                self.validation = event
+            case HeldOut():
+                self.held_out = event
+            case End():
+                self.end = event
 
     def _begin(self, start: Start) -> None:
         # A requeued job starts again in the same file: its rate begins anew, from its checkpoint's step.

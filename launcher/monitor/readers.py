@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.monitor.ends import read_ends
-from launcher.monitor.events import Event, EventReader
+from launcher.monitor.events import Event, EventReader, newest
 from launcher.monitor.log_files import job_logs, newest_log
 from launcher.tracking.launches import Launch
 
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 class Reader(Protocol):
     """Reads what was appended since it was last asked."""
 
-    def poll(self) -> list[Event]:
-        """Return the new events, oldest first."""
+    def stream(self) -> Iterator[Event]:
+        """Yield the new events, oldest first."""
+
+    def newest(self, steps: int) -> list[Event]:
+        """Return the new events, but of the steps only the first of each start and the last `steps`."""
 
 
 def open_reader(launch: Launch) -> Reader:
@@ -28,9 +32,9 @@ def open_reader(launch: Launch) -> Reader:
     return _LogsReader(launch)
 
 
-def all_events(launch: Launch) -> list[Event]:
-    """All events of a launch so far."""
-    return open_reader(launch).poll()
+def all_events(launch: Launch) -> Iterator[Event]:
+    """Yield all events of a launch so far; of a long one they are too many to hold."""
+    return open_reader(launch).stream()
 
 
 def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
@@ -66,11 +70,15 @@ class _LogsReader:
         self._tokens = tokens_per_step(launch.paths.config)
         self._readers: dict[Path, NemoReader] = {}
 
-    def poll(self) -> list[Event]:
+    def newest(self, steps: int) -> list[Event]:
+        return newest(self.stream(), steps)
+
+    def stream(self) -> Iterator[Event]:
         from launcher.monitor.nemo import NemoReader
 
         logs = job_logs(self._launch) if self._launch.is_chain else []
         for log in logs or [newest_log(self._launch)]:
             if log not in self._readers:
                 self._readers[log] = NemoReader(log, self._tokens)
-        return [event for reader in self._readers.values() for event in reader.poll()]
+        for reader in self._readers.values():
+            yield from reader.stream()

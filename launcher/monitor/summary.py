@@ -116,7 +116,8 @@ def summarize(run_dir: Path) -> tuple[Summary, Curves]:
 def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
     manifest = launches[-1].manifest
     status = ask(launches[-1:])[0]
-    points, validations, start, entropy = curves.points, curves.validations, curves.start, curves.entropy
+    first, last, validations = curves.point(0), curves.point(-1), curves.validations
+    start, entropy = curves.start, curves.entropy
     held_out = validations[-1][1] if validations else None
     return Summary(
         run=manifest.run,
@@ -131,11 +132,11 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         data=start.data if start else None,
         layout=formatting.layout(start),
         parameters=start.parameters if start else None,
-        step=points[-1].step,
+        step=last.step,
         max_steps=start.max_steps if start else None,
         tokens=curves.tokens,
-        first_loss=points[0].loss,
-        last_loss=points[-1].loss,
+        first_loss=first.loss,
+        last_loss=last.loss,
         first_held_out_loss=validations[0][1] if validations else None,
         last_held_out_loss=held_out,
         unigram_entropy=entropy,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from launcher.monitor import formatting
-from launcher.monitor.curves import Curves, finite_points, smooth
+from launcher.monitor.curves import Curves, evenly, finite_points, smooth
 from launcher.monitor.pictures import missing_plot_extra
 
 _HEIGHT = 20
@@ -34,10 +34,12 @@ def draw(curves: Curves, width: int, *, coloured: bool) -> str:
     except ImportError as error:
         raise missing_plot_extra(error) from error
     width = min(max(width, _NARROWEST), _WIDEST)
-    raw = finite_points((point.step, point.loss) for point in curves.points)
+    steps, losses = finite_points(curves.steps, curves.losses)
     # Twice as many points as columns: a braille character holds two.
-    train = thin([(s, v) for (s, _), v in zip(raw, smooth([v for _, v in raw]), strict=True)], 2 * width)
-    held_out = thin(finite_points(curves.validations), width // 3)
+    drawn = evenly(len(steps), 2 * width)
+    train = list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
+    steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
+    held_out = [(steps[index], losses[index]) for index in evenly(len(steps), width // 3)]
     plotext.terminal.limit(False, False)  # a pipe has no size
     figure = plotext.figure
     figure.clear()
@@ -92,10 +94,3 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most - 1)
     return [round(step * index, 10) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def thin(points: Points, most: int) -> list[tuple[int, float]]:
-    """Keep at most `most` points, evenly over the curve, with the first and the last."""
-    if len(points) <= most:
-        return list(points)
-    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher.monitor import formatting
+from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
 from launcher.monitor.falling import FEWEST_STEPS, Trend, judge
 from launcher.schedulers.base import State
@@ -91,8 +93,8 @@ def last_step(seen: Evidence) -> Check:
 def finite(seen: Evidence) -> Check:
     """Every loss is a number."""
     curves = seen.curves
-    train = [point.step for point in curves.points if point.loss is None or not math.isfinite(point.loss)]
-    held_out = [step for step, loss in curves.validations if not math.isfinite(loss)]
+    train = array("q", _not_finite(curves.steps, curves.losses))
+    held_out = array("q", _not_finite(curves.validation.steps, curves.validation.columns[0]))
     wrong = [
         f"{name} of step{'s' * (len(steps) > 1)} {_listed(steps)}"
         for name, steps in (("training loss", train), ("held-out loss", held_out))
@@ -114,8 +116,8 @@ def falling(seen: Evidence) -> Check:
     The held-out loss, where there are two values of it, must be below its first; it alone decides as long as
     the training loss does not rise. Without it the training loss must fall.
     """
-    losses = [p.loss for p in seen.curves.points if p.loss is not None and math.isfinite(p.loss)]
-    held_out = [loss for _, loss in seen.curves.validations if math.isfinite(loss)]
+    _, losses = finite_points(seen.curves.steps, seen.curves.losses)
+    _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
     judged, told, verdict = judge(losses), [], None
     if judged is not None:
         medians = f"{formatting.loss(judged.first)} → {formatting.loss(judged.last)}"
@@ -132,20 +134,24 @@ def falling(seen: Evidence) -> Check:
 
 def complete(seen: Evidence) -> Check:
     """No step is missing, also not between one launch and the next."""
-    steps = sorted(seen.curves.train)
+    steps = seen.curves.steps
     if not seen.tells_each_step:
         return Check("no step missing", Verdict.NO_CAUSE, "this trainer does not tell of every step")
     if not steps:
         return _as("no step missing", None, "no step was told")
     # What came before the first launch that is known is not of this run.
-    before = [seen.curves.first_step, *steps]
-    gaps = [(low + 1, high - 1) for low, high in itertools.pairwise(before) if high > low + 1]
+    before = seen.curves.first_step
+    gaps = [
+        (low + 1, high - 1)
+        for low, high in itertools.pairwise(itertools.chain([before], steps))
+        if high > low + 1
+    ]
     if gaps:
         return _as("no step missing", False, f"nothing was told of {_listed(map(_span, gaps))}")
     # The last ones are missing as well, if the trainer ended at a later step than it told of.
     if seen.step is not None and seen.step > steps[-1]:
         return _as("no step missing", False, f"nothing was told of {_span((steps[-1] + 1, seen.step))}")
-    return _as("no step missing", True, _span((before[0] + 1, steps[-1])))
+    return _as("no step missing", True, _span((before + 1, steps[-1])))
 
 
 def no_error(seen: Evidence) -> Check:
@@ -212,10 +218,15 @@ def _as(name: str, verdict: bool | None, evidence: str) -> Check:
     return Check(name, verdicts[verdict], evidence)
 
 
+def _not_finite(steps: Iterable[int], losses: Iterable[float]) -> Iterator[int]:
+    return (step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss))
+
+
 def _listed(items: Iterable[object]) -> str:
-    words = [str(item) for item in items]
-    more = f", and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+    rest = iter(items)
+    words = [str(item) for item in itertools.islice(rest, _SHOWN)]
+    left = sum(1 for _ in rest)
+    return ", ".join(words) + (f", and {left} more" if left else "")
 
 
 def _span(ends: tuple[int, int]) -> str:

@@ -8,11 +8,11 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, held_out, start, train, validation, whole_training
 
 from launcher.errors import UserError
-from launcher.monitor.curves import Curves, finite_points, smooth
+from launcher.monitor.curves import Curves, evenly, finite_points, smooth
 from launcher.monitor.events import parse_event
 from launcher.monitor.figure import subtitle
 from launcher.monitor.summary import summarize
-from launcher.monitor.terminal_plot import thin, ticks
+from launcher.monitor.terminal_plot import ticks
 from launcher.schedulers.base import JobStatus, State
 
 
@@ -36,8 +36,8 @@ def test_a_later_launch_overrides_what_it_repeats() -> None:
         *(train(step, time=1900.0 + step, loss=2.0) for step in range(101, 111)),
     ]
     curves = joined(first, second)
-    assert [point.step for point in curves.points] == list(range(1, 111))
-    assert [point.loss for point in curves.points[98:102]] == [1.0, 1.0, 2.0, 2.0]
+    assert list(curves.steps) == list(range(1, 111))
+    assert list(curves.losses[98:102]) == [1.0, 1.0, 2.0, 2.0]
     assert curves.validations == [(100, 1.0)]
     assert curves.resumed == [100]
     assert curves.seconds == 60.0 + 10.0  # the time between the launches is nobody's
@@ -45,14 +45,14 @@ def test_a_later_launch_overrides_what_it_repeats() -> None:
 
 def test_a_launch_that_never_trained_forgets_nothing() -> None:
     curves = joined(whole_training(0, 50), [start(50, time=9000.0)], [])
-    assert curves.points[-1].step == 50 and curves.resumed == []
+    assert curves.point(-1).step == 50 and curves.resumed == []
 
 
 def test_starting_afresh_begins_the_curve_anew() -> None:
     curves = joined(
         whole_training(0, 50), [start(0, time=9000.0), train(1, time=9001.0), train(2, time=9002.0)]
     )
-    assert [point.step for point in curves.points] == [1, 2]
+    assert list(curves.steps) == [1, 2]
     assert curves.validations == [] and curves.resumed == []
 
 
@@ -73,7 +73,9 @@ def test_smoothing() -> None:
     assert smooth([1.0, 5.0, 3.0], window=1) == [1.0, 5.0, 3.0]
     assert smooth([1.0, 5.0, 3.0, 3.0], window=3) == [1.0, 3.0, 11 / 3, 3.0]
     assert smooth([]) == []
-    assert finite_points([(1, float("nan")), (2, None), (3, float("inf")), (4, 1.0)]) == [(4, 1.0)]
+    assert list(smooth([1.0, 3.0, 3.0, 3.0], window=3, at=[0, 3])) == [1.0, 3.0]
+    steps, losses = finite_points([1, 3, 4], [float("nan"), float("inf"), 1.0])
+    assert (list(steps), list(losses)) == ([4], [1.0])
 
 
 @pytest.mark.parametrize(
@@ -90,10 +92,9 @@ def test_ticks(low: float, high: float, expected: list[float]) -> None:
 
 
 def test_thinning_keeps_the_ends() -> None:
-    points = [(step, float(step)) for step in range(1000)]
-    thinned = thin(points, 50)
-    assert len(thinned) == 50 and thinned[0] == points[0] and thinned[-1] == points[-1]
-    assert thin(points[:3], 50) == points[:3]
+    thinned = evenly(1000, 50)
+    assert len(thinned) == 50 and thinned[0] == 0 and thinned[-1] == 999
+    assert list(evenly(3, 50)) == [0, 1, 2]
 
 
 def test_summary(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -114,7 +115,7 @@ def test_summary(runs: Runs, scheduler: FakeScheduler) -> None:
     assert rows["below entropy"] == "yes, by 1.7353 nats"
     assert rows["held-out loss"] == "7.5885 → 4.3647"
     assert rows["tasks"] == "2 nodes × 2 tasks = 4"
-    assert len(curves.points) == 300
+    assert len(curves.steps) == 300
     assert json.loads(json.dumps(summary.to_json(), allow_nan=False))["launches"] == 2
 
 
