@@ -81,17 +81,17 @@ Event = Start | HeldOut | Train | Validation | End
 # A line of a step as the trainer writes it, read faster than as JSON. Any other line does not match, also one
 # that tells a key twice.
 _NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+"
-_REAL = rb"(" + _NUMBER + rb"|NaN|-?+Infinity|null)"
+_REAL = rb"(" + _NUMBER + rb"|NaN|-?+Infinity)"
+_WHOLE = rb"(0|[1-9][0-9]{0,17}+)"
 _OTHERS = (
     rb'(?:, "(?!(?:kind|time|step|loss|lr|grad_norm|tokens|tokens_per_second)")\w++": (?:'
     + _NUMBER
     + rb"|NaN|-?+Infinity|null))*+"
 )
 _STEP = re.compile(
-    rb'\{"kind": "train", "time": (' + _NUMBER + rb'), "step": (0|[1-9][0-9]{0,17}+)'
-    rb', "loss": ' + _REAL + rb', "lr": ' + _REAL + rb', "grad_norm": ' + _REAL + _OTHERS +
-    rb'(?:, "tokens": (0|[1-9][0-9]{0,17}+))?+' + _OTHERS +
-    rb'(?:, "tokens_per_second": ' + _REAL + rb")?+" + _OTHERS + rb"\}\r?\n?"
+    rb'\{"kind": "train", "time": (' + _NUMBER + rb'), "step": ' + _WHOLE + rb', "loss": ' + _REAL
+    + rb', "lr": ' + _REAL + rb', "grad_norm": ' + _REAL + _OTHERS + rb', "tokens": ' + _WHOLE + _OTHERS
+    + rb', "tokens_per_second": ' + _REAL + _OTHERS + rb"\}\n?+"
 )  # fmt: skip
 _STEP_BEGINS = b'{"kind": "train", '
 _EVENT_BEGINS = b'{"kind"'
@@ -106,15 +106,7 @@ def parse_step(line: bytes) -> Train | None:
     if found is None:
         return None
     time, step, loss, rate, norm, tokens, speed = found.groups()
-    return Train(
-        float(time),
-        int(step),
-        None if loss == b"null" else float(loss),
-        None if rate == b"null" else float(rate),
-        None if norm == b"null" else float(norm),
-        None if speed is None or speed == b"null" else float(speed),
-        None if tokens is None else int(tokens),
-    )
+    return Train(float(time), int(step), float(loss), float(rate), float(norm), float(speed), int(tokens))
 
 
 def parse_event(line: str) -> Event | None:
