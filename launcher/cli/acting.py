@@ -75,6 +75,12 @@ def act_and_tell(
     return outcomes
 
 
+def tell_all(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
+    """Tell what came of acting on jobs at once; `verb` is as in `act_and_tell`."""
+    for outcome in () if args.json else outcomes:
+        tell(outcome, verb)
+
+
 def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
     """Print the objects if they were asked for; return the exit code."""
     if args.json:

@@ -12,10 +12,12 @@ from launcher.cli.acting import (
     finish,
     how_it_was,
     name_of,
+    tell_all,
     tell_end,
     told_any,
 )
-from launcher.control.acting import Done, Outcome, cancel, wait_for_ends
+from launcher.control.acting import Done, Outcome, wait_for_ends
+from launcher.control.cancelling import cancel
 from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.tracking.exit_codes import WATCHING_ENDED
@@ -65,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
     """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: there is no terminal to ask on")
-    outcomes = act_and_tell(args, chosen(args), lambda target: _cancel(target, args), "cancelled")
+    if args.interactive:
+        outcomes = act_and_tell(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
+    else:
+        outcomes = cancel(chosen(args), args.save)
+        tell_all(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
     elif told_any(outcomes, Done.SAVING) and not args.json:
@@ -73,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
     return finish(args, outcomes)
 
 
-def _cancel(target: Target, args: argparse.Namespace) -> Outcome:
-    if args.interactive and target.may_live and not _agrees(target):
+def _ask_first(target: Target, args: argparse.Namespace) -> Outcome:
+    if target.may_live and not _agrees(target):
         return Outcome(target, Done.LEFT)
-    return cancel(target, args.save)
+    (outcome,) = cancel([target], args.save)
+    return outcome
 
 
 def _agrees(target: Target) -> bool:

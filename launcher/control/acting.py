@@ -1,8 +1,7 @@
-"""Ending jobs, holding them back and letting them go: one after the other, and no failure stops the rest."""
+"""Holding jobs back and letting them go, one after the other, and what came of acting on jobs."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import shlex
 import time
@@ -11,12 +10,10 @@ from dataclasses import dataclass, replace
 
 from launcher.control.targets import Target, state_of
 from launcher.errors import UserError
-from launcher.runs.marks import GIVEN_UP, ChainEnd, claim, end_chain, note_cancelled
-from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, Links, NoAnswer, NotHeld, Scheduler, State
+from launcher.runs.marks import GIVEN_UP, claim
+from launcher.schedulers.base import JobStatus, NoAnswer, NotHeld, Scheduler, State
 from launcher.schedulers.commands import Unreachable
 from launcher.tracking.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
-from launcher.tracking.launches import Launch
 from launcher.tracking.polling import poll
 
 # Between two questions whether a job has ended: at first, and at most.
@@ -68,21 +65,6 @@ def in_order(targets: Sequence[Target]) -> list[Target]:
     return sorted(targets, key=lambda target: (target.runs, -(target.number or 0)))
 
 
-def cancel(target: Target, save: bool = False) -> Outcome:
-    """End a job, or with `save` let what runs of it save and leave; what waits is ended in any case."""
-    if not target.may_live:
-        return _over(target)
-    if target.job_id is None:
-        return _give_up(target)
-    if target.state is State.UNKNOWN:
-        return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
-    if target.state is State.COMPLETING:
-        return _over(target)
-    if save and target.runs:
-        return _act(target, Done.SAVING, _save)
-    return _act(target, Done.CANCELLED, _cancel)
-
-
 def hold(target: Target, others_wait: bool = False) -> Outcome:
     """Keep what waits of a job from starting.
 
@@ -129,55 +111,6 @@ def _is_ending(outcome: Outcome) -> bool:
     return asked or outcome.done in (Done.CANCELLED, Done.SAVING)
 
 
-def _cancel(scheduler: Scheduler, job_id: str, target: Target) -> None:
-    _end_chain(scheduler, target)
-    scheduler.cancel(job_id)
-    if target.launch and target.task is None:
-        note_cancelled(target.launch.paths.directory, job_id, user())
-
-
-def _end_chain(scheduler: Scheduler, target: Target) -> None:
-    """Of a chain: let no further link do anything, and end those that wait, the last one first."""
-    if target.links is None or target.launch is None:
-        return
-    directory = target.launch.paths.directory
-    is_marked = True
-    try:
-        end_chain(directory, ChainEnd(user(), f"cancelled by {user()}"))
-    except OSError:
-        is_marked = False
-    for job_id in reversed(_further(scheduler, target.launch, target.links)):
-        try:
-            scheduler.cancel(job_id)
-        except UserError as error:
-            # It is over, or else leaves when it begins.
-            if not is_marked or isinstance(error, Unreachable | NoAnswer):
-                raise
-        else:
-            note_cancelled(directory, job_id, user())
-
-
-def _further(scheduler: Scheduler, launch: Launch, links: Links) -> list[str]:
-    """The jobs of a chain's further links: also one of which the answer to its submission was lost."""
-    known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
-    lost: Sequence[str] = ()
-    if len(links.jobs) < links.most:
-        with contextlib.suppress(UserError):
-            lost = scheduler.find([replace(launch.intent, link=len(links.jobs) + 1)]).get(
-                launch.intent.tag, ()
-            )
-    return [*known, *(job_id for job_id in lost if job_id not in links.jobs)]
-
-
-def _save(scheduler: Scheduler, job_id: str, target: Target) -> None:
-    _end_chain(scheduler, target)
-    tasks = {} if target.task else target.tracked.status.tasks
-    for task, state in tasks.items():
-        if state is State.PENDING:  # of an array: none is to start when another leaves
-            scheduler.cancel(f"{job_id}_{task}")
-    scheduler.save(job_id)
-
-
 def _held_back(
     target: Target, done: Done, others_wait: bool, act: Callable[[Scheduler, str], None]
 ) -> Outcome:
@@ -207,31 +140,42 @@ def _act(target: Target, done: Done, act: _Act) -> Outcome:
         return Outcome(target, Done.AS_ASKED, "it is not held")
     except UserError as error:
         # It may have ended, or begun, between the question and the act.
-        again = _again(target)
-        if not again.may_live or again.state is State.COMPLETING:
-            return _over(again)
-        if done is Done.HELD and not again.waits:
-            return Outcome(again, Done.NOT_VALID, _why_not(again, done))
-        return Outcome(again, Done.REFUSED, str(error))
+        (now,) = again([target])
+        if not now.may_live or now.state is State.COMPLETING:
+            return over(now)
+        if done is Done.HELD and not now.waits:
+            return Outcome(now, Done.NOT_VALID, _why_not(now, done))
+        return Outcome(now, Done.REFUSED, str(error))
     return Outcome(target, done)
 
 
-def _again(target: Target) -> Target:
-    if target.launch is None:
-        return target
-    (answer,) = poll([target.launch])
-    tracked = replace(target.tracked, status=answer.status, unanswered=answer.unanswered)
-    return replace(target, tracked=tracked)
+def is_unanswered(error: UserError) -> bool:
+    """Whether an act failed because the scheduler was silent: what became of it is not known."""
+    return isinstance(error, Unreachable | NoAnswer)
 
 
-def _over(target: Target) -> Outcome:
+def again(targets: Sequence[Target]) -> list[Target]:
+    """Look at targets anew, with one question for all of them."""
+    told = iter(poll([target.launch for target in targets if target.launch]))
+    now = []
+    for target in targets:
+        answer = next(told) if target.launch else None
+        if answer is not None:
+            tracked = replace(target.tracked, status=answer.status, unanswered=answer.unanswered)
+            target = replace(target, tracked=tracked)
+        now.append(target)
+    return now
+
+
+def over(target: Target) -> Outcome:
+    """What came of a target that has ended, or ends already."""
     if target.state is State.UNKNOWN:
         return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
     return Outcome(target, Done.AS_ASKED, "it is ending" if target.state.is_live else "it is over")
 
 
-def _give_up(target: Target) -> Outcome:
-    """Of a launch whose answer was lost: no job that it may have become does anything from now on."""
+def give_up(target: Target) -> Outcome:
+    """Of a launch whose answer was lost: let no job that it may have become do anything from now on."""
     launch, unanswered = target.launch, target.tracked.unanswered
     if launch is None:
         return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)

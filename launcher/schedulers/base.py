@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -195,6 +195,17 @@ class Intent:
     after: str | None = None
 
 
+def one_by_one(act: Callable[[str], None], job_ids: Sequence[str]) -> dict[str, UserError]:
+    """Act on one job after the other; return what went wrong, by job."""
+    wrong: dict[str, UserError] = {}
+    for job_id in job_ids:
+        try:
+            act(job_id)
+        except UserError as error:
+            wrong[job_id] = error
+    return wrong
+
+
 class Scheduler(Protocol):
     """Where jobs run."""
 
@@ -275,6 +286,15 @@ class Scheduler(Protocol):
         UserError
             With the scheduler's own words, if it refuses; this goes for the next three too.
         """
+
+    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """End many jobs, in no order, with few questions; return what went wrong, by job.
+
+        One that is refused keeps none of the others.
+        """
+
+    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """`save` for many jobs, as `cancel_all` is `cancel` for many."""
 
     def save(self, job_id: str) -> None:
         """Let a running job's payload save and leave, as its script does before a time limit."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.paths import log_prefix_beside
 from launcher.runs.provenance import host
-from launcher.schedulers.base import Intent, JobStatus, State, Ticket
+from launcher.schedulers.base import Intent, JobStatus, State, Ticket, one_by_one
 from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.states import cancelled, from_marks
 
@@ -86,6 +86,14 @@ class LocalScheduler:
     def cancel(self, job_id: str) -> None:
         """Ask all processes of a job to end."""
         self._signal(job_id, os.killpg, signal.SIGTERM)
+
+    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """One after the other: signals cost nothing."""
+        return one_by_one(self.cancel, job_ids)
+
+    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """One after the other."""
+        return one_by_one(self.save, job_ids)
 
     def save(self, job_id: str) -> None:
         """Tell a job's script to let its payload save."""

@@ -30,7 +30,7 @@ from launcher.schedulers.patience import Patience
 from launcher.schedulers.questions import Questions
 from launcher.schedulers.records import Record, script_of
 from launcher.schedulers.states import of_ticket
-from launcher.schedulers.tasks import by_ticket
+from launcher.schedulers.tasks import by_id, by_ticket
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -166,6 +166,12 @@ class SlurmScheduler:
     def cancel(self, job_id: str) -> None:
         verbs.cancel(self._run, job_id, self._known(job_id))
 
+    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return verbs.many(verbs.cancel_many, self._run, job_ids, self._known_of)
+
+    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return verbs.many(verbs.save_many, self._run, job_ids, self._known_of)
+
     def save(self, job_id: str) -> None:
         verbs.save(self._run, job_id, self._known(job_id))
 
@@ -178,6 +184,11 @@ class SlurmScheduler:
     def _known(self, job_id: str) -> list[Record]:
         self._require_configuration()
         return self._questions.queue([job_id])
+
+    def _known_of(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
+        """What the queue has of many jobs, or tasks of arrays, in one question."""
+        self._require_configuration()
+        return by_id(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
 
     def _run(self, command: Sequence[str]) -> Answer:
         # Longer than a question: what is cut short may be done all the same.

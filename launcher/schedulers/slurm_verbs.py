@@ -1,4 +1,4 @@
-"""Acting on one job of Slurm's: its commands say too little, or nothing, of a job that is over.
+"""Acting on jobs of Slurm's: its commands say too little, or nothing, of a job that is over.
 
 ``scancel`` of a job that has ended exits 0; ``scontrol hold`` of a running one does, too, and holds it when
 it is requeued. So the queue is asked first.
@@ -6,17 +6,26 @@ it is requeued. So the queue is asked first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.errors import UserError
-from launcher.schedulers.base import NotHeld, State
-from launcher.schedulers.commands import Answer, words
+from launcher.schedulers.base import NoAnswer, NotHeld, State, one_by_one
+from launcher.schedulers.commands import Answer, Unreachable, words
 from launcher.schedulers.records import Record
 from launcher.schedulers.words import HELD_BY_ADMIN, HELD_BY_USER
 
 Run = Callable[[Sequence[str]], Answer]
+# What the queue has of jobs, by their ids.
+Known = Mapping[str, Sequence[Record]]
+Ask = Callable[[Sequence[str]], Known]
 
 _HELD_WORDS = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+# In what scancel complains of one job among many.
+_ABOUT_JOB = re.compile(r"\bjob(?: id|id)? (\d+(?:_\d+)?)\b")
+# Jobs that one command is about, so that it is answered in time and its arguments are not too long.
+_AT_ONCE = 250
+_DONE = Answer(0, "", "")
 _NOT_ALLOWED = ("Access/permission denied", "Invalid user id")
 
 
@@ -30,14 +39,18 @@ def save(run: Run, job_id: str, known: Sequence[Record]) -> None:
     """Send USR1 to the script of a job that runs; of an array, to that of the task that does."""
     running = [record for record in _living(job_id, known) if record.state is State.RUNNING]
     if not running:
-        raise UserError(
-            f"job {job_id} is {known[0].state.value}: nothing runs that could save",
-            hint="to end it all the same: slipway cancel RUN",
-        )
+        raise _nothing_runs(job_id, known)
     for record in running:
         # By the raw id: told to signal an array, scancel waits for minutes on its tasks that have not begun.
         command = ["scancel", "--batch", "--signal=USR1", record.raw_id]
         _act(run, job_id, command, "told to save", known, may_be_over=True)
+
+
+def _nothing_runs(job_id: str, known: Sequence[Record]) -> UserError:
+    return UserError(
+        f"job {job_id} is {known[0].state.value}: nothing runs that could save",
+        hint="to end it all the same: slipway cancel RUN",
+    )
 
 
 def hold(run: Run, job_id: str, known: Sequence[Record]) -> None:
@@ -60,6 +73,82 @@ def release(run: Run, job_id: str, known: Sequence[Record]) -> None:
     for record in held:
         hint = "an administrator held it" if _has_reason(record, HELD_BY_ADMIN) else None
         _act(run, job_id, ["scontrol", "release", _for_scontrol(record)], "released", known, hint)
+
+
+def many(
+    act: Callable[[Run, Known, Ask], dict[str, UserError]], run: Run, job_ids: Sequence[str], ask: Ask
+) -> dict[str, UserError]:
+    """Act on many jobs, a few hundred at a time; return what went wrong, by job."""
+    wrong: dict[str, UserError] = {}
+    for begin in range(0, len(job_ids), _AT_ONCE):
+        part = job_ids[begin : begin + _AT_ONCE]
+        try:
+            known = ask(part)
+            wrong |= _not_living(known)
+            wrong |= act(run, {job_id: known[job_id] for job_id in part if job_id not in wrong}, ask)
+        except (Unreachable, NoAnswer) as error:
+            wrong |= {job_id: error for job_id in part if job_id not in wrong}
+    return wrong
+
+
+def cancel_many(run: Run, known: Known, ask: Ask) -> dict[str, UserError]:
+    """End jobs that live with one scancel; those that it did not end and says nothing of, one by one."""
+    answer = run(["scancel", *known]) if known else _DONE
+    if answer.code == 0:
+        return {}
+    wrong = _refused(answer, "cancelled", known)
+    now = ask([job_id for job_id in known if job_id not in wrong])
+    # Of what scancel ended the queue says so at once.
+    left = [
+        job_id
+        for job_id, records in now.items()
+        if any(record.state.is_live and record.state is not State.COMPLETING for record in records)
+    ]
+    return wrong | one_by_one(lambda job_id: cancel(run, job_id, now[job_id]), left)
+
+
+def save_many(run: Run, known: Known, ask: Ask) -> dict[str, UserError]:
+    """Send USR1 to the scripts of the jobs that run with one scancel."""
+    running: dict[str, list[str]] = {}
+    wrong: dict[str, UserError] = {}
+    for job_id, records in known.items():
+        raw_ids = [record.raw_id for record in records if record.state is State.RUNNING]
+        if raw_ids:
+            running[job_id] = raw_ids
+        else:
+            wrong[job_id] = _nothing_runs(job_id, records)
+    if not running:
+        return wrong
+    raw_ids = [raw_id for each in running.values() for raw_id in each]
+    answer = run(["scancel", "--batch", "--signal=USR1", *raw_ids])
+    if answer.code != 0:
+        # A script is not sent the signal twice: of which nothing is said was sent it, or is over.
+        told = _lines_of(answer)
+        for job_id, each in running.items():
+            if lines := [told[raw_id] for raw_id in each if raw_id in told]:
+                wrong[job_id] = _refusal(job_id, "told to save", "\n".join(lines), known[job_id])
+    return wrong
+
+
+def _not_living(known: Known) -> dict[str, UserError]:
+    def check(job_id: str) -> None:
+        _living(job_id, known[job_id])
+
+    return one_by_one(check, list(known))
+
+
+def _refused(answer: Answer, done: str, known: Known) -> dict[str, UserError]:
+    told = _lines_of(answer)
+    return {
+        job_id: _refusal(job_id, done, told[job_id], records)
+        for job_id, records in known.items()
+        if job_id in told
+    }
+
+
+def _lines_of(answer: Answer) -> dict[str, str]:
+    """What scancel complains of, by the job that it names."""
+    return {found[1]: line for line in answer.stderr.splitlines() if (found := _ABOUT_JOB.search(line))}
 
 
 def is_held(record: Record) -> bool:
@@ -108,8 +197,14 @@ def _act(
     # scancel that is told to try later does so, and fails without a word where the job has ended by then.
     if answer.code == 0 or (may_be_over and not answer.stderr.strip()):
         return
-    told = words(answer.stderr)
+    raise _refusal(job_id, done, answer.stderr, known, hint)
+
+
+def _refusal(
+    job_id: str, done: str, stderr: str, known: Sequence[Record], hint: str | None = None
+) -> UserError:
+    told = words(stderr)
     if any(sign in told for sign in _NOT_ALLOWED):
         owner = known[0].user
         hint = hint or f"the job is {owner}'s: {owner} can, or an administrator"
-    raise UserError(f"job {job_id} was not {done}: {told}", hint=hint)
+    return UserError(f"job {job_id} was not {done}: {told}", hint=hint)

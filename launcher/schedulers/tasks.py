@@ -21,6 +21,17 @@ def by_ticket(tickets: Sequence[Ticket], records: Iterable[Record]) -> Mapping[T
     return {ticket: _of(ticket, found, apart) for ticket in tickets}
 
 
+def by_id(job_ids: Sequence[str], records: Iterable[Record]) -> dict[str, Sequence[Record]]:
+    """The records of each job, of an array's task those that are about it; nothing where there are none."""
+    found = by_job(records)
+    tasks = {job_id: job_id.partition("_") for job_id in job_ids}
+    apart = {of: _by_task(found.get(of, ())) for of, _, task in tasks.values() if task}
+    return {
+        job_id: apart[of].get(int(task), ()) if task else found.get(of, ())
+        for job_id, (of, _, task) in tasks.items()
+    }
+
+
 def _of(
     ticket: Ticket, found: Mapping[str, Sequence[Record]], apart: Mapping[str, Mapping[int, list[Record]]]
 ) -> Sequence[Record]:

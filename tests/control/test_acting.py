@@ -14,7 +14,7 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.control import acting
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, NoAnswer, State, Ticket
+from launcher.schedulers.base import JobStatus, NoAnswer, State, Ticket, one_by_one
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -41,6 +41,13 @@ class FakeScheduler:
         self.acts.append(("cancel", job_id))
         if job_id in self.errors:
             raise self.errors[job_id]
+
+    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return one_by_one(self.cancel, job_ids)
+
+    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        self.acts += [("save", job_id) for job_id in job_ids]
+        return {}
 
     def hold(self, job_id: str) -> None:
         self.acts.append(("hold", job_id))

@@ -16,7 +16,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.marks import cancelled_by, chain_end, claim
 from launcher.runs.provenance import user
-from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket
+from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket, one_by_one
 from launcher.schedulers.chains import of_chain
 
 Capsys = pytest.CaptureFixture[str]
@@ -49,6 +49,12 @@ class ChainScheduler:
         self.ended_first.append(chain_end(DIRECTORY) is not None)
         self._do("cancel", job_id)
         self.jobs[job_id] = CANCELLED
+
+    def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return one_by_one(self.cancel, job_ids)
+
+    def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return one_by_one(self.save, job_ids)
 
     def save(self, job_id: str) -> None:
         self.ended_first.append(chain_end(DIRECTORY) is not None)

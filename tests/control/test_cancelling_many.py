@@ -1,0 +1,192 @@
+"""`slipway cancel` of many jobs: few commands of Slurm, the right word for each job, and the right order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from control_project import manifest_of
+
+from launcher.cli.app import main
+from launcher.runs.marks import cancelled_by
+from launcher.runs.provenance import user
+from launcher.schedulers.records import SEPARATOR
+
+Capsys = pytest.CaptureFixture[str]
+
+# The queue is a directory with a file for each job: its state. `theirs` has jobs of another user.
+_SQUEUE = """#!/bin/bash
+cd {here}
+echo "squeue $*" >>calls
+for argument; do
+    [[ $argument == --jobs=* ]] || continue
+    IFS=, read -ra wanted <<<"${{argument#--jobs=}}"
+    for job in "${{wanted[@]}}"; do
+        [[ -e queue/$job ]] || continue
+        script=/r/submitted/$(<tags/$job).1_submission.sh
+        printf '%s{s}' "$job" "$job" "$(<queue/$job)" None "" 0:01 0 0 ada "$script"
+        echo
+    done
+done
+"""
+_SCANCEL = """#!/bin/bash
+cd {here}
+echo "scancel $*" >>calls
+[[ ! -e broken ]] || {{ echo "scancel: error: it broke" >&2; exit 1; }}
+code=0
+for job; do
+    [[ $job != --* ]] || continue
+    if grep -qx "$job" theirs; then
+        echo "scancel: error: Kill job error on job id $job: Access/permission denied" >&2
+        code=210
+    elif [[ $* != *--signal* ]]; then
+        rm -f "queue/$job"
+    fi
+    [[ ! -e stops ]] || break
+done
+exit $code
+"""
+
+
+class CountedSlurm:
+    """What waits or runs, and how often Slurm was called."""
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+        for name in ("queue", "tags"):
+            (here / name).mkdir(parents=True)
+        for name in ("calls", "theirs"):
+            (here / name).touch()
+
+    def job(self, run: str, number: int, state: str = "PENDING") -> str:
+        """Put a job into the queue: launch `number` of a run."""
+        manifest_of(run, number)
+        (self.here / "queue" / str(number)).write_text(state)
+        (self.here / "tags" / str(number)).write_text(f"{run}-{number}")
+        return str(number)
+
+    def not_ours(self, *jobs: str) -> None:
+        (self.here / "theirs").write_text("".join(f"{job}\n" for job in jobs))
+
+    def queue(self) -> set[str]:
+        return {path.name for path in (self.here / "queue").iterdir()}
+
+    def calls(self, program: str = "") -> list[str]:
+        lines = (self.here / "calls").read_text().splitlines()
+        return [line for line in lines if line.startswith(program)]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedSlurm:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    here = tmp_path / "slurm"
+    for name, text in (("squeue", _SQUEUE), ("scancel", _SCANCEL), ("sacct", "#!/bin/bash\nexit 1\n")):
+        (programs / name).write_text(text.format(here=here, s=SEPARATOR))
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert shutil.which("squeue") == str(programs / "squeue")
+    return CountedSlurm(here)
+
+
+def cancel(capsys: Capsys, *words: str) -> tuple[int, list[str], list[str]]:
+    capsys.readouterr()
+    code = main(["cancel", *words])
+    told = capsys.readouterr()
+    return code, told.out.splitlines(), told.err.splitlines()
+
+
+def runs(slurm: CountedSlurm, count: int, state: str = "PENDING") -> list[str]:
+    names = [f"r{number:03}" for number in range(1, count + 1)]
+    for number, name in enumerate(names, 1):
+        slurm.job(name, number, state)
+    return names
+
+
+def told_of(lines: Sequence[str], words: str) -> list[str]:
+    return [line for line in lines if words in line]
+
+
+def test_as_many_calls_for_forty_jobs_as_for_four(slurm: CountedSlurm, capsys: Capsys) -> None:
+    names = runs(slurm, 44)
+    assert cancel(capsys, *names[:4])[0] == 0
+    few = len(slurm.calls())
+    code, out, err = cancel(capsys, *names[4:])
+    assert (code, err, slurm.queue()) == (0, [], set())
+    assert len(slurm.calls()) - few == few == 3, slurm.calls()
+    assert out == [f"cancelled job {n} of r{n:03} (launch {n}): it was PENDING" for n in range(44, 4, -1)]
+    assert cancelled_by(Path("results/r044/launches/44"), "44") == user()
+
+
+def test_a_long_list_is_cut(slurm: CountedSlurm, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.schedulers.slurm_verbs._AT_ONCE", 10)
+    assert cancel(capsys, *runs(slurm, 25))[0] == 0
+    assert [len(call.split()) - 1 for call in slurm.calls("scancel")] == [10, 10, 5]
+    assert slurm.queue() == set()
+
+
+def test_refusals_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
+    """Each is told of its own job, with one question more for all of them."""
+    names = runs(slurm, 40, "RUNNING")
+    slurm.not_ours("7", "31")
+    code, out, err = cancel(capsys, *names)
+    assert (code, slurm.queue()) == (1, {"7", "31"})
+    assert len(told_of(out, "cancelled job")) == 38 and len(out) == 38
+    assert err == [
+        line
+        for job in ("31", "7")
+        for line in (
+            f"slipway: job {job} of r{job:0>3} (launch {job}) was not cancelled:"
+            f" Kill job error on job id {job}: Access/permission denied",
+            "  the job is ada's: ada can, or an administrator",
+        )
+    ]
+    assert len(slurm.calls("scancel")) == 1 and len(slurm.calls("squeue")) <= 4
+
+
+def test_a_scancel_that_stops_at_a_refusal(slurm: CountedSlurm, capsys: Capsys) -> None:
+    """What it says nothing of, and what still waits, is ended one by one."""
+    names = runs(slurm, 6)
+    slurm.not_ours("6")
+    (slurm.here / "stops").touch()
+    code, out, _ = cancel(capsys, *names)
+    assert (code, slurm.queue()) == (1, {"6"})
+    assert len(told_of(out, "cancelled job")) == 5
+
+
+def test_a_scancel_that_does_nothing(slurm: CountedSlurm, capsys: Capsys) -> None:
+    names = runs(slurm, 3)
+    (slurm.here / "broken").touch()
+    code, out, err = cancel(capsys, *names)
+    assert (code, out, len(slurm.queue())) == (1, [], 3)
+    assert len(told_of(err, "was not cancelled: it broke")) == 3
+
+
+def test_of_one_run_one_after_the_other(slurm: CountedSlurm, capsys: Capsys) -> None:
+    """What waits ends before what runs, the newest first: so none starts where another ended."""
+    for number, state in ((1, "RUNNING"), (2, "PENDING"), (3, "PENDING")):
+        slurm.job("a", number, state)
+    slurm.job("b", 4, "PENDING")
+    slurm.job("c", 5, "RUNNING")
+    assert cancel(capsys, "a", "b", "c")[0] == 0
+    ended = [set(call.split()[1:]) for call in slurm.calls("scancel")]
+    assert ended == [{"4", "3"}, {"2"}, {"5", "1"}]
+
+
+def test_many_are_told_to_save_at_once(slurm: CountedSlurm, capsys: Capsys) -> None:
+    names = runs(slurm, 12, "RUNNING")
+    slurm.job("w", 13)
+    slurm.not_ours("3")
+    code, out, err = cancel(capsys, "--save", "w", *names)
+    assert code == 1
+    assert len(told_of(out, "to save and leave: it is RUNNING")) == 11
+    assert len(told_of(out, "cancelled job 13 of w")) == 1
+    assert told_of(err, "job 3 of r003 (launch 3) was not cancelled")
+    first, second = slurm.calls("scancel")
+    assert first == "scancel 13" and second.startswith("scancel --batch --signal=USR1 ")
+    assert slurm.queue() == {str(number) for number in range(1, 13)}
