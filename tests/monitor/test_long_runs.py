@@ -1,0 +1,329 @@
+"""Runs of a million steps: what is read as a stream and kept in columns says the same as the plain way."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monitor_samples import Runs, append, end, held_out, log, start, validation
+
+from launcher.monitor import error_signs, events, falling, nemo
+from launcher.monitor.curves import Curves, evenly, outline, smooth
+from launcher.monitor.error_signs import SIGNS, find_signs
+from launcher.monitor.events import (
+    End,
+    Event,
+    EventReader,
+    HeldOut,
+    Start,
+    Train,
+    Validation,
+    parse_event,
+    parse_step,
+)
+from launcher.monitor.falling import median
+from launcher.monitor.nemo import NemoReader
+from launcher.monitor.progress import Progress
+
+SMALL = settings(max_examples=200, deadline=None)
+STEPS = st.integers(0, 12)
+LOSSES = st.none() | st.sampled_from([math.nan, math.inf, 2.5]) | st.floats(0, 10)
+TIMES = st.integers(1, 10_000).map(float)
+
+
+def a_step(step: int, loss: float | None = 2.5) -> dict[str, Any]:
+    """What our trainer tells of a step, in its order."""
+    told = {"kind": "train", "time": 1000.0 + step, "step": step, "loss": loss, "lr": 6e-4, "grad_norm": 1.5}
+    sizes = {"consumed_samples": 16 * step, "global_batch": 16, "tokens": 2048, "step_time": 0.5}
+    rest = {"tokens_per_second": 4096.5, "tflops_per_gpu": 1e-4, "mfu": None, "data_wait": 0.0}
+    return {**told, **sizes, **rest, "memory_bytes": 123}
+
+
+EVENTS = st.one_of(
+    st.builds(Start, TIMES, STEPS, *[st.none()] * 7, st.none() | st.integers(0, 9)),
+    st.builds(Train, TIMES, STEPS, LOSSES, st.none(), st.none(), st.none() | TIMES, st.none() | STEPS),
+    st.builds(Validation, TIMES, STEPS, st.floats(0, 10)),
+    st.builds(End, TIMES, STEPS, st.just("max_steps")),
+    st.builds(HeldOut, st.none(), st.floats(0, 10), st.booleans()),
+)
+
+
+class PlainCurves:
+    """The curves as dictionaries of all that was told."""
+
+    def __init__(self, told: Iterable[Event]) -> None:
+        self.train: dict[int, tuple[float | None, int, float]] = {}
+        self.validation: dict[int, float] = {}
+        self.resumed: list[int] = []
+        self.start: Start | None = None
+        self.first_step = 0
+        self.seconds = self._until = 0.0
+        self._has_trained = True
+        for event in told:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Start):
+            self.first_step = event.step if self.start is None else self.first_step
+            self.start, self._until, self._has_trained = event, event.time, False
+        elif isinstance(event, Train):
+            self._rewind(event)
+            tokens = event.tokens or (self.start.tokens_per_step if self.start else None) or 0
+            self.train[event.step] = (event.loss, tokens, event.tokens_per_second or 0.0)
+        elif isinstance(event, Validation):
+            self.validation[event.step] = event.loss
+        if isinstance(event, Train | Validation | End):
+            self.seconds += max(event.time - self._until, 0.0) if self._until else 0.0
+            self._until = max(event.time, self._until)
+
+    def _rewind(self, event: Train) -> None:
+        if self._has_trained:
+            return
+        self._has_trained = True
+        origin = self.start.step if self.start else 0
+        self.train = {at: point for at, point in self.train.items() if at < event.step}
+        self.validation = {at: loss for at, loss in self.validation.items() if at <= origin}
+        self.resumed = [at for at in self.resumed if at < origin] + ([origin] if origin else [])
+
+    @property
+    def spans(self) -> list[tuple[int, float]]:
+        steps = sorted(self.train)
+        before = [self.first_step, *steps]
+        return [
+            ((step - last) * self.train[step][1], self.train[step][2])
+            for last, step in zip(before, steps, strict=False)
+        ]
+
+
+def same(one: float | None, other: float | None) -> bool:
+    both = one is not None and other is not None and math.isnan(one) and math.isnan(other)
+    return both or one == other
+
+
+@SMALL
+@given(st.lists(EVENTS, max_size=40))
+def test_columns_say_what_dictionaries_say(told: list[Event]) -> None:
+    plain, curves = PlainCurves(told), Curves()
+    curves.add(told)
+    assert list(curves.steps) == sorted(plain.train)
+    for index, step in enumerate(curves.steps):
+        loss, tokens, speed = plain.train[step]
+        point = curves.point(index)
+        assert (point.step, point.tokens_per_step or 0, point.tokens_per_second or 0.0) == (
+            step,
+            tokens,
+            speed,
+        )
+        assert same(point.loss, loss) and same(curves.losses[index], math.nan if loss is None else loss)
+    assert curves.validations == sorted(plain.validation.items())
+    assert (curves.resumed, curves.seconds) == (plain.resumed, plain.seconds)
+    assert curves.tokens == (sum(tokens for tokens, _ in plain.spans) or None)
+    timed = [(tokens, speed) for tokens, speed in plain.spans if speed]
+    seconds = sum(tokens / speed for tokens, speed in timed)
+    assert curves.tokens_per_second == (sum(tokens for tokens, _ in timed) / seconds if seconds else None)
+
+
+NUMBERS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.just("7"), st.just([])
+)
+KEYS = [*a_step(1), "path", "val_loss", "reason", "max_steps"]
+
+
+@SMALL
+@given(st.dictionaries(st.sampled_from(KEYS[1:]), NUMBERS, max_size=4), st.randoms(), st.booleans())
+def test_a_line_read_quickly_is_the_line_read_as_json(
+    changes: dict[str, Any], chance: Any, shuffled: bool
+) -> None:
+    content = {**a_step(3), **changes}
+    names = list(content)
+    if shuffled:
+        chance.shuffle(names)
+    line = json.dumps({name: content[name] for name in names})
+    quick = parse_step(line.encode() + b"\n")
+    assert quick is None or repr(quick) == repr(parse_event(line))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"step": 3', '"step": 03'),
+        ('"step": 3', '"step": 3, "step": 4'),
+        ('"loss": 2.5', '"loss": 2.'),
+        ('"loss": 2.5', '"loss": 1e'),
+        ('"loss": 2.5', '"loss": --2'),
+        ('"mfu": null', '"mfu": {"tokens": 7}'),
+        ('"mfu": null', '"mfu": null, "tokens": 7'),
+        ('"mfu": null', '"mfu": nul'),
+        ("}", "} }"),
+        ('{"kind"', '{"kind": "end", "kind"'),
+    ],
+)
+def test_what_only_looks_like_a_step_is_left_to_json(change: tuple[str, str]) -> None:
+    line = json.dumps(a_step(3))
+    assert parse_step(line.encode()) == parse_event(line)
+    assert change[0] in line and parse_step(line.replace(*change).encode()) is None
+
+
+def test_a_number_beyond_all_files_is_no_event() -> None:
+    for change in ({"step": 1 << 63}, {"tokens": -(1 << 70)}, {"time": "x"}, {"step": 1e300}):
+        assert parse_event(json.dumps({**a_step(3), **change})) is None
+    assert parse_event(json.dumps(a_step((1 << 63) - 1))) is not None
+
+
+def test_a_line_without_an_end_takes_no_memory(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_LONGEST_LINE", 1 << 10)
+    path = append(runs.launch(), [start(), a_step(1)])
+    reader = EventReader(path)
+    with path.open("ab", buffering=0) as stream:
+        stream.write(b" " * 5000)
+        assert [type(event) for event in reader.poll()] == [Start, Train]
+        stream.write(b" " * 5000 + json.dumps(a_step(2)).encode() + b"\n")
+        assert reader.poll() == []
+        stream.write(json.dumps(a_step(3)).encode() + b"\n" + b"x" * 10)
+        assert [event.step for event in reader.poll() if isinstance(event, Train)] == [3]
+
+
+def many_attempts() -> list[dict[str, Any]]:
+    told = [start(), held_out()]
+    for origin, last in ((0, 300), (250, 600), (600, 601)):
+        told += [start(origin)] if origin else []
+        for step in range(origin + 1, last + 1):
+            told += [a_step(step, 3.0 - step / 1000)] + ([validation(step, 3.0)] if step % 50 == 0 else [])
+    return [*told, end(601, 2000.0)]
+
+
+@pytest.mark.parametrize("steps", [20, 64, 4096])
+def test_the_newest_events_tell_as_much_as_all(runs: Runs, steps: int) -> None:
+    path = append(runs.launch(), many_attempts())
+    with path.open("a") as stream:
+        stream.write(json.dumps(a_step(602))[:40] + json.dumps(start(601)) + "\n" + '{"kind": "train", "x"\n')
+        stream.write(json.dumps(a_step(602)) + "\n")
+    whole, few = EventReader(path).poll(), EventReader(path).newest(steps)
+    quick, plain = Progress(few), Progress(whole)
+    for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "end"):
+        assert getattr(quick, name) == getattr(plain, name), name
+    others = [[event for event in told if not isinstance(event, Train)] for told in (few, whole)]
+    assert others[0] == others[1]
+    trains = [[event for event in told if isinstance(event, Train)] for told in (few, whole)]
+    assert len(trains[0]) <= steps + 4 and trains[0][-20:] == trains[1][-20:]
+    firsts = [index for index, event in enumerate(few) if isinstance(event, Start)]
+    assert [next(e.step for e in few[index:] if isinstance(e, Train)) for index in firsts] == [
+        1,
+        251,
+        601,
+        602,
+    ]
+    assert events.newest(whole, steps) == few
+
+
+@SMALL
+@given(st.lists(st.floats(-9, 9) | st.sampled_from([0.0, 1.0]), min_size=1, max_size=300))
+def test_the_median_of_many(values: list[float]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(falling, "_SORTED", 10)
+        patch.setattr(falling, "_SAMPLE", 5)
+        assert median(values) == statistics.median(values)
+
+
+@SMALL
+@given(st.lists(st.floats(-9, 9), max_size=120), st.integers(2, 50))
+def test_some_means_are_those_of_all(values: list[float], most: int) -> None:
+    chosen = evenly(len(values), most)
+    every = smooth(values)
+    assert smooth(values, at=chosen) == [every[index] for index in chosen]
+
+
+@SMALL
+@given(
+    st.dictionaries(st.integers(0, 10_000), st.floats(-9, 9), min_size=1, max_size=400), st.integers(1, 20)
+)
+def test_an_outline_has_the_extremes_of_each_column(points: dict[int, float], columns: int) -> None:
+    steps = sorted(points)
+    losses = [points[step] for step in steps]
+    chosen = outline(steps, losses, columns)
+    assert list(chosen) == sorted(set(chosen)) and len(chosen) <= 4 * columns
+    assert (chosen[0], chosen[-1]) == (0, len(steps) - 1)
+
+    def extremes(indices: Sequence[int]) -> dict[int, tuple[float, float]]:
+        column = [(columns * (steps[i] - steps[0]) // (steps[-1] - steps[0] + 1), losses[i]) for i in indices]
+        return {
+            at: (min(v for c, v in column if c == at), max(v for c, v in column if c == at))
+            for at, _ in column
+        }
+
+    if len(steps) > 4 * columns:
+        assert extremes(chosen) == extremes(range(len(steps)))
+
+
+PIECES = st.one_of(
+    st.sampled_from(
+        [*(sign.decode() for sign in SIGNS), "; rendezvous at ", "error", "Exception ignored in"]
+    ),
+    st.sampled_from(["\n", "\r", "x\n", "  File y\n", "ValueError: z\n", "Exited with exit code 75\n"]),
+    st.sampled_from(["the training loss of step 3 is nan", "the gradient norm is -inf\n", " is nan"]),
+    st.text("ab \n", max_size=30),
+)
+
+
+@SMALL
+@given(st.lists(PIECES, max_size=30).map("".join), st.sampled_from([1, 7, 64]), st.booleans())
+def test_a_log_in_blocks_is_the_log_in_one(
+    tmp_path_factory: pytest.TempPathFactory, text: str, block: int, again: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "log.out"
+    path.write_text(text)
+    since = b"; rendezvous at " if again else None
+    whole = find_signs(path, since)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(error_signs, "_BLOCK_BYTES", block)
+        assert find_signs(path, since) == whole
+    begin = max(text.rfind("; rendezvous at "), 0) if again else 0
+    harmless = ("srun: error: ", "Traceback (most recent call last)")
+    if any(sign.decode() in text[begin:] for sign in SIGNS if sign.decode() not in harmless):
+        assert whole.errors
+    assert (whole.divergence is not None) == bool(error_signs._DIVERGED.search(text.encode(), begin))
+
+
+def progress_lines(steps: int) -> str:
+    return "".join(
+        f"\rEpoch 0: :  40%|████      | {step}/500 [{step // 60:02}:{step % 60:02}<00:33, "
+        f"reduced_train_loss={3 - step / 1000:.3f}, global_step={step - 1}.000, "
+        f"train_step_timing in s=0.5, val_loss={3 - step // 50}.0]" + "[rank1] words\n" * (step % 7 == 0)
+        for step in range(1, steps + 1)
+    )
+
+
+@pytest.mark.parametrize("block", [1 << 9, 1 << 12])
+def test_nemos_log_in_blocks(runs: Runs, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    path = log(runs.launch(engine="nemo"))
+    path.write_text("words\n" * 3000 + progress_lines(300) + "\rEpoch 0: :  40%|██  | 301/500 [05:01<")
+    whole = NemoReader(path, 2048).poll()
+    assert [event.step for event in whole if isinstance(event, Train)] == list(range(1, 301))
+    monkeypatch.setattr(nemo, "_BLOCK_BYTES", block)
+    reader = NemoReader(path, 2048)
+    assert reader.poll() == whole and reader.poll() == []
+    assert events.newest(whole, 20) == events.newest(NemoReader(path, 2048).stream(), 20)
+
+
+def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nemo, "_BLOCK_BYTES", 1 << 10)
+    path = log(runs.launch(engine="nemo"))
+    path.write_text("words\n" * 3000)
+    reader = NemoReader(path)
+    assert reader.poll() == [] and reader._offset == path.stat().st_size
+    with path.open("a") as stream:
+        stream.write(progress_lines(2))
+    assert [event.step for event in reader.poll() if isinstance(event, Train)] == [1, 2]
+
+
+def test_no_log_and_no_metrics(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert EventReader(missing).newest(10) == EventReader(missing).poll() == NemoReader(missing).poll() == []
+    assert find_signs(missing) == error_signs.LogSigns()
