@@ -62,6 +62,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/train_step.py
 	$(BIN)/python benchmarks/perf/resume.py
 	$(BIN)/python benchmarks/perf/status.py
+	$(BIN)/python benchmarks/perf/reading.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 

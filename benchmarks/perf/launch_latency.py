@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +30,24 @@ FLOOR = [
     "    compose('config', overrides=['training=gpt3/126m', 'cluster=bcm', '~data_preparation'])",
 ]
 
+# Starts the process to measure, and is small: the peak of a process begins with that of its parent.
+_BETWEEN = """
+import os, sys, time
+begun = time.monotonic()
+pid = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+with open(sys.argv[1], "w") as told:
+    print(status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss, time.monotonic() - begun, file=told)
+"""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU seconds (user and system) and peak resident memory in MB of one process."""
+    """CPU seconds (user and system), peak resident memory in MB and seconds of the clock of one process."""
 
     cpu: float
     memory: float
+    wall: float
 
 
 def measure(
@@ -49,25 +62,18 @@ def measure(
     expected
         Exit codes of a run that counts.
     """
-    reader, writer = os.pipe()
     # Bytecode is written and used, as in any installed tool.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    pid = os.posix_spawn(
-        command[0],
-        command,
-        {**inherited, **(variables or {})},
-        file_actions=[
-            *((os.POSIX_SPAWN_DUP2, writer, stream) for stream in (1, 2)),
-            (os.POSIX_SPAWN_CLOSE, reader),
-        ],
-    )
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        said = stream.read()
-    _, status, usage = os.wait4(pid, 0)
-    if os.waitstatus_to_exitcode(status) not in expected:
-        raise SystemExit(f"{command} ended with status {status}:\n{said.decode(errors='replace')}")
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    with tempfile.NamedTemporaryFile("r") as told:
+        between = [sys.executable, "-I", "-S", "-c", _BETWEEN, told.name, *command]
+        done = subprocess.run(
+            between, env={**inherited, **(variables or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        status, cpu, memory, wall = told.read().split() or ["1"] * 4
+    if os.waitstatus_to_exitcode(int(status)) not in expected:
+        said = done.stdout.decode(errors="replace")
+        raise SystemExit(f"{command} ended with status {status}:\n{said}")
+    return Cost(float(cpu), float(memory) / 1024, float(wall))
 
 
 def main() -> None:

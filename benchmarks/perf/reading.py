@@ -1,13 +1,13 @@
-"""What the verbs that read cost on a run of a million steps and on a tree of a thousand runs.
+"""What the verbs that read cost on a run of a million steps and on a tree of a thousand runs, and `cancel`.
 
-    python benchmarks/perf/reading.py [--steps N] [--log-megabytes N] [--jobs N] [--runs N]
+    python benchmarks/perf/reading.py [--steps N] [--log-megabytes N] [--jobs N] [--cancelled N] [--runs N]
 
-The long run has 395 bytes of metrics a step, as our trainer writes them, a resume at three quarters of it that
-repeats 1,000 steps, and a log of a gigabyte without an error in it; 1.5 GB of the temporary directory. It has
-ended. The floors read the same files and do nothing with them but what any reader must.
+The long run has ended. It has the metrics that our trainer writes, some 400 bytes a step, with a resume at
+three quarters that does 1,000 steps again, and a log of a gigabyte without an error: 1.5 GB of the temporary
+directory. The floors read the same files and do nothing with them that a reader could leave out.
 
-The tree is of real jobs that wait on a throw-away Slurm, each with a short metrics file; a fifth of the jobs
-has ended. `cancel` ends what waits, next to one `scancel` of as many ids.
+The tree is of real jobs on a throw-away Slurm, four fifths of them waiting, the others completed, each with
+the metrics of 200 steps. `cancel` ends jobs that wait, next to one `scancel` of as many.
 
 The commands run in turn, so that a noisy machine slows all of them; quote ratios of medians. CPU seconds and
 peak memory are the kernel's own account of each process and its children.
@@ -25,19 +25,23 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launch_latency import Cost, measure
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from status import SLIPWAY, calls, has_accounting, launch, metrics
 
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
+from launcher.sandbox import Options, down, up
 
-SLIPWAY = str(Path(sys.executable).with_name("slipway"))
 RUN = "gpt3_126m"
 _REPEATED = 1000
+LOADS = "import json, sys\nfor line in open(sys.argv[1], 'rb'): json.loads(line)"
+IMPORTS = "import matplotlib.figure, matplotlib.backends.backend_agg, plotext, launcher.cli.app"
 
 
 def steps_of(first: int, last: int, begun: float) -> Iterator[str]:
@@ -127,8 +131,147 @@ def long_run(base: Path, steps: int, log_bytes: int) -> Path:
 
 def write_log(path: Path, size: int) -> None:
     """Write lines as a trainer's rank 0 logs its steps, until there are so many bytes."""
-    line = "[2026-11-22 19:20:58] INFO step {:>8} | loss 2.3456 | lr 2.999e-04 | grad norm 1.234 | 1.02 M tokens/s\n"
-    block = "".join(line.format(step) for step in range(10_000)).encode()
+    told = "loss 2.3456 | lr 2.999e-04 | grad norm 1.234 | 1.02 M tokens/s"
+    lines = [f"[2026-11-22 19:20:58] INFO step {step:>8} | {told}\n" for step in range(10_000)]
+    block = "".join(lines).encode()
     with path.open("wb") as stream:
         for _ in range(max(size // len(block), 1)):
             stream.write(block)
+
+
+def in_turn(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[Cost]]:
+    """Measure commands in turn, after each has run once."""
+    costs: dict[str, list[Cost]] = {name: [] for name in commands}
+    for turn in range(runs + 1):
+        for name, command in commands.items():
+            cost = measure(list(command), expected=range(5))  # a run may be told to have failed
+            if turn:
+                costs[name].append(cost)
+    return costs
+
+
+def table(title: str, costs: Mapping[str, Sequence[Cost]], floor: str) -> Table:
+    """The medians, and the CPU seconds as a multiple of a floor's."""
+    shown = Table(title=title, title_justify="left")
+    for column in ("", "CPU [s]", "min-max [s]", "ratio", "wall [s]", "memory [MB]"):
+        shown.add_column(Text(column), justify="right" if column else "left", no_wrap=True)
+    least = statistics.median(cost.cpu for cost in costs[floor])
+    for name, each in costs.items():
+        cpu = sorted(cost.cpu for cost in each)
+        wall, memory = (statistics.median(getattr(cost, key) for cost in each) for key in ("wall", "memory"))
+        median = statistics.median(cpu)
+        spread = f"{cpu[0]:.2f}-{cpu[-1]:.2f}"
+        shown.add_row(name, f"{median:.2f}", spread, f"{median / least:.2f}", f"{wall:.1f}", f"{memory:.0f}")
+    return shown
+
+
+def read_long_run(base: Path, args: argparse.Namespace) -> Table:
+    """Measure the verbs on the long run."""
+    directory = long_run(base, args.steps, args.log_megabytes * 1_000_000)
+    told, log = directory / "results" / "metrics.jsonl", directory / "log-train_17.out"
+    floor = "json.loads of each line of the metrics"
+    where = ["--base-results-dir", str(base)]
+    commands = {
+        "cat of metrics and log": [str(shutil.which("cat")), str(told), str(log)],
+        floor: [sys.executable, "-c", LOADS, str(told)],
+        "imports of slipway, matplotlib, plotext": [sys.executable, "-c", IMPORTS],
+        "slipway status": [SLIPWAY, "status", RUN, *where],
+        "slipway plot": [SLIPWAY, "plot", RUN, *where],
+        "slipway plot --json": [SLIPWAY, "plot", RUN, "--json", *where],
+        "slipway verify": [SLIPWAY, "verify", RUN, *where],
+        "slipway follow": [SLIPWAY, "follow", RUN, *where],
+    }
+    sizes = [path.stat().st_size / 1e6 for path in (told, log)]
+    title = f"{args.steps:,} steps: {sizes[0]:.0f} MB of metrics, {sizes[1]:.0f} MB of log"
+    return table(title, in_turn(commands, args.runs), floor)
+
+
+def read_tree(base: Path, args: argparse.Namespace, environment: Mapping[str, str], template: Path) -> Table:
+    """Measure `status` of all runs, and the verbs on one of them."""
+    jobs = [launch(base, number, environment, template) for number in range(args.jobs)]
+    while len(list(base.glob("*/launches/1/marks/*.ended.json"))) < len(jobs[::5]):
+        time.sleep(0.2)
+    run, where = "gpt3_126m_005", ["--base-results-dir", str(base)]
+    floor = "bare squeue"
+    commands = {
+        floor: [str(shutil.which("squeue")), f"--jobs={','.join(jobs)}", "--states=all"],
+        "slipway status": [SLIPWAY, "status", *where],
+        "slipway plot of one": [SLIPWAY, "plot", run, "--no-terminal", *where],
+        "slipway verify of one": [SLIPWAY, "verify", run, *where],
+        "slipway follow of one": [SLIPWAY, "follow", run, *where],
+    }
+    return table(f"a tree of {len(jobs)} runs", in_turn(commands, args.runs), floor)
+
+
+def cancel_many(
+    base: Path, args: argparse.Namespace, environment: Mapping[str, str], template: Path
+) -> tuple[Table, str]:
+    """Measure `cancel` next to `scancel` of as many jobs; return the table, and what Slurm was asked."""
+    fresh = _fresh_jobs(base, args.cancelled, environment, template)
+    floor, ours = "bare scancel", "slipway cancel"
+    costs: dict[str, list[Cost]] = {floor: [], ours: []}
+    for _ in range(args.runs):
+        costs[floor].append(measure([str(shutil.which("scancel")), *fresh()[1]]))
+        costs[ours].append(measure(_cancel(*fresh())))
+    counted = calls(_cancel(*fresh()), base, environment)
+    return table(f"cancel of {args.cancelled} jobs that wait", costs, floor), counted
+
+
+def _cancel(tree: Path, jobs: Sequence[str]) -> list[str]:
+    return [SLIPWAY, "cancel", *(str(run) for run in sorted(tree.iterdir())), "--base-results-dir", str(tree)]
+
+
+def _fresh_jobs(
+    base: Path, count: int, environment: Mapping[str, str], template: Path
+) -> Callable[[], tuple[Path, list[str]]]:
+    trees = itertools.count()
+
+    def submit() -> tuple[Path, list[str]]:
+        tree = base / str(next(trees))
+        numbers = itertools.islice((number for number in itertools.count() if number % 5), count)
+        return tree, [launch(tree, number, environment, template) for number in numbers]
+
+    return submit
+
+
+def main() -> None:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of the long run (default: 1,000,000)")
+    parser.add_argument("--log-megabytes", type=int, default=1040, help="of its log (default: 1040)")
+    parser.add_argument("--jobs", type=int, default=1000, help="runs of the tree (default: 1000)")
+    parser.add_argument("--cancelled", type=int, default=480, help="jobs to cancel (default: 480)")
+    parser.add_argument("--runs", type=int, default=5, help="counted runs of each (default: 5)")
+    args = parser.parse_args()
+    console = Console(width=110)
+    directory = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir="/tmp"))
+    os.environ["SLIPWAY_CACHE_DIR"] = str(directory / "cache")
+    try:
+        console.print(f"medians of {args.runs} interleaved runs", end="; ")
+        console.print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+        console.print(read_long_run(directory / "long", args))
+        shutil.rmtree(directory / "long")
+        on_slurm(directory, args, console)
+    finally:
+        shutil.rmtree(directory)
+    console.print("Aim: about twice the floor, less than 100 MB above the imports, a few Slurm commands.")
+
+
+def on_slurm(directory: Path, args: argparse.Namespace, console: Console) -> None:
+    """Measure what needs jobs."""
+    template = directory / "metrics.jsonl"
+    template.write_text(metrics(200))
+    sandbox = up(Options(directory=directory / "sandbox", nodes=4, accounting=has_accounting()))
+    try:
+        environment = {**sandbox.environment(), "SLIPWAY_CACHE_DIR": str(directory / "cache")}
+        os.environ.update(environment)  # measure() passes it on
+        console.print(read_tree(directory / "tree", args, environment, template))
+        cancelled, counted = cancel_many(directory / "cancelled", args, environment, template)
+        console.print(cancelled)
+        console.print(f"Slurm commands of slipway cancel: {counted}.")
+    finally:
+        down(directory / "sandbox")
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,7 @@ from launcher.sandbox import Options, Sandbox, down, up
 from launcher.sandbox.prerequisites import check
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
-COUNTED = ("squeue", "sacct", "scontrol", "sinfo")
+COUNTED = ("squeue", "sacct", "scontrol", "sinfo", "scancel")
 # As a job's own script leaves its marks.
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=train --ntasks=1 --output=/dev/null

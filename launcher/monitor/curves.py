@@ -45,12 +45,7 @@ class Points:
     def put(self, step: int, *values: float) -> None:
         """Add a point, in place of one of the same step."""
         steps = self._steps
-        if steps and step <= steps[-1]:
-            if step == steps[-1]:
-                for column, value in zip(self._columns, values, strict=True):
-                    column[-1] = value
-                return
-            self._is_sorted = False
+        self._is_sorted = self._is_sorted and (not steps or step > steps[-1])
         steps.append(step)
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
