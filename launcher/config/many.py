@@ -36,7 +36,7 @@ from launcher.config.compose import (
     make_paths_absolute,
     sources_of,
 )
-from launcher.config.overrides import for_hydra
+from launcher.config.overrides import for_hydra, keys_for_hydra, parse_override
 from launcher.config.resolution import OutOfTheOrdinary, Resolution
 from launcher.config.resolvers import register_resolvers
 from launcher.config.search_path import register_tree
@@ -96,7 +96,7 @@ class Sweep:
     def _compose(self, overrides: tuple[str, ...]) -> Composition:
         register_resolvers()
         values, groups = self._sorted(for_hydra(overrides))
-        shared, _ = self._sorted(self._base)
+        shared, _ = self._sorted(keys_for_hydra([parse_override(text) for text in self._base]))
         tree, choices = self._tree(groups, values[: len(shared)])
         with _changed_back(tree) as changes:
             changes.apply(values[len(shared) :])

@@ -24,6 +24,15 @@ _TEXTS = re.compile(
     re.DOTALL,
 )
 
+# Lists of text: their items hold characters that Hydra's grammar refuses, as in [--container-unshare=net].
+_LISTS = re.compile(
+    r"((stage_cluster\.\w+|cluster)\.srun_args|container_mounts|container_options\.env|data_preparation\.inputs"
+    r"|image\.(registries|packages|dev_packages|python_packages))$"
+)
+# Lists that may be given as one text, which is split as a shell would.
+_ARGUMENTS = re.compile(r".*\.srun_args$")
+_PLAIN_LIST = re.compile(r"""\[(?P<items>[^'"\[\]{}\\$]*)\]""")
+
 # Mappings whose keys are the user's: a new one needs no `+`.
 _OPEN = re.compile(
     r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels))(\..*)?$", re.DOTALL
@@ -133,14 +142,43 @@ def requested_stages(overrides: Sequence[Override]) -> list[str]:
     return requested
 
 
+def is_text(override: Override) -> bool:
+    """Return True if a comma in the value is a part of it, because the key takes text or a list of text."""
+    key, value = override.key, override.value or ""
+    is_arguments = bool(_ARGUMENTS.match(key)) and not value.startswith("[")
+    return is_arguments or bool(_TEXTS.match(key) or _OPEN.match(key))
+
+
 def _as_typed(override: Override) -> str:
-    """Quote what is text in any case: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all."""
+    """Return the override as Hydra is to read it.
+
+    Text is quoted: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all. ``+`` is a ``++``: whether
+    the tree has a key already, perhaps as a null, is nothing that a user has to know.
+    """
     key, value, sign = override.key, override.value, override.sign
-    if sign == "~" or value is None or not (_TEXTS.match(key) or _OPEN.match(key)):
+    if sign == "~" or value is None:
         return override.text
-    if _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value):
+    if override.is_choice:
+        return f"{key}={value}" if sign else override.text
+    if _LISTS.match(key):
+        value = _as_list(key, value)
+    elif _TEXTS.match(key) and key not in _OPEN_TEXTS and not _HYDRA_READS.fullmatch(value):
         value = hydra_value(value)
-    return f"{'++' if _OPEN.match(key) else sign}{key}={value}"
+    elif not sign and not _OPEN.match(key):
+        return override.text
+    return f"{'++' if sign or _OPEN.match(key) else ''}{key}={value}"
+
+
+def _as_list(key: str, value: str) -> str:
+    """Quote the items of a list of text, and arguments that were given as one text."""
+    found = _PLAIN_LIST.fullmatch(value)
+    if found:
+        items = [item.strip() for item in found["items"].split(",")] if found["items"].strip() else []
+        if all(items):
+            return f"[{', '.join(item if item == 'null' else hydra_value(item) for item in items)}]"
+    elif _ARGUMENTS.match(key) and not _HYDRA_READS.fullmatch(value):
+        return hydra_value(value)
+    return value
 
 
 def _check_form(override: Override) -> None:

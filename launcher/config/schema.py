@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from launcher.config.values import (
+    Arguments,
     Debug,
     Exclusive,
     Flags,
@@ -76,7 +77,7 @@ class ClusterConfig(_Strict):
     sbatch: Flags
     job_name_prefix: Line
     mpi: Text | None
-    srun_args: LineList
+    srun_args: Arguments
     stderr_to_stdout: bool
     env_vars: dict[Line, Text | None]
 

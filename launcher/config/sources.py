@@ -19,7 +19,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.overrides import GROUPS, MAIN, Override, parse_override, skipped_groups
+from launcher.config.overrides import (
+    GROUPS,
+    MAIN,
+    Override,
+    keys_for_hydra,
+    parse_override,
+    skipped_groups,
+)
 from launcher.errors import UserError, one_line, shortened
 from launcher.secrecy import MASK, redacted, secrets_of
 
@@ -223,7 +230,7 @@ def _holds(override: Override, below: Sequence[str]) -> bool:
 
 def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str = MAIN) -> list[TreeFile]:
     """The files that a composition of `primary` reads, in the order in which they are merged."""
-    chosen = [override.text for override in overrides if override.is_choice or override.key in GROUPS]
+    chosen = keys_for_hydra([one for one in overrides if one.is_choice or one.key in GROUPS])
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
     with initialize_config_dir(str(roots[-1]), version_base="1.3"):

@@ -1,6 +1,7 @@
 """The types of single values: what YAML and Hydra make of them, to what Slurm takes."""
 
 import re
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError
@@ -20,6 +21,16 @@ def _drop_nulls(value: Any) -> Any:
     if value is None:
         return []
     return [item for item in value if item is not None] if isinstance(value, list) else value
+
+
+def _arguments(value: Any) -> Any:
+    # The NeMo launcher's clusters have them as a list, its documents as one text.
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{str(error)[:1].lower()}{str(error)[1:]}") from error
+    return _drop_nulls(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -145,6 +156,7 @@ Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Words = Annotated[Line | None, BeforeValidator(_joined)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
+Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
 TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
 Utilization = Annotated[float, AfterValidator(_utilization)]

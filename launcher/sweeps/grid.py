@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 
 from launcher.config.compose import list_options
-from launcher.config.overrides import GROUPS, for_hydra, parse_override
+from launcher.config.overrides import GROUPS, is_text, parse_override
 from launcher.errors import UserError, one_line
 
 # More are a slip: the controller of a cluster holds ten thousand jobs by default, of all users together.
@@ -134,8 +134,8 @@ def _parsed(text: str) -> Override | None:
     Of a key whose value is text a comma is a part of it, so that only ``choice(...)`` sweeps.
     """
     try:
-        is_text = for_hydra([text])[0] != text
-        if is_text and not (parse_override(text).value or "").startswith("choice("):
+        override = parse_override(text)
+        if is_text(override) and not (override.value or "").startswith("choice("):
             return None
         (parsed,) = OverridesParser.create().parse_overrides([text])
         return parsed
@@ -148,7 +148,7 @@ def _values(text: str, parsed: Override, config_dir: Path | None) -> list[str]:
     if isinstance(value, Glob):
         return _matching(text, parsed, value, config_dir)
     typed = parse_override(text).value or ""
-    if for_hydra([text])[0] != text:
+    if is_text(parse_override(text)):
         return [_text(item) for item in parsed.sweep_iterator()]
     if _PLAIN.fullmatch(typed):
         return [part.strip() for part in typed.split(",")]
