@@ -106,12 +106,13 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
         return missing(key if isinstance(error, MissingMandatoryValue) else found[1])
     if isinstance(error, InterpolationKeyError):
         return _no_such_reference(key, told, keys)
-    found = re.search(r"Environment variable '([^']+)' not found", told)
+    found = re.search(r"Environment variable '([^']+)' (not found|is empty)", told)
     if found:
+        state, remedy = ("empty", "give it a value") if found[2] == "is empty" else ("not set", "export it")
         return UserError(
-            f"{start}the environment variable {found[1]} is not set",
+            f"{start}the environment variable {found[1]} is {state}",
             key=key,
-            hint=f"export it, or give a default: ${{oc.env:{found[1]},DEFAULT}}",
+            hint=f"{remedy}, or give a default: ${{oc.env:{found[1]},DEFAULT}}",
         )
     found = re.search(r"Unsupported interpolation type (\S+)", told)
     if found:
@@ -137,6 +138,8 @@ def _no_such_reference(key: str, told: str, keys: Sequence[str]) -> UserError:
     name = found[1] if found else ""
     near = nearest(name, [other for other in keys if other != name])
     hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
+    if name.isupper() and "." not in name:
+        hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
     if name == f"cluster.{key}":  # the root refers to what every cluster has
         key = "cluster"
         hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import Path
 
 from launcher.errors import nearest
+
+# A number of parameters in a name: 126m, 1.3b, 1b3.
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([mbt])(\d*)(?![a-z0-9])")
+_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+_FAR = 4.0  # a size that differs by this factor is another one
+_ABOUT = 1.5  # without a family, all that are nearer
 
 
 def options_of(group: str, roots: Sequence[Path]) -> list[str]:
@@ -33,5 +42,37 @@ def choice_hint(choice: str, options: Sequence[str]) -> str:
     # A family, or a part of files (`_base`), is near to all of them and to none.
     is_part = "/_" in f"/{choice}"
     is_family = choice == family and any(name.startswith(f"{family}/") for name in near)
-    found = [] if is_part or is_family else nearest(choice, near)
-    return f"did you mean {found[0]!r}? {listing}" if found else listing
+    found = [] if is_part or is_family else _nearest(choice, near)
+    return f"did you mean {' or '.join(map(repr, found))}? {listing}" if found else listing
+
+
+def parameters_in(name: str) -> float | None:
+    """Return the number of parameters that the name of a model size states, such as 1.3e9 of ``gpt3/1b3``."""
+    found = _SIZE.search(name.lower())
+    if found is None:
+        return None
+    number, unit, rest = found.groups()
+    return float(f"{number}.{rest}" if rest and "." not in number else number) * _UNITS[unit]
+
+
+def _nearest(choice: str, options: Sequence[str]) -> list[str]:
+    """The choices nearest in size, if the name states one and any is about as large, else in spelling."""
+    wanted = parameters_in(choice)
+    if not wanted:
+        return nearest(choice, options)
+
+    def distance(option: str) -> float:
+        return abs(math.log((parameters_in(option) or math.inf) / wanted))
+
+    def order(option: str) -> tuple[float, float]:
+        return round(distance(option), 6), -SequenceMatcher(None, choice.lower(), option).ratio()
+
+    ordered = sorted((name for name in options if distance(name) < math.log(_FAR)), key=order)
+    if "/" in choice or not ordered or distance(ordered[0]) == 0:
+        return ordered[:1]
+    # Without a family: the nearest of each.
+    best: dict[str, str] = {}
+    for name in ordered:
+        if distance(name) < math.log(_ABOUT):
+            best.setdefault(name.partition("/")[0], name)
+    return list(best.values())

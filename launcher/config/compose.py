@@ -24,6 +24,7 @@ from launcher.config.overrides import (
     parse_override,
     without_interpolation,
 )
+from launcher.config.placeholders import placeholders_in
 from launcher.config.resolvers import register_resolvers
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.search_path import register_tree
@@ -177,7 +178,7 @@ def _checked_as(
 ) -> tuple[Model, dict[str, Any]]:
     node = resolve()
     try:
-        return parse(model, node), node
+        return _accepted(model, node, sources), node
     except Mistakes as error:
         from launcher.config.wording import NumberForText
 
@@ -188,7 +189,20 @@ def _checked_as(
         text = sources().written(number.path) or str(number.value)
         correct(number.path, without_interpolation(text))
     node = resolve()
-    return parse(model, node), node
+    return _accepted(model, node, sources), node
+
+
+def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[], Sources]) -> Model:
+    placeholders = placeholders_in(node, sources)
+    try:
+        parsed = parse(model, node)
+    except Mistakes as error:
+        left = {mistake.key for mistake in placeholders}
+        others = [mistake for mistake in error.mistakes if mistake.key not in left]
+        raise Mistakes([*placeholders, *others]) from error
+    if placeholders:
+        raise Mistakes(placeholders)
+    return parsed
 
 
 def sources_of(

@@ -20,8 +20,26 @@ def register_resolvers() -> None:
     """Make the resolvers known to OmegaConf; calling it again changes nothing."""
     for name, function in PURE.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
     OmegaConf.register_new_resolver("sandbox_slurm_conf", _sandbox_slurm_conf, replace=True)
     OmegaConf.register_new_resolver("where_we_stand", _where_we_stand, replace=True)
+
+
+_NO_DEFAULT: Any = object()
+
+
+def _environment_variable(name: str, default: Any = _NO_DEFAULT) -> str | None:
+    """Return a variable of the environment, or the default where it is not set or is empty.
+
+    OmegaConf's own resolver takes an empty variable for a value: ``#SBATCH --partition=""``. In a shell's
+    ``${NAME:-DEFAULT}`` and in the job's script it is none either.
+    """
+    value = os.environ.get(name)
+    if value:
+        return value
+    if default is not _NO_DEFAULT:
+        return None if default is None else str(default)
+    raise KeyError(f"Environment variable '{name}' {'not found' if value is None else 'is empty'}")
 
 
 def _multiply(*factors: float) -> float:

@@ -23,6 +23,7 @@ from launcher.config.values import (
     Memory,
     NemoClusterType,
     NemoSecret,
+    Option,
     Share,
     Text,
     TimeLimit,
@@ -50,33 +51,33 @@ class ClusterConfig(_Strict):
     container: Line | None
     python: Line | None
     slurm_conf: Line | None
-    partition: Text | None
-    account: Text | None
-    qos: Text | None
-    reservation: Text | None
-    constraint: Text | None
+    partition: Option
+    account: Option
+    qos: Option
+    reservation: Option
+    constraint: Option
     nodelist: Words
     exclude: Words
-    switches: Text | None
+    switches: Option
     licenses: Words
-    begin: Text | None
-    deadline: Text | None
+    begin: Option
+    deadline: Option
     comment: Text | None
     mail_type: Words
-    mail_user: Text | None
-    signal: Text | None
+    mail_user: Option
+    signal: Option
     requeue: bool | None
     exclusive: Exclusive
     gpu_request: Literal["gpus_per_node", "gpus_per_task", "gres", "none"] | None
     gpus_per_task: Whole | None = Field(ge=0)
     gpus_per_node: Whole | None = Field(ge=0)
-    gres: Text | None
+    gres: Option
     gpu: Gpu | None
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     sbatch: Flags
     job_name_prefix: Line
-    mpi: Text | None
+    mpi: Option
     srun_args: Arguments
     stderr_to_stdout: bool
     env_vars: dict[Line, Text | None]
@@ -170,7 +171,7 @@ class RunConfigNode(_Strict):
     name: Text
     results_dir: Line
     time_limit: TimeLimit | None
-    dependency: Text | None
+    dependency: Option
 
 
 class TrainingRunNode(RunConfigNode):

@@ -153,6 +153,17 @@ class Sources:
         except LOST:
             return None
 
+    def stated(self, key: str) -> str | None:
+        """Return the text that sets a key, references and quotes included; ``None`` where it is no scalar."""
+        try:
+            setting = _setting_override(key, self._overrides)
+            if setting is not None:
+                return setting.value if setting.key == key else None
+            positions = (_position(self._node(file), file, key) for file in reversed(self.files))
+            return next((found[1] for found in positions if found is not None), None)
+        except LOST:
+            return None
+
     def _written(self, key: str, depth: int) -> str | None:
         setting = _setting_override(key, self._overrides)
         if setting is not None:

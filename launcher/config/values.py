@@ -55,6 +55,12 @@ def _joined(value: Any) -> Any:
     return _as_text(value)
 
 
+def _not_empty(value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise ValueError("an empty value; null leaves the option out")
+    return value
+
+
 def _flag_value(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
@@ -154,7 +160,8 @@ def _if_percent(value: float) -> str:
 Line = Annotated[str, AfterValidator(_one_line)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
 Whole = Annotated[int, BeforeValidator(_whole)]
-Words = Annotated[Line | None, BeforeValidator(_joined)]
+Option = Annotated[Text | None, AfterValidator(_not_empty)]
+Words = Annotated[Line | None, BeforeValidator(_joined), AfterValidator(_not_empty)]
 LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]

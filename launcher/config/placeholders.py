@@ -1,0 +1,101 @@
+"""Placeholders that were left in values: ``<Your partition>``, ``CHANGEME``, ``/path/to/data``.
+
+Slurm would queue a job for a partition of such a name, or mount a directory that nobody has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import UserError, one_line, shortened, shown
+from launcher.secrecy import MASK, hidden
+
+if TYPE_CHECKING:
+    from launcher.config.sources import Sources
+
+# What is a placeholder in any value. Tokenizers have <s>, <mask> and <extra_id_0>, packages numpy<3.
+_ANYWHERE = (
+    r"<\s*(?i:your|insert|enter|replace|fill|put|path|change|add)(?![a-z])[^<>]*>",
+    r"<[A-Za-z][^<>]*\s[^<>]*>",
+    r"‹[^‹›]+›",
+    r"(?<![A-Za-z0-9])(?i:(?:change|replace|edit|fill)[-_]?me)(?![A-Za-z0-9])",
+    r"(?<![A-Za-z0-9])(?i:your)[-_][\w.-]+",
+    r"(?:^|(?<=[/:,=]))/?path/to(?=/|$)",
+)
+# In the keys that are ours, whose values are names and paths.
+_IN_NAMES = (
+    r"<[A-Za-z][^<>]*>",
+    r"\{\{\s*[\w. ]+?\s*\}\}",
+    r"(?:^|(?<=/))(?:TODO|TBD|FIXME|[xX]{3,}|\.{3,}|…)(?=/|$)",
+)
+_CERTAIN = re.compile("|".join(_ANYWHERE))
+_LIKELY = re.compile("|".join((*_ANYWHERE, *_IN_NAMES)))
+
+# NeMo's nodes and variables hold text of any kind; in a comment a placeholder does no harm.
+_FREE = re.compile(r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_vars\.", re.DOTALL)
+_PROSE = re.compile(r".*\.(comment|notes|description)|image\.labels\..*", re.DOTALL)
+
+# How a value stands in the tree; ``None`` where that is not plain.
+Stated = Callable[[str], str | None]
+
+
+class Placeholder(UserError):
+    """A placeholder in the value of a key."""
+
+    def __init__(self, key: str, value: str, text: str) -> None:
+        seen = hidden(key, value)
+        what = "a placeholder, not a value"
+        if seen != MASK and value.strip() != text:
+            what = f"a placeholder was left in it: {shortened(one_line(text))}"
+        hint = f"put your own in its place: {one_line(key)}=..."
+        if key.startswith(("cluster.", "stage_cluster.")):
+            hint += "; null leaves it out"
+        super().__init__(
+            f"{one_line(key)}={seen if seen == MASK else shown(value)}: {what}", key=key, hint=hint
+        )
+        self.text = text
+
+
+def placeholders_in(node: Mapping[str, Any], sources: Callable[[], Sources]) -> list[Placeholder]:
+    """Return a mistake for each value in which a placeholder was left.
+
+    Values that only refer to such a one are not told again.
+
+    Parameters
+    ----------
+    node
+        The tree, every interpolation resolved.
+    """
+    found = list(_placeholders_below(node))
+    if len(found) < 2:
+        return found
+    stated = sources().stated
+    written = [one for one in found if _stands_there(one, stated)]
+    told = {one.text for one in written}
+    return [one for one in found if one in written or one.text not in told]
+
+
+def _stands_there(mistake: Placeholder, stated: Stated) -> bool:
+    text = stated(str(mistake.key))
+    return text is not None and (mistake.text in text or "oc.env" in text)
+
+
+def _placeholders_below(
+    node: Mapping[str, Any] | Sequence[Any], path: tuple[str, ...] = ()
+) -> Iterator[Placeholder]:
+    for name, value in node.items() if isinstance(node, Mapping) else ((None, item) for item in node):
+        below = path if name is None else (*path, str(name))
+        if isinstance(value, (dict, list)):
+            yield from _placeholders_below(value, below)
+        elif isinstance(value, str) and _LIKELY.search(value):
+            yield from _judged(".".join(below), value)
+
+
+def _judged(key: str, value: str) -> Iterator[Placeholder]:
+    if _PROSE.fullmatch(key):
+        return
+    found = (_CERTAIN if _FREE.match(key) else _LIKELY).search(value)
+    if found:
+        yield Placeholder(key, value, found[0])
