@@ -46,15 +46,6 @@ quoted() {
 }
 
 limit=$(time_limit "$RUNTIME")
-results=$TARGET_PATH/results
-case $UNIQUE_OUTPUT_DIR in
-    1) results+=-$(date +%Y%m%d-%H%M%S) ;;
-    0) ;;
-    *)
-        echo "UNIQUE_OUTPUT_DIR=$UNIQUE_OUTPUT_DIR: 0 or 1" >&2
-        exit 2
-        ;;
-esac
 
 args=(
     'stages=[training]'
@@ -64,7 +55,8 @@ args=(
     "training.trainer.max_steps=$MAX_STEPS"
 
     "launcher_scripts_path=$(quoted "$TARGET_PATH")"
-    "base_results_dir=$(quoted "$results")"
+    "base_results_dir=$(quoted "$TARGET_PATH/results")"
+    "unique_output_dir=$UNIQUE_OUTPUT_DIR"
     "container=$ENROOT_IMAGE"
     "env_vars.TRANSFORMERS_OFFLINE=$TRANSFORMERS_OFFLINE"
 

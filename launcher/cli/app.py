@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Starting up makes a hundred thousand objects that all stay; looking for garbage among them takes longer
     # than rendering a script.
     gc.set_threshold(100_000)
+    if arguments is None:
+        use_utf8()
     _prepare_streams()
     _show_warnings()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -102,6 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _tell(told)
     except KeyboardInterrupt:
         return 130
+
+
+def use_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode if it encodes paths otherwise.
+
+    The files of a run are UTF-8. Under ``LC_ALL=C PYTHONUTF8=0`` a path in one of them could not be looked at if
+    it has letters beyond ASCII.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _prepare_streams() -> None:

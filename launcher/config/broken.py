@@ -103,7 +103,7 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
     start = f"{one_line(key)}: " if key else ""
     found = re.search(r"Missing mandatory value: ([\w.]+)", told)
     if found:
-        return missing(key if isinstance(error, MissingMandatoryValue) else found[1])
+        return MissingValue(key if isinstance(error, MissingMandatoryValue) else found[1])
     if isinstance(error, InterpolationKeyError):
         return _no_such_reference(key, told, keys)
     found = re.search(r"Environment variable '([^']+)' (not found|is empty)", told)
@@ -128,8 +128,11 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
     return UserError(f"{start}{one_line(told[:1].lower() + told[1:])}", key=key or None)
 
 
-def missing(key: str) -> UserError:
-    return UserError(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
+class MissingValue(UserError):
+    """A key that needs a value and has none."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
 
 
 def _no_such_reference(key: str, told: str, keys: Sequence[str]) -> UserError:

@@ -46,6 +46,14 @@ def choice_hint(choice: str, options: Sequence[str]) -> str:
     return f"did you mean {' or '.join(map(repr, found))}? {listing}" if found else listing
 
 
+def nearest_choice(choice: str, options: Sequence[str]) -> str | None:
+    """Return the choice that is most likely meant, of the same family where there is one."""
+    family = choice.split("/")[0]
+    near = [name for name in options if name.startswith(f"{family}/")] or list(options)
+    found = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]
+    return found[0] if found else None
+
+
 def parameters_in(name: str) -> float | None:
     """Return the number of parameters that the name of a model size states, such as 1.3e9 of ``gpt3/1b3``."""
     found = _SIZE.search(name.lower())

@@ -5,9 +5,12 @@ Hydra's `@hydra.main` would compose twice, change the working directory's meanin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 
 # In the wheel a directory, in a checkout a link; resolved, so that messages name a file once.
 CONF_DIR = (Path(__file__).parents[1] / "conf").resolve()
+
+_YES = ("true", "1", "yes", "on")
+# A directory of one launch: of a wrapper that makes its own, or of a launch that is rendered again.
+_STAMPED = re.compile(r"-\d{8}-\d{6}[^/]*$")
 
 # Relative paths start where the user stands; a job starts elsewhere.
 PATH_KEYS = ("launcher_scripts_path", "data_dir", "base_results_dir", "images_dir")
@@ -89,23 +96,31 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
         If an override is not understood, or a value is missing or not valid.
     """
     _prepare(config_dir)
-    with naming_sources(overrides, config_dir), _explained(overrides, config_dir, _compose_again):
-        tree = _compose_again(overrides)
-        choices = dict(tree.hydra.runtime.choices)
-        OmegaConf.set_struct(tree, False)
-        del tree["hydra"]
-        make_paths_absolute(tree)
-        config, node = checked(
-            resolve=lambda: _resolved(tree),
-            correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
-            sources=lambda: sources_of(overrides, config_dir),
-        )
+    with (
+        naming_sources(overrides, config_dir),
+        _explained(overrides, config_dir, _compose_again, lambda texts: _compose_checked(texts, config_dir)),
+    ):
+        config, choices = _compose_checked(overrides, config_dir)
     return Composition(
         config=config,
-        choices=chosen(choices, node),
+        choices=choices,
         overrides=tuple(overrides),
         config_dir=config_dir,
     )
+
+
+def _compose_checked(overrides: Sequence[str], config_dir: Path | None) -> tuple[RunConfig, dict[str, str]]:
+    tree = _compose_again(overrides)
+    choices = dict(tree.hydra.runtime.choices)
+    OmegaConf.set_struct(tree, False)
+    del tree["hydra"]
+    settle_directories(tree)
+    config, node = checked(
+        resolve=lambda: _resolved(tree),
+        correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
+        sources=lambda: sources_of(overrides, config_dir),
+    )
+    return config, chosen(choices, node)
 
 
 def compose_file(
@@ -133,17 +148,23 @@ def compose_file(
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             return _compose_tree(typed, name)
 
-    _prepare(config_dir)
-    with naming_sources(overrides, config_dir, name), _explained(overrides, config_dir, again, name):
-        tree = again(overrides)
+    def compose_checked(texts: Sequence[str]) -> Model:
+        tree = again(texts)
         OmegaConf.set_struct(tree, False)
         del tree["hydra"]
         return _checked_as(
             model,
             resolve=lambda: _resolved(tree),
             correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
-            sources=lambda: sources_of(overrides, config_dir, primary=name),
+            sources=lambda: sources_of(texts, config_dir, primary=name),
         )[0]
+
+    _prepare(config_dir)
+    with (
+        naming_sources(overrides, config_dir, name),
+        _explained(overrides, config_dir, again, compose_checked, name),
+    ):
+        return compose_checked(overrides)
 
 
 def _prepare(config_dir: Path | None) -> None:
@@ -229,19 +250,33 @@ def _resolved(tree: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        from launcher.config.broken import missing
+        from launcher.config.broken import MissingValue
 
-        raise Mistakes([missing(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
+        raise Mistakes([MissingValue(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
-def make_paths_absolute(tree: DictConfig) -> None:
-    """Set the keys that hold paths to absolute ones, before other keys are resolved that refer to them."""
+def settle_directories(tree: DictConfig) -> None:
+    """Make the keys that hold paths absolute, and the results' unique if wanted.
+
+    Other keys refer to them, and are resolved afterwards.
+    """
     for key in PATH_KEYS:
         if OmegaConf.is_missing(tree, key) or key not in tree:
             raise UserError(f"{key}: a directory is needed", key=key, hint=f"give one: {key}=DIR")
         tree[key] = _absolute(key, tree[key])
+    if "unique_output_dir" not in tree:  # in a config.yaml that is older than the key
+        tree["unique_output_dir"] = "${oc.env:UNIQUE_OUTPUT_DIR,False}"
+    if str(tree["unique_output_dir"]).lower() in _YES and not _STAMPED.search(tree["base_results_dir"]):
+        tree["base_results_dir"] = without_interpolation(f"{tree['base_results_dir']}-{_timestamp()}")
+
+
+@cache
+def _timestamp() -> str:
+    """The time of the first composition of this process: what one command launches has one place."""
+    now = datetime.now()
+    return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
 
 
 def _absolute(key: str, value: object) -> str:
@@ -258,6 +293,7 @@ def _explained(
     overrides: Sequence[str],
     config_dir: Path | None,
     again: Callable[[Sequence[str]], DictConfig],
+    check: Callable[[Sequence[str]], object],
     primary: str = MAIN,
 ) -> Iterator[None]:
     """Turn what Hydra and OmegaConf say of the user's input into errors that help."""
@@ -265,9 +301,9 @@ def _explained(
         yield
     except Exception as error:
         # Imported late: most configurations have no mistake.
-        from launcher.config.mistakes import Attempt, explain
+        from launcher.config.mistakes import Attempt, explain_all
 
-        told = explain(error, Attempt(overrides, _roots(config_dir), again, primary))
+        told = explain_all(error, Attempt(overrides, _roots(config_dir), again, primary), check)
         if told is None or told is error:
             raise
         raise told from error

@@ -33,7 +33,7 @@ from launcher.config.compose import (
     checked,
     chosen,
     compose,
-    make_paths_absolute,
+    settle_directories,
     sources_of,
 )
 from launcher.config.overrides import for_hydra, keys_for_hydra, parse_override
@@ -102,7 +102,7 @@ class Sweep:
             changes.apply(values[len(shared) :])
             for key in PATH_KEYS:
                 changes.detach([key])
-            make_paths_absolute(tree)
+            settle_directories(tree)
             config, node = checked(
                 resolve=lambda: Resolution(tree).plain(),
                 correct=changes.set,

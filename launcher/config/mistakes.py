@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.errors import OverrideParseException as ParseError
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.broken import broken_trees, explain_value
-from launcher.config.choices import choice_hint, options_of
-from launcher.config.overrides import GROUPS, MAIN, NoSuchChoice, hydra_value, parse_override
+from launcher.config.broken import MissingValue, broken_trees, explain_value
+from launcher.config.choices import choice_hint, nearest_choice, options_of
+from launcher.config.overrides import (
+    GROUPS,
+    MAIN,
+    NoSuchChoice,
+    Override,
+    hydra_value,
+    keys_for_hydra,
+    parse_override,
+)
+from launcher.config.placeholders import Placeholder, placeholder_in
+from launcher.config.root_file import mistakes_of_root
 from launcher.config.sources import locate_text
-from launcher.errors import UserError, did_you_mean, nearest, one_line
+from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 
 # NeMo's own nodes may be given keys that our tree does not show.
+_OPEN = ("image.versions",)  # what a template of the user's own may build
 _PASS_THROUGH = ("training.trainer", "training.exp_manager", "training.model")
 
 # What Hydra's grammar takes for a key, or for a group.
 _KEY = re.compile(r"[A-Za-z_$][\w$-]*([./]([A-Za-z_$][\w$-]*|\d+))*", re.ASCII)
 
 _MOST_NEAR = 3
+_MOST_TRIED = 8  # compositions that look for further mistakes
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,12 @@ class Attempt:
 
     def override_of(self, key: str) -> str:
         """The override that sets a key, as the user wrote it, or else the key."""
-        return next((text for text in self.overrides if parse_override(text).key == key), key)
+        return next((text for text in reversed(self.overrides) if parse_override(text).key == key), key)
+
+    def as_written(self, typed: str) -> str:
+        """The override that Hydra was given as `typed`: text is quoted on the way."""
+        written = (text for text in self.overrides if keys_for_hydra([parse_override(text)]) == [typed])
+        return next(written, typed)
 
 
 def _keys_below(node: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -80,8 +99,77 @@ def _keys_below(node: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from _keys_below(child, f"{prefix}{name!s}.")
 
 
+def explain_all(
+    error: Exception, attempt: Attempt, check: Callable[[Sequence[str]], object]
+) -> UserError | None:
+    """Say what all mistakes of a command line are; ``None`` if there was none, but a mistake of ours.
+
+    Hydra stops at the first override that it cannot apply. The composition is tried again without it, for as
+    long as there are others.
+
+    Parameters
+    ----------
+    check
+        Composes other overrides and holds them against the schema, which tells all of its mistakes at once.
+    """
+    first = last = explain(error, attempt)
+    if first is None or last is None:
+        return None
+    found, left = list(first.mistakes), list(attempt.overrides)
+    for _ in range(_MOST_TRIED):
+        rest = _without_fault(last, left, attempt)
+        if rest == left:
+            break
+        left = rest
+        try:
+            check(left)
+            break
+        except Exception as another:
+            last = explain(another, replace(attempt, overrides=left))
+        if last is None:
+            break
+        # A value that was taken away is not missing, and one that was put in its place is not the user's.
+        ours = {mistake.key for mistake in found}
+        found += [mistake for mistake in last.mistakes if mistake.key not in ours]
+    return first if len(found) == len(first.mistakes) else Mistakes(_in_order(found, attempt.overrides))
+
+
+def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
+    """The overrides less those that an error is about; the same if it is about no override."""
+    keys = {mistake.key for mistake in error.mistakes if mistake.key}
+    if "stages" in keys:  # they decide which keys there are
+        return list(overrides)
+    kept = []
+    for text in overrides:
+        item = parse_override(text)
+        if not any(_sets(item, key) for key in keys):
+            kept.append(text)
+        elif item.key in GROUPS and item.value is not None:
+            near = nearest_choice(item.value, options_of(item.key, attempt.roots))
+            kept += [f"{item.key}={near}"] if near and near != item.value else []
+    return [*kept, *(f"++{one.key}=0" for one in error.mistakes if isinstance(one, MissingValue))]
+
+
+def _sets(override: Override, key: str) -> bool:
+    return override.key == key or (not override.is_choice and key.startswith(f"{override.key}."))
+
+
+def _in_order(found: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
+    """The mistakes in the order of the command line; those of files come last."""
+    items = [parse_override(text) for text in overrides]
+
+    def position(mistake: UserError) -> int:
+        places = [place for place, item in enumerate(items) if mistake.key and _sets(item, mistake.key)]
+        return places[-1] if places else len(items)
+
+    return sorted(found, key=position)
+
+
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
     """Say what the user's mistake was; ``None`` if it was not one, but a mistake of ours."""
+    of_root = mistakes_of_root(attempt.roots) if attempt.primary == MAIN else []
+    if of_root:
+        return Mistakes(of_root)
     if isinstance(error, NoSuchChoice):
         return _no_choice(error.group, error.choice, attempt)
     if isinstance(error, UserError):
@@ -92,8 +180,7 @@ def explain(error: Exception, attempt: Attempt) -> UserError | None:
     if broken is not None:
         return broken
     if isinstance(error, ParseError):
-        # As the user wrote it: variables are quoted on the way.
-        return _not_parsed(attempt.override_of(parse_override(error.override).key))
+        return _not_parsed(attempt.as_written(error.override))
     if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
         return _composition(error, attempt) or explain_value(error.__cause__, attempt.keys)
     if isinstance(error, OmegaConfBaseException):
@@ -135,6 +222,9 @@ def _not_parsed(text: str) -> UserError:
     if not _KEY.fullmatch(override.key) or override.value is None:
         return UserError(f"{one_line(text)}: not a key", key=override.key, hint="keys are like cluster.mem")
     value = override.value
+    placeholder = placeholder_in(override.key, value)
+    if placeholder is not None:
+        return Placeholder(override.key, value, placeholder)
     hint: str | None = _quoted(override.key, value)
     if not value.isprintable():
         what, hint = "a line break or another control character needs quotes around the value", None
@@ -170,14 +260,44 @@ def _composition(error: Exception, attempt: Attempt) -> UserError | None:
 
 
 def _unknown_key(key: str, attempt: Attempt) -> UserError:
+    tree = attempt.tree
+    within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
+    if within:
+        return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])
+    return _no_such_key(f"{one_line(attempt.override_of(key))}: there is no such key", key, attempt)
+
+
+def _unknown_within(key: str, attempt: Attempt) -> list[str]:
+    """The keys of a mapping on the command line that the tree does not have."""
+    value = parse_override(attempt.override_of(key)).value or ""
+    try:
+        mapping = OverridesParser.create().parse_override(f"x={value}").value()
+    except HydraException:
+        return []
+    below = _keys_of(mapping, f"{key}.") if isinstance(mapping, dict) else []
+    unknown = [inner for inner in below if inner not in attempt.keys]
+    # Of a key that is not there, those below it are none either.
+    return [inner for inner in unknown if inner.rpartition(".")[0] not in unknown]
+
+
+def _keys_of(mapping: Mapping[Any, Any], prefix: str) -> Iterator[str]:
+    for name, value in mapping.items():
+        yield f"{prefix}{name!s}"
+        if isinstance(value, dict):
+            yield from _keys_of(value, f"{prefix}{name!s}.")
+
+
+def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
     parent, _, name = key.rpartition(".")
-    start = f"{one_line(attempt.override_of(key))}: there is no such key"
     tree = attempt.tree
     if tree is None:
         return UserError(start, key=key)
     node = OmegaConf.select(tree, parent) if parent else tree
     if not isinstance(node, DictConfig):
-        return UserError(start, key=key, hint=f"{parent} is not there, or holds no keys")
+        hint = f"{parent} is not there, or holds no keys"
+        if key.startswith("image.") and attempt.primary == MAIN:
+            hint = f"keys of a recipe go to `slipway image build NAME {one_line(attempt.override_of(key))}`"
+        return UserError(start, key=key, hint=hint)
     return UserError(start, key=key, hint=_near_keys(parent, name, [str(child) for child in node], attempt))
 
 
@@ -188,8 +308,8 @@ def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -
     elsewhere = elsewhere[:_MOST_NEAR]
     if elsewhere and not nearest(name, valid):
         hint = f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    if parent.startswith(_PASS_THROUGH):
-        hint += f" To add it all the same: +{parent}.{name}=..."
+    if parent.startswith(_PASS_THROUGH) or parent in _OPEN:
+        hint += f"\nto add it all the same: +{parent}.{name}=..."
     return hint
 
 

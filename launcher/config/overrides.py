@@ -98,9 +98,9 @@ def for_hydra(texts: Sequence[str]) -> list[str]:
     parsed = [parse_override(text) for text in texts]
     typed = keys_for_hydra(parsed)
     skipped = skipped_groups(parsed)
-    for override in parsed:
-        if override.is_choice:
-            _check_choice(override, skipped)
+    counting = {override.key: override for override in parsed if override.is_choice}  # the last one does
+    for override in counting.values():
+        _check_choice(override, skipped)
     return [*typed, *(f"~{group}" for group in skipped)]
 
 
@@ -152,8 +152,8 @@ def is_text(override: Override) -> bool:
 def _as_typed(override: Override) -> str:
     """Return the override as Hydra is to read it.
 
-    Text is quoted: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all. ``+`` is a ``++``: whether
-    the tree has a key already, perhaps as a null, is nothing that a user has to know.
+    Text is quoted: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all. ``+`` becomes ``++``, so
+    that a key may be there already, perhaps as a null.
     """
     key, value, sign = override.key, override.value, override.sign
     if sign == "~" or value is None:

@@ -94,8 +94,14 @@ def _placeholders_below(
 
 
 def _judged(key: str, value: str) -> Iterator[Placeholder]:
+    text = placeholder_in(key, value)
+    if text is not None:
+        yield Placeholder(key, value, text)
+
+
+def placeholder_in(key: str, value: str) -> str | None:
+    """Return the placeholder in the value of a key, if there is one."""
     if _PROSE.fullmatch(key):
-        return
+        return None
     found = (_CERTAIN if _FREE.match(key) else _LIKELY).search(value)
-    if found:
-        yield Placeholder(key, value, found[0])
+    return found[0] if found else None

@@ -27,6 +27,7 @@ from launcher.config.values import (
     Share,
     Text,
     TimeLimit,
+    UniqueOutputDir,
     Utilization,
     Whole,
     Words,
@@ -250,6 +251,7 @@ class RunConfig(_Strict):
     launcher_scripts_path: Line
     data_dir: Line
     base_results_dir: Line
+    unique_output_dir: UniqueOutputDir = False
     images_dir: Line
     engine: Engine
     nemo_path: Line

@@ -114,6 +114,12 @@ def _exclusive(value: Any) -> Any:
     return str(value).lower() == "true"
 
 
+def _unique_output_dir(value: Any) -> Any:
+    if str(value).lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+        return value
+    raise ValueError("expected true or false; where it is not set, the variable UNIQUE_OUTPUT_DIR decides")
+
+
 def _slurm_alone(value: str | None) -> str | None:
     if value not in (None, "bcm"):
         raise ValueError("Slipway launches on Slurm, bcm; cluster=local runs on this machine without it")
@@ -174,6 +180,7 @@ FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[
     dict[FlagName, Annotated[bool | str | None, BeforeValidator(_flag_value)]], AfterValidator(_with_array)
 ]
+UniqueOutputDir = Annotated[bool, BeforeValidator(_unique_output_dir)]
 Exclusive = Annotated[bool | Literal["user", "mcs"], BeforeValidator(_exclusive)]
 
 # The NeMo launcher's keys that say nothing here: their harmless values alone.

@@ -1,0 +1,52 @@
+"""Paths with letters beyond ASCII where Python takes the locale for one of ASCII alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+LOCAL = ["cluster=local", "training=gpt3/tiny", "cluster.python=/bin/true", "--no-check=space.checkpoints"]
+MOCK = "training.model.data.data_impl=mock"
+
+
+@pytest.mark.parametrize("way_in", ["slipway", "main.py"])
+def test_runs_below_a_path_with_an_umlaut(
+    way_in: str, repository: Path, tmp_path: Path, cache_dir: Path
+) -> None:
+    (tmp_path / "größe").mkdir()
+    slipway = [str(Path(sys.executable).with_name("slipway"))]
+    launch = (
+        [*slipway, "launch"]
+        if way_in == "slipway"
+        else [sys.executable, str(repository / "launcher/main.py")]
+    )
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **ASCII}, capture_output=True, text=True
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        return done.stdout
+
+    told = run(*launch, *LOCAL, MOCK, "base_results_dir=größe/results", "training.run.name=erster")
+    assert "größe/results/erster" in told
+    for words in (["größe/results/erster"], ["erster"], ["--base-results-dir", "größe/results"]):
+        assert "erster" in run(*slipway, "status", *words)
+    (row,) = json.loads(run(*slipway, "status", "erster", "--json"))
+    assert row["run_dir"] == str(tmp_path / "größe/results/erster")
+
+
+def test_the_environment_is_handed_on_as_it_is(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from launcher.cli.app import use_utf8; use_utf8();"
+        "print(sys.flags.utf8_mode, os.environ['PYTHONUTF8'])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, text=True)
+    assert done.stdout == "1 0\n", done.stderr
