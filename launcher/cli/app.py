@@ -109,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def use_utf8() -> None:
     """Start this process again in Python's UTF-8 mode if it encodes paths otherwise.
 
-    The files of a run are UTF-8. Under ``LC_ALL=C PYTHONUTF8=0`` a path in one of them could not be looked at if
-    it has letters beyond ASCII.
+    The files of a run are UTF-8. Under ``LC_ALL=C PYTHONUTF8=0`` a path in one of them could not be looked at
+    if it has letters beyond ASCII.
     """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

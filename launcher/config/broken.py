@@ -124,6 +124,8 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
     found = re.search(r"node `([^`]*)` is not a container", told)
     if found:
         return UserError(f"{found[1]}: expected keys below it, not a value", key=found[1])
+    if "Cannot merge DictConfig with ListConfig" in told:
+        return UserError(f"{start}expected a list, such as [a, b]", key=key)
     told = re.sub(r"^\w+ raised while resolving interpolation: ", "", told)
     return UserError(f"{start}{one_line(told[:1].lower() + told[1:])}", key=key or None)
 

@@ -320,15 +320,6 @@ def _nothing_to_delete(key: str, attempt: Attempt) -> UserError:
     return UserError(f"~{one_line(key)}: there is no such key", key=key, hint=hint)
 
 
-def _is_there_already(key: str, attempt: Attempt) -> UserError:
-    text = attempt.override_of(key)
-    return UserError(
-        f"{one_line(text)}: this key is there already",
-        key=key,
-        hint=f"without the +: {shlex.quote(text.lstrip('+'))}",
-    )
-
-
 def _several_values(text: str, attempt: Attempt) -> UserError:
     override = parse_override(text)
     if override.key in GROUPS:
@@ -357,8 +348,6 @@ _TOLD: tuple[tuple[str, Callable[[str, Attempt], UserError]], ...] = (
     (r"Could not delete '([^']*)'\. No match", _nothing_to_delete),
     (r"Could not delete from config\. '([^']*)' does not exist", _nothing_to_delete),
     (r"Could not delete from config\. The value of '([^']*)'", _deleted_with_another_value),
-    (r"Could not append to config\. An item is already at '([^']*)'", _is_there_already),
-    (r"Multiple values for ([\w/]+)\.", _is_there_already),
     (r"Ambiguous value for argument '(.*)'\n1\.", _several_values),
     (r"Sweep parameters '(.*)' requires", _sweep),
 )

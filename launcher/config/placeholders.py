@@ -28,7 +28,7 @@ _ANYWHERE = (
 _IN_NAMES = (
     r"<[A-Za-z][^<>]*>",
     r"\{\{\s*[\w. ]+?\s*\}\}",
-    r"(?:^|(?<=/))(?:TODO|TBD|FIXME|[xX]{3,}|\.{3,}|…)(?=/|$)",
+    r"(?:^|(?<=/))(?:TODO|TBD|FIXME|X{3,8}|\.{3,}|…)(?=/|$)",
 )
 _CERTAIN = re.compile("|".join(_ANYWHERE))
 _LIKELY = re.compile("|".join((*_ANYWHERE, *_IN_NAMES)))

@@ -95,7 +95,7 @@ def test_every_variable_counts(repository: Path, tmp_path: Path) -> None:
     lines = ("--nodes=3", "--time=01:30:00", "--partition=p5", "--job-name=nemo-megatron-gpt3_5b")
     assert all(f"#SBATCH {line}\n" in script for line in lines)
     assert "export TRANSFORMERS_OFFLINE=1\n" in script
-    assert re.search(rf"--output={tmp_path}/results-\d{{8}}-\d{{6}}/gpt3_5b/", script)
+    assert re.search(rf"--output={tmp_path}/results-\d{{8}}-\d{{6}}-\d{{3}}/gpt3_5b/", script)
 
 
 @pytest.mark.parametrize(

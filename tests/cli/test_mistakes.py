@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
+from launcher.config.compose import compose
+from launcher.errors import UserError
 
 # Files in a tree of the user's, by the choice that reads each.
 TREE = {
@@ -90,7 +92,9 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
     (["training=../cluster/bcm"], ["training=../cluster/bcm: there is no such choice"]),
     (["training="], ["training=: there is no such choice", "gpt3/126m, gpt3/175b"]),
     (["training=null"], ["training=null: there is no such choice"]),
-    (["+training=gpt3/5b"], ["there already", "without the +: training=gpt3/5b"]),
+    (["training=gpt3/400m"], ["training=gpt3/400m: there is no such choice", "mean 'gpt3/400m_improved'?"]),
+    (["training=gpt3/1b3"], ["did you mean 'gpt3/1b_improved'? valid: gpt3/126m"]),
+    (["+training=gpt3/5B"], ["+training=gpt3/5B", "did you mean 'gpt3/5b'"]),
     (["cluster=BCM"], ["cluster=BCM", "did you mean 'bcm'"]),
     (["cluster=_base"], ["cluster=_base: there is no such choice", "bcm, ", "local, "]),
     (["cluster=bcm,local"], ["cluster=bcm,local: there is no such choice"]),
@@ -120,7 +124,30 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
         ["did you mean 'micro_batch_size'", "+training.model.micro_batchsize=..."],
     ),
     (["training.model.num_layers.x=1"], ["training.model.num_layers is not there, or holds no keys"]),
-    (["+training.model.num_layers=1"], ["there already", "without the +: training.model.num_layers=1"]),
+    # of a key that is there twice, the one that counts
+    (
+        ["cluster.partion=a", "cluster.partion=b"],
+        ["cluster.partion=b: there is no such key", "line: cluster.partion=b"],
+    ),
+    (["training=gpt3/5b", "training=gpt3/5"], ["training=gpt3/5: there", "command line: training=gpt3/5\n"]),
+    (["training.run.name=a/b", "training.run.name=c/d"], ["name='c/d': not a safe", "training.run.name=c/d"]),
+    (
+        ["cluster.account=x", "cluster.account=<x"],
+        ["cluster.account=<x: a character", "line: cluster.account=<x"],
+    ),
+    # keys of a mapping
+    (
+        ["training.trainer={num_node: 3, y: {z: 1}}"],
+        [
+            "training.trainer.num_node: there is no such key",
+            "did you mean 'num_nodes'?",
+            "training.trainer.y:",
+        ],
+    ),
+    (
+        ["image.flavor=dev"],
+        ["image.flavor=dev: there is no such key", "`slipway image build NAME image.flavor=dev`"],
+    ),
     (["~training.model.optin"], ["~training.model.optin: there is no such key", "'training.model.optim'"]),
     (["~cluster.mem"], ["cluster.mem: this key is needed", "command line: ~cluster.mem"]),
     # values
@@ -327,7 +354,8 @@ CHECKING: list[tuple[list[str], list[str]]] = [
     ),
     # the cluster
     (["training.run.time_limit=banana"], ["training.run.time_limit='banana'", "DAYS-HOURS"]),
-    (["cluster.srun_args='--mpi=pmix'"], ["cluster.srun_args='--mpi=pmix': expected a list"]),
+    (["cluster.srun_args='--x \"y'"], ["cluster.srun_args='--x \"y': no closing quotation"]),
+    (["cluster.srun_args={a: 1}"], ["cluster.srun_args: expected a list", "line: cluster.srun_args={a: 1}"]),
     (["cluster.mem=plenty"], ["cluster.mem='plenty'", "64G"]),
     (["env_vars={A: [1]}"], ["env_vars.A=[1]: expected text"]),
 ]
@@ -414,6 +442,61 @@ def test_several_mistakes_are_told_together(capsys: pytest.CaptureFixture[str]) 
     )
 
 
+def told_of(*overrides: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    return [mistake.message for mistake in caught.value.mistakes]
+
+
+def test_mistakes_of_every_kind_are_told_together() -> None:
+    """In the order of the command line, though Hydra stops at the first that it meets."""
+    assert told_of(
+        "cluster.partion=x",
+        "training.trainer.num_node=3",
+        "cluster.mem=plenty",
+        "cluster.comment=<x",
+        "trainnig=3",
+        "env_vars.X='<Your value>'",
+        "training=gpt3/400m",
+        "cluster.account=${oc.env:SLIPWAY_NO_SUCH}",
+        "training.run.time_limit=",
+        "~cluster.nothing",
+    ) == [
+        "cluster.partion=x: there is no such key",
+        "training.trainer.num_node=3: there is no such key",
+        "cluster.mem='plenty': not an amount of memory; valid: 64G, 64GB, 65536 (megabytes) or 0 (all)",
+        "cluster.comment=<x: a character in this value means something else to Hydra",
+        "trainnig=3: there is no such key",
+        "env_vars.X='<Your value>': a placeholder, not a value",
+        "training=gpt3/400m: there is no such choice",
+        "cluster.account: the environment variable SLIPWAY_NO_SUCH is not set",
+        "training.run.time_limit='': not a time limit; valid: MINUTES[:SECONDS], HOURS:MINUTES:SECONDS or "
+        "DAYS-HOURS[:MINUTES[:SECONDS]]",
+        "~cluster.nothing: there is no such key",
+    ]
+
+
+def test_what_is_missing_is_told_with_the_others() -> None:
+    assert told_of("stages=[data_preparation]", "cluster.exclusive=maybe", "cluster.mem=plenty")[-1] == (
+        "data_preparation.inputs=???: a value is needed"
+    )
+
+
+def test_a_wrong_choice_accuses_no_key_of_the_right_one() -> None:
+    """Keys that only T5 has, and a size of T5 that there is not."""
+    overrides = ["training=t5/3c", "training.model.pipeline_model_parallel_split_rank=2", "cluster.mem=x"]
+    assert [message.partition(":")[0] for message in told_of(*overrides)] == [
+        "training=t5/3c",
+        "cluster.mem='x'",
+    ]
+
+
+def test_a_value_that_another_one_refers_to_is_told_once() -> None:
+    assert told_of("base_results_dir=${oc.env:SLIPWAY_NO_SUCH}/x") == [
+        "base_results_dir: the environment variable SLIPWAY_NO_SUCH is not set"
+    ]
+
+
 # What the reference launcher got wrong, and works: an override, and a line of the script.
 WORKING = [
     (["cluster.mem=64GB"], "#SBATCH --mem=64G\n"),
@@ -422,6 +505,20 @@ WORKING = [
     (["training.run.time_limit=30"], "#SBATCH --time=30\n"),
     (["training.run.time_limit='2-12'"], "#SBATCH --time=2-12\n"),
     (["training.run.time_limit=UNLIMITED"], "#SBATCH --time=UNLIMITED\n"),
+    (["+cluster.gres=gpu:8"], "#SBATCH --gpus-per-node=8\n"),
+    (["+cluster.gres=gpu:8", "cluster.gpus_per_node=null"], "#SBATCH --gres=gpu:8\n"),
+    (["+cluster.partition=gpu"], "#SBATCH --partition=gpu\n"),
+    (["++cluster.partition=gpu"], "#SBATCH --partition=gpu\n"),
+    (["+training=gpt3/5b"], "#SBATCH --job-name=nemo-megatron-gpt3_5b\n"),
+    (["+cluster=p5", "++training=gpt3/5b"], "#SBATCH --job-name=nemo-megatron-gpt3_5b\n"),
+    (["+training.trainer.num_nodes=2"], "#SBATCH --nodes=2\n"),
+    (["training=../x", "training=gpt3/5b"], "#SBATCH --job-name=nemo-megatron-gpt3_5b\n"),
+    (["cluster.srun_args=--no-container-mount-home"], "    --no-container-mount-home \\\n"),
+    (["cluster.srun_args=--mpi=pmix --label"], "    --mpi=pmix \\\n    --label \\\n"),
+    (["cluster.srun_args='--comment=\"a b\" --label'"], "    '--comment=a b' \\\n    --label \\\n"),
+    (["cluster.srun_args=[--container-unshare=net]"], "    --container-unshare=net \\\n"),
+    (["+cluster.srun_args=[--a=1, --b]"], "    --a=1 \\\n    --b \\\n"),
+    (["cluster.srun_args=[]"], None),
     (["base_results_dir=here"], "{here}/here/gpt3_126m/launches/1/"),
     (["+training.model.gc_interval=100"], "#SBATCH --nodes=8\n"),
     ([f"{T}=3", "--no-check=layout.world"], "#SBATCH --nodes=8\n"),
@@ -437,7 +534,7 @@ def test_what_is_no_mistake(
     told = capsys.readouterr()
     assert told.out.startswith("#!/bin/bash\n")
     if line is None:
-        assert "--exclusive" not in told.out
+        assert "--exclusive" not in told.out or "--no-container-mount-home" not in told.out
     else:
         assert line.format(here=here) in told.out
 
@@ -529,6 +626,8 @@ def test_a_bug_keeps_its_traceback(here: Path, repository: Path) -> None:
 import sys
 from launcher import drafting
 from launcher.cli.app import main
+from launcher.config.compose import compose
+from launcher.errors import UserError
 def bug(*arguments, **named):
     raise ValueError("a bug of ours")
 drafting.plan_launch = bug
