@@ -4,7 +4,8 @@
 #   TARGET_PATH=/fsx/nemo ENROOT_IMAGE=/apps/nemo.sqsh NUM_NODES=4 benchmarks/1.bmk-pretrain.sh cluster=bcm
 #
 # Needed:
-#   TARGET_PATH        a directory that all nodes share; data/ and results/ are below it
+#   TARGET_PATH        a directory that all nodes share; data/ and results/ are below it, and if you have one your own
+#                      tree of configurations, launcher_scripts/conf/
 #   ENROOT_IMAGE       the image: a .sqsh file, or as Pyxis takes it; null for bare metal
 # Optional, with their defaults:
 #   MODEL=gpt3 MODEL_SIZE=126m NUM_NODES=2
@@ -69,6 +70,10 @@ args=(
     training.model.data.data_impl=mock
     'training.model.data.data_prefix=[]'
 )
+# A tree of one's own goes in front of Slipway's.
+if [[ -d $TARGET_PATH/launcher_scripts/conf ]]; then
+    args+=("--config-dir=$TARGET_PATH/launcher_scripts/conf")
+fi
 if [[ -n ${GLOBAL_BATCH_SIZE:-} ]]; then
     args+=("training.model.global_batch_size=$GLOBAL_BATCH_SIZE")
 fi
