@@ -40,7 +40,7 @@ examples:
   slipway launch stages=[workspace] training=gpt3/126m cluster=bcm --print    the command that opens it
 
 An override is KEY=VALUE for a key of the tree in conf/, GROUP=CHOICE for a file of a folder there, +KEY=VALUE
-for a key that the tree does not show, ~KEY to drop one.
+for a key that the tree does not show, ~KEY to drop one. UNIQUE_OUTPUT_DIR=1 is unique_output_dir=true.
 
 exit code:
   0    submitted; with --follow: the job completed

@@ -212,8 +212,17 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     return UserError(
         f"{one_line(name)}: there is no such file to build on",
         source=locate_text(parent[1], name.rpartition("/")[2], attempt.roots),
-        hint=choice_hint(choice, options_of(group, attempt.roots)),
+        hint=_base_hint(group, choice, attempt),
     )
+
+
+def _base_hint(group: str, choice: str, attempt: Attempt) -> str:
+    """Return how to build on the file nearest to a choice: a family's by its whole path."""
+    options = options_of(group, attempt.roots)
+    near = nearest_choice(choice, options)
+    if near is None or "/" not in near:
+        return choice_hint(choice, options)
+    return f"did you mean '/{group}/{near}@_here_'?"
 
 
 def _not_parsed(text: str) -> UserError:

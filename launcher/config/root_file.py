@@ -80,7 +80,7 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         yield UserError(
             f"{one_line(relative(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
-            hint=f"it takes the place of the whole {relative(ours)}: begin with a copy of that",
+            hint=f"begin with a copy of {relative(ours)}, which it replaces",
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.config.choices import choice_hint, parameters_in
-from launcher.config.compose import list_options
+from launcher.config.compose import compose, list_options
+from launcher.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,19 @@ def test_a_size_without_its_family() -> None:
 
 def test_what_is_far_in_size_is_not_meant() -> None:
     assert choice_hint("gpt3/10t", list_options("training")).startswith("valid: gpt3/126m")
+
+
+def test_a_size_that_builds_on_another_one(tmp_path: Path) -> None:
+    """Below a family's folder the other sizes have whole paths."""
+    (tmp_path / "training/gpt3").mkdir(parents=True)
+    file = tmp_path / "training/gpt3/ours.yaml"
+    file.write_text("defaults: [126m, _self_]\nrun: {name: ours}\n")
+    with pytest.raises(UserError) as caught:
+        compose(["training=gpt3/ours"], tmp_path)
+    assert str(caught.value) == (
+        f"training/126m: there is no such file to build on\n  from {file}:1\n"
+        "  did you mean '/training/gpt3/126m@_here_'?"
+    )
+    file.write_text("defaults: [/training/gpt3/126m@_here_, _self_]\nrun: {name: ours}\n")
+    training = compose(["training=gpt3/ours"], tmp_path).config.training
+    assert training is not None and training.run.name == "ours"

@@ -1,8 +1,8 @@
 """AWS' "Nemo Megatron on Slurm", from its first command to its last, as its reader types them.
 
-The document is awsome-distributed-training's 2.nemo-launcher of 23.07. Its launcher is Slipway here, its test
-case what `benchmarks/` and `conf/` hold. What cannot be run here is named as skipped, with the reason and with what
-takes its place. Sections and their order are the document's.
+The document is awsome-distributed-training's 2.nemo-launcher of 23.07, section by section. Its launcher is
+Slipway here, its test case `benchmarks/` and `conf/`. What cannot be run in a test is named as skipped, with the
+reason and what takes its place.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ sed 's/MODEL_SIZE=126m/MODEL_SIZE=ours/; s/NUM_NODES:-2/NUM_NODES:-4/; s/^export
     $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh > $TEST_CASE_PATH/bmk-pretrain-gpt3-ours4.sh
 chmod +x $TEST_CASE_PATH/bmk-pretrain-gpt3-ours4.sh
 mkdir -p launcher_scripts/conf/training/gpt3
-printf 'defaults: [gpt3/126m, _self_]\nrun: {name: gpt3_ours}\nmodel: {num_layers: 6}\n' \\
+printf 'defaults: [/training/gpt3/126m@_here_, _self_]\nrun: {name: gpt3_ours}\nmodel: {num_layers: 6}\n' \\
     > launcher_scripts/conf/training/gpt3/ours.yaml
 """)
     launch = "ENROOT_IMAGE=/apps/nemo.sqsh $TEST_CASE_PATH/bmk-pretrain-gpt3-ours4.sh"

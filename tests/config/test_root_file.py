@@ -1,0 +1,85 @@
+"""A `config.yaml` of the user's own, such as the NeMo launcher's: named with its lines, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import CONF_DIR, compose
+from launcher.errors import UserError
+
+# As NeMo-Framework-Launcher has it, in part.
+NEMO = """\
+defaults:
+  - _self_
+  - cluster: bcm
+  - data_preparation: gpt3/download_gpt3_pile
+  - quality_filtering: heuristic/english
+  - training: gpt3/126m
+  - conversion: gpt3/convert_gpt3
+  - fine_tuning: null
+  - export: gpt3/export_gpt3
+  - override hydra/job_logging: stdout
+
+hydra:
+  output_subdir: null
+
+debug: False
+stages: [training]
+cluster_type: bcm
+launcher_scripts_path: /fsx
+data_dir: ${launcher_scripts_path}/data
+base_results_dir: ${launcher_scripts_path}/results
+container_mounts: [null]
+container: null
+env_vars: {}
+export_config: ${hydra:runtime.choices.export}
+"""
+
+
+def told_of(text: str, directory: Path, *overrides: str) -> list[str]:
+    (directory / "config.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        compose(overrides, directory)
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+def test_the_nemo_launchers(tmp_path: Path) -> None:
+    *told, missing = told_of(NEMO, tmp_path)
+    valid = "  take the line out; valid: cluster, data_preparation, training, workspace"
+    file = tmp_path / "config.yaml"
+    assert told == [
+        f"quality_filtering=heuristic/english: there is no such group\n  from {file}:5\n{valid}",
+        f"conversion=gpt3/convert_gpt3: there is no such group\n  from {file}:7\n{valid}",
+        f"export=gpt3/export_gpt3: there is no such group\n  from {file}:9\n{valid}",
+        f"export_config: there is no such key\n  from {file}:24\n  take the line out",
+    ]
+    assert missing.startswith(f"{file}: workspace, images_dir, engine, nemo_path, ")
+    assert missing.endswith("conf/config.yaml, which it replaces")
+
+
+def test_one_line_of_it(tmp_path: Path) -> None:
+    ours = (CONF_DIR / "config.yaml").read_text()
+    text = ours.replace("  - _self_\n", "  - export: gpt3/export_gpt3\n  - _self_\n")
+    (told,) = told_of(text, tmp_path)
+    assert told.startswith("export=gpt3/export_gpt3: there is no such group\n  from ")
+    line = text.splitlines().index("  - export: gpt3/export_gpt3") + 1
+    assert f"{tmp_path}/config.yaml:{line}\n" in told
+
+
+def test_a_group_in_other_words_is_near(tmp_path: Path) -> None:
+    ours = (CONF_DIR / "config.yaml").read_text()
+    told = told_of(ours.replace("- training: gpt3/126m", "- trainings: gpt3/126m"), tmp_path)
+    assert "trainings=gpt3/126m: there is no such group" in told[0]
+    assert "did you mean 'training'?" in told[0]
+
+
+def test_a_copy_of_ours_is_right(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((CONF_DIR / "config.yaml").read_text())
+    assert compose([], tmp_path).config == compose([]).config
+
+
+def test_other_mistakes_are_told_as_ever(tmp_path: Path) -> None:
+    told = told_of((CONF_DIR / "config.yaml").read_text(), tmp_path, "cluster.partion=x")
+    assert told[0].startswith("cluster.partion=x: there is no such key")
