@@ -1,8 +1,8 @@
 """AWS' "Nemo Megatron on Slurm", from its first command to its last, as its reader types them.
 
 The document is awsome-distributed-training's 2.nemo-launcher of 23.07, section by section. Its launcher is
-Slipway here, its test case `benchmarks/` and `conf/`. What cannot be run in a test is named as skipped, with the
-reason and what takes its place.
+Slipway here, its test case `benchmarks/` and `conf/`. What cannot be run in a test is named as skipped, with
+the reason and what takes its place.
 """
 
 from __future__ import annotations
