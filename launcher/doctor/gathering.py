@@ -17,7 +17,7 @@ from launcher.containers.references import DOCKER_HUB
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, end_of, one_line
 from launcher.inspection.cluster import facts_of
 from launcher.plan import Plan
 from launcher.runs.provenance import user
@@ -167,9 +167,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
     except TimeoutError:
         return replace(image, why="the registry did not answer")
     if answer.code != 0:
-        return replace(
-            image, why=f"the registry did not tell: {shortened(one_line(_complaint(answer.stderr)))}"
-        )
+        return replace(image, why=f"the registry did not tell: {end_of(one_line(_complaint(answer.stderr)))}")
     try:
         told = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -20,7 +20,7 @@ from typing import Any
 from launcher.containers.interrupts import ending_cleanly
 from launcher.doctor import probe
 from launcher.doctor.facts import Machine, machine_of
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, end_of, one_line
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import FLAGS
 from launcher.runs.provenance import new_tag
@@ -164,7 +164,7 @@ def _run(
         except BaseException:
             _end(process, name, environment)
             raise
-    return out, shortened(one_line(tell(err))) if process.returncode else None
+    return out, end_of(one_line(tell(err))) if process.returncode else None
 
 
 def _started_step(
@@ -228,7 +228,7 @@ def _before_the_end(stderr: str) -> str:
     """What srun said before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
-    return shortened(one_line(words("\n".join(lines)))) if lines else ""
+    return end_of(one_line(words("\n".join(lines)))) if lines else ""
 
 
 def _answers(count: int, out: str, why: str | None) -> Answers:

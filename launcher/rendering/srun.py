@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 
 from launcher.errors import UserError
@@ -79,8 +80,8 @@ def _name(container: Container, name: str) -> str:
     """
     if container.is_file:
         return RawShell('--container-name="$container_name"')
-    pinned = container.image.partition("@sha256:")[2]
-    digits = pinned or hashlib.sha256(container.image.encode()).hexdigest()
+    pinned = re.search(r"[:@]sha256:([0-9a-f]{64})$", container.image)
+    digits = pinned[1] if pinned else hashlib.sha256(container.image.encode()).hexdigest()
     return f"--container-name={name}-{digits[:NAME_DIGITS]}"
 
 

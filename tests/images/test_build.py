@@ -138,6 +138,8 @@ def test_an_instruction_that_fails(
     assert main(["image", "build", "small", "image.template=failing", *options]) == 2
     told = capsys.readouterr().err
     assert "cannot build localhost/" in told and "nosuchprogram" in told
+    assert "subprocess exited" not in told.partition("slipway: cannot")[2], "which says nothing"
+    assert run("buildah", "containers", "-q") == ""
     assert not any((tmp_path / "temporary").iterdir())
     assert not (tmp_path / "images").exists() or not any((tmp_path / "images").iterdir())
 
@@ -161,6 +163,7 @@ def test_an_interrupted_build_leaves_nothing(options: list[str], kitchen: Path, 
         process.stderr.read()
         assert process.wait() == 130
     assert list((tmp_path / "images").iterdir()) == []
+    assert run("buildah", "containers", "-q") == ""
     words = f"sleep\0{seconds}".encode()
     sleeping = [path for path in Path("/proc").glob("[0-9]*/cmdline") if words in _content(path)]
     assert sleeping == []

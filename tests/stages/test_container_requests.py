@@ -156,8 +156,10 @@ def test_a_name_has_the_digits_of_the_image_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_pinned_image_of_a_registry_has_its_digest_in_the_name() -> None:
-    pinned = planned("container='nvcr.io#nvidia/nemo@sha256:" + "c" * 64 + "'", "container_options.name=kept")
-    assert "--container-name=kept-cccccccccccc" in render(pinned).script
+    for sign in ":@":  # as Pyxis takes it, and as most write it
+        image = f"nvcr.io#nvidia/nemo{sign}sha256:{'c' * 64}"
+        pinned = planned(f"container='{image}'", "container_options.name=kept")
+        assert "--container-name=kept-cccccccccccc" in render(pinned).script
     one, other = (
         render(planned(f"container=nvcr.io#nvidia/nemo:{tag}", "container_options.name=kept")).script
         for tag in ("24.05", "24.07")
