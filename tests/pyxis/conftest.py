@@ -73,8 +73,15 @@ def other_shell_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathF
     return reporting_image(tmp_path_factory.mktemp("other"), "other")
 
 
-def reporting_image(directory: Path, name: str) -> Path:
-    root = rootfs_with_programs(directory / "root", OF_THE_IMAGE="made at build", IN_BOTH="image")
+@pytest.fixture(scope="session")
+def cuda_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image that asks for GPUs, as those of CUDA do."""
+    return reporting_image(tmp_path_factory.mktemp("cuda"), "cuda", NVIDIA_VISIBLE_DEVICES="all")
+
+
+def reporting_image(directory: Path, name: str, **environment: str) -> Path:
+    variables = {"OF_THE_IMAGE": "made at build", "IN_BOTH": "image", **environment}
+    root = rootfs_with_programs(directory / "root", **variables)
     (root / "etc/image-name").write_text(f"{name}\n")
     (root / "usr/bin/python3").write_text(_REPORT)
     (root / "usr/bin/python3").chmod(0o755)
