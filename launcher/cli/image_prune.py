@@ -29,7 +29,8 @@ examples:
 An image stays while a job that was launched with it waits or runs, or where nobody can tell whether one does.
 Known are the launches in results/, in the directories that $SLIPWAY_RESULTS_DIR lists and in those where
 `slipway` saw runs before; of jobs that were not launched with `slipway`, and of colleagues' in other
-directories, nothing is known. An image without a record beside it was not made by `slipway`, and stays.
+directories, nothing is known. An image without a record beside it was not made by `slipway`, and stays,
+and so does an image of another user's.
 What a killed import had written so far goes too.
 
 exit code:

@@ -127,4 +127,4 @@ def digest_of(image: str | None) -> str | None:
     from launcher.containers.store import read_exact_sidecar
 
     found = read_exact_sidecar(Path(image))
-    return None if found is None else found.digest or f"sha256:{found.sha256}"
+    return None if found is None else found.pushed or found.digest or f"sha256:{found.sha256}"

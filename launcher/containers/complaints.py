@@ -146,6 +146,8 @@ def explained(
     hint = sign.hint if sign else ""
     if names == {}:  # of no registry: nothing lists its tags
         hint = _LISTING.sub("", hint)
+    if any("http://" in line for line in lines):
+        hint = hint.replace("https://REGISTRY", "http://REGISTRY")
     for word, value in (names or {}).items():
         hint = hint.replace(word, one_line(value))
     return Complaint(doing, why, quoted, hint)

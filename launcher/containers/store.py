@@ -64,6 +64,8 @@ class Sidecar:
     modified
         When the file was written last, in whole seconds since 1970: a file of another time is not this one,
         whatever its size. ``None`` in records of earlier versions.
+    pushed
+        The digest that registries have of a built image; ``None`` where it was not pushed.
     """
 
     source: str
@@ -78,6 +80,7 @@ class Sidecar:
     config: ImageConfig = ImageConfig()
     recipe: RecipeOrigin | None = None
     modified: int | None = None
+    pushed: str | None = None
 
     def write(self, image: Path) -> None:
         """Write it beside its image."""
@@ -170,4 +173,4 @@ def _known(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:
-    return field.name != "modified"  # what earlier versions did not write
+    return field.name not in ("modified", "pushed")  # what earlier versions did not write
