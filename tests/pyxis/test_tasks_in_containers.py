@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -139,6 +140,28 @@ def test_a_container_with_a_name_is_of_the_image_that_the_launch_names(
     names = [name_of_container(tmp_path, number) for number in (1, 2, 3)]
     assert names[0] != names[1]
     assert names[2] == names[0], "the container of the first image is there still"
+
+    prune = ["image", "prune", "--named", "kept", "cluster=sandbox", "--json"]
+    listed = json.loads(run_command(SLIPWAY, *prune, "--dry-run", cwd=tmp_path).stdout)
+    assert {(one["node"], one["name"]) for one in listed} >= {
+        (node, name) for node in ("n1", "n2") for name in names
+    }
+    assert {one["state"] for one in listed} == {"idle"}
+    with subprocess.Popen(
+        ["srun", "--nodelist=n1", f"--container-name={names[0]}", "sh", "-c", "echo up; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+    ) as runs:
+        assert runs.stdout is not None
+        runs.stdout.readline()
+        removed = json.loads(run_command(SLIPWAY, *prune, "--yes", cwd=tmp_path).stdout)
+        runs.terminate()
+    states = {(one["node"], one["name"]): one["state"] for one in removed}
+    assert states.pop(("n1", names[0])) == "runs"
+    del states["n2", names[0]]  # the nodes of a sandbox see each other's processes
+    assert set(states.values()) == {"removed"}
+    run_command(SLIPWAY, *prune, "--yes", cwd=tmp_path)
+    assert json.loads(run_command(SLIPWAY, *prune, cwd=tmp_path).stdout) == []
 
 
 def test_mounts_without_a_source_reach_pyxis(on_pyxis: Sandbox, shell_image: Path, tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_a_name_has_the_digits_of_the_image_as_it_is(tmp_path: Path) -> None:
     os.utime(image, (2, 2))
     assert recorded_name(image) != unknown
     image.with_name(f"{image.name}.json").unlink()
+    within_a_second = {(os.utime(image, ns=(0, ns)), recorded_name(image))[1] for ns in (5, 6)}
+    assert len(within_a_second) == 2
     image.unlink()
     assert recorded_name(image).startswith("kept-")
 

@@ -133,7 +133,7 @@ recorded() { # recorded KEY IMAGE: what the record beside an image says, if that
 image_digits=$(recorded digest /apps/nemo.sqsh)
 [[ $image_digits ]] || image_digits=$(recorded sha256 /apps/nemo.sqsh)
 [[ $image_digits ]] || image_digits=$( # no record of this file
-    { echo /apps/nemo.sqsh && stat --dereference --format='%s %Y' /apps/nemo.sqsh; } 2>/dev/null | sha256sum || true
+    { echo /apps/nemo.sqsh && stat --dereference --format='%s %.9Y %i' /apps/nemo.sqsh; } 2>/dev/null | sha256sum || true
 )
 container_name=nemo-${image_digits:0:12}
 say "the container is called $container_name on each node"
