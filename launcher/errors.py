@@ -112,6 +112,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
+def end_of(text: str) -> str:
+    """Shorten a program's message at its start: programs say last what went wrong."""
+    return text if len(text) <= _LONGEST else f"... {text[4 - _LONGEST :]}"
+
+
 def _shown(value: Any) -> str:
     if value is None:
         return "null"

@@ -79,9 +79,16 @@ class Queue:
         return ",".join([*own, *(one.node for one in self.avoided if one.node not in own)]) or None
 
 
+# What Pyxis takes in the place of a mount's source: memory, and the removal of what is mounted there.
+SOURCES_WITHOUT_PATH = ("tmpfs", "umount")
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of the host that the container sees, with Pyxis' flags such as ``ro``."""
+    """A path of the host that the container sees, with Pyxis' flags such as ``ro``.
+
+    `source` is a whole path, or one of `SOURCES_WITHOUT_PATH`.
+    """
 
     source: str
     target: str
@@ -190,6 +197,10 @@ class Chain:
     checkpoints: str | None = None
 
 
+# What the job's script exports for all its tasks.
+_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One job of a stage.
@@ -234,6 +245,14 @@ class Job:
     chain: Chain = Chain()
     merge_stderr: bool = True
     directories: tuple[Path, ...] = ()
+
+    @property
+    def container_variables(self) -> tuple[str, ...]:
+        """The variables whose values in the container are the job's, whatever its image says of them."""
+        chosen = self.container.options.env if self.container is not None else ()
+        return tuple(
+            dict.fromkeys([*chosen, *_RENDEZVOUS, *self.environment, *self.environment_files]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

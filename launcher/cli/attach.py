@@ -15,7 +15,8 @@ _DESCRIPTION = """\
 Open a shell where a rank of a running job runs: on its node, in its container when it has one (of a name or
 not, but none of Apptainer's), in its working directory and with its environment (RANK, MASTER_ADDR,
 CUDA_VISIBLE_DEVICES, ...). It is a step of the job, and shares its nodes and GPUs with the training: leaving
-it ends nothing, and it ends with the job. The line that does it goes to stderr first.
+it ends nothing, and it ends with the job. The line that does it goes to stderr first. A container of Enroot's
+has the node's processes: `pkill` in it reaches all of yours on the node, and as root everybody's.
 
 examples:
   slipway attach gpt3_126m                     rank 0

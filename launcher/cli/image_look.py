@@ -208,6 +208,7 @@ def _rows(found: Inspected) -> Iterator[tuple[str, str | None]]:
     yield "entry point", shlex.join(config.entrypoint)
     yield "command", shlex.join(config.cmd)
     yield "workdir", config.workdir
+    yield "volumes", " ".join(map(shlex.quote, config.volumes))
     for index, (name, value) in enumerate(shown_env(config.env).items()):
         yield "" if index else "env", f"{name}={value}"
     for index, (name, value) in enumerate(config.labels.items()):

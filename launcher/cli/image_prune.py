@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.containers.pruning import Choice
+    from launcher.control.named_containers import Named
 
 _EPILOG = """\
 examples:
@@ -25,12 +27,19 @@ examples:
   slipway image prune --older-than 30d         what no run was ever launched with, and is older than that
   slipway image prune --ended --keep 3         also images of runs that have ended; the newest 3 stay
   slipway image prune --yes                    without a question
+  slipway image prune --named nemo cluster=bcm containers of this name on the nodes, not images
+  slipway image prune --named '*' cluster=bcm cluster.nodelist=n1,n2 --dry-run
 
 An image stays while a job that was launched with it waits or runs, or where nobody can tell whether one does.
 Known are the launches in results/, in the directories that $SLIPWAY_RESULTS_DIR lists and in those where
 `slipway` saw runs before; of jobs that were not launched with `slipway`, and of colleagues' in other
-directories, nothing is known. An image without a record beside it was not made by `slipway`, and stays.
+directories, nothing is known. An image without a record beside it was not made by `slipway`, and stays,
+and so does an image of another user's.
 What a killed import had written so far goes too.
+
+With --named: containers that launches of yours left on nodes (container_options.name), with what was written
+in them; of any image, unless a process runs in it. A short job looks on each node of the partition. A node
+that has no room for it within 20 s is named, and not looked at.
 
 exit code:
   0  removed, or there was nothing to remove
@@ -58,6 +67,9 @@ def add_parsers(verbs: Verbs) -> None:
         "--older-than", metavar="AGE", help="only those made longer ago, such as 30d, 12h, 2w"
     )
     parser.add_argument("--ended", action="store_true", help="also those of runs that have ended")
+    parser.add_argument(
+        "--named", metavar="NAME", help="no images, but containers of this name on the nodes; '*' for all"
+    )
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     parser.add_argument("--json", action="store_true", help="print a list of objects; asks nothing")
 
@@ -67,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from launcher.containers.pruning import Rules, choose, left_over, parse_age
     from launcher.control.images_in_use import images_in_use
 
+    if args.named is not None:
+        return _prune_named(args)
     if args.keep < 0:
         raise UserError(f"--keep {args.keep}: this is no number of images", hint="0 or more")
     older = parse_age(args.older_than) if args.older_than is not None else 0.0
@@ -95,6 +109,42 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([_to_json(choice, args.dry_run, failed) for choice in choices], indent=2))
     return 1 if failed else 0
+
+
+def _prune_named(args: argparse.Namespace) -> int:
+    """Remove containers with names from the nodes; return the exit code."""
+    from launcher.config.compose import compose
+    from launcher.control import named_containers
+
+    if args.keep or args.older_than is not None or args.ended:
+        raise UserError("--named: containers have no --keep, --older-than and --ended")
+    cluster = compose(args.overrides, args.config_dir).config.cluster
+    found, blind = named_containers.look(cluster, named_containers.nodes_of(cluster), args.named)
+    going = [one for one in found if one.state == "idle"]
+    if not args.json:
+        _tell_named(found, args.named)
+    if going and not args.dry_run:
+        _agree(args, len(going))
+        gone, silent = named_containers.remove(cluster, going)
+        states = {(one.node, one.container): one.state for one in gone}
+        found = [replace(one, state=states.get((one.node, one.container), one.state)) for one in found]
+        blind += silent
+    failed = [one for one in found if one in going and not args.dry_run]
+    for place in blind:
+        print(f"slipway: {place.node}: not looked at: {place.why}", file=sys.stderr)
+    for one in failed:
+        print(f"slipway: {one.node}: {one.name} is there still", file=sys.stderr)
+    if args.json:
+        print(json.dumps([{"node": o.node, "name": o.name, "state": o.state} for o in found], indent=2))
+    return 1 if blind or failed else 0
+
+
+def _tell_named(found: Sequence[Named], pattern: str) -> None:
+    if not found:
+        print(f"no container that a launch of yours named {one_line(pattern)}", file=sys.stderr)
+        return
+    rows = [(one.node, one_line(one.name), "remove" if one.state == "idle" else one.state) for one in found]
+    print_listing(("NODE", "CONTAINER", ""), rows)
 
 
 def _tell(choices: Sequence[Choice], directory: Path) -> None:

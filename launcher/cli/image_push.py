@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.image_making import add_access
-from launcher.cli.image_options import Verbs, add_config_dir, add_template_dir, add_verb
+from launcher.cli.image_options import Verbs, add_store, add_template_dir, add_verb, chosen_store, of_recipe
 from launcher.containers.builders import BUILDERS
 from launcher.containers.references import whole_path
 from launcher.errors import Mistakes, UserError, one_line
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.containers.pushing import Pushed
+    from launcher.containers.references import Reference
+    from launcher.containers.store import Store
 
 _EPILOG = """\
 examples:
@@ -40,8 +43,13 @@ def add_parsers(verbs: Verbs) -> None:
     """Add the verb."""
     parser = add_verb(verbs, "push", "to registries", "Push an image to registries, by skopeo.", _EPILOG, run)
     parser.add_argument("source", metavar="IMAGE", help="a recipe that was built here, or a reference")
-    parser.add_argument("targets", nargs="*", metavar="TO", help="REGISTRY/NAME:TAG (default: the recipe's)")
-    add_config_dir(parser)
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="TO",
+        help="REGISTRY/NAME:TAG (default: the recipe's); and overrides such as image.tag=2 or images_dir=DIR",
+    )
+    add_store(parser)
     add_template_dir(parser)
     parser.add_argument(
         "--temp-dir", type=whole_path, metavar="DIR", help="where to pack (default: where is room)"
@@ -64,9 +72,13 @@ def run(args: argparse.Namespace) -> int:
     from launcher.containers.references import Reference, recipe_and_flavor
     from launcher.containers.remote import Access
 
-    targets = [Reference.parse(text, "TO") for text in args.targets]
+    overrides = [word for word in args.targets if "=" in word]
+    targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]
     named = recipe_and_flavor(args.source)
-    made = recipe(*named, (), args.config_dir, args.template_dir) if named else None
+    own, others = of_recipe(overrides)
+    if own and not named:
+        raise UserError(f"{own[0]}: {args.source} is no recipe, and has no such keys")
+    made = recipe(*named, own, args.config_dir, args.template_dir) if named else None
     if made is not None and not targets:
         registries = [made.config.registry, *made.config.registries]
         targets = [Reference.parse(made.name_in(name), "image.registries") for name in registries if name]
@@ -88,8 +100,31 @@ def run(args: argparse.Namespace) -> int:
                 raise
             hint = f"build it first: slipway image build {args.source}"
             raise UserError(error.message, hint=hint) from error
+        if made is not None:
+            _record(chosen_store(args, others), made.file_name, source, done)
         progress.done()
     return _tell(done, args.json)
+
+
+def _record(store: Store, file_name: str, source: Reference, done: Sequence[Pushed]) -> None:
+    """Write the digest that registries have beside the file that was made of the same image.
+
+    A builder's storage and a registry pack an image differently, so that its digests differ.
+    """
+    from launcher.containers.remote import Access, look_up_by_skopeo
+    from launcher.containers.store import read_sidecar
+
+    image = store.path(file_name)
+    sidecar = read_sidecar(image)
+    digest = next((one.digest for one in done if one.digest is not None), None)
+    if sidecar is None or digest in (None, sidecar.pushed):
+        return
+    if look_up_by_skopeo(source, Access()).digest == sidecar.digest:
+        try:
+            replace(sidecar, pushed=digest).write(image)
+        except OSError as error:
+            told = f"{one_line(str(image))}: its record does not get the digest: {error.strerror}"
+            print(f"slipway: warning: {told}", file=sys.stderr)
 
 
 def _tell(done: Sequence[Pushed], as_json: bool) -> int:

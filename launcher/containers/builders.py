@@ -82,10 +82,11 @@ class Builder:
             If this builder does not take what the registry of the base needs.
         """
         access = access or Access()
+        # Without --force-rm a build that fails leaves its containers, and their mounts.
         words = {
             "docker": ["docker", "build", "--progress", "plain"],
-            "podman": ["podman", "build", "--format", "docker", self._layers],
-            "buildah": ["buildah", "bud", "--format", "docker", self._layers],
+            "podman": ["podman", "build", "--format", "docker", "--force-rm", self._layers],
+            "buildah": ["buildah", "bud", "--format", "docker", "--force-rm", self._layers],
         }[self.name]
         words = [*words, *self._pull(base), *self._access(access), "--file", str(dockerfile), "--tag", name]
         words += [word for item in labels.items() for word in ("--label", "=".join(item))]

@@ -120,11 +120,11 @@ def recipe_of(name: str, flavor: str | None, config_dir: Path | None, template_d
 
 
 def digest_of(image: str | None) -> str | None:
-    """The digest of an image that is a file, as the record beside it tells."""
+    """The digest of an image that is a file, as the record beside it tells, if that is of this file."""
     if image is None or not image.startswith("/"):
         return None
     # Imported late: few launches have an image that is a file.
-    from launcher.containers.store import read_sidecar
+    from launcher.containers.store import read_exact_sidecar
 
-    found = read_sidecar(Path(image))
-    return None if found is None else found.digest or f"sha256:{found.sha256}"
+    found = read_exact_sidecar(Path(image))
+    return None if found is None else found.pushed or found.digest or f"sha256:{found.sha256}"

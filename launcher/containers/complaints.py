@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, end_of, one_line
 from launcher.secrecy import without_secrets
 
 _SHOWN_LINES = 3
@@ -16,6 +16,14 @@ _LISTING = re.compile(": `skopeo list-tags [^`]*`")
 # What their logs put around the words.
 _LOG = re.compile(r'(?:time="[^"]*" )?level=\w+ msg="(.*)"')
 _LEVEL = re.compile(r"(?:\[(?:ERROR|WARN|INFO)\]|(?:FATA|ERRO|WARN|INFO)\[\d+\]) +")
+# What repeats that a command failed, and what tells why. BuildKit begins the lines of an instruction
+# with a number and a time.
+_STATUS = re.compile(r"^(?:subprocess exited with|exit) status \d+$|^(?:-+|={3,})$")
+_CAUSE = re.compile(
+    r"(?:#\d+ )?(?:\d+\.\d+ )?(?:E: |fatal|error\b|\S*error: |\w*(?:Error|Exception): |"
+    r".*: (?:(?:fatal )?error: |not found$|No such file|command not found))",
+    re.IGNORECASE,
+)
 _REPEATED_PROGRESS = re.compile(r"^\[[=\-\\|/ ]*\] *\d+/\d+ +\d+%")
 
 CREDENTIALS = """\
@@ -130,17 +138,28 @@ def explained(
     sign = next((one for one in _SIGNS if any(one.pattern.search(line) for line in lines)), None)
     if sign is None:
         why = f"{name} was ended by signal {-code}" if code < 0 else f"{name} failed with exit code {code}"
-        shown = lines[-_SHOWN_LINES:]
+        shown = _causes(lines)
     else:
         why = sign.what
         shown = [next(line for line in reversed(lines) if sign.pattern.search(line))]
-    quoted = [f"{name}: {shortened(one_line(without_secrets(_words(line))))}" for line in shown]
+    quoted = [f"{name}: {end_of(one_line(without_secrets(_words(line))))}" for line in shown]
     hint = sign.hint if sign else ""
     if names == {}:  # of no registry: nothing lists its tags
         hint = _LISTING.sub("", hint)
+    if any("http://" in line for line in lines):
+        hint = hint.replace("https://REGISTRY", "http://REGISTRY")
     for word, value in (names or {}).items():
         hint = hint.replace(word, one_line(value))
     return Complaint(doing, why, quoted, hint)
+
+
+def _causes(lines: Sequence[str]) -> list[str]:
+    """The lines that tell why, and the last one; where none does, the last ones."""
+    telling = [line for line in dict.fromkeys(lines) if not _STATUS.search(line)] or list(lines)
+    causes = [line for line in telling if _CAUSE.match(line)][-_SHOWN_LINES + 1 :]
+    if not causes:
+        return telling[-_SHOWN_LINES:]
+    return list(dict.fromkeys([*causes, telling[-1]]))
 
 
 def _words(line: str) -> str:

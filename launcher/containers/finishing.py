@@ -43,6 +43,7 @@ def finish(job: Job, target: Path, digest: str | None, made_by: str, recipe: Rec
         made_by=made_by,
         config=job.remote.config if job.remote else ImageConfig(),
         recipe=recipe,
+        modified=int(job.output.stat().st_mtime),
     )
     job.output.chmod(0o666 & ~umask())
     _keep_for_jobs(target)

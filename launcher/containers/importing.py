@@ -231,7 +231,15 @@ class _Importing:
         parent = space.place(needs, self._target, self._options.temp_dir)
         with self._output(lock) as output, working_in(parent) as work:
             job = Job(
-                *(self._source, remote, output, compression, SQUASH_OPTIONS[compression], self._access),
+                *(
+                    self._source,
+                    remote,
+                    digest,
+                    output,
+                    compression,
+                    SQUASH_OPTIONS[compression],
+                    self._access,
+                ),
                 *(work, (*lock.descriptors, work.descriptor), self._progress),
             )
             made_by = routes.make(route, job, self._options.via)

@@ -77,6 +77,7 @@ class Inspected:
             "entrypoint": list(config.entrypoint),
             "cmd": list(config.cmd),
             "workdir": config.workdir or None,
+            "volumes": list(config.volumes),
             "env": shown_env(config.env),
             "notes": list(self.notes),
         }

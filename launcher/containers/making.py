@@ -19,6 +19,8 @@ class Job:
     ----------
     remote
         What is known of it beforehand; ``None`` where nothing could be asked.
+    digest
+        Of the image that was looked up; ``None`` where nothing could be asked.
     output
         The file to write, which is not there yet.
     descriptors
@@ -27,6 +29,7 @@ class Job:
 
     source: Reference
     remote: Remote | None
+    digest: str | None
     output: Path
     compression: str
     squash_options: tuple[str, ...]
@@ -38,9 +41,9 @@ class Job:
     @property
     def source_pinned(self) -> Reference:
         """The image that was looked up, even if its tag has moved since."""
-        if self.remote is None or self.source.kind is not Kind.REGISTRY:
+        if self.digest is None or self.source.kind is not Kind.REGISTRY:
             return self.source
-        return self.source.at(self.remote.digest)
+        return self.source.at(self.digest)
 
     @property
     def packed(self) -> int:

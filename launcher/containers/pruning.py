@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,8 @@ def _spared(entry: Stored, uses: Mapping[Path, Sequence[Use]], rules: Rules, now
         return f"{_named(live)} waits or runs, or may"
     if entry.path.is_symlink():
         return "a link, not an image"
+    if _owner(entry.path) != os.getuid():
+        return "another user's"
     if entry.sidecar is None:
         return "not made by slipway: it has no record"
     if of_image and not rules.ended:
@@ -151,6 +154,13 @@ def _spared(entry: Stored, uses: Mapping[Path, Sequence[Use]], rules: Rules, now
     if age < rules.older_than:
         return f"needed {max(age, 0.0) / _DAY_SECONDS:.0f} days ago"
     return None
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
 
 
 def _last_need(entry: Stored, uses: Mapping[Path, Sequence[Use]]) -> float:

@@ -61,6 +61,11 @@ class Sidecar:
         When, in UTC, ISO 8601.
     made_by
         The programs that made it, with their versions.
+    modified
+        When the file was written last, in whole seconds since 1970: a file of another time is not this one,
+        whatever its size. ``None`` in records of earlier versions.
+    pushed
+        The digest that registries have of a built image; ``None`` where it was not pushed.
     """
 
     source: str
@@ -74,6 +79,8 @@ class Sidecar:
     made_by: str
     config: ImageConfig = ImageConfig()
     recipe: RecipeOrigin | None = None
+    modified: int | None = None
+    pushed: str | None = None
 
     def write(self, image: Path) -> None:
         """Write it beside its image."""
@@ -138,6 +145,16 @@ def read_sidecar(image: Path) -> Sidecar | None:
         return None
 
 
+def read_exact_sidecar(image: Path) -> Sidecar | None:
+    """The record of an image, if neither the size nor the time of the file is another one's."""
+    found = read_sidecar(image)
+    try:
+        is_same = found is not None and found.modified in (None, int(image.stat().st_mtime))
+    except OSError:
+        return None
+    return found if is_same else None
+
+
 def _from_record(record: dict[str, Any]) -> Sidecar:
     """Fields that a later version has in addition are passed over."""
     if record["version"] != _VERSION:
@@ -150,6 +167,10 @@ def _from_record(record: dict[str, Any]) -> Sidecar:
 
 
 def _known(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    names = [each.name for each in dataclasses.fields(kind)]
+    names = [each.name for each in dataclasses.fields(kind) if each.name in record or _is_needed(each)]
     values = {name: record[name] for name in names}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.name not in ("modified", "pushed")  # what earlier versions did not write

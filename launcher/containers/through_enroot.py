@@ -41,15 +41,18 @@ def digest(source: Reference, plain_http: bool) -> str | None:
 
 def make(job: Job) -> None:
     """Write the squashfs of an image."""
+    # Layers are kept for other imports by default, in the user's home, and never removed.
+    cache = job.work.path / "cache"
+    cache.mkdir()
     with _engine_links(job.source, job.work.path) as path:
         environment = {
             **_access(job.access.plain_http),
             "PATH": path,
             "TMPDIR": str(job.work.path),
             "ENROOT_TEMP_PATH": str(job.work.path),
+            "ENROOT_CACHE_PATH": str(cache),
             "ENROOT_SQUASH_OPTIONS": " ".join([*job.squash_options, *limits(processors=False)]),
         }
-        cached = _Cache()
         squashing = False
         job.progress.step(f"fetching {job.source} by Enroot", job.packed or None)
 
@@ -62,9 +65,9 @@ def make(job: Job) -> None:
                     job.progress.step(f"packing with {job.compression}", expected or None)
                 job.progress.advance(job.output.stat().st_size)
             else:
-                job.progress.advance(cached.grown())
+                job.progress.advance(_size_of(cache))
 
-        arguments = ["import", "-o", str(job.output), str(job.source.for_enroot)]
+        arguments = ["import", "-o", str(job.output), str(job.source_pinned.for_enroot)]
         _call(arguments, job.source, f"import {job.source}", environment, tick, job.descriptors)
 
 
@@ -110,20 +113,10 @@ def _engine_links(source: Reference, work: Path) -> Iterator[str]:
     yield path
 
 
-class _Cache:
-    """Enroot's cache of layers, as far as it grows meanwhile: what is being fetched."""
-
-    def __init__(self) -> None:
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - or none
-        self._directory = Path(os.environ.get("ENROOT_CACHE_PATH") or f"{home}/enroot")
-        self._before = self._size()
-
-    def grown(self) -> int:
-        return max(self._size() - self._before, 0)
-
-    def _size(self) -> int:
-        try:
-            with os.scandir(self._directory) as entries:
-                return sum(entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False))
-        except OSError:
-            return 0
+def _size_of(cache: Path) -> int:
+    """The bytes of the layers that were fetched so far."""
+    try:
+        with os.scandir(cache) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False))
+    except OSError:  # one got its final name meanwhile
+        return 0

@@ -8,7 +8,7 @@ from shlex import quote
 
 from launcher.doctor import gathering
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm
-from launcher.doctor.judging_enroot import enroot_lines
+from launcher.doctor.judging_enroot import WITHOUT_GPU_TOOLS, enroot_lines
 from launcher.doctor.judging_slurm import pyxis_lines, pyxis_node_lines, slurm_lines
 from launcher.doctor.judging_tools import (
     EXTRAS,
@@ -90,7 +90,7 @@ def _gather(made: Draft, image: str | None, count: int, patience: float, starts:
     needs = gathering.needs_of(plan)
     name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
     key = "--image" if image else "container"
-    found = gathering.image_named(name, key) if name is not None else None
+    found = gathering.with_devices_of(gathering.image_named(name, key), plan) if name is not None else None
     startable = _startable(needs, found) if starts else None
     slurm = gathering.slurm(plan) if plan.scheduler != "local" else None
     plugstack = slurm.settings.get("PlugStackConfig") if slurm is not None else None
@@ -106,7 +106,8 @@ def _gather(made: Draft, image: str | None, count: int, patience: float, starts:
         environment = gathering.environment_of(plan)
         answers = look(plan, count, asked, environment, patience)
         if startable is not None and slurm is not None and slurm.pyxis:
-            started, why = start(plan, startable, count, environment, patience)
+            # Those that were looked at: others may differ from them.
+            started, why = start(plan, startable, answers.names or count, environment, patience)
             answers = replace(answers, started=started, why_not_started=why)
     return Gathered(
         needs=needs,
@@ -154,7 +155,8 @@ def judge(gathered: Gathered) -> list[Row]:
             (name, [Line("container", Status.OK, _STARTS, needed=True)]) for name in answers.started or ()
         ]
         if answers.started is not None and len(answers.started) < answers.asked:
-            told.append((SILENT, [_not_started(answers, len(answers.started))]))
+            lacking = [name for name in answers.names if name not in answers.started] or [NODES]
+            told += [(name, [_not_started(answers, len(answers.started))]) for name in lacking]
         if answers.silent:
             told.append((SILENT, [_silent(answers)]))
     elif gathered.needs.scheduler != "local":
@@ -210,7 +212,8 @@ def _silent(answers: Answers) -> Line:
 def _not_started(answers: Answers, count: int) -> Line:
     why = answers.why_not_started or "no reason given"
     told = f"the image starts on {count} of {answers.asked} nodes: {why}"
-    return Line("container", Status.MISSING, told, "see the lines of image, pyxis and enroot above", True)
+    fix = WITHOUT_GPU_TOOLS if "nvidia-container-cli" in why else None
+    return Line("container", Status.MISSING, told, fix or "see the lines of image, pyxis and enroot", True)
 
 
 def _not_looked_at() -> Line:

@@ -168,6 +168,9 @@ class Image:
         ``CUDA_DRIVER_VERSION``: the driver whose libraries NVIDIA's images carry for older ones.
     requires
         ``NVIDIA_REQUIRE_CUDA``, which nvidia-container-cli holds a driver to.
+    devices
+        ``NVIDIA_VISIBLE_DEVICES``, the GPUs that Enroot is to bring into the container, as the launch or the
+        image says it.
     is_broken
         Its file is here, and no image.
     """
@@ -180,8 +183,14 @@ class Image:
     cuda: str | None = None
     compat_driver: str | None = None
     requires: str | None = None
+    devices: str | None = None
     why: str | None = None
     is_broken: bool = False
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether Enroot's hook calls nvidia-container-cli for it, also where there are no GPUs."""
+        return (self.devices or "void") != "void"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from launcher.containers.references import DOCKER_HUB
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, end_of, one_line
 from launcher.inspection.cluster import facts_of
 from launcher.plan import Plan
 from launcher.runs.provenance import user
 from launcher.schedulers.cluster import ask_at_once, questions
 from launcher.schedulers.commands import Unreachable, clean_environment, run, words
 
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
 PYXIS_RUNTIME = "pyxis runtime"
 STAGE = "stage"
 _PYXIS_RUNTIME_PATH = "/run/pyxis"  # Pyxis' config.c
@@ -55,10 +56,16 @@ def environment_here(plan: Plan) -> dict[str, str]:
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
-    """The environment of the job as far as Enroot reads it on a node."""
-    own = {name: value for name, value in plan.job.environment.items() if name.startswith("ENROOT_")}
+    """The environment of the job as far as Enroot and its hooks read it on a node."""
+    read = ("ENROOT_", "NVIDIA_")
+    own = {name: value for name, value in plan.job.environment.items() if name.startswith(read)}
     together = {**environment_here(plan), **own}
     return {name: value for name, value in together.items() if name not in _KEPT_FROM_ENROOT}
+
+
+def with_devices_of(image: Image, plan: Plan) -> Image:
+    """The image with the GPUs that the launch asks for in its place."""
+    return replace(image, devices=plan.job.environment.get(DEVICES, image.devices))
 
 
 def this_machine(plan: Plan, plugstack: str | None) -> Machine:
@@ -167,9 +174,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
     except TimeoutError:
         return replace(image, why="the registry did not answer")
     if answer.code != 0:
-        return replace(
-            image, why=f"the registry did not tell: {shortened(one_line(_complaint(answer.stderr)))}"
-        )
+        return replace(image, why=f"the registry did not tell: {end_of(one_line(_complaint(answer.stderr)))}")
     try:
         told = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -189,6 +194,7 @@ def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
         cuda=environment.get("CUDA_VERSION") or None,
         compat_driver=environment.get("CUDA_DRIVER_VERSION") or None,
         requires=environment.get("NVIDIA_REQUIRE_CUDA") or None,
+        devices=environment.get(DEVICES) or None,
     )
 
 

@@ -17,6 +17,10 @@ _CACHE_ROOM = 20 * _GIB
 
 # Enroot's conf/hooks/98-nvidia.sh: without it no container sees a GPU.
 _NVIDIA_HOOK = "98-nvidia.sh"
+WITHOUT_GPU_TOOLS = (
+    "install libnvidia-container-tools (NVIDIA Container Toolkit); on nodes without GPUs:"
+    " env_vars.NVIDIA_VISIBLE_DEVICES=void"
+)
 _PYTORCH_HOOK = "50-slurm-pytorch.sh"
 _CALLS = ("awk", "curl", "find", "flock", "grep", "jq", "parallel", "sed", "tar", "zstd")
 # What each part of it calls: containers are started with these, and all are needed for imports.
@@ -41,10 +45,11 @@ def enroot_lines(machine: Machine, needs: Needs, image: Image | None, *, is_node
     yield _program(machine, enroot, needed, is_node)
     yield _runtime(machine.places["enroot runtime"], needed)
     yield _data(machine.places["enroot data"], needed, image)
-    yield _cache(machine.places["enroot cache"])
-    yield _temp(machine.places["enroot temp"])
+    if not is_node or image is None or image.path is None:  # a node that is given a file imports nothing
+        yield _cache(machine.places["enroot cache"])
+        yield _temp(machine.places["enroot temp"])
     yield _mqueue(machine, enroot, needed)
-    yield _hooks(machine, enroot, needed)
+    yield _hooks(machine, enroot, image if is_node else None, needed)
     yield from _namespaces(machine, needed)
 
 
@@ -164,7 +169,7 @@ def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Line:
     return Line("enroot.mqueue", Status.OK, told)
 
 
-def _hooks(machine: Machine, enroot: Enroot, needed: bool) -> Line:
+def _hooks(machine: Machine, enroot: Enroot, image: Image | None, needed: bool) -> Line:
     what = "enroot.hooks"
     has_gpus = machine.gpus is not None and bool(machine.gpus.names)
     if has_gpus and _NVIDIA_HOOK not in enroot.hooks:
@@ -175,6 +180,17 @@ def _hooks(machine: Machine, enroot: Enroot, needed: bool) -> Line:
         return Line(
             what, Status.MISSING, told, "install libnvidia-container-tools (NVIDIA Container Toolkit)", needed
         )
+    if (
+        image is not None
+        and image.wants_gpus
+        and _NVIDIA_HOOK in enroot.hooks
+        and "nvidia-container-cli" not in machine.tools
+    ):
+        told = (
+            f"the image has NVIDIA_VISIBLE_DEVICES={image.devices}, for which {_NVIDIA_HOOK} calls"
+            " nvidia-container-cli, which is not there: the image does not start"
+        )
+        return Line(what, Status.MISSING, told, WITHOUT_GPU_TOOLS, needed)
     names = [name for name in (_NVIDIA_HOOK, _PYTORCH_HOOK) if name in enroot.hooks]
     told = f"{len(enroot.hooks)} hooks{', with ' + _listed(names) if names else ''}"
     if _PYTORCH_HOOK not in enroot.hooks:

@@ -20,7 +20,7 @@ from typing import Any
 from launcher.containers.interrupts import ending_cleanly
 from launcher.doctor import probe
 from launcher.doctor.facts import Machine, machine_of
-from launcher.errors import UserError, one_line, shortened
+from launcher.errors import UserError, end_of, one_line
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import FLAGS
 from launcher.runs.provenance import new_tag
@@ -45,8 +45,9 @@ echo "$4 ${SLURMD_NODENAME:-$(uname -n)} 0 0 -"
 _STARTED = 'echo "$1 ${SLURMD_NODENAME:-$(uname -n)}"'
 # Of `slurmstepd-n1: error: pyxis:     [ERROR] No such file or directory: /x.sqsh` what is behind the names.
 _PYXIS_SAYS = re.compile(r"pyxis: +(?:\[\w+\] +)?(.*)")
-_PYXIS_CHILD = re.compile(r"child \d+ failed with error code: \d+")
+_PYXIS_CHILD = re.compile(r"(?:child \d+|container start) failed with error code: \d+")
 _PYXIS_SAYS_NOTHING = (
+    "container was not started successfully by another task",
     "printing enroot log file:",
     "if the image has an unusual entrypoint, try using --no-container-entrypoint",
 )
@@ -76,6 +77,11 @@ class Answers:
     why: str | None = None
     started: tuple[str, ...] | None = None
     why_not_started: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes that were looked at."""
+        return tuple(sorted((*(machine.host for machine in self.machines), *self.blind), key=_natural))
 
     @property
     def silent(self) -> int:
@@ -115,9 +121,9 @@ def look(
 
 
 def start(
-    plan: Plan, image: str, count: int, environment: Mapping[str, str], patience: float
+    plan: Plan, image: str, nodes: int | Sequence[str], environment: Mapping[str, str], patience: float
 ) -> tuple[tuple[str, ...], str | None]:
-    """Start an image through Pyxis, once on each of some nodes.
+    """Start an image through Pyxis, once on each of some nodes: so many of them, or those that are named.
 
     Returns
     -------
@@ -126,7 +132,7 @@ def start(
     told = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
     # A large image takes its time: who is more patient gives it more.
     minutes = max(_MINUTES, math.ceil(patience / 60))
-    out, why = _run(plan, count, told, environment, patience, minutes=minutes, tell=pyxis_words)
+    out, why = _run(plan, nodes, told, environment, patience, minutes=minutes, tell=pyxis_words)
     lines = [line.split(" ") for line in out.splitlines()]
     names = {line[1] for line in lines if len(line) == 2 and line[0] == probe.MARK}
     return tuple(sorted(names, key=_natural)), why
@@ -141,7 +147,7 @@ def pyxis_words(stderr: str) -> str:
 
 def _run(
     plan: Plan,
-    count: int,
+    nodes: int | Sequence[str],
     command: Sequence[str],
     environment: Mapping[str, str],
     patience: float,
@@ -151,7 +157,8 @@ def _run(
 ) -> tuple[str, str | None]:
     """Run a command once on each of some nodes: its output, and what went wrong."""
     name = f"slipway-doctor-{new_tag()}"
-    step = [*srun_command(plan, count, name, minutes), *command]
+    count = nodes if isinstance(nodes, int) else len(nodes)
+    step = [*srun_command(plan, nodes, name, minutes), *command]
     # Whoever closes the terminal, or is ended, leaves no job in the queue either.
     with ending_cleanly(), _started_step(step, environment, count) as process:
         try:
@@ -164,7 +171,7 @@ def _run(
         except BaseException:
             _end(process, name, environment)
             raise
-    return out, shortened(one_line(tell(err))) if process.returncode else None
+    return out, end_of(one_line(tell(err))) if process.returncode else None
 
 
 def _started_step(
@@ -186,13 +193,16 @@ def _started_step(
         raise UserError(f"--nodes {count}: srun: {error.strerror}", hint=WITHOUT_SLURM) from error
 
 
-def srun_command(plan: Plan, count: int, name: str, minutes: int = _MINUTES) -> list[str]:
+def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int = _MINUTES) -> list[str]:
     """The step that runs on each node, without what it runs; in an allocation it is a step of that."""
+    count = nodes if isinstance(nodes, int) else len(nodes)
+    chosen = None if isinstance(nodes, int) else ",".join(nodes)
     command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
     command += ["--cpus-per-task=1", f"--mem={_MEMORY}", f"--time={minutes}", "--chdir=/", "--mpi=none"]
     if plan.scheduler == "allocation":
-        return [*command, "--overlap"]
+        return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
     values = {flag: value(plan.job) for flag, value in FLAGS if flag in _QUEUE}
+    values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     wanted = plan.job.resources
     if wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
@@ -228,7 +238,7 @@ def _before_the_end(stderr: str) -> str:
     """What srun said before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
-    return shortened(one_line(words("\n".join(lines)))) if lines else ""
+    return end_of(one_line(words("\n".join(lines)))) if lines else ""
 
 
 def _answers(count: int, out: str, why: str | None) -> Answers:

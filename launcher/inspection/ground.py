@@ -12,7 +12,7 @@ from typing import BinaryIO
 from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.file_systems import is_shared
-from launcher.plan import Plan
+from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.preflight.path_facts import Lack
 from launcher.sandbox import is_sandbox
 
@@ -37,6 +37,8 @@ class Ground:
             return None
         # The innermost covers the others, and of two with one target the later one.
         closest = max(enumerate(inside), key=lambda item: (len(Path(item[1].target).parts), item[0]))[1]
+        if closest.source in SOURCES_WITHOUT_PATH:
+            return None
         return Path(closest.source) / path.relative_to(closest.target)
 
     def input(self, key: str, given: str, whole: str) -> Path | Lack | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.errors import nearest_files
 from launcher.inspection.ground import Ground, is_there
-from launcher.plan import Mount
+from launcher.plan import SOURCES_WITHOUT_PATH, Mount
 from launcher.preflight.path_facts import Lack
 
 _WHY = "there is no such file or directory to mount"
@@ -18,7 +18,7 @@ def lost_mounts(ground: Ground) -> tuple[Lack, ...] | None:
     container = ground.plan.job.container
     if container is None or not ground.in_container:
         return None
-    sources = {mount.source: mount for mount in container.mounts}
+    sources = {mount.source: mount for mount in container.mounts if mount.source not in SOURCES_WITHOUT_PATH}
     return tuple(
         _lost(ground, mount)
         for source, mount in sources.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.containers.progress import Progress
 
 _WORKSPACE = "workspace"
+_PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Needed:
     @property
     def command(self) -> tuple[str, ...]:
         """What `slipway` makes it with."""
-        return self.choice.command(self.request.config_dir, self.request.template_dir)
+        words = self.choice.command(self.request.config_dir, self.request.template_dir)
+        return (*words, "--plain-http") if words and _allows_plain_http() else words
 
 
 def needed_image(composition: Composition, request: Request) -> Needed | None:
@@ -94,7 +97,24 @@ def make_here(needed: Needed, progress: Progress) -> Imported:
     UserError
         With what to do next; nothing is left behind.
     """
-    choice, request = needed.choice, needed.request
+    try:
+        return _made_here(needed, progress)
+    except UserError as error:
+        raise UserError(error.message, key=error.key, also=error.also, hint=_of_launch(error.hint)) from error
+
+
+def _of_launch(hint: str | None) -> str | None:
+    """Advice in words that `slipway launch` takes: it has no options of an import."""
+    if hint is None:
+        return None
+    hint = hint.replace("--plain-http", f"{_PLAIN_HTTP}=yes slipway launch ... --build")
+    return hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
+
+
+def _made_here(needed: Needed, progress: Progress) -> Imported:
+    from launcher.containers.importing import ImportOptions, import_image
+
+    choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
     if choice.recipe is not None:
         from launcher.containers.building import build_into_store
         from launcher.containers.store import Store
@@ -103,12 +123,15 @@ def make_here(needed: Needed, progress: Progress) -> Imported:
         for warning in recipe.warnings:
             progress.note(warning)
         return build_into_store(
-            recipe, Store(needed.file.parent), progress=progress, config_dir=request.config_dir
+            recipe, Store(needed.file.parent), options, progress, config_dir=request.config_dir
         )
-    from launcher.containers.importing import ImportOptions, import_image
-
     assert choice.source is not None
-    return import_image(choice.source, needed.file, ImportOptions(), progress)
+    return import_image(choice.source, needed.file, options, progress)
+
+
+def _allows_plain_http() -> bool:
+    """Whether the user lets Enroot speak to registries without TLS, as the nodes' Enroot may."""
+    return os.environ.get(_PLAIN_HTTP, "").lower() in ("y", "yes", "1", "true", "on")
 
 
 def refuse_a_job(composition: Composition) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Iterator
 
 from launcher.errors import UserError
 from launcher.plan import Container, ContainerOptions, Job, Mount
 from launcher.rendering.quoting import RawShell
 
+# Of an image's digest, in the name of a container made of it; the scripts take as many.
+NAME_DIGITS = 12
+
 # Pyxis' flags, and the option that each is: with a value, or in two forms for yes and no.
-_WITH_VALUE = {"workdir": "container-workdir", "name": "container-name", "save": "container-save"}
+_WITH_VALUE = {"workdir": "container-workdir", "save": "container-save"}
 _YES_AND_NO = {
     "mount_home": ("container-mount-home", "no-container-mount-home"),
     "writable": ("container-writable", "container-readonly"),
@@ -36,7 +41,7 @@ def srun_arguments(job: Job) -> list[str]:
         from launcher.rendering.apptainer import apptainer_command  # late: few clusters need it
 
         return arguments + host_arguments(job) + apptainer_command(job, job.container)
-    return arguments + _pyxis(job.container) + _without_decided(job.srun_args, job.container.options)
+    return arguments + _pyxis(job, job.container) + _without_decided(job.srun_args, job.container.options)
 
 
 def host_arguments(job: Job) -> list[str]:
@@ -55,7 +60,7 @@ def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> lis
     return [text for text in arguments if text.removeprefix("--") not in decided]
 
 
-def _pyxis(container: Container) -> list[str]:
+def _pyxis(job: Job, container: Container) -> list[str]:
     mounts = ",".join(_mount(mount) for mount in container.mounts)
     return [
         RawShell('--container-image="$image"')
@@ -63,7 +68,21 @@ def _pyxis(container: Container) -> list[str]:
         else f"--container-image={container.image}",
         f"--container-mounts={mounts}",
         *_option_flags(container.options),
+        *([] if container.options.name is None else [_name(container, container.options.name)]),
+        f"--container-env={','.join(job.container_variables)}",
     ]
+
+
+def _name(container: Container, name: str) -> str:
+    """The name of an unpacked container: Pyxis takes the one that has it, whatever image that was made of.
+
+    The job's script completes the name by digits of the image's file, as the file is when the job begins.
+    """
+    if container.is_file:
+        return RawShell('--container-name="$container_name"')
+    pinned = re.search(r"[:@]sha256:([0-9a-f]{64})$", container.image)
+    digits = pinned[1] if pinned else hashlib.sha256(container.image.encode()).hexdigest()
+    return f"--container-name={name}-{digits[:NAME_DIGITS]}"
 
 
 def _option_flags(options: ContainerOptions) -> Iterator[str]:
@@ -75,8 +94,6 @@ def _option_flags(options: ContainerOptions) -> Iterator[str]:
         value = getattr(options, name)
         if value is not None:
             yield f"--{flag}={value}"
-    if options.env:
-        yield f"--container-env={','.join(options.env)}"
 
 
 def _check(mount: Mount) -> None:

@@ -11,15 +11,20 @@ from pathlib import Path
 from launcher.config import schema
 from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
 from launcher.errors import UserError, shown
-from launcher.plan import Container, ContainerOptions, Mount, Queue, Resources
+from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.secrecy import is_secret_key
+from launcher.stages.mounts import mounts_of
 from launcher.stages.secrets import secret_in_script
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
+
+# So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
+_LONGEST_CONTAINER_NAME = 100
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 _IMAGE_FILE = (".sqsh", ".squashfs")
 
@@ -30,7 +35,7 @@ _TAKEN = re.compile(
     r"|(?P<slurm>SBATCH_\w+|SLURM_(JOB|STEP|TASK|ARRAY|RESTART|SUBMIT|NODE)\w*"
     r"|SLURM_(PROCID|LOCALID|GTIDS|CPUS_ON_NODE|N(TASKS|NODES|PROCS)\w*))"
     r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLIPWAY_TAG)"
-    r"|(?P<script>[a-z][a-z0-9]*|launch_dir|job_id|tasks_ended|by_hand|submitted_with)",
+    r"|(?P<script>[a-z][a-z0-9]*|launch_dir|container_name|image_digits|job_id|tasks_ended|by_hand|submitted_with)",
     re.ASCII,
 )
 _TAKEN_BY = {
@@ -148,8 +153,6 @@ def container(
 ) -> Container | None:
     """The container with `writable` and read-only directories and the user's own mounts.
 
-    A read-only directory below or equal to a writable one is not mounted again: it would cover that.
-
     Parameters
     ----------
     writable, readable
@@ -163,10 +166,9 @@ def container(
     if config.container is None:
         return None
     _check_image(config.container)
-    mounts = [_mount(path, writable[path]) for path in _outermost(writable)]
-    mounts += [_mount(path, key, "ro") for path, key in readable.items() if not _within(path, writable)]
-    mounts.extend(_parse_mount(text) for text in config.container_mounts)
-    made = Container(config.container, tuple(mounts), _container_options(config.container_options))
+    mounts = mounts_of(writable, readable, config.container_mounts)
+    made = Container(config.container, mounts, _container_options(config.container_options))
+    _check_srun_args(config.cluster.srun_args)
     _check_file(made)
     return made
 
@@ -179,7 +181,69 @@ def _container_options(given: schema.ContainerOptions) -> ContainerOptions:
                 f"container_options.{key}={shown(path)}: a whole path is needed",
                 key=f"container_options.{key}",
             )
+    _check_container_name(given.name)
+    _check_variables(given.env)
     return ContainerOptions(**{**given.model_dump(), "env": tuple(given.env)})
+
+
+def _check_container_name(name: str | None) -> None:
+    """Refuse a name that Enroot takes for a path, or of which Pyxis takes a part for its own words."""
+    if name is None or (_SAFE_NAME.fullmatch(name) and len(name) <= _LONGEST_CONTAINER_NAME):
+        return
+    key, stem = "container_options.name", name.partition(":")[0]
+    told, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
+    if name != stem and _SAFE_NAME.fullmatch(stem):
+        told = f"a name alone is needed here, without Pyxis' {shown(name[len(stem) :])}"
+        hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
+    elif len(name) > _LONGEST_CONTAINER_NAME:
+        told = f"{len(name)} characters are too many"
+        hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
+    raise UserError(f"{key}={shown(name)}: {told}", key=key, hint=hint)
+
+
+def _check_variables(names: Iterable[str]) -> None:
+    key = "container_options.env"
+    for text in names:
+        if _VARIABLE.fullmatch(text):
+            continue
+        name, sign, value = text.partition("=")
+        hint = "valid: names of variables of the job, such as LD_LIBRARY_PATH"
+        if sign and _VARIABLE.fullmatch(name):
+            hint = f"env_vars.{name}={'...' if is_secret_key(name) else value} sets it, in the container too"
+        raise UserError(
+            f"{key}: {shown(f'{name}=...' if sign else text)} is not the name of a variable",
+            key=key,
+            hint=hint,
+        )
+
+
+def _check_srun_args(arguments: Iterable[str]) -> None:
+    """Refuse a container's name that Slipway would know nothing of: the container of an older image ran."""
+    for text in arguments:
+        name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
+        if name:
+            key = "cluster.srun_args"
+            told = f"{key}: {shown(text)}: a container with a name runs, whatever image it was made of"
+            hint = f"container_options.name={name[1] or 'NAME'}, which is another container for another image"
+            raise UserError(told, key=key, hint=hint)
+
+
+def check_saving(container: Container | None, resources: Resources) -> None:
+    """Refuse to have several nodes write one image file: each writes what it ran, over the others.
+
+    Raises
+    ------
+    UserError
+        If `container_options.save` is set for a job that may have several nodes.
+    """
+    most = max(resources.node_counts)
+    if container is not None and container.options.save is not None and most > 1:
+        key = "container_options.save"
+        raise UserError(
+            f"{key}={shown(container.options.save)}: each of the job's {most} nodes would write this file",
+            key=key,
+            hint=f"{key}=null, or save from a job of one node (slipway workspace)",
+        )
 
 
 def _check_image(image: str) -> None:
@@ -204,6 +268,14 @@ def _check_file(container: Container) -> None:
         return
     if not container.is_file:
         raise _needs_file(key, f"{key}=apptainer: files are what it starts here", container)
+    for mount in container.mounts:
+        if mount.source in SOURCES_WITHOUT_PATH:
+            raise UserError(
+                f"container_mounts: {mount.source}:{mount.target} is Pyxis', and Apptainer has no such mount",
+                key="container_mounts",
+                also=(key,),
+                hint="leave it out: Apptainer's /tmp is the node's own",
+            )
     for name in ("name", "save"):
         value = getattr(options, name)
         if value is not None:
@@ -223,41 +295,6 @@ def _needs_file(key: str, told: str, container: Container) -> UserError:
         also=("container",),
         hint=f"launch --build, or slipway image import {shlex.quote(image)} and container= its file",
     )
-
-
-def _within(path: Path, others: Mapping[Path, str]) -> bool:
-    return any(path.is_relative_to(other) for other in others)
-
-
-def _outermost(paths: Mapping[Path, str]) -> list[Path]:
-    def is_inner(path: Path) -> bool:
-        return any(path != other and path.is_relative_to(other) for other in paths)
-
-    return [path for path in paths if not is_inner(path)]
-
-
-def _mount(path: Path, key: str, flags: str | None = None) -> Mount:
-    if re.search("[,:]", str(path)):
-        raise UserError(
-            f"{key}: {shown(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
-            key=key,
-            hint="rename the directory, or choose one without them",
-        )
-    return Mount(str(path), str(path), flags)
-
-
-def _parse_mount(text: str) -> Mount:
-    parts = text.split(":")
-    whole = all(part.startswith("/") for part in parts[:2])
-    if "," in text or len(parts) > 3 or not all(parts) or not whole:
-        raise UserError(
-            f"container_mounts: {shown(text)} is not a mount",
-            key="container_mounts",
-            hint="valid: source, source:target or source:target:flags, by whole paths without , and :",
-        )
-    source = parts[0]
-    target = parts[1] if len(parts) > 1 else source
-    return Mount(source, target, parts[2] if len(parts) > 2 else None)
 
 
 def environment(config: RunConfig) -> dict[str, str]:
@@ -280,7 +317,7 @@ def environment(config: RunConfig) -> dict[str, str]:
 def check_names(key: str, names: Iterable[str]) -> None:
     """Refuse what no shell variable can be called."""
     for name in names:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        if not _VARIABLE.fullmatch(name):
             raise UserError(
                 f"{key}.{name}: not a name that a shell variable can have",
                 key=f"{key}.{name}",

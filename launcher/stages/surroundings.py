@@ -10,7 +10,7 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
-from launcher.stages.common import check_names
+from launcher.stages.common import check_names, check_saving
 from launcher.stages.payloads import whole_path
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
@@ -25,6 +25,7 @@ def surround(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     What follows from the model comes first: the cluster's variables and the user's win over it, and a null
     of theirs leaves it out.
     """
+    check_saving(job.container, job.resources)
     job = replace(job, mpi=config.cluster.mpi, environment_files=_environment_files(config, job))
     training = config.training
     if training is None or training.trainer.get("accelerator", "gpu") != "gpu":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,7 @@ def test_everything_arrives_as_it_is(desk: Desk) -> None:
         "--export=ALL",
         "--container-image=nvcr.io#nvidia/nemo:24.07",
         f"--container-mounts={results}:{results},{data}:{data}:ro,/fsx data:/fsx:ro",
+        f"--container-env={','.join(made.plan.job.container_variables)}",
         "--no-container-mount-home",
         "bash",
         "-c",
@@ -199,7 +201,8 @@ def test_a_container_of_its_own(desk: Desk) -> None:
     # What follows from the model's layout, as the training has it.
     assert desk.variables("srun")["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert "--container-image=/apps/x.sqsh" in words
-    assert "--container-name=nemo_workspace" in words and "--container-writable" in words
+    assert any(re.fullmatch("--container-name=nemo_workspace-[0-9a-f]{12}", word) for word in words)
+    assert "--container-writable" in words
     assert not any("saved.sqsh" in word for word in words)
 
 

@@ -172,13 +172,32 @@ def test_programs_that_enroot_calls() -> None:
 )
 def test_where_enroot_keeps_its_files(name: str, changes: dict[str, object], status: str, says: str) -> None:
     node = machine(places={f"enroot {name}": place("/there/enroot", **changes)})
-    lines = list(enroot_lines(node, ON_PYXIS, FILE, is_node=True))
+    imports = name in ("cache", "temp")
+    image = replace(FILE, path=None) if imports else FILE
+    lines = list(enroot_lines(node, ON_PYXIS, image, is_node=True))
     line = one(lines, f"enroot.{name}")
+    if imports:
+        of_a_file = enroot_lines(node, ON_PYXIS, FILE, is_node=True)
+        assert not any(each.what == line.what for each in of_a_file), "nothing is imported there"
     assert line.status == status
     assert says in line.found
     assert "/there/enroot" in line.found
     assert (line.fix is None) == (status == "ok")
     assert all(other.status is Status.OK for other in lines if other is not line)
+
+
+def test_an_image_that_asks_for_gpus_where_nothing_gives_them() -> None:
+    image = replace(FILE, devices="all")
+    enroot = Enroot(hooks=("10-home.sh", "98-nvidia.sh"))
+    node = machine(enroot=enroot, without=("nvidia-container-cli",), gpus=None)
+    line = one(enroot_lines(node, ON_PYXIS, image, is_node=True), "enroot.hooks")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "NVIDIA_VISIBLE_DEVICES=all" in line.found and "98-nvidia.sh" in line.found
+    assert "env_vars.NVIDIA_VISIBLE_DEVICES=void" in (line.fix or "")
+    for devices in ("void", None):
+        harmless = replace(FILE, devices=devices)
+        assert one(enroot_lines(node, ON_PYXIS, harmless, is_node=True), "enroot.hooks").status is Status.OK
+    assert one(enroot_lines(node, ON_PYXIS, image, is_node=False), "enroot.hooks").status is Status.OK
 
 
 def test_the_queue_of_messages_matters_where_it_is_bound() -> None:

@@ -111,7 +111,7 @@ def test_an_image_that_does_not_start_on_all_nodes() -> None:
     found = judge(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
     assert [(row.where, row.line.status) for row in found if row.line.what == "container"] == [
         (("n1",), Status.OK),
-        (("silent",), Status.MISSING),
+        (("n2",), Status.MISSING),
     ]
     (lost,) = lacking(found)
     assert "starts on 1 of 2 nodes: failed to create" in lost.line.found
@@ -165,6 +165,8 @@ def test_nodes_are_looked_at_where_the_launch_would_run(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # as in a salloc
     plan = drafts(Request(overrides=overrides, command=["slipway"]))[0].plan
+    named = srun_command(plan, ["n1", "n2"], "me")
+    assert {"--nodes=2", "--nodelist=n1,n2"} <= set(named), "what was looked at is started on"
     command = srun_command(plan, 2, "me")
     assert set(expected) <= set(command)
     assert not set(absent) & set(command)

@@ -17,11 +17,12 @@ import pytest
 from launcher.cli.app import main
 from launcher.containers import building
 from launcher.containers.builders import Builder, builder_for
+from launcher.containers.choice import digest_of
 from launcher.containers.references import Reference
-from launcher.containers.remote import Access, architecture
+from launcher.containers.remote import Access, architecture, look_up_by_skopeo
 from launcher.errors import UserError
 from tests.images import tiny
-from tests.images.tiny import need, run
+from tests.images.tiny import Registry, need, run
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -138,8 +139,25 @@ def test_an_instruction_that_fails(
     assert main(["image", "build", "small", "image.template=failing", *options]) == 2
     told = capsys.readouterr().err
     assert "cannot build localhost/" in told and "nosuchprogram" in told
+    assert "subprocess exited" not in told.partition("slipway: cannot")[2], "which says nothing"
+    assert run("buildah", "containers", "-q") == ""
     assert not any((tmp_path / "temporary").iterdir())
     assert not (tmp_path / "images").exists() or not any((tmp_path / "images").iterdir())
+
+
+def test_a_run_is_recorded_with_the_digest_that_the_registry_has(
+    options: list[str], registry: Registry, tmp_path: Path, capsys: Capsys
+) -> None:
+    need("buildah")
+    words = [f"images_dir={tmp_path}/images", "image.builder=buildah", *options[1:]]
+    made = asked(capsys, "build", "small", *words)
+    place = f"{registry.host}/push/small:1"
+    (pushed,) = asked(capsys, "push", "small", place, *words, "--plain-http")
+    assert pushed["digest"] != made["digest"], "a registry packs its layers"
+    assert digest_of(made["path"]) == pushed["digest"]
+    there = look_up_by_skopeo(Reference.parse(place), Access(plain_http=True))
+    assert there.digest == pushed["digest"]
+    assert asked(capsys, "build", "small", *words)["reused"], "it is the same image still"
 
 
 def slipway(*words: str) -> subprocess.Popen[str]:
@@ -161,6 +179,7 @@ def test_an_interrupted_build_leaves_nothing(options: list[str], kitchen: Path, 
         process.stderr.read()
         assert process.wait() == 130
     assert list((tmp_path / "images").iterdir()) == []
+    assert run("buildah", "containers", "-q") == ""
     words = f"sleep\0{seconds}".encode()
     sleeping = [path for path in Path("/proc").glob("[0-9]*/cmdline") if words in _content(path)]
     assert sleeping == []

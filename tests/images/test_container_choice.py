@@ -10,12 +10,14 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.containers.choice import choose, digest_of
+from launcher.containers.importing import ImportOptions
+from launcher.containers.progress import Silent
 from launcher.containers.store import Sidecar
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import fetched_at_once, lost_image
-from launcher.launching.images import needed_image
+from launcher.launching.images import Needed, make_here, needed_image
 from launcher.preflight.path_facts import Lack
 from launcher.sweeps.points import Request as SweepRequest
 from launcher.sweeps.points import draft as draft_sweep
@@ -291,3 +293,23 @@ def test_a_file_needs_no_build(here: Path) -> None:
     assert chosen is not None and (chosen.stored, chosen.command()) == (None, ())
     own = choose("nemo", str(here), template_dir=here).command(template_dir=here)
     assert own == ("image", "build", "nemo", f"--images-dir={here}", f"--template-dir={here}")
+
+
+def test_advice_of_a_launch_names_what_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ImportOptions] = []
+
+    def refuse(source: object, target: object, options: ImportOptions, progress: object) -> None:
+        given.append(options)
+        raise UserError("no TLS", hint="if you trust the network on the way to it: --plain-http")
+
+    monkeypatch.setattr("launcher.containers.importing.import_image", refuse)
+    needed = Needed(choose("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], []))
+    with pytest.raises(UserError) as told:
+        make_here(needed, Silent())
+    assert "ENROOT_ALLOW_HTTP=yes slipway launch ... --build" in (told.value.hint or "")
+    assert "--plain-http" not in (told.value.hint or "")
+    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "yes")
+    with pytest.raises(UserError):
+        make_here(needed, Silent())
+    assert [options.plain_http for options in given] == [False, True]
+    assert "--plain-http" in needed.command, "a job makes it in the same way"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.containers import routes
 from launcher.containers.importing import ImportOptions, import_image
 from launcher.containers.references import Reference
+from launcher.containers.remote import Access
 from launcher.containers.squashing import SQUASH_OPTIONS
 from launcher.containers.superblock import read_superblock
 from launcher.errors import UserError
 from tests.images.importer import end, is_running, stand_ins, start, wait_for
-from tests.images.tiny import ENTRYPOINT, ENV, WORKDIR, need, run
+from tests.images.tiny import ENTRYPOINT, ENV, WORKDIR, Registry, make_layout, need, run
 
 pytest.importorskip("enroot", reason="needs the containers extra")
 
@@ -64,7 +68,8 @@ def test_enroot_gets_our_uri_our_options_and_a_place_with_room(
     words = (told / "argv").read_text().splitlines()
     host, _, name = tiny_image.partition("/")
     assert words[:2] == ["import", "-o"]
-    assert words[3:] == [f"docker://{host}#{name}"]
+    # As it was looked up, even if the tag moves meanwhile.
+    assert words[3:] == [f"docker://{host}#{name.partition(':')[0]}:{made.digest}"]
     # It is written under another name beside its own.
     assert Path(words[2]).parent == made.path.parent
     assert words[2] != str(made.path)
@@ -73,6 +78,9 @@ def test_enroot_gets_our_uri_our_options_and_a_place_with_room(
     )
     assert given["ENROOT_SQUASH_OPTIONS"].startswith(" ".join(SQUASH_OPTIONS["zstd"]))
     assert Path(given["ENROOT_TEMP_PATH"]).parent == tmp_path / "work"
+    # Its layers need room too, and go with the rest.
+    assert Path(given["ENROOT_CACHE_PATH"]).parent == Path(given["ENROOT_TEMP_PATH"])
+    assert [path for path in Path(os.environ["HOME"]).rglob("*") if path.is_file()] == []
     assert given["ENROOT_ALLOW_HTTP"] == "yes"
     assert made.sidecar
     assert made.sidecar.made_by.startswith("slipway ")
@@ -148,6 +156,33 @@ def test_enroot_ends_with_the_import(
     assert not (images / "tiny.sqsh").exists()
     if number is signal.SIGTERM:
         assert list(images.iterdir()) == []
+
+
+@pytest.mark.pyxis
+def test_a_tag_that_moves_during_an_import(
+    registry: Registry, tiny_rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded is what is in the file: the image that was looked up."""
+    need("enroot", "skopeo", "umoci", "jq", "parallel")
+    layouts = {}
+    for version in ("one", "two"):
+        root = shutil.copytree(tiny_rootfs, tmp_path / version, symlinks=True)
+        (root / "etc/version").write_text(version)
+        layouts[version] = make_layout(root, tmp_path / f"layout-{version}")
+    source = registry.push(layouts["one"], "move/tiny")
+    look_up = routes.look_up
+
+    def moved(*given: Any) -> Any:
+        found = look_up(*given)
+        registry.push(layouts["two"], "move/tiny")
+        return found
+
+    monkeypatch.setattr(routes, "look_up", moved)
+    options = ImportOptions(via="enroot", plain_http=True)
+    made = import_image(Reference.parse(source), tmp_path / "tiny.sqsh", options)
+    assert run("unsquashfs", "-cat", made.path, "etc/version") == "one"
+    again = look_up("skopeo", Reference.parse(source), Access(plain_http=True))[1]
+    assert made.digest != again, "the tag has moved"
 
 
 @pytest.mark.pyxis

@@ -257,6 +257,27 @@ def test_advice_can_be_pasted() -> None:
     assert "docker://localhost:5000/team/x`" in str(error)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["E: Unable to locate package nope", *["subprocess exited with status 100"] * 2],
+        ["#7 0.512 E: Unable to locate package nope", "#7 ERROR: process did not complete successfully"],
+        ["Traceback", "ModuleNotFoundError: No module named 'nope'", "exit status 1"],
+        ["cc: fatal error: no input files", *["compilation goes on"] * 5, "Error: building at STEP x"],
+    ],
+)
+def test_the_line_that_names_the_cause_is_quoted(said: list[str]) -> None:
+    told = str(explained("build x", "buildah", 100, ["STEP 1/2: FROM x", *said]))
+    assert "nope" in told or "no input files" in told
+    assert "subprocess exited" not in told
+
+
+def test_a_long_message_keeps_its_end() -> None:
+    said = f"Error parsing image name: {'pinging a registry: ' * 40}x509: certificate has expired"
+    told = str(explained("look up x", "skopeo", 1, [said]))
+    assert "skopeo: ... " in told and "x509: certificate has expired" in told
+
+
 def test_a_failure_shows_no_secret() -> None:
     said = ["Get https://user:hunter22@registry.example/v2/: EOF"]
     assert "hunter22" not in str(explained("look up x", "skopeo", 1, said))

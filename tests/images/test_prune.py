@@ -67,6 +67,13 @@ def test_what_a_run_needs_stays(tmp_path: Path) -> None:
     assert whys["theirs.sqsh"] == "not made by slipway: it has no record"
 
 
+def test_images_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a.sqsh")
+    assert chosen(tmp_path, {}, Rules()) == {"a.sqsh": True}
+    monkeypatch.setattr("os.getuid", lambda: 4321)
+    assert chosen(tmp_path, {}, Rules(ended=True)) == {"a.sqsh": False}
+
+
 def test_the_newest_stay(tmp_path: Path) -> None:
     for days in (1, 2, 3):
         put(tmp_path, f"{days}.sqsh", age=days)

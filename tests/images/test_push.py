@@ -84,6 +84,7 @@ def test_an_archive_is_packed_once_for_all(
         (("oci:/none:1",), "where to? no registry is named"),
         (("oci:/none:1", "127.0.0.1:1/x:1"), "cannot read oci:/none:1"),
         (("nemo",), "where to? no registry is named"),
+        (("oci:/none:1", "127.0.0.1:1/x:1", "image.tag=2"), "is no recipe, and has no such keys"),
         (("nimo", "127.0.0.1:1/x:1"), "there is no such recipe"),
         (("nemo", "podman://x:1"), "no place in a registry"),
     ],

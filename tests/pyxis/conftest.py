@@ -64,12 +64,28 @@ def on_pyxis(pyxis_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox
 @pytest.fixture(scope="session")
 def shell_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image of a few megabytes whose `python3` writes to $REPORT_TO what it sees."""
-    directory = tmp_path_factory.mktemp("shell")
-    root = rootfs_with_programs(directory / "root", OF_THE_IMAGE="made at build", IN_BOTH="image")
-    (root / "etc/image-name").write_text("shell\n")
+    return reporting_image(tmp_path_factory.mktemp("shell"), "shell")
+
+
+@pytest.fixture(scope="session")
+def other_shell_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another name in it."""
+    return reporting_image(tmp_path_factory.mktemp("other"), "other")
+
+
+@pytest.fixture(scope="session")
+def cuda_image(pyxis_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image that asks for GPUs, as those of CUDA do."""
+    return reporting_image(tmp_path_factory.mktemp("cuda"), "cuda", NVIDIA_VISIBLE_DEVICES="all")
+
+
+def reporting_image(directory: Path, name: str, **environment: str) -> Path:
+    variables = {"OF_THE_IMAGE": "made at build", "IN_BOTH": "image", **environment}
+    root = rootfs_with_programs(directory / "root", **variables)
+    (root / "etc/image-name").write_text(f"{name}\n")
     (root / "usr/bin/python3").write_text(_REPORT)
     (root / "usr/bin/python3").chmod(0o755)
-    return squash(root, directory / "shell.sqsh")
+    return squash(root, directory / f"{name}.sqsh")
 
 
 @pytest.fixture(scope="session")

@@ -42,3 +42,18 @@ def test_what_is_no_image_starts_nowhere(
     assert "not a squashfs image" in out
     assert "the image starts on 0 of 2 nodes: " in out
     assert "missing for this launch: image, container" in out
+
+
+def test_an_image_that_asks_for_gpus_is_told_of_before_it_is_started(
+    on_pyxis: Sandbox, cuda_image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "cluster=sandbox", f"container={cuda_image}", "--nodes", "1", "--json"]
+    assert main(words) == 1
+    assert statuses(capsys.readouterr().out)["enroot.hooks", "n1"] == "missing"
+    assert main([*words, "--start"]) == 1
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    (started,) = (line for line in lines if line["what"] == "container")
+    assert (started["where"], started["status"]) == (["n1"], "missing")
+    assert "nvidia-container-cli" in started["found"]
+    assert "env_vars.NVIDIA_VISIBLE_DEVICES=void" in started["fix"]
+    assert main([*words, "--start", "env_vars.NVIDIA_VISIBLE_DEVICES=void"]) == 0

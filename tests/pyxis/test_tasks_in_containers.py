@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -75,7 +78,7 @@ def test_tasks_of_two_nodes_start_in_the_image_with_its_mounts_and_environment(
         assert (report["RANK"], report["WORLD_SIZE"], report["MASTER_ADDR"]) == (str(rank), "4", "n1")
         assert report["OF_THE_IMAGE"] == "made at build"
         assert report["OF_THE_JOB"] == 'two words, $HOME and "quotes"'
-        assert report["IN_BOTH"] == "image", "Enroot's rule; container_options.env turns it round"
+        assert report["IN_BOTH"] == "job", "what the configuration says wins over the image"
         assert report["/scratch"].startswith("writable: of-")
         assert "of-the-host" in report["/scratch"]
         assert report["/corpus"] == "read-only: of-the-host "
@@ -104,15 +107,70 @@ def test_options_of_the_container_reach_pyxis(
     assert {report["/etc"].partition(":")[0] for report in plain.values()} == {"read-only"}
     assert {report["CAME_THROUGH"] for report in plain.values()} == {"unset"}
 
-    options = ["mount_home=True", "writable=True", "entrypoint=True", "env=[IN_BOTH]", "name=kept"]
+    options = ["mount_home=True", "writable=True", "entrypoint=True", "env=[STARTED_IN]", "name=kept"]
     told = completed(tmp_path, *words, *(f"container_options.{option}" for option in options))
     assert {report[str(home)].partition(":")[0] for report in told.values()} == {"writable"}
     assert {report["/etc"].partition(":")[0] for report in told.values()} == {"writable"}
     assert {report["IN_BOTH"] for report in told.values()} == {"job"}
     assert {report["CAME_THROUGH"] for report in told.values()} == {"entrypoint"}
-    again = ["srun", "--nodes=2", "--label", "--container-name=kept", "sh", "-c", "echo /etc/of-*"]
+    name = name_of_container(tmp_path, launch=2)
+    assert re.fullmatch("kept-[0-9a-f]{12}", name)
+    again = ["srun", "--nodes=2", "--label", f"--container-name={name}", "sh", "-c", "echo /etc/of-*"]
     seen = run_command(*again, cwd=tmp_path).stdout.splitlines()
     assert sorted(seen) == ["0: /etc/of-0 /etc/of-1", "1: /etc/of-2 /etc/of-3"], "as the tasks left them"
+
+
+def name_of_container(directory: Path, launch: int) -> str:
+    """The name that the log of a launch tells."""
+    (log,) = (directory / f"results/gpt3_tiny/launches/{launch}").glob("log-*.out")
+    found = re.search(r"the container is called (\S+)", log.read_text())
+    assert found
+    return found[1]
+
+
+def test_a_container_with_a_name_is_of_the_image_that_the_launch_names(
+    on_pyxis: Sandbox, shell_image: Path, other_shell_image: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "image.sqsh"
+    words = launch(tmp_path, image, "container_options.name=kept", "container_options.writable=True")
+    for source, expected in ((shell_image, "shell"), (other_shell_image, "other"), (shell_image, "shell")):
+        shutil.copy2(source, image)
+        told = completed(tmp_path, *words)
+        assert {report["image"] for report in told.values()} == {expected}
+    names = [name_of_container(tmp_path, number) for number in (1, 2, 3)]
+    assert names[0] != names[1]
+    assert names[2] == names[0], "the container of the first image is there still"
+
+    prune = ["image", "prune", "--named", "kept", "cluster=sandbox", "--json"]
+    listed = json.loads(run_command(SLIPWAY, *prune, "--dry-run", cwd=tmp_path).stdout)
+    assert {(one["node"], one["name"]) for one in listed} >= {
+        (node, name) for node in ("n1", "n2") for name in names
+    }
+    assert {one["state"] for one in listed} == {"idle"}
+    with subprocess.Popen(
+        ["srun", "--nodelist=n1", f"--container-name={names[0]}", "sh", "-c", "echo up; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+    ) as runs:
+        assert runs.stdout is not None
+        runs.stdout.readline()
+        removed = json.loads(run_command(SLIPWAY, *prune, "--yes", cwd=tmp_path).stdout)
+        runs.terminate()
+    states = {(one["node"], one["name"]): one["state"] for one in removed}
+    assert states.pop(("n1", names[0])) == "runs"
+    del states["n2", names[0]]  # the nodes of a sandbox see each other's processes
+    assert set(states.values()) == {"removed"}
+    run_command(SLIPWAY, *prune, "--yes", cwd=tmp_path)
+    assert json.loads(run_command(SLIPWAY, *prune, cwd=tmp_path).stdout) == []
+
+
+def test_mounts_without_a_source_reach_pyxis(on_pyxis: Sandbox, shell_image: Path, tmp_path: Path) -> None:
+    told = completed(
+        tmp_path,
+        *launch(tmp_path, shell_image, "env_vars.LOOK_AT=/scratch"),
+        "container_mounts=['tmpfs:/scratch:size=1m+nosuid','umount:/dev/shm']",
+    )
+    assert {report["/scratch"].partition(":")[0] for report in told.values()} == {"writable"}
 
 
 def test_a_missing_mount_ends_the_job_with_pyxis_own_words(

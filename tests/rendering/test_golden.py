@@ -75,6 +75,12 @@ CASES = {
         "container_options.name=nemo",
         "container_options.env=[LD_LIBRARY_PATH,PATH]",
         "container_options.save=/shared/saved.sqsh",
+        "training.trainer.num_nodes=1",
+    ],
+    "named_container_of_a_file": [
+        "container=/apps/nemo.sqsh",
+        "container_options.name=nemo",
+        "container_mounts=[tmpfs:/scratch,umount:/dev/shm]",
     ],
     "image_staged": [
         "container=/apps/nemo.sqsh",

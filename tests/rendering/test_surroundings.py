@@ -86,8 +86,11 @@ def test_what_hopper_and_blackwell_ask_for(tmp_path: Path, capability: str | Non
 
 def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "echo 9.0")
-    plan = plan_of(tmp_path, "training=llama/llama2_70b")
-    assert run_task(plan, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split() == ["8", "8", "1"]
+    bare = plan_of(tmp_path, "training=llama/llama2_70b", "container=null")
+    assert run_task(bare, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split() == ["8", "8", "1"]
+    contained = plan_of(tmp_path, "training=llama/llama2_70b")
+    seen = run_task(contained, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split()
+    assert seen == ["8", "8", "0"], "in a container it is the image that set it"
     dropped = plan_of(tmp_path, "training=llama/llama2_70b", "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN=null")
     assert run_task(dropped, tmp_path, SHOW).split() == ["unset", "8", "0"]
 

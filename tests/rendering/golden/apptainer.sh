@@ -110,13 +110,22 @@ export MASTER_PORT
 mark started "\"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\", $(place_in_chain)"
 say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
+recorded() { # recorded KEY IMAGE: what the record beside an image says, if that is of the file as it is
+    local record=$2.json state
+    state=$(stat --dereference --format='%s %Y' "$2" 2>/dev/null) || return 0
+    if [[ -f $record && $state == "$(sed -n 's/^  "size": \([0-9]*\),*$/\1/p' "$record") $(sed -n 's/^  "modified": \([0-9]*\),*$/\1/p' "$record")" ]]; then
+        sed -n "s/^  \"$1\": \"\(sha256:\)\{0,1\}\([0-9a-f]\{64\}\)\",*\$/\2/p" "$record"
+    fi
+}
+
 # --- provenance: the digest of the image as it ran, read once at the lowest priority; nothing waits for it ---
 ( # a shell of its own, whose variables reach no task
     trap '' USR1 # which is for the tasks
     image=/apps/nemo.sqsh idle=(nice -n 19)
     [[ -f $image && ! -e $marks/image.sha256 ]] || exit 0
     ! command -v ionice || idle+=(ionice -c 3)
-    "${idle[@]}" sha256sum <"$image" >"$marks/.$life.image"
+    known=$(recorded sha256 "$image")
+    if [[ $known ]]; then echo "$known"; else "${idle[@]}" sha256sum <"$image"; fi >"$marks/.$life.image"
     mv -f "$marks/.$life.image" "$marks/image.sha256"
 ) </dev/null >/dev/null 2>&1 &
 
@@ -189,7 +198,7 @@ while IFS= read -r line || [[ $line ]]; do
     [[ $value != \"*\" ]] || value=${value:1:-1}
     case $name in
     UID | EUID | PPID | IFS | SHELLOPTS | BASHOPTS | BASH_VERSINFO | POSIXLY_CORRECT) continue ;; # bash's own
-LD_LIBRARY_PATH | PATH) continue ;; # the job's win
+    LD_LIBRARY_PATH | PATH | MASTER_ADDR | MASTER_PORT | TRANSFORMERS_OFFLINE | TORCH_NCCL_AVOID_RECORD_STREAMS | NCCL_NVLS_ENABLE) continue ;; # the job's win
     esac
     export "$name=$value"
 done < <(cat /etc/environment 2>/dev/null || true)

@@ -1,6 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=nemo-megatron-gpt3_126m
-#SBATCH --nodes=8
+#SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
 #SBATCH --mem=0
@@ -121,9 +121,9 @@ srun \
     --container-remap-root \
     --no-container-entrypoint \
     --container-workdir=/work \
-    --container-name=nemo \
     --container-save=/shared/saved.sqsh \
-    --container-env=LD_LIBRARY_PATH,PATH \
+    --container-name=nemo-499e8ed9d752 \
+    --container-env=LD_LIBRARY_PATH,PATH,MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     bash "$launch_dir/task.sh" \
     /shared/venv/bin/python \
     -u \
@@ -174,7 +174,7 @@ set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}
-export WORLD_SIZE=64
+export WORLD_SIZE=8
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=8
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch

@@ -117,6 +117,7 @@ srun \
     --export=ALL \
     '--container-image=nvcr.io#nvidia/nemo:24.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
+    --container-env=MASTER_ADDR,MASTER_PORT,CUDA_DEVICE_MAX_CONNECTIONS,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     --no-container-mount-home \
     bash "$launch_dir/task.sh" \
     /shared/venv/bin/python \
@@ -173,21 +174,21 @@ export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
 export LOCAL_WORLD_SIZE=8
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/opt/NeMo${PYTHONPATH:+:$PYTHONPATH}
-# What the GPUs' generation (compute capability) asks for, unless it is set.
+# What the GPUs' generation (compute capability) asks for, whatever the image says.
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null) || capability=none
 case ${capability%%.*} in
 9)
-    [[ -v NVTE_FWD_LAYERNORM_SM_MARGIN ]] || export NVTE_FWD_LAYERNORM_SM_MARGIN=8
-    [[ -v NVTE_BWD_LAYERNORM_SM_MARGIN ]] || export NVTE_BWD_LAYERNORM_SM_MARGIN=8
-    [[ -v NVTE_UB_SPLIT_AG ]] || export NVTE_UB_SPLIT_AG=0
+    export NVTE_FWD_LAYERNORM_SM_MARGIN=8
+    export NVTE_BWD_LAYERNORM_SM_MARGIN=8
+    export NVTE_UB_SPLIT_AG=0
     ;;
 10)
-    [[ -v NVTE_FWD_LAYERNORM_SM_MARGIN ]] || export NVTE_FWD_LAYERNORM_SM_MARGIN=8
-    [[ -v NVTE_BWD_LAYERNORM_SM_MARGIN ]] || export NVTE_BWD_LAYERNORM_SM_MARGIN=8
+    export NVTE_FWD_LAYERNORM_SM_MARGIN=8
+    export NVTE_BWD_LAYERNORM_SM_MARGIN=8
     ;;
 12)
-    [[ -v NVTE_FWD_LAYERNORM_SM_MARGIN ]] || export NVTE_FWD_LAYERNORM_SM_MARGIN=8
-    [[ -v NVTE_BWD_LAYERNORM_SM_MARGIN ]] || export NVTE_BWD_LAYERNORM_SM_MARGIN=8
+    export NVTE_FWD_LAYERNORM_SM_MARGIN=8
+    export NVTE_BWD_LAYERNORM_SM_MARGIN=8
     ;;
 esac
 

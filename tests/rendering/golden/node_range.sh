@@ -122,6 +122,7 @@ srun \
     --export=ALL \
     '--container-image=nvcr.io#nvidia/nemo:24.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
+    --container-env=MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     --no-container-mount-home \
     bash "$launch_dir/task.sh" \
     /shared/venv/bin/python \

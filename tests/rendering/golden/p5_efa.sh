@@ -119,6 +119,7 @@ srun \
     --export=ALL \
     '--container-image=nvcr.io#nvidia/nemo:24.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
+    --container-env=MASTER_ADDR,MASTER_PORT,FI_PROVIDER,FI_EFA_USE_HUGE_PAGE,FI_EFA_SET_CUDA_SYNC_MEMOPS,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     --no-container-mount-home \
     bash "$launch_dir/task.sh" \
     /shared/venv/bin/python \
