@@ -133,6 +133,18 @@ def requested_stages(overrides: Sequence[Override]) -> list[str]:
     return requested
 
 
+# The GPUs of a node, and what follows them: each key with those that would set it as well.
+NODE_GPUS = "cluster.gpus_per_node"
+DEVICES, GRES = "training.trainer.devices", "cluster.gres"
+_FOLLOWING = {DEVICES: (DEVICES, "training.trainer"), GRES: (GRES,)}
+
+
+def follows_gpus(key: str, overrides: Sequence[Override]) -> bool:
+    """Tell whether a value follows the GPUs of a node, because the user typed these and not the value."""
+    typed = {override.key for override in overrides if override.sign != "~"}
+    return key in _FOLLOWING and NODE_GPUS in typed and typed.isdisjoint(_FOLLOWING[key])
+
+
 def _as_typed(override: Override) -> str:
     """Quote what is text in any case: Hydra would read 1.10 as 1.1 and 0022 as 22, and no ``#`` at all."""
     key, value, sign = override.key, override.value, override.sign

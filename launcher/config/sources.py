@@ -19,7 +19,15 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.overrides import GROUPS, MAIN, Override, parse_override, skipped_groups
+from launcher.config.overrides import (
+    GROUPS,
+    MAIN,
+    NODE_GPUS,
+    Override,
+    follows_gpus,
+    parse_override,
+    skipped_groups,
+)
 from launcher.errors import UserError, one_line, shortened
 from launcher.secrecy import MASK, redacted, secrets_of
 
@@ -161,6 +169,8 @@ class Sources:
         return None
 
     def _locate(self, key: str, depth: int) -> str | None:
+        if follows_gpus(key, self._overrides):
+            key = NODE_GPUS
         setting = _setting_override(key, self._overrides)
         if setting is not None:
             return f"from the command line: {shortened(one_line(redacted(setting.text)))}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
-from launcher.errors import UserError, shown
+from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import chains, common
@@ -45,8 +45,24 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
 
 def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
     least, most = _node_range(config) or (trainer.num_nodes, None)
-    asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+    try:
+        asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+    except UserError as error:
+        raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
     return replace(asked, max_nodes=most)
+
+
+def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
+    """Say beside another contradiction what the check `layout.gpus` would say after that is mended."""
+    gpus = config.cluster.gpus_per_node
+    if gpus is not None and trainer.devices > gpus and training.trainer.get("accelerator") != "cpu":
+        yield UserError(
+            f"training.trainer.devices={trainer.devices} and cluster.gpus_per_node={gpus} contradict each"
+            " other: a task uses one GPU",
+            key="training.trainer.devices",
+            also=("cluster.gpus_per_node",),
+            hint=f"training.trainer.devices={gpus or 1}",
+        )
 
 
 def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
