@@ -32,7 +32,9 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         ),
         payload=_payload(config, training, written, paths),
         container=common.container(
-            config, _writable(config, paths), readable={Path(config.data_dir): "data_dir"}
+            config,
+            _writable(config, paths),
+            readable={Path(config.data_dir): "data_dir"} if _reads_data_dir(config, written) else {},
         ),
         config=written,
         environment={**_environment(config, training, written), **common.environment(config)},
@@ -77,6 +79,17 @@ def _checkpoints(written: Mapping[str, Any]) -> str:
 
 def _writable(config: RunConfig, paths: LaunchPaths) -> dict[Path, str]:
     return {Path(config.base_results_dir): "base_results_dir", paths.run_dir: "training.run.results_dir"}
+
+
+def _reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
+    """Tell whether the job may look into ``data_dir``: a container with a mount of nothing does not start."""
+    model = written["model"]
+    if model["data"].get("data_impl") != "mock":
+        return True
+    # Mock data come from no file, and our trainer needs no tokenizer for them.
+    unread = {"data", "tokenizer"} if config.engine == "megatron" else {"data"}
+    rest = {name: value for name, value in model.items() if name not in unread}
+    return config.data_dir in str([{**written, "model": rest}, config.env_vars])
 
 
 def _payload(

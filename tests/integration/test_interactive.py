@@ -11,7 +11,8 @@ from launcher.sandbox import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 RECORDER = """#!/bin/sh
-printf '%s' "$SLURMD_NODENAME $RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $SLURM_JOB_NAME $MASTER_ADDR" >"$RECORD/$RANK"
+ranks="$RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK"
+printf '%s' "$SLURMD_NODENAME $ranks $SLURM_JOB_NAME $MASTER_ADDR" >"$RECORD/$RANK"
 """
 
 
