@@ -1,16 +1,47 @@
-"""The NeMo Megatron launcher's way in: ``python launcher/main.py training=gpt3/126m cluster=bcm``.
+"""The ways in: the command `slipway`, and the NeMo Megatron launcher's ``python launcher/main.py OVERRIDES``.
 
-The same as ``slipway launch`` with these arguments.
+The latter is the same as ``slipway launch`` with these arguments. While modules are imported Ctrl-C ends the
+process at once, as an exception there would be a traceback of whatever is just imported.
 """
 
+import os
+import signal
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from types import FrameType
+
+_INTERRUPTED = 130  # WATCHING_ENDED of launcher.tracking.exit_codes, which is not imported yet
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(_INTERRUPTED)
+
+
+def _replace_handler(old: object, new: object) -> None:
+    # Whoever started us may have told us to ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) == old:
+        signal.signal(signal.SIGINT, new)  # type: ignore[arg-type]  # one of those that Python knows
+
+
+_replace_handler(signal.default_int_handler, _leave)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; return the exit code."""
+    from launcher.cli.app import main as run
+
+    try:
+        return run(arguments, lambda: _replace_handler(_leave, signal.default_int_handler))
+    finally:
+        # All is said and done, and Python takes its time to leave.
+        _replace_handler(signal.default_int_handler, _leave)
+
 
 if __name__ == "__main__":
     # Python put this folder there; from it, `plan`, `config` and others would shadow other modules.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
 
-    from launcher.cli.app import main, use_utf8
+    from launcher.cli.app import use_utf8
 
     use_utf8()
     sys.exit(main(["launch", *sys.argv[1:]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import io
@@ -10,12 +11,18 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 from launcher import __version__
 from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
+from launcher.runs.receipts import forget_jobs, submitted_jobs
 from launcher.secrecy import redacted
+from launcher.tracking.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
+
+_READER_GONE = 141  # as a shell tells a program that a closed pipe ended
+_NAMED = 5  # jobs in a message
 
 # Verb: its module. Only the module of the verb in use is imported, so that each stays quick to start.
 _VERBS = {
@@ -66,44 +73,89 @@ examples:
   slipway init                                               a small tree of your own to edit
 
 `slipway VERB --help` tells more. Exit codes: 0 done, 1 it went wrong, 2 a mistake in what was asked for,
-3 a job's state cannot be told.
+3 a job's state cannot be told, 4 a job is under way, also where something failed after it was submitted.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit code."""
+def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | None = None) -> int:
+    """Run one command line; return the exit code.
+
+    Parameters
+    ----------
+    started
+        Called once the modules of the verb are imported.
+    """
     # Starting up makes a hundred thousand objects that all stay; looking for garbage among them takes longer
     # than rendering a script.
     gc.set_threshold(100_000)
     if arguments is None:
         use_utf8()
+    forget_jobs()
     _prepare_streams()
     _show_warnings()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         args = _parse(given)
+        if started is not None:
+            started()
         code = int(args.run(args))
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _tell(error)
-    except FileNotFoundError:
+        return _failed(_tell(error))
+    except OSError as error:
+        return _failed(_tell_system(error))
+    except KeyboardInterrupt:
+        return _failed(WATCHING_ENDED)
+    except Exception:
+        _tell_submitted()
+        raise
+
+
+def _failed(code: int) -> int:
+    """Return the exit code of a failure: never 2, nothing was launched, where there is a job."""
+    return UNDER_WAY if _tell_submitted() and code in (MISTAKE, _READER_GONE) else code
+
+
+def _tell_submitted() -> bool:
+    """Name the jobs that were submitted before something failed; return whether there are any."""
+    jobs = submitted_jobs()
+    if not jobs:
+        return False
+    ids, further = list(jobs)[:_NAMED], len(jobs) - _NAMED
+    more = f" and {further} more" if further > 0 else ""
+    print(
+        f"slipway: submitted all the same: job{'s' * (len(jobs) > 1)} {', '.join(ids)}{more}",
+        *(
+            f"  on record in {one_line(str(directory))}"
+            for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]
+        ),
+        f"  how it is: slipway status {shlex.join(ids)}",
+        sep="\n",
+        file=sys.stderr,
+    )
+    return True
+
+
+def _tell_system(error: OSError) -> int:
+    """Say what the system refused; raise it again if that is nothing that a user can do something about."""
+    if isinstance(error, FileNotFoundError):
         if _stands_somewhere():
-            raise
+            _tell_submitted()
+            raise error
         return _tell(UserError("the current directory was deleted", hint="cd to one that exists"))
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         # The reader (`head`, a closed pager) has had enough.
         _drop_output()
-        return 141
-    except OSError as error:
-        told = explain_refusal(error)
-        if told is None:
-            raise
-        if error.filename is None:
-            _drop_output()  # it was the output that could not be written
-        return _tell(told)
-    except KeyboardInterrupt:
-        return 130
+        return _READER_GONE
+    told = explain_refusal(error)
+    if error.filename is None and _is_output_lost():
+        _drop_output()
+        told = told or UserError(f"the output: {(error.strerror or str(error)).lower()}")
+    if told is None:
+        _tell_submitted()
+        raise error
+    return _tell(told)
 
 
 def use_utf8() -> None:
@@ -121,13 +173,33 @@ def _prepare_streams() -> None:
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
-        sys.stderr = sys.stdout
+        sys.stderr = _lossy(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         # What cannot be printed is no error: a path that is no UTF-8 stays the bytes that it is, an arrow on
         # a terminal of ASCII is escaped.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+    # Work goes on, such as a submission, where what is said of it cannot be written.
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _lossy(sys.stderr)
+
+
+class _Lossy(io.FileIO):
+    """A file that drops what it cannot take."""
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written; report all of it as done."""
+        with contextlib.suppress(OSError):
+            super().write(data)
+        return len(data)
+
+
+def _lossy(stream: TextIO) -> TextIO:
+    raw = _Lossy(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True, write_through=True
+    )
 
 
 def _show_warnings() -> None:
@@ -139,8 +211,17 @@ def _show_warnings() -> None:
     logger.propagate = False
 
 
+def _is_output_lost() -> bool:
+    """Tell whether stdout still holds what it could not write."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
 def _drop_output() -> None:
-    """Without this, the flush at exit would fail once more."""
+    """Let stdout write into nothing: the flush at exit would fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

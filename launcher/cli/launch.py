@@ -49,7 +49,9 @@ exit code:
   2    a mistake in what was asked for; or the scheduler does not answer, and nothing was launched
   3    the scheduler stopped answering: whether there is a job is not known, and the next launch of the run
        finds out first
-  130  interrupted
+  4    a job was submitted, and not all that was asked for was done: the output could not be written, or a
+       later stage was refused; stderr names the job, and it goes on
+  130  interrupted; stderr names what was submitted
 """
 
 

@@ -12,6 +12,7 @@ from launcher.cli.printing import print_code
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
+from launcher.runs.receipts import note_ended
 from launcher.tracking import exit_codes
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def _followed(launched: Launched, *, quiet: bool) -> int:
     from launcher.monitor.follow import follow_and_tell
 
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-        return follow_and_tell(launched.paths.run_dir, launched.paths.number)
+        code = follow_and_tell(launched.paths.run_dir, launched.paths.number)
+    if code != exit_codes.WATCHING_ENDED:
+        note_ended(str(launched.manifest.job_id))
+    return code
 
 
 def _tell(made: Draft, launched: Launched, code: int) -> int | None:

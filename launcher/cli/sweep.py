@@ -46,8 +46,10 @@ Of a key whose value is text, such as env_vars.NAME, only choice(...) sweeps.
 exit code:
   0    submitted; with --wait: every point completed; with --results: every state could be told
   1    with --wait: a point ended badly
-  2    a mistake in what was asked for; nothing was submitted, unless the message says so
+  2    a mistake in what was asked for; nothing was submitted
   3    the scheduler stopped answering; with --results: the state of some point is UNKNOWN
+  4    an array was submitted, and not all that was asked for was done: the output could not be written, or a
+       later array was refused; stderr names the array, and it goes on
   75   with --wait: a point was interrupted, and sweeping again continues
   130  interrupted; the jobs go on"""
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config.overrides import parse_override
+from launcher.config.schema import ClusterConfig
 from launcher.config.sources import LOST, files_of, relative
 from launcher.errors import Mistakes, UserError, nearest, one_line
 
@@ -145,7 +146,7 @@ def _no_such_reference(key: str, told: str, keys: Sequence[str]) -> UserError:
     hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
     if name.isupper() and "." not in name:
         hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
-    if name == f"cluster.{key}":  # the root refers to what every cluster has
+    if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
         key = "cluster"
         hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
     return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)

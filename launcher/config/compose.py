@@ -21,14 +21,18 @@ from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.choices import about, options_of
 from launcher.config.overrides import (
+    DEVICES,
+    GRES,
     MAIN,
+    NODE_GPUS,
+    follows_gpus,
     for_hydra,
     keys_for_hydra,
     parse_override,
     without_interpolation,
 )
 from launcher.config.placeholders import placeholders_in
-from launcher.config.resolvers import register_resolvers
+from launcher.config.resolvers import register_resolvers, with_gpus
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.search_path import register_tree
 from launcher.errors import Mistakes, UserError, check_directory, shown
@@ -115,9 +119,14 @@ def _compose_checked(overrides: Sequence[str], config_dir: Path | None) -> tuple
     OmegaConf.set_struct(tree, False)
     del tree["hydra"]
     settle_directories(tree)
+
+    def change(key: str, value: Any) -> None:
+        OmegaConf.update(tree, key, value, force_add=True)
+
+    follow_gpus(tree, overrides, change)
     config, node = checked(
         resolve=lambda: _resolved(tree),
-        correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
+        correct=change,
         sources=lambda: sources_of(overrides, config_dir),
     )
     return config, chosen(choices, node)
@@ -277,6 +286,26 @@ def _timestamp() -> str:
     """The time of the first composition of this process: what one command launches has one place."""
     now = datetime.now()
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
+
+
+def follow_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[str, Any], None]) -> None:
+    """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say of them.
+
+    Parameters
+    ----------
+    change
+        Sets a key of the tree.
+    """
+    parsed = [parse_override(text) for text in overrides]
+    following = [key for key in (DEVICES, GRES) if follows_gpus(key, parsed)]
+    gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
+    if type(gpus) is not int or gpus < 1:
+        return  # none, or the schema says what is wrong with it
+    if DEVICES in following and "training" in tree:
+        change(DEVICES, gpus)
+    gres = OmegaConf.select(tree, GRES) if GRES in following else None
+    if isinstance(gres, str):
+        change(GRES, with_gpus(gres, gpus))
 
 
 def _absolute(key: str, value: object) -> str:

@@ -33,6 +33,7 @@ from launcher.config.compose import (
     checked,
     chosen,
     compose,
+    follow_gpus,
     settle_directories,
     sources_of,
 )
@@ -103,6 +104,7 @@ class Sweep:
             for key in PATH_KEYS:
                 changes.detach([key])
             settle_directories(tree)
+            follow_gpus(tree, overrides, changes.set)
             config, node = checked(
                 resolve=lambda: Resolution(tree).plain(),
                 correct=changes.set,
@@ -228,7 +230,7 @@ class _Changes:
             kept[name] = copy.deepcopy(kept[name])
         node.__dict__["_content"] = kept
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: Any) -> None:
         self.detach(key.split("."))
         OmegaConf.update(self._tree, key, value, force_add=True)
 

@@ -149,6 +149,18 @@ def is_text(override: Override) -> bool:
     return is_arguments or bool(_TEXTS.match(key) or _OPEN.match(key))
 
 
+# The GPUs of a node, and what follows them: each key with those that would set it as well.
+NODE_GPUS = "cluster.gpus_per_node"
+DEVICES, GRES = "training.trainer.devices", "cluster.gres"
+_FOLLOWING = {DEVICES: (DEVICES, "training.trainer"), GRES: (GRES,)}
+
+
+def follows_gpus(key: str, overrides: Sequence[Override]) -> bool:
+    """Tell whether a value follows the GPUs of a node, because the user typed these and not the value."""
+    typed = {override.key for override in overrides if override.sign != "~"}
+    return key in _FOLLOWING and NODE_GPUS in typed and typed.isdisjoint(_FOLLOWING[key])
+
+
 def _as_typed(override: Override) -> str:
     """Return the override as Hydra is to read it.
 

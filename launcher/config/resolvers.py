@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,33 @@ def _max_time(time_limit: Any) -> str | None:
     return format_days(seconds) if seconds is not None else None
 
 
+# gpu:8, gpu:a100:8
+_GPU_GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
+
+
+def _node_gpus(gpus_per_node: Any, gres: Any, default: int) -> Any:
+    """The GPUs of a node, as far as the cluster says how many they are; no job has a node without a task."""
+    named = _GPU_GRES.fullmatch(str(gres))
+    return gpus_per_node or (named and int(named[2])) or default
+
+
+def _gpu_gres(gpus: Any, default: int) -> str:
+    return f"gpu:{default if gpus is None else gpus}"
+
+
+def with_gpus(gres: str, gpus: int) -> str:
+    """Return a request for GPUs with another number of them; one for something else as it is."""
+    return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres) if _GPU_GRES.fullmatch(gres) else gres
+
+
 # Functions of their arguments alone.
 PURE: dict[str, Callable[..., Any]] = {
     "multiply": _multiply,
     "divide_ceil": lambda a, b: -(-a // b),
     "divide_floor": lambda a, b: a // b,
     "max_time": _max_time,
+    "node_gpus": _node_gpus,
+    "gpu_gres": _gpu_gres,
 }
 
 

@@ -22,7 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.config.overrides import (
     GROUPS,
     MAIN,
+    NODE_GPUS,
     Override,
+    follows_gpus,
     keys_for_hydra,
     parse_override,
     skipped_groups,
@@ -179,6 +181,8 @@ class Sources:
         return None
 
     def _locate(self, key: str, depth: int) -> str | None:
+        if follows_gpus(key, self._overrides):
+            key = NODE_GPUS
         setting = _setting_override(key, self._overrides)
         if setting is not None:
             return f"from the command line: {shortened(one_line(redacted(setting.text)))}"

@@ -19,7 +19,7 @@ from launcher.launching.submitting import Patience, Tell, submit
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, short
-from launcher.runs.write import make_directories
+from launcher.runs.write import discard_launch, make_directories, missing_directories, remove_empty
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.registry import scheduler_for
 from launcher.stages.dependencies import beside
@@ -109,7 +109,7 @@ def launch_stages(
         later.depending_on("0", earlier.stage)
     # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
     # its tag (`Scheduler.find`) or by the job's own marks.
-    written = [_write(one, replace(request, stage=one.stage) if several else request) for one in ready]
+    written = _write_all(ready, request, several=several)
     launched: list[Launched] = []
     for one, manifest in written:
         before = launched[-1] if launched else None
@@ -133,12 +133,22 @@ def _prepare(made: Draft, request: Request, tell: Tell, patience: Patience) -> _
     return _Ready(made, scheduler, [*warnings, *told])
 
 
-def _write(one: _Ready, request: Request) -> tuple[_Ready, Manifest]:
-    made = one.made
-    with made.composition.naming_sources():
-        made, manifest = write(made, request)
-        make_directories(made.plan.job.directories, results_key(made))
-    return replace(one, made=made), manifest
+def _write_all(ready: Sequence[_Ready], request: Request, *, several: bool) -> list[tuple[_Ready, Manifest]]:
+    """Write all launches, or none: one that cannot be written leaves nothing of the others."""
+    written: list[tuple[_Ready, Manifest]] = []
+    new = [path for one in ready for path in missing_directories(one.paths.run_dir)]
+    try:
+        for one in ready:
+            with one.made.composition.naming_sources():
+                made, manifest = write(one.made, replace(request, stage=one.stage) if several else request)
+                written.append((replace(one, made=made), manifest))
+                make_directories(made.plan.job.directories, results_key(made))
+    except BaseException:
+        for one, _ in written:
+            discard_launch(one.paths, one.made.plan.job.directories)
+        remove_empty(new)
+        raise
+    return written
 
 
 def _submitted(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from launcher.errors import UserError
 from launcher.runs.marks import GIVEN_UP, claim
+from launcher.runs.receipts import note_submitted
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.commands import Silent
 
@@ -82,6 +83,12 @@ def submit(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience)
     UserError
         If the scheduler refuses; then there is no job, nor will there be one.
     """
+    job = _submit_patiently(scheduler, intent, tell, patience)
+    note_submitted(job, intent.script.parent)
+    return job
+
+
+def _submit_patiently(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience) -> str:
     try:
         return _submit(scheduler, intent)
     except NoAnswer as error:

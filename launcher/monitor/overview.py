@@ -6,16 +6,19 @@ import contextlib
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import one_line
 from launcher.monitor import formatting
 from launcher.monitor.events import Event
+from launcher.monitor.moments import since
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.tables import REASON
+from launcher.monitor.transitions import Transitions, transitions_of
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus, Links, State
 from launcher.tracking.current import Tracked, look
@@ -30,6 +33,7 @@ COLUMNS = (
     "JOB",
     LINK,
     "STATE",
+    "SINCE",
     "ELAPSED/LIMIT",
     "NODES×TASKS",
     "STEP",
@@ -57,6 +61,7 @@ class RunStatus:
     status: JobStatus
     progress: Progress
     unanswered: str | None = None
+    transitions: Transitions = field(default_factory=Transitions)
 
     @property
     def run(self) -> str:
@@ -88,6 +93,7 @@ class RunStatus:
             self.launch.job_in(status) if self.launch else formatting.UNKNOWN,
             formatting.text(status.chain),
             status.state.value,
+            since(self.transitions.last if status.state is not State.UNKNOWN else None, datetime.now()),
             f"{status.elapsed}/{limit}" if self._has_run else formatting.UNKNOWN,
             self._size,
             formatting.steps(progress.step, progress.max_steps),
@@ -125,6 +131,7 @@ class RunStatus:
             "reason": self.status.reason,
             "why": self.status.why,
             "exit_code": self.status.exit_code,
+            **self.transitions.to_json(),
             "elapsed": self.status.elapsed,
             "time_limit": manifest.time_limit if manifest else None,
             "nodes": self.launch.nodes if self.launch else None,
@@ -191,7 +198,9 @@ def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None =
 
 def _with_progress(item: Tracked) -> RunStatus:
     events: list[Event] = []
+    transitions = Transitions()
     if item.launch:
+        transitions = transitions_of(item.launch, item.status)
         with contextlib.suppress(OSError):  # a colleague's that may not be read
             events = newest_events(item.launch, restarted=item.status.began_again)
-    return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered)
+    return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered, transitions)

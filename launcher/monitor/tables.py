@@ -25,6 +25,7 @@ _DROPPED_FIRST = (
     "ELAPSED/LIMIT",
     "USER",
     "LOSS",
+    "SINCE",
 )
 # A list of a hundred nodes stands in a pipe and in --json.
 _LONGEST = {"NODELIST": 20, "RUN": 40}

@@ -93,7 +93,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
     """
     if template_dir is not None:
         _check_templates(template_dir)
-    environment, resources = _environment(template_dir), plan.job.resources
+    environment = _environment(template_dir)
     template = _OF_STAGE.get(plan.job.stage, _TEMPLATES[plan.scheduler])
     values = {
         "plan": plan,
@@ -107,8 +107,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "host_arguments": host_arguments(plan.job),
         "chain_settings": chain_settings(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),
-        # Without Slurm all tasks are on one machine, whatever the number of nodes.
-        "local_world_size": resources.tasks if plan.scheduler == "local" else resources.tasks_per_node,
+        **_world(plan.scheduler),
     }
     try:
         return Rendered(
@@ -140,12 +139,21 @@ def _counts(plan: Plan) -> dict[str, Any]:
     """
     resources, payload = plan.job.resources, plan.job.payload
     if resources.max_nodes is None:  # known, as it always is without Slurm
-        return {"node_count": resources.nodes, "world_size": resources.tasks, "argv": payload.argv}
+        return {"node_count": resources.nodes, "argv": payload.argv}
     told = [] if payload.nodes_key is None else [RawShell(f'"{payload.nodes_key}=$nodes"')]
     return {
         "node_count": RawShell('"$nodes"'),
-        "world_size": RawShell('"$SLURM_NTASKS"'),
         "argv": (*payload.argv, *told),
+    }
+
+
+def _world(scheduler: str) -> dict[str, RawShell]:
+    """How many tasks there are, as each of them is told when it starts: in all, and on its node."""
+    if scheduler == "local":  # the script exports them
+        return {"world_size": RawShell('"$WORLD_SIZE"'), "local_world_size": RawShell('"$LOCAL_WORLD_SIZE"')}
+    return {
+        "world_size": RawShell('"$SLURM_NTASKS"'),
+        "local_world_size": RawShell("$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))"),
     }
 
 

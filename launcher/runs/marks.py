@@ -149,6 +149,11 @@ def cancelled_by(launch_dir: Path, job_id: str) -> str | None:
     return str(user) if user else None
 
 
+def cancelled_at(launch_dir: Path, job_id: str) -> float | None:
+    """When a job was cancelled with Slipway, in Unix seconds; ``None`` if it was not."""
+    return _number(_read(launch_dir / MARKS / f"{job_id}{_CANCELLED}"), "cancelled")
+
+
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
     """Why no further link of a chain does anything, who decided it, ``job 17`` or a user's name, and when.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from launcher.errors import explain_os_error
+from launcher.errors import explain_os_error, file_mode
 from launcher.runs.files import copy_package, link_atomic, sync_directory, umask, write_atomic
 from launcher.runs.manifest import newest_submitted
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
@@ -43,12 +43,15 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
     UserError
         If the directory cannot be written.
     """
+    launches = paths.run_dir / LAUNCHES
+    new: list[Path] = []
     try:
-        launches = paths.run_dir / LAUNCHES
+        new = missing_directories(launches)
         launches.mkdir(parents=True, exist_ok=True)
         _sweep(launches)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=launches))
     except OSError as error:
+        remove_empty(new)
         raise explain_os_error(error, paths.run_dir, key) from error
     try:
         temporary.chmod(0o777 & ~umask())  # mkdtemp's 0700 would hide the launch from colleagues
@@ -61,10 +64,29 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
         _rename(temporary, paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        remove_empty(new)
         if isinstance(error, OSError) and not _is_about(error, code):
             raise explain_os_error(error, paths.run_dir, key) from error
         raise
     sync_directory(launches)
+
+
+def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:
+    """Remove a launch that never was submitted, with what was made for it and holds nothing."""
+    shutil.rmtree(paths.directory, ignore_errors=True)
+    remove_empty([*directories, paths.run_dir / LAUNCHES, paths.run_dir])
+
+
+def missing_directories(path: Path) -> list[Path]:
+    """Return those of a directory and its parents that are not there yet, the innermost first."""
+    return [directory for directory in (path, *path.parents) if not file_mode(directory)]
+
+
+def remove_empty(directories: Iterable[Path]) -> None:
+    """Remove directories, the innermost first, unless somebody has put something there."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _is_about(error: OSError, code: Path | None) -> bool:

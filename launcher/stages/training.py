@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
-from launcher.errors import UserError, shown
+from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import chains, common
@@ -32,7 +32,9 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         ),
         payload=_payload(config, training, written, paths),
         container=common.container(
-            config, _writable(config, paths), readable={Path(config.data_dir): "data_dir"}
+            config,
+            _writable(config, paths),
+            readable={Path(config.data_dir): "data_dir"} if _reads_data_dir(config, written) else {},
         ),
         config=written,
         environment={**_environment(config, training, written), **common.environment(config)},
@@ -45,8 +47,24 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
 
 def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
     least, most = _node_range(config) or (trainer.num_nodes, None)
-    asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+    try:
+        asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+    except UserError as error:
+        raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
     return replace(asked, max_nodes=most)
+
+
+def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
+    """Say beside another contradiction what the check `layout.gpus` would say after that is mended."""
+    gpus = config.cluster.gpus_per_node
+    if gpus is not None and trainer.devices > gpus and training.trainer.get("accelerator") != "cpu":
+        yield UserError(
+            f"training.trainer.devices={trainer.devices} and cluster.gpus_per_node={gpus} contradict each"
+            " other: a task uses one GPU",
+            key="training.trainer.devices",
+            also=("cluster.gpus_per_node",),
+            hint=f"training.trainer.devices={gpus or 1}",
+        )
 
 
 def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
@@ -61,6 +79,17 @@ def _checkpoints(written: Mapping[str, Any]) -> str:
 
 def _writable(config: RunConfig, paths: LaunchPaths) -> dict[Path, str]:
     return {Path(config.base_results_dir): "base_results_dir", paths.run_dir: "training.run.results_dir"}
+
+
+def _reads_data_dir(config: RunConfig, written: Mapping[str, Any]) -> bool:
+    """Tell whether the job may look into ``data_dir``: a container with a mount of nothing does not start."""
+    model = written["model"]
+    if model["data"].get("data_impl") != "mock":
+        return True
+    # Mock data come from no file, and our trainer needs no tokenizer for them.
+    unread = {"data", "tokenizer"} if config.engine == "megatron" else {"data"}
+    rest = {name: value for name, value in model.items() if name not in unread}
+    return config.data_dir in str([{**written, "model": rest}, config.env_vars])
 
 
 def _payload(

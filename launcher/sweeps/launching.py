@@ -15,6 +15,7 @@ from launcher.launching.submitting import Patience, Tell, submit, validate
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import short
+from launcher.runs.write import missing_directories, remove_empty
 from launcher.schedulers.base import Intent, NoAnswer
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.sweeps.arrays import Array, plan_arrays, render_array
@@ -76,9 +77,11 @@ def launch(
     """
     for point in sweep.again:
         settle(point.plan.paths.run_dir, tell)
-    with sweep.points[0].draft.composition.naming_sources():
+    with sweep.points[0].draft.composition.naming_sources(), contextlib.ExitStack() as undo:
+        undo.callback(remove_empty, missing_directories(sweep.directory))
         try:
-            written = [write_array(array, sweep, request) for array in judged.arrays]
+            written = [write_array(array, sweep, request, undo) for array in judged.arrays]
+            undo.pop_all()  # all of it is written
         except OSError as error:
             raise explain_os_error(error, sweep.directory, "base_results_dir") from error
     job_ids: list[str] = []

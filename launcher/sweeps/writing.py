@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,13 @@ from launcher.runs import provenance
 from launcher.runs.files import copy_package, link_atomic, write_atomic
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import next_launch_number
-from launcher.runs.write import LaunchExists, make_directories, write_launch
+from launcher.runs.write import (
+    LaunchExists,
+    discard_launch,
+    make_directories,
+    remove_empty,
+    write_launch,
+)
 from launcher.sweeps.arrays import Array, render_array
 from launcher.sweeps.points import Drafted, Point, Request, as_job
 from launcher.sweeps.record import ARRAYS, POINTS, Record, write_record
@@ -40,8 +48,13 @@ def next_array(sweep_dir: Path) -> Path:
     return sweep_dir / ARRAYS / str(max(numbers, default=0) + 1)
 
 
-def write_array(array: Array, sweep: Drafted, request: Request) -> Written:
+def write_array(array: Array, sweep: Drafted, request: Request, undo: ExitStack) -> Written:
     """Write the launches of an array's points, and the array itself.
+
+    Parameters
+    ----------
+    undo
+        Gets what removes all of it again.
 
     Raises
     ------
@@ -49,6 +62,8 @@ def write_array(array: Array, sweep: Drafted, request: Request) -> Written:
         If it cannot be written.
     """
     directory, tag = _reserve(sweep.directory), provenance.new_tag()
+    undo.callback(remove_empty, [directory.parent, sweep.directory])
+    undo.callback(shutil.rmtree, directory, ignore_errors=True)
     job = array.points[0].plan.job
     image = job.container.image if job.container else None
     origin = provenance.gather(TRAINER, request.config_dir, image)
@@ -62,7 +77,7 @@ def write_array(array: Array, sweep: Drafted, request: Request) -> Written:
     points, manifests = [], []
     for number, planned in enumerate(array.points):
         fields = {"sweep": sweep.name, "array_tag": tag, "array_task": number}
-        point, manifest = _write_point(planned, array, request, origin, fields)
+        point, manifest = _write_point(planned, array, request, origin, fields, undo)
         launch_dir = point.plan.paths.directory
         for path in shared:
             link_atomic(launch_dir / path.name, path)
@@ -90,7 +105,12 @@ def _reserve(sweep_dir: Path) -> Path:
 
 
 def _write_point(
-    point: Point, array: Array, request: Request, origin: provenance.Origin, fields: dict[str, Any]
+    point: Point,
+    array: Array,
+    request: Request,
+    origin: provenance.Origin,
+    fields: dict[str, Any],
+    undo: ExitStack,
 ) -> tuple[Point, Manifest]:
     """Write the launch of a point, taking the next number for as long as other launchers take ours."""
     while True:
@@ -109,6 +129,7 @@ def _write_point(
             number = next_launch_number(made.plan.paths.run_dir)
             point = as_job(point, array.job_name, number, request.template_dir)
             continue
+        undo.callback(discard_launch, made.plan.paths, made.plan.job.directories)
         make_directories(made.plan.job.directories, KEY)
         return point, manifest
 

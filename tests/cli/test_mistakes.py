@@ -227,7 +227,7 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
         ["--config-dir=@tree", "cluster=heir"],
         ["cluster/bmc: there is no such file", "@tree/cluster/heir.yaml:2"],
     ),
-    (["--config-dir=@tree", "cluster=orphan"], ["'cluster.engine'", "defaults: [_base, _self_]"]),
+    (["--config-dir=@tree", "cluster=orphan"], ["'cluster.gpus_per_node'", "defaults: [_base, _self_]"]),
     (
         ["--config-dir=@tree", "cluster=unknown"],
         [
@@ -307,7 +307,7 @@ CHECKING: list[tuple[list[str], list[str]]] = [
     ),
     (["training.model.context_parallel_size=3", "training.trainer.num_nodes=3"], ["2 × context 3 = 6"]),
     (
-        ["cluster.gpus_per_node=4", "cluster.gres=null"],
+        ["cluster.gpus_per_node=4", "training.trainer.devices=8"],
         ["cluster.gpus_per_node=4: 8 tasks to a node", "[layout.gpus]"],
     ),
     (

@@ -11,7 +11,8 @@ from launcher.sandbox import Sandbox
 from tests.integration.conftest import SLIPWAY, run_command
 
 RECORDER = """#!/bin/sh
-printf '%s' "$SLURMD_NODENAME $RANK $WORLD_SIZE $LOCAL_RANK $SLURM_JOB_NAME $MASTER_ADDR" >"$RECORD/$RANK"
+ranks="$RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK"
+printf '%s' "$SLURMD_NODENAME $ranks $SLURM_JOB_NAME $MASTER_ADDR" >"$RECORD/$RANK"
 """
 
 
@@ -42,7 +43,7 @@ def test_in_an_allocation_the_tasks_are_on_its_nodes(
     told = [line.split() for line in recorded(tmp_path)]
     first, second = sorted({node for node, *_ in told})
     assert [words[1:] for words in sorted(told, key=lambda words: words[1])] == [
-        [rank, "4", local, "nemo-megatron-gpt3_tiny", first]
+        [rank, "4", "2", local, "nemo-megatron-gpt3_tiny", first]
         for rank, local in (("0", "0"), ("1", "1"), ("2", "0"), ("3", "1"))
     ]
     assert first != second

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -54,9 +55,13 @@ def test_status(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     assert lines[0][:4] == ["RUN", "LAUNCH", "JOB", "STATE"]
     # The first is another user's.
     assert " ".join(lines[1]) == (
-        "a 1 1 RUNNING 00:00:50/00:30:00 2×2 100/300 5.2615 5.4264 4.10k 00:01:40 2 n[1-2] u -"
+        f"a 1 1 RUNNING {lines[1][4]} 00:00:50/00:30:00 2×2 100/300 5.2615 5.4264 4.10k 00:01:40 2 n[1-2] u -"
     )
-    assert " ".join(lines[2]) == "b 1 2 PENDING - 2×2 - - - - - - - - Resources"
+    # Submitted on that day, and running for 50 s.
+    assert re.fullmatch(r"\d\d:\d\d|\d+ [A-Z][a-z]{2}", lines[1][4])
+    assert re.fullmatch(
+        r"b 1 2 PENDING (12:00|21 Nov|2026-11) - 2×2 - - - - - - - - Resources", " ".join(lines[2])
+    )
     assert scheduler.questions == [["1", "2"]]  # one question for all
 
 

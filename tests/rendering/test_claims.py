@@ -24,7 +24,9 @@ from tests.job_marks import leave
 TAG = "a tag; with $(touch canary)"
 # The real ones need a Slurm: this one runs the command behind its options, and the other tells a host.
 TOOLS = {
-    "srun": 'while [[ $1 != bash ]]; do shift; done; SLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"',
+    "srun": """while [[ $1 != bash ]]; do shift; done
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1
+exec "$@\"""",
     "scontrol": "echo n1",
     "squeue": "echo ${STATE-RUNNING}",
 }

@@ -26,7 +26,7 @@ STAGE = TEMPLATE_DIR / "stage_image.sh"
 TOOLS = {
     "srun": r"""printf '%s\0' "$@" "" >>"$RECORD"
 while [[ $1 != bash && $1 != apptainer ]]; do shift; done
-SLURM_PROCID=0 SLURM_LOCALID=0 "$@" """,
+SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1 "$@" """,
     "apptainer": r"""printf '%s\0' apptainer "$@" "" >>"$RECORD"
 while [[ $1 != bash && $1 != /bin/sh ]]; do shift; done
 if [[ $1 == /bin/sh ]]; then shift 2; fi

@@ -29,7 +29,9 @@ def run_task(plan: Plan, tmp_path: Path, command: str, rank: int = 0, **env: str
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
     job = dataclasses.replace(plan.job, payload=payload, binding=None)
     script = render(dataclasses.replace(plan, job=job)).task
-    variables = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "LOCAL_RANK": str(rank), **env}
+    step = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "1"}
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    variables = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **step, **ranks, **env}
     done = subprocess.run(
         ["bash", "-c", script, "task.sh", *payload.argv],
         env=variables,

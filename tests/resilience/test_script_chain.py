@@ -25,7 +25,9 @@ from launcher.stages.planning import plan_launch
 TAG = "0123abcd"
 # Each notes how it was called; sbatch its environment too, and it has as many answers as it was given.
 TOOLS = {
-    "srun": 'while [[ $1 != bash ]]; do shift; done; SLURM_PROCID=0 SLURM_LOCALID=0 "$@"',
+    "srun": """while [[ $1 != bash ]]; do shift; done
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1
+"$@\"""",
     "scontrol": """case "$*" in
     "show hostnames"*) printf 'n1\\nn2\\n' ;;
     *"job --oneliner 17") echo "JobId=17 ${STATE-JobState=RUNNING Reason=None PreemptTime=None} x=y" ;;

@@ -106,7 +106,9 @@ run_tasks() { # as srun does it: all at once, and the first that fails ends the 
     local rank status pids=() code=0 signalled=0
     trap 'signalled=1; kill -s TERM "${pids[@]}" 2>/dev/null || true' TERM
     trap 'signalled=1; kill -s USR1 "${pids[@]}" 2>/dev/null || true' USR1
-    for ((rank = 0; rank < 4; rank++)); do
+    export WORLD_SIZE=$((2 * 2)) # all on this machine
+    export LOCAL_WORLD_SIZE=$WORLD_SIZE
+    for ((rank = 0; rank < WORLD_SIZE; rank++)); do
         RANK=$rank LOCAL_RANK=$rank bash "$launch_dir/task.sh" \
             /shared/venv/bin/python \
             -u \
@@ -161,9 +163,9 @@ set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}
-export WORLD_SIZE=4
+export WORLD_SIZE="$WORLD_SIZE"
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
-export LOCAL_WORLD_SIZE=4
+export LOCAL_WORLD_SIZE="$LOCAL_WORLD_SIZE"
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/shared/results/gpt3_tiny/launches/1/code${PYTHONPATH:+:$PYTHONPATH}
 

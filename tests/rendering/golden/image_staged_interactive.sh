@@ -134,7 +134,7 @@ fi
 
 # --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
 srun --overlap --nodes=2 --nodelist="${hosts//$'\n'/,}" \
-    --ntasks=4 --ntasks-per-node=2 \
+    --ntasks=$((2 * 2)) --ntasks-per-node=2 \
     --kill-on-bad-exit=1 \
     --export=ALL \
     --container-image="$image" \
@@ -189,9 +189,9 @@ set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}
-export WORLD_SIZE=4
+export WORLD_SIZE="$SLURM_NTASKS"
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
-export LOCAL_WORLD_SIZE=2
+export LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/shared/results/gpt3_tiny/launches/1/code${PYTHONPATH:+:$PYTHONPATH}
 

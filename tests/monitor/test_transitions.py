@@ -1,0 +1,142 @@
+"""The time of a job's last transition, from what is known without asking Slurm for more."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, Runs, slipway
+
+from launcher.monitor.moments import since
+from launcher.runs.marks import ChainEnd, end_chain, note_cancelled
+from launcher.schedulers.base import JobStatus, State
+from tests.job_marks import leave
+
+pytestmark = pytest.mark.usefixtures("fast")
+
+CREATED = "2026-11-21T12:00:00Z"
+NAMES = ("submitted", "started", "ended", "last_transition")
+
+
+def seconds(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+@pytest.fixture
+def told(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Any:
+    def ask() -> tuple[str | None, ...]:
+        slipway(runs, "status", "--json")
+        (item,) = json.loads(capsys.readouterr().out)
+        return tuple(item[name] for name in NAMES)
+
+    return ask
+
+
+def test_a_job_that_waits(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    runs.launch()
+    scheduler.set("11", PENDING)
+    assert told() == (CREATED, None, None, CREATED)
+
+
+def test_a_job_that_runs(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch()
+    scheduler.set("11", RUNNING)
+    # Before its script leaves a mark, by the time that Slurm says it ran.
+    _, started, ended, last = told()
+    assert started == last and ended is None
+    assert abs((seconds(started) or 0) - (time.time() - 50)) < 5
+    leave(launch, "11", started=1000.0)
+    assert told() == (CREATED, "1970-01-01T00:16:40Z", None, "1970-01-01T00:16:40Z")
+
+
+def test_a_job_that_ended(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch()
+    leave(launch, "11", started=1000.0)
+    scheduler.set("11", FAILED)  # killed with its node: it ran for 3 s
+    assert told() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:16:43Z", "1970-01-01T00:16:43Z")
+    leave(launch, "11", started=1000.0, ended=1100.0)
+    for status in (FAILED, COMPLETED):
+        scheduler.set("11", status)
+        assert told()[2:] == ("1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
+
+
+def test_without_a_scheduler_the_marks_tell(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch()
+    leave(launch, "11", started=1000.0, ended=1100.0)
+    scheduler.error = "squeue cannot reach the controller"
+    assert told() == (CREATED, "1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z", "1970-01-01T00:18:20Z")
+
+
+def test_a_state_that_cannot_be_told_is_of_no_time(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch()
+    leave(launch, "11", started=1000.0)
+    scheduler.error = "squeue cannot reach the controller"
+    assert told() == (CREATED, "1970-01-01T00:16:40Z", None, None)
+
+
+def test_a_job_that_was_requeued(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch(created="1970-01-01T00:00:00Z")
+    leave(launch, "11", started=1000.0, ended=1100.0, code=143)
+    scheduler.set("11", replace(PENDING, restarts=1))
+    assert told() == ("1970-01-01T00:00:00Z", None, None, "1970-01-01T00:18:20Z")
+    scheduler.set("11", replace(RUNNING, restarts=1))
+    assert (seconds(told()[3]) or 0) > time.time() - 60, "the mark is of the life before"
+    leave(launch, "11", life=1, started=2000.0)
+    assert told()[3] == "1970-01-01T00:33:20Z"
+
+
+def test_a_job_that_was_cancelled_while_it_waited(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch()
+    note_cancelled(launch, "11", "me")
+    scheduler.set("11", JobStatus(State.CANCELLED, "by me"))
+    _, started, ended, last = told()
+    assert started is None and ended == last
+    assert abs((seconds(last) or 0) - time.time()) < 60
+
+
+def test_a_chain_that_was_ended_between_its_links(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    launch = runs.launch(links=3)
+    end_chain(launch, ChainEnd("me", "cancelled", 3000.0))
+    scheduler.set("11", JobStatus(State.CANCELLED))
+    assert told()[3] == "1970-01-01T00:50:00Z"
+
+
+def test_a_job_that_never_was(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    runs.launch(job_id=None, error="sbatch: error: invalid partition")
+    assert told() == (None, None, None, CREATED)
+
+
+@pytest.mark.parametrize("created", ["soon", "", "9999-99-99T00:00:00Z"])
+def test_a_manifest_that_tells_no_time(runs: Runs, scheduler: FakeScheduler, told: Any, created: str) -> None:
+    launch = runs.launch(created=created)
+    leave(launch, "11", started=1e300, ended=1e300)
+    scheduler.set("11", COMPLETED)
+    assert told() == (None, None, None, None)
+
+
+def test_a_time_in_a_few_characters() -> None:
+    now = datetime(2026, 11, 22, 12, 30)
+    assert since(datetime(2026, 11, 22, 12, 4).timestamp(), now) == "12:04"
+    assert since(datetime(2026, 11, 2, 12, 4).timestamp(), now) == "2 Nov"
+    assert since(datetime(2025, 12, 31).timestamp(), now) == "2025-12"
+    assert since(None, now) == since(1e300, now) == "-"
+    assert max(len(since(day * 86400.0, now)) for day in range(20000, 20800)) <= 7
+
+
+def test_a_narrow_terminal_keeps_it(
+    runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launcher.monitor.overview import as_table, survey
+    from launcher.monitor.tables import rich_table
+
+    launch = runs.launch("gpt3_126m_with_a_name")
+    leave(launch, "11", started=datetime.now(UTC).timestamp())
+    scheduler.set("11", RUNNING)
+    rows = survey([runs.base / "gpt3_126m_with_a_name"])
+    table = rich_table(*as_table(rows), [row.status.state for row in rows], 80)
+    names = [str(column.header) for column in table.columns]
+    assert {"run", "job", "state", "since"} <= set(names)

@@ -1,0 +1,47 @@
+"""A training on mock data reads nothing below ``data_dir``, which then need not be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.drafting import Request, draft
+from launcher.inspection.ground import Ground
+from launcher.inspection.mounts import lost_mounts
+from launcher.stages.planning import plan_launch
+
+MOCK = "training.model.data.data_impl=mock"
+ELSEWHERE = (
+    "training.model.tokenizer.vocab_file=/v/vocab.json",
+    "training.model.tokenizer.merge_file=/v/m.txt",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mounted"),
+    [
+        ((), True),
+        ((MOCK,), True),  # NeMo reads the tokenizer there
+        ((MOCK, *ELSEWHERE), False),
+        ((MOCK, "engine=megatron"), False),
+        ((MOCK, "engine=megatron", "env_vars.TEXT=/d/text"), True),
+        (("engine=megatron",), True),
+    ],
+)
+def test_data_dir_is_mounted_where_the_job_may_read_there(overrides: tuple[str, ...], mounted: bool) -> None:
+    container = plan_launch(compose(["data_dir=/d", *overrides]).config, number=1, tag="x").job.container
+    assert container is not None
+    assert ("/d" in {mount.source for mount in container.mounts}) is mounted
+
+
+def test_a_data_dir_that_is_not_there_is_no_lost_mount(tmp_path: Path) -> None:
+    places = [f"data_dir={tmp_path}/none", f"base_results_dir={tmp_path}/results"]
+
+    def lost(*overrides: str) -> list[str]:
+        made = draft(Request([*places, *overrides], []))
+        return [lack.key for lack in lost_mounts(Ground(made)) or ()]
+
+    assert lost("engine=megatron") == ["data_dir"]
+    assert lost("engine=megatron", MOCK) == []

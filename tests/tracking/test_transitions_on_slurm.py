@@ -1,0 +1,50 @@
+"""The times that `status` tells of a job of a real Slurm, with and without accounting."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import SLIPWAY, run_command
+
+_ALL = ("submitted", "started", "ended", "last_transition")
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("slurm", ["sandbox", "plain_sandbox"])
+def test_each_transition_has_its_time(tmp_path: Path, request: pytest.FixtureRequest, slurm: str) -> None:
+    conf = {"SLURM_CONF": request.getfixturevalue(slurm).environment()["SLURM_CONF"]}
+    payload = tmp_path / "payload"
+    payload.write_text('#!/bin/sh\n[ "$1" = -c ] || sleep 4\n')
+    payload.chmod(0o755)
+    begin = time.time() - 1
+    words = ["training=gpt3/tiny", "cluster=sandbox", "training.model.data.data_impl=mock"]
+    words += ["training.trainer.num_nodes=1", f"cluster.python={payload}", "cluster.begin=now+3"]
+    run_command(SLIPWAY, "launch", *words, cwd=tmp_path, **conf)
+
+    def row(state: str) -> dict[str, Any]:
+        deadline = time.monotonic() + 120
+        while True:
+            done = run_command(SLIPWAY, "status", "--json", cwd=tmp_path, check=None, **conf)
+            (found,) = json.loads(done.stdout)
+            if found["state"] == state:
+                return {
+                    name: found[name] and datetime.fromisoformat(found[name]).timestamp() for name in _ALL
+                }
+            assert time.monotonic() < deadline, found
+            time.sleep(0.5)
+
+    waits = row("PENDING")
+    assert begin < waits["submitted"] == waits["last_transition"]
+    assert waits["started"] is waits["ended"] is None
+    runs = row("RUNNING")
+    assert runs["submitted"] == waits["submitted"] <= runs["started"] == runs["last_transition"]
+    assert runs["ended"] is None
+    ended = row("COMPLETED")
+    assert begin < ended["started"] <= ended["ended"] == ended["last_transition"] <= time.time() + 1
+    assert ended["ended"] - ended["started"] >= 3
