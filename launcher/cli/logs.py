@@ -244,7 +244,7 @@ def _rank_log(launch: Launch, rank: int) -> Shown:
 
 def _print(launch: Launch, shown: Shown, lines: int | None) -> int:
     path = shown.logs[-1]
-    if not path.exists():
+    if not path.is_file():
         status = of_part(ask([launch])[0], shown.task, shown.link)
         _tell(f"no log yet, the job {_job(launch, shown, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG

@@ -9,6 +9,8 @@ import mmap
 import re
 from pathlib import Path
 
+from launcher.runs.reading import open_regular
+
 _TRACEBACK = b"Traceback (most recent call last)"
 _SRUN = b"srun: error: "
 # What is told at an interpreter's end changes nothing any more.
@@ -71,7 +73,7 @@ class _Mapped:
 
     def __enter__(self) -> mmap.mmap | bytes:
         try:
-            with self._path.open("rb") as stream:
+            with open_regular(self._path) as stream:
                 self._content: mmap.mmap | bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # of an empty file there is nothing to map
             self._content = b""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from launcher.runs.reading import LONGEST_LINE, open_regular, unix_time, whole
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -92,7 +94,9 @@ def _event(content: Mapping[str, Any]) -> Event | None:
         return _held_out(content) if is_held_out else None
     if kind not in ("start", "train", "validation", "end"):
         return None
-    time, step = float(content["time"]), int(content["step"])
+    time, step = unix_time(content["time"]), whole(content["step"], 0)
+    if time is None or step is None:
+        return None
     if kind == "train":
         loss, rate, norm, speed = (
             _real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second")
@@ -115,7 +119,7 @@ def _held_out(content: Mapping[str, Any]) -> HeldOut:
 def _json_object(line: str) -> Mapping[str, Any] | None:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A trainer that was killed while writing leaves half a line; the next one appends to it.
         rest = line.rfind('{"kind"')
         return _json_object(line[rest:]) if rest > 0 else None
@@ -128,8 +132,7 @@ def _real(content: Mapping[str, Any], key: str) -> float | None:
 
 
 def _whole(content: Mapping[str, Any], key: str) -> int | None:
-    value = content.get(key)
-    return None if value is None else int(value)
+    return whole(content.get(key), 0)
 
 
 class EventReader:
@@ -146,7 +149,7 @@ class EventReader:
         """Return the new events, oldest first."""
         try:
             # Opened afresh each time: a network file system shows what others wrote only to a new open.
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 stream.seek(self._offset)
                 return self._read(stream)
         except FileNotFoundError:
@@ -155,8 +158,8 @@ class EventReader:
     def _read(self, stream: BinaryIO) -> list[Event]:
         # Line by line: of a long training it is a hundred megabytes.
         found = []
-        for line in stream:
-            if not line.endswith(b"\n"):
+        while line := stream.readline(LONGEST_LINE):
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                 break
             self._offset += len(line)
             found += parse_events(line)

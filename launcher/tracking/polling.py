@@ -94,7 +94,7 @@ def _without_job(launch: Launch) -> JobStatus:
     if launch.unanswered:
         return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
     if launch.manifest.error:
-        return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().splitlines()[0])
+        return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().partition("\n")[0])
     if launch.is_without_job:
         why = launch.manifest.unanswered or "its launcher ended before it submitted"
         return JobStatus(State.NOT_SUBMITTED, why)
