@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher import __version__
 from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
 from launcher.secrecy import redacted
+from launcher.terminal import escaped_streams
 
 # Verb: its module. Only the module of the verb in use is imported, so that each stays quick to start.
 _VERBS = {
@@ -76,10 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # than rendering a script.
     gc.set_threshold(100_000)
     _prepare_streams()
-    _show_warnings()
-    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with escaped_streams():
+        _show_warnings()
+        return _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
+
+
+def _run(given: Sequence[str]) -> int:
     try:
-        args = _parse(given)
+        args = _parse(list(given))
         code = int(args.run(args))
         sys.stdout.flush()
         return code
