@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
 
 def _count_lines(path: Path) -> int:
     lines, last = 0, b"\n"
-    with open_regular(path) as stream:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
         while block := stream.read(_BLOCK):
             lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import math
 import os
 import re
 import stat
@@ -154,8 +153,9 @@ def is_job_id(text: str) -> bool:
 
 def whole(value: Any, least: int = -_LARGEST, most: int = _LARGEST) -> int | None:
     """Return a number of JSON as an integer, ``None`` if it is none or out of range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # A number that is none compares as False, and one of a thousand digits cannot become a float.
     return int(value) if least <= value <= most else None
 
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import resource
+import signal
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hypothesis import strategies as st
 
+from launcher.cli.app import main
+
 NOBODY = 65534
 HUGE = 20 << 30
+
+# Of one verb.
+_SECONDS = 20
+_MEMORY = 3 << 30
 
 # Numbers of bash, of Slurm and of JSON; texts that a shell, a terminal or a path would understand.
 ODD_TEXTS = [
@@ -31,7 +41,8 @@ ODD_NUMBERS = [
 ODD_VALUES = [*ODD_TEXTS, *ODD_NUMBERS, None, [], {}, [1], ["a"], {"a": 1}, [{}], [[]], {"\x1b[2J": "\x1b"}]
 
 odd_texts = st.sampled_from(ODD_TEXTS)
-odd_values = st.sampled_from(ODD_VALUES) | st.integers() | st.floats() | st.text(max_size=20)
+_sampled = st.sampled_from(ODD_VALUES)
+odd_values = _sampled | _sampled | _sampled | st.text(max_size=20)
 
 DEEP = "[" * 100_000
 JUNK = st.sampled_from(
@@ -69,7 +80,7 @@ junk = st.builds(Thing, st.just("text"), JUNK) | st.builds(Thing, st.just("bytes
 
 
 def _object(keys: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.dictionaries(st.sampled_from(keys), odd_values, max_size=5)
+    return st.dictionaries(st.sampled_from(keys), odd_values, max_size=8)
 
 
 _EVENT_KEYS = [
@@ -260,13 +271,66 @@ def hostile_runs(evil: str, healthy_tag: str) -> st.SearchStrategy[HostileRun]:
     changes = st.builds(
         lambda a, b: {**a, **b}, likely, st.dictionaries(st.sampled_from(_CHANGED), odd_values, max_size=2)
     )
-    files = st.lists(st.sampled_from(sorted(FILES)), max_size=5, unique=True).flatmap(
+    files = st.lists(st.sampled_from(sorted(FILES)), max_size=15, unique=True).flatmap(
         lambda names: st.fixed_dictionaries({name: FILES[name] for name in names})
     )
     return st.builds(
         HostileRun,
-        changes | likely,
-        st.none() | st.none() | st.none() | junk | special,
+        changes | likely | likely | likely,
+        st.sampled_from([True] * 9 + [False]).flatmap(lambda one: st.none() if one else junk | special),
         files,
         st.booleans(),
     )
+
+
+class TookTooLong(BaseException):
+    """A verb that was still at it when its time was over."""
+
+
+def run(base: Path, *words: str) -> tuple[int, str, str]:
+    """Run a verb in this process, within a time and a memory; return its code and what it printed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TookTooLong(words)
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    before = signal.signal(signal.SIGALRM, stop)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (_used() + _MEMORY, limits[1]))
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*words, "--base-results-dir", str(base)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode("utf-8", "replace"))  # type: ignore[attr-defined]
+    return code, texts[0], texts[1]
+
+
+def _used() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def verbs_about(run_name: str) -> list[tuple[str, ...]]:
+    """The verbs that read a run."""
+    return [
+        ("status", run_name),
+        ("status", run_name, "--json"),
+        ("history", run_name),
+        ("history", run_name, "--json"),
+        ("history", run_name, "--launch", "1"),
+        ("history", run_name, "--launch", "1", "--json"),
+        ("logs", run_name),
+        ("logs", run_name, "-n", "3"),
+        ("logs", run_name, "--err"),
+        ("logs", run_name, "--rank", "0"),
+        ("plot", run_name, "--json"),
+        ("verify", run_name),
+        ("verify", run_name, "--json"),
+    ]

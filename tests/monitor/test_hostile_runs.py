@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
-import resource
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-from hostile_runs import HostileRun, hostile_runs
+from hostile_runs import NOBODY, HostileRun, Thing, hostile_runs, run, verbs_about
 from hypothesis import HealthCheck, Phase, given, settings
 from job_marks import leave
 from monitor_samples import Runs, append, log, whole_training
 
-from launcher.cli.app import main
 from launcher.runs import trust
+from launcher.runs.index import Index
 from launcher.schedulers import slurm
 from launcher.schedulers.patience import Patience
 
 # By hand: SLIPWAY_HOSTILE_EXAMPLES=2000 pytest tests/monitor/test_hostile_runs.py
 _EXAMPLES = int(os.environ.get("SLIPWAY_HOSTILE_EXAMPLES", "100"))
-_SECONDS = 20
-_MEMORY = 3 << 30
 _CODES = {0, 1, 2, 3, 4, 75}
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 _HEALTHY, _TAG = "healthy", "20261121-120000-abcdef"
@@ -48,10 +42,6 @@ cat {here}/answer
 """
 
 
-class TookTooLong(BaseException):
-    """A verb that was still at it when its time was over."""
-
-
 @dataclass
 class Tree:
     """A tree of runs with a healthy one, and how the verbs told of it before there was another."""
@@ -67,55 +57,6 @@ class Tree:
             (self.base / _HEALTHY / "launches" / "1" / "launcher.json").read_text()
         )
         return content
-
-
-def run(base: Path, *words: str) -> tuple[int, str, str]:
-    """Run a verb in this process, within a time and a memory; return its code and what it printed."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TookTooLong(words)
-
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    before = signal.signal(signal.SIGALRM, stop)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-    resource.setrlimit(resource.RLIMIT_AS, (_used() + _MEMORY, limits[1]))
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*words, "--base-results-dir", str(base)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.buffer.getvalue().decode("utf-8", "replace"))  # type: ignore[attr-defined]
-    return code, texts[0], texts[1]
-
-
-def _used() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
-
-
-def _verbs(run_name: str) -> list[tuple[str, ...]]:
-    """The verbs that read a run."""
-    return [
-        ("status", run_name),
-        ("status", run_name, "--json"),
-        ("history", run_name),
-        ("history", run_name, "--json"),
-        ("history", run_name, "--launch", "1"),
-        ("history", run_name, "--launch", "1", "--json"),
-        ("logs", run_name),
-        ("logs", run_name, "-n", "3"),
-        ("logs", run_name, "--err"),
-        ("logs", run_name, "--rank", "0"),
-        ("plot", run_name, "--json"),
-        ("verify", run_name),
-        ("verify", run_name, "--json"),
-    ]
 
 
 _OF_TREE: list[tuple[str, ...]] = [
@@ -159,7 +100,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
         patch.chdir(here)
         patch.setattr(slurm, "_PATIENCE", Patience(rest=0.0))
         told = {}
-        for words in _verbs(_HEALTHY):
+        for words in verbs_about(_HEALTHY):
             code, out, _ = run(base, *words)
             told[words] = (code, out)
         yield Tree(base, here, told)
@@ -172,7 +113,7 @@ def evil_configuration(here: Path) -> Path:
         path.parent.mkdir()
         path.write_text("PluginDir=evil\n")
         if os.geteuid() == 0:
-            os.chown(path, 65534, 65534)
+            os.chown(path, NOBODY, NOBODY)
         else:
             path.chmod(0o666)
     return path
@@ -185,8 +126,9 @@ def _check_healthy(tree: Tree) -> None:
     assert rows[_HEALTHY] == json.loads(tree.told["status", _HEALTHY, "--json"][1])[0]
     _, out, _ = run(tree.base, "list", "runs", "--json")
     assert _HEALTHY in {row["run"] for row in json.loads(out)}
-    _, out, _ = run(tree.base, "status", "77", "--json")
-    assert rows[_HEALTHY] in json.loads(out)
+    # A manifest may claim this job: then the user is told that there are several of that id, and which.
+    _, out, err = run(tree.base, "status", "77", "--json")
+    assert rows[_HEALTHY] in json.loads(out) or f"tree/{_HEALTHY} (" in err
 
 
 @contextlib.contextmanager
@@ -194,7 +136,8 @@ def planted(tree: Tree, hostile: HostileRun) -> Iterator[None]:
     """A hostile run beside the healthy one, and nothing of it after."""
     try:
         hostile.write(
-            tree.base / "theirs", tree.manifest | {"run": "theirs", "tag": "theirs-1", "job_id": "17"}
+            tree.base / "theirs",
+            tree.manifest | {"run": "theirs", "tag": "theirs-1", "job_id": "17", "job_name": "job"},
         )
         yield
     finally:
@@ -237,6 +180,97 @@ def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
     @given(hostile=strategy)
     def any_run(hostile: HostileRun) -> None:
         with planted(tree, hostile):
-            check(tree, _verbs("theirs"))
+            check(tree, verbs_about("theirs"))
 
     any_run()
+
+
+# the breaks that this began with
+
+
+ODD_JOB_IDS = ["abc", "5_[1-", "-1", "--user=root", "../x", "9" * 20, "é", "0", "77,", ""]
+
+
+@pytest.mark.parametrize("job_id", ODD_JOB_IDS)
+def test_an_odd_job_id_costs_its_own_row_only(tree: Tree, job_id: str) -> None:
+    """All ids go into one question to Slurm, which answers nothing if one of them is none."""
+    with planted(tree, HostileRun({"job_id": job_id}, None)):
+        check(tree, verbs_about("theirs"))
+        code, out, _ = run(tree.base, "status", "--json")
+    (theirs,) = [row for row in json.loads(out) if row["run"] == "theirs"]
+    assert (theirs["state"], code) == ("UNKNOWN", 3)
+    assert "launcher.json is not a launch's manifest: job_id is" in theirs["reason"]
+
+
+_READ = ["launcher.json", "results/metrics.jsonl", "marks/17.0.started.json", "marks/job", "log-job_17.out"]
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        Thing("fifo"),
+        Thing("sparse"),
+        Thing("link", "/dev/zero"),
+        Thing("link", "/proc/kmsg"),
+        Thing("socket"),
+    ],
+    ids=lambda thing: str(thing.content or thing.kind),
+)
+@pytest.mark.parametrize("name", _READ)
+def test_nobody_waits_for_what_is_no_file(tree: Tree, name: str, thing: Thing) -> None:
+    """20 GB of holes, and a device without an end, are not read into memory either: `run` limits it."""
+    instead = thing if name == "launcher.json" else None
+    with planted(tree, HostileRun({}, instead, {} if instead else {name: thing})):
+        check(tree, verbs_about("theirs"))
+
+
+def test_two_runs_of_one_tag_are_told_apart(tree: Tree) -> None:
+    """A manifest may claim the tag of another run: that one's job is told all the same."""
+    for job_id in ("17", "78"):
+        with planted(tree, HostileRun({"tag": _TAG, "job_id": job_id}, None)):
+            check(tree, verbs_about("theirs"))
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+def test_the_verbs_that_act_print_no_control_characters(tree: Tree, verb: str) -> None:
+    with planted(tree, HostileRun({"run": "x\x1b]0;owned\x07", "host": "\x9b31m"}, None)):
+        _, out, err = run(tree.base, verb, "theirs")
+        assert "x\\x1b]0;owned\\x07" in out + err
+        assert not _CONTROLS.search(out + err)
+
+
+def test_following_waits_for_no_fifo(tree: Tree, fast: None) -> None:
+    files = {name: Thing("fifo") for name in ("results/metrics.jsonl", "log-job_17.out")}
+    files["marks/17.0.ended.json"] = Thing("json", {"job_id": "17", "exit_code": 1, "ended": 1100})
+    with planted(tree, HostileRun({}, None, files)):
+        for words in (("follow", "theirs"), ("logs", "-f", "theirs")):
+            code, _, err = run(tree.base, *words)
+            assert code == 1, err
+
+
+def test_the_index_forgets_what_is_not_trusted(tree: Tree) -> None:
+    """Also one that an earlier version remembered: a later look-up of another id asked that cluster."""
+    evil = evil_configuration(tree.here)
+    with planted(tree, HostileRun({"slurm_conf": str(evil)}, None)):
+        _, _, err = run(tree.base, "status", "4711")
+        assert f"SLURM_CONF={evil}, which is not trusted" in err
+        (entry,) = [entry for entry in Index().entries() if entry.run == "theirs"]
+        assert entry.slurm_conf is None
+        Index().remember([replace(entry, slurm_conf=str(evil))])
+        run(tree.base, "status", "4711")
+        assert str(evil) not in (tree.here / "configurations").read_text().split()
+
+
+def test_a_cluster_that_is_ones_own_is_asked(tree: Tree) -> None:
+    conf = tree.here / "slurm.conf"
+    conf.touch(mode=0o644)
+    with planted(tree, HostileRun({"slurm_conf": str(conf)}, None)):
+        _, _, err = run(tree.base, "status")
+        assert err == ""
+        assert str(conf) in (tree.here / "configurations").read_text().split()
+        conf.chmod(0o666)
+        _, _, err = run(tree.base, "status")
+        assert err == (
+            f"slipway: {tree.base}/theirs/launches/1/launcher.json names the cluster of SLURM_CONF={conf}, "
+            f"which is not trusted (everybody may write {conf}): this machine's own is asked\n"
+        )
