@@ -296,7 +296,7 @@ def run(base: Path, *words: str) -> tuple[int, str, str]:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     before = signal.signal(signal.SIGALRM, stop)
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    timer = signal.setitimer(signal.ITIMER_REAL, _SECONDS)  # pytest's own, of the whole test
     resource.setrlimit(resource.RLIMIT_AS, (_used() + _MEMORY, limits[1]))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -305,6 +305,7 @@ def run(base: Path, *words: str) -> tuple[int, str, str]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
     texts = []
     for stream in (out, err):
         stream.flush()
