@@ -19,6 +19,7 @@ from launcher import __version__
 from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
 from launcher.runs.receipts import forget_jobs, submitted_jobs
 from launcher.secrecy import redacted
+from launcher.terminal import escaped_streams
 from launcher.tracking.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
@@ -92,10 +93,14 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
         use_utf8()
     forget_jobs()
     _prepare_streams()
-    _show_warnings()
-    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with escaped_streams():
+        _show_warnings()
+        return _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"], started)
+
+
+def _run(given: Sequence[str], started: Callable[[], None] | None) -> int:
     try:
-        args = _parse(given)
+        args = _parse(list(given))
         if started is not None:
             started()
         code = int(args.run(args))

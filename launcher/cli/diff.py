@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,11 @@ from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_styled
 from launcher.config.compose import Composition, compose
 from launcher.drafting import Draft, avoided, render_launch, stages_of
-from launcher.errors import UserError, explain_os_error, file_mode, one_line
+from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from launcher.runs.reading import read_text, read_yaml
 from launcher.stages.planning import run_directory
 
 _EPILOG = """\
@@ -33,6 +33,9 @@ exit code, as of diff(1):
   1  there are differences
   2  a mistake in what was asked for, or the run was never launched
 """
+
+# Far more than a script has: what is compared with more takes for ever.
+_MOST_BYTES = 1 << 20
 
 # The style of a line of a unified diff, by its beginning; the first that fits counts.
 _STYLES = (("---", "bold"), ("+++", "bold"), ("@@", "cyan"), ("-", "red"), ("+", "green"))
@@ -110,15 +113,21 @@ def _differences(manifest: Manifest, made: Draft) -> Iterator[str]:
 
 
 def _read_config(path: Path) -> str | None:
-    text = _read(path)
     try:
-        return None if text is None else config_text(yaml.safe_load(text))
+        return config_text(read_yaml(path))
+    except FileNotFoundError:
+        return None
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise UserError(f"{path}: this is no configuration any more: {one_line(str(error))}") from error
 
 
 def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if stat.S_ISREG(file_mode(path)) else None
+    try:
+        return read_text(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: this is no script any more: {one_line(str(error))}") from error
 
 
 def _unified(path: Path, before: str | None, text: str | None) -> Iterator[str]:

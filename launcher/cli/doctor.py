@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.launch import add_tree_options, request_of
 from launcher.errors import UserError, one_line
+from launcher.terminal import open_console
 
 if TYPE_CHECKING:
     from launcher.doctor.lines import Row
@@ -103,10 +104,8 @@ def _waiting(count: int) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
     nodes = f", and at {count} compute {'node' if count == 1 else 'nodes'} by a job" if count else ""
-    with Console(stderr=True).status(f"looking at this machine{nodes}"):
+    with open_console(stderr=True).status(f"looking at this machine{nodes}"):
         yield
 
 
@@ -153,7 +152,6 @@ def _print_table(found: Sequence[Row], *, has_nodes: bool) -> None:
         print("\n".join(plain_lines(found, has_nodes=has_nodes)))
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -172,7 +170,7 @@ def _print_table(found: Sequence[Row], *, has_nodes: bool) -> None:
         if has_nodes:
             cells.insert(1, Text(_where(row)))
         grid.add_row(*cells)
-    Console().print(grid)
+    open_console().print(grid)
 
 
 def plain_lines(found: Sequence[Row], *, has_nodes: bool) -> Iterator[str]:

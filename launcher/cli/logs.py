@@ -25,6 +25,7 @@ from launcher.monitor.logs import LogReader, follow_log, of_part, read_all, tail
 from launcher.runs.paths import short
 from launcher.schedulers.arrays import compress, declared_tasks
 from launcher.schedulers.base import JobStatus
+from launcher.terminal import LogWriter
 from launcher.tracking.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG, exit_code
 from launcher.tracking.launches import Launch, open_launch
 from launcher.tracking.polling import ask
@@ -50,6 +51,8 @@ with -f:
   3    the state of the job could not be told for a minute
   75   the training was interrupted: launching it again continues
   130  Ctrl-C; the job goes on"""
+
+_write = LogWriter()
 
 _ONE_LOG = "launch {} of {} has no log of stderr"
 _ONE_LOG_HINT = "the cluster writes stderr to the same log as stdout (cluster.stderr_to_stdout)"
@@ -244,7 +247,7 @@ def _rank_log(launch: Launch, rank: int) -> Shown:
 
 def _print(launch: Launch, shown: Shown, lines: int | None) -> int:
     path = shown.logs[-1]
-    if not path.exists():
+    if not path.is_file():
         status = of_part(ask([launch])[0], shown.task, shown.link)
         _tell(f"no log yet, the job {_job(launch, shown, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
@@ -260,11 +263,6 @@ def _job(launch: Launch, shown: Shown, status: JobStatus) -> str:
 
 def _words(status: JobStatus) -> str:
     return status.state.value + (f" ({one_line(status.reasons)})" if status.reasons else "")
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _tell(text: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.preflight.estimates.memory import StageMemory
 from launcher.preflight.estimates.overview import Memory
+from launcher.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,17 +127,16 @@ def _cells(number: int, width: int, scale: int) -> int:
 def print_table(memory: Memory) -> None:
     """Print the table, its bars as wide as the terminal leaves them."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    terminal = open_console()
     unit, name = _unit(memory)
     rows = folded(memory.stages)
     names = ("stage", "layers", *(part.short for part in PARTS), "total")
     cells = [_cells_of(row, unit) for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    width = min(max(console.width - sum(widths) - _GAP * len(widths) - 1, _NARROWEST), _WIDEST)
+    width = min(max(terminal.width - sum(widths) - _GAP * len(widths) - 1, _NARROWEST), _WIDEST)
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in names:
         table.add_column(column, justify="right", no_wrap=True)
@@ -144,11 +144,11 @@ def print_table(memory: Memory) -> None:
     table.add_column(f"{name} of {memory.capacity / unit:.1f} │".rjust(end + 1), no_wrap=True)
     for row, texts in zip(rows, cells, strict=True):
         style = "dim" if isinstance(row, tuple) else ""
-        drawn = Text("") if isinstance(row, tuple) else _drawn(row, memory, width, console)
+        drawn = Text("") if isinstance(row, tuple) else _drawn(row, memory, width, terminal)
         total = Text(texts[-1], _OVER if _is_over(row, memory) else style or "bold")
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
-    console.print(table)
-    console.print(_legend(memory, console))
+    terminal.print(table)
+    terminal.print(_legend(memory, terminal))
 
 
 def _is_over(row: Row, memory: Memory) -> bool:

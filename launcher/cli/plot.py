@@ -13,6 +13,7 @@ from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_one
 from launcher.monitor.curves import Curves
 from launcher.monitor.summary import Summary, summarize
 from launcher.monitor.tables import print_pairs
+from launcher.terminal import unescaped
 
 _DESCRIPTION = """\
 Sum up a run and draw its losses, in the terminal and as a PNG. All launches of the run make one curve.
@@ -67,7 +68,9 @@ def _draw(curves: Curves) -> None:
     from launcher.monitor.terminal_plot import draw
 
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(f"\n{draw(curves, shutil.get_terminal_size().columns, coloured=coloured)}")
+    # Of the curves there are numbers in it alone, and the colours are ours.
+    plot = draw(curves, shutil.get_terminal_size().columns, coloured=coloured)
+    print(f"\n{plot}", file=unescaped(sys.stdout))
 
 
 def _save(path: Path, summary: Summary, curves: Curves) -> None:

@@ -6,19 +6,20 @@ import sys
 from collections.abc import Iterable
 from typing import Literal
 
+from launcher.terminal import open_console, unescaped
+
 
 def print_code(text: str, language: str) -> None:
     """Print a script or a configuration."""
     if not sys.stdout.isatty():
-        sys.stdout.write(text)
+        unescaped(sys.stdout).write(text)
         return
     # Imported late: in a pipe there is nothing to colour.
-    from rich.console import Console
     from rich.syntax import Syntax
 
     # No wrapping: what is copied from the terminal is to be the text.
     highlighted = Syntax(text, language, theme="ansi_dark", background_color="default")
-    Console().print(highlighted.highlight(text), soft_wrap=True, end="")
+    open_console().print(highlighted.highlight(text), soft_wrap=True, end="")
 
 
 def print_styled(lines: Iterable[tuple[tuple[str, str], ...]]) -> None:
@@ -27,12 +28,11 @@ def print_styled(lines: Iterable[tuple[tuple[str, str], ...]]) -> None:
         for line in lines:
             print("".join(text for text, _ in line))
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console()
+    terminal = open_console()
     for line in lines:
-        console.print(Text.assemble(*line), soft_wrap=True)
+        terminal.print(Text.assemble(*line), soft_wrap=True)
 
 
 def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: int = 0) -> None:
@@ -48,7 +48,6 @@ def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, 
             print("  ".join(line).rstrip())
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -59,4 +58,4 @@ def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, 
         grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell, "bold" if index == 0 else "") for index, cell in enumerate(row)))
-    Console().print(grid)
+    open_console().print(grid)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
+from launcher.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.status import Status as Spinner
@@ -264,9 +265,7 @@ class _Progress:
 
     def __enter__(self) -> _Progress:
         if sys.stdout.isatty():
-            from rich.console import Console
-
-            self._spinner = Console(highlight=False).status("")
+            self._spinner = open_console(highlight=False).status("")
             self._context = self._spinner
         self._context.__enter__()
         return self

@@ -12,6 +12,7 @@ from launcher.errors import one_line
 from launcher.monitor.gathering import Gathered, gather
 from launcher.monitor.tables import align
 from launcher.monitor.verification import Check, Verdict, exit_code, verify
+from launcher.terminal import open_console
 from launcher.tracking import exit_codes
 
 _DESCRIPTION = """\
@@ -98,7 +99,6 @@ def print_checks(checks: Sequence[Check]) -> None:
         print(align([("CHECK", "VERDICT", "EVIDENCE"), *rows]))
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -109,7 +109,7 @@ def print_checks(checks: Sequence[Check]) -> None:
     for check, (name, verdict, evidence) in zip(checks, rows, strict=True):
         dim = "dim" if check.verdict is Verdict.NO_CAUSE else ""
         table.add_row(name, Text(verdict, _COLOURS[check.verdict]), Text(evidence, dim))
-    Console().print(table)
+    open_console().print(table)
 
 
 def _print_verdict(gathered: Gathered, checks: Sequence[Check], code: int) -> None:
@@ -118,10 +118,9 @@ def _print_verdict(gathered: Gathered, checks: Sequence[Check], code: int) -> No
     if not sys.stdout.isatty():
         print(line)
         return
-    from rich.console import Console
     from rich.text import Text
 
-    Console().print(Text(line, _VERDICT_COLOURS.get(code, "bold magenta")))
+    open_console().print(Text(line, _VERDICT_COLOURS.get(code, "bold magenta")))
 
 
 def _why(checks: Sequence[Check], code: int) -> str:

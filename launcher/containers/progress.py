@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.terminal import open_console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
@@ -103,9 +105,7 @@ def told(quiet: bool = False) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield Plain()
         return
-    from rich.console import Console
-
-    with bars_on(Console(stderr=True)) as bars:
+    with bars_on(open_console(stderr=True)) as bars:
         yield bars
 
 

@@ -79,7 +79,7 @@ def attach(found: Found, place: Place, command: Sequence[str], terminal: bool) -
     where = _where(launch, place, target.job_id, _nodes(target, launch))
     options = [f"--jobid={allocation}", "--overlap", "--nodes=1", "--ntasks=1", where]
     options += ["--pty"] if terminal else []
-    return _in_clean_environment(["srun", *options, *_inside(launch, place, command)], manifest.slurm_conf)
+    return _in_clean_environment(["srun", *options, *_inside(launch, place, command)], launch.slurm_conf)
 
 
 def _running(found: Found) -> tuple[Target, Launch]:
@@ -163,7 +163,7 @@ def _raw_id(target: Target, launch: Launch) -> str:
     if "_" not in job_id:
         return job_id
     command = ["squeue", "--noheader", "--Format=JobID:|", f"--jobs={job_id}"]
-    answer = ask(command, clean_environment(launch.manifest.slurm_conf))
+    answer = ask(command, clean_environment(launch.slurm_conf))
     raw = answer.stdout.strip().rstrip("|").strip()
     if not raw.isdigit():
         raise UserError(f"job {job_id} of {target.run} does not run: {words(answer.stderr)}")

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.runs.reading import open_regular, read_text
+
 # As much as the job's own script looks at.
 TAIL_BYTES = 1 << 20
 _LINE_ENDS = re.compile(r"[\r\n]")
@@ -49,19 +51,19 @@ def left_by_ranks(failures: Path, since: float = 0.0, until: float = math.inf) -
 
 def _left(path: Path) -> Left | None:
     try:
-        line = path.read_text(encoding="utf-8").partition("\n")[0]
+        line = read_text(path, TAIL_BYTES).partition("\n")[0]
         told = json.loads(line)
         return Left(float(told["time"]), int(told["rank"]), str(told["host"]), str(told["error"]), line)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             size = stream.seek(0, 2)
             stream.seek(max(size - TAIL_BYTES, 0))
             # Byte for byte, as grep sees it in the locale C.
-            return stream.read().decode("latin-1")
+            return stream.read(TAIL_BYTES).decode("latin-1")
     except OSError:
         return ""

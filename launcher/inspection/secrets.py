@@ -46,6 +46,8 @@ def _why_lost(path: str) -> str | None:
         return "there is no such file"
     if stat.S_ISDIR(mode):
         return "a directory, not a file"
+    if not stat.S_ISREG(mode):
+        return "a FIFO or a device, not a file: the job would wait for it"
     return None if os.access(path, os.R_OK) else "you may not read this file"
 
 

@@ -15,6 +15,7 @@ from launcher.monitor import formatting
 from launcher.monitor.board import Board, Look
 from launcher.monitor.overview import RunStatus, as_table
 from launcher.monitor.tables import colour, print_table, reasons, rich_table
+from launcher.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -76,17 +77,16 @@ def as_json(row: RunStatus) -> str:
 
 def watch_on_screen(board: Board, interval: float) -> Look:
     """Redraw a table on the whole screen; the last look stays on the terminal when it is left."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console()
+    terminal = open_console()
     look = board.look()
     # The heading tells that nobody answers; a line of its own would tear the screen.
     logging.getLogger("launcher.schedulers").setLevel(logging.ERROR)
     try:
-        with board, Live(console=console, screen=True, auto_refresh=False) as live:
+        with board, Live(console=terminal, screen=True, auto_refresh=False) as live:
             while not look.is_over:
-                live.update(draw(look, console, interval), refresh=True)
+                live.update(draw(look, terminal, interval), refresh=True)
                 time.sleep(_REDRAW_SECONDS)
                 look = board.look()
     finally:

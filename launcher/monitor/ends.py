@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.monitor.events import Event, Train, Validation, parse_events
+from launcher.runs.reading import open_regular
 
 # Enough for a trainer's start and its first step, and for the newest thirty steps.
 _HEAD_BYTES = 1 << 11
@@ -32,14 +33,15 @@ def read_ends(
         from.
     """
     try:
-        with path.open("rb", buffering=0) as raw:
+        with open_regular(path, buffering=0) as raw:
             return _ends(raw, restarted, head, tail)
     except FileNotFoundError:
         return []
 
 
 def _ends(stream: BinaryIO, restarted: bool, head: int, tail: int) -> list[Event]:
-    size = os.fstat(stream.fileno()).st_size
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
     if size <= head + tail:
         return parse_events(stream.read().rpartition(b"\n")[0])
     begin = _first(parse_events(stream.read(head).rpartition(b"\n")[0]), restarted)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.runs.reading import open_regular
+
 _TRACEBACK = b"Traceback (most recent call last)"
 _SRUN = b"srun: error: "
 # What is told at an interpreter's end changes nothing any more.
@@ -76,7 +78,7 @@ def find_signs(log: Path, since: bytes | None = None) -> LogSigns:
         What is before these words, where they stand last, is of an earlier life of the job.
     """
     try:
-        with log.open("rb", buffering=0) as stream:
+        with open_regular(log, buffering=0) as stream:
             return _Search(stream, since).run()
     except OSError:
         return LogSigns()

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from launcher.runs.reading import LONGEST_LINE, open_regular, unix_time, whole
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -95,9 +97,6 @@ _STEP = re.compile(
 )  # fmt: skip
 _STEP_BEGINS = b'{"kind": "train", '
 _EVENT_BEGINS = b'{"kind"'
-# A line that is longer is no event.
-_LONGEST_LINE = 1 << 20
-_LARGEST = 1 << 63
 
 
 def parse_step(line: bytes) -> Train | None:
@@ -105,8 +104,11 @@ def parse_step(line: bytes) -> Train | None:
     found = _STEP.fullmatch(line)
     if found is None:
         return None
-    time, step, loss, rate, norm, tokens, speed = found.groups()
-    return Train(float(time), int(step), float(loss), float(rate), float(norm), float(speed), int(tokens))
+    begun, step, loss, rate, norm, tokens, speed = found.groups()
+    time = unix_time(float(begun))
+    if time is None:
+        return None
+    return Train(time, int(step), float(loss), float(rate), float(norm), float(speed), int(tokens))
 
 
 def parse_event(line: str) -> Event | None:
@@ -125,7 +127,9 @@ def _event(content: Mapping[str, Any]) -> Event | None:
         return _held_out(content) if is_held_out else None
     if kind not in ("start", "train", "validation", "end"):
         return None
-    time, step = float(content["time"]), _bounded(int(content["step"]))
+    time, step = unix_time(content["time"]), whole(content["step"], 0)
+    if time is None or step is None:
+        return None
     if kind == "train":
         loss, rate, norm, speed = (
             _real(content, key) for key in ("loss", "lr", "grad_norm", "tokens_per_second")
@@ -148,7 +152,7 @@ def _held_out(content: Mapping[str, Any]) -> HeldOut:
 def _json_object(line: str) -> Mapping[str, Any] | None:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A trainer that was killed while writing leaves half a line; the next one appends to it.
         rest = line.rfind('{"kind"')
         return _json_object(line[rest:]) if rest > 0 else None
@@ -161,14 +165,7 @@ def _real(content: Mapping[str, Any], key: str) -> float | None:
 
 
 def _whole(content: Mapping[str, Any], key: str) -> int | None:
-    value = content.get(key)
-    return None if value is None else _bounded(int(value))
-
-
-def _bounded(number: int) -> int:
-    if not -_LARGEST <= number < _LARGEST:
-        raise OverflowError(number)
-    return number
+    return whole(content.get(key), 0)
 
 
 class EventReader:
@@ -202,16 +199,16 @@ class EventReader:
     def _lines(self) -> Iterator[bytes]:
         try:
             # Opened afresh each time: a network file system shows what others wrote only to a new open.
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 stream.seek(self._offset)
                 yield from self._whole_lines(stream)
         except FileNotFoundError:
             return
 
     def _whole_lines(self, stream: BinaryIO) -> Iterator[bytes]:
-        for line in iter(partial(stream.readline, _LONGEST_LINE), b""):
+        for line in iter(partial(stream.readline, LONGEST_LINE), b""):
             is_whole = line.endswith(b"\n")
-            if not is_whole and len(line) < _LONGEST_LINE and not self._is_in_long_line:
+            if not is_whole and len(line) < LONGEST_LINE and not self._is_in_long_line:
                 return
             self._offset += len(line)
             if is_whole and not self._is_in_long_line:

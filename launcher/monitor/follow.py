@@ -128,7 +128,7 @@ def _told(launch: Launch, status: JobStatus) -> str:
 def _last_words(launch: Launch) -> list[str]:
     # Slurm's own messages are in .out; where stderr is kept apart, the traceback is in .err.
     logs = [newest_log(launch, extension) for extension in ("err", "out")]
-    logs = [log for log in logs if log.exists() and log.stat().st_size]
+    logs = [log for log in logs if log.is_file() and log.stat().st_size]
     if not logs:
         return [f"It left no log: {short(launch.log())} is missing or empty"]
     lines = [f"The end of {short(logs[0])}:"]

@@ -12,12 +12,13 @@ from launcher.errors import UserError
 from launcher.monitor.curves import Curves
 from launcher.monitor.error_signs import LogSigns, find_signs
 from launcher.monitor.evidence import Evidence
-from launcher.monitor.log_files import began, job_logs, rank_failures
+from launcher.monitor.log_files import began, job_logs, modified, rank_failures
 from launcher.monitor.outputs import wanted_outputs
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events
 from launcher.monitor.saved import find_saved
 from launcher.runs.paths import launch_numbers
+from launcher.runs.reading import open_regular, read_yaml, whole
 from launcher.schedulers.base import JobStatus
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch, adopt, open_launch, read_launch
@@ -25,7 +26,7 @@ from launcher.tracking.polling import ask
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
-_END = re.compile(rb"end at step (\d+): \w+")
+_END = re.compile(rb"end at step (\d{1,15}): \w+")
 _TAIL_BYTES = 1 << 16
 # In the line with which the job script begins: each life of a requeued job writes it into the same log.
 _LIFE_BEGINS = b"; rendezvous at "
@@ -101,18 +102,16 @@ def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
 
 def _config(launch: Launch) -> Mapping[str, Any]:
     """The configuration that the job read; nothing where it cannot be read."""
-    import yaml
-
     try:
-        content = yaml.safe_load(launch.paths.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        content = read_yaml(launch.paths.config)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _whole(config: Mapping[str, Any], node: str, key: str) -> int | None:
-    value = (config.get(node) or {}).get(key)
-    return value if isinstance(value, int) and value > 0 else None
+    keys = config.get(node)
+    return whole(keys.get(key), 1) if isinstance(keys, dict) else None
 
 
 def _earlier_curves(launch: Launch) -> Curves:
@@ -150,17 +149,10 @@ def _errors(launch: Launch, logs: Mapping[Path, LogSigns]) -> list[str] | None:
     found = [
         f"{log.name}: {told}"
         for log, signs in logs.items()
-        if _modified(log) >= since
+        if modified(log) >= since
         for told in signs.errors
     ]
-    return [*failures, *found] if failures or any(log.exists() for log in logs) else None
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return [*failures, *found] if failures or any(log.is_file() for log in logs) else None
 
 
 def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
@@ -175,7 +167,10 @@ def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
 
 
 def _tail(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(size - _TAIL_BYTES, 0))
-        return stream.read()
+    try:
+        with open_regular(path) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(size - _TAIL_BYTES, 0))
+            return stream.read(_TAIL_BYTES)
+    except OSError:
+        return b""

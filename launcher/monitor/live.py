@@ -23,6 +23,7 @@ from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
 from launcher.monitor.tables import colour
 from launcher.schedulers.base import JobStatus, State
+from launcher.terminal import open_console
 from launcher.tracking.launches import Launch
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -42,7 +43,7 @@ class LiveView:
         self._began = self._heard = time.monotonic()
         self._losses: deque[float] = deque(maxlen=4096)
         self._spinner = Spinner("dots", style="yellow")
-        self._live = Live(console=console or Console(), refresh_per_second=8)
+        self._live = Live(console=console or open_console(), refresh_per_second=8)
 
     def __enter__(self) -> Self:
         self._live.__enter__()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.runs.reading import read_json, unix_time, whole
 from launcher.tracking.launches import Launch
 
 FAILURES = "failures"
+_FAILURE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def task_logs(launch: Launch, extension: str = "out") -> dict[int, Path]:
     found = {}
     for path in launch.paths.directory.glob(f"log-*_*_*.{extension}"):
         number = path.name.removeprefix(prefix).removesuffix(f".{extension}")
-        if number.isdigit():
+        if number.isdecimal() and number.isascii():
             found[int(number)] = path
     return dict(sorted(found.items()))
 
@@ -48,7 +49,7 @@ def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
 def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
     """The logs that there are: the job's, those of an array's tasks, or those of a chain's links in order."""
     logs = [link_log(launch, job_id, extension) for job_id in launch.jobs]
-    return [log for log in [*logs, *task_logs(launch, extension).values()] if log.exists()]
+    return [log for log in [*logs, *task_logs(launch, extension).values()] if log.is_file()]
 
 
 def newest_log(launch: Launch, extension: str = "out") -> Path:
@@ -64,7 +65,7 @@ def newest_log(launch: Launch, extension: str = "out") -> Path:
     path = launch.log(extension)
     if launch.is_chain:
         return (job_logs(launch, extension) or [path])[-1]
-    if path.exists():
+    if path.is_file():
         return path
     tasks = task_logs(launch, extension)
     return tasks[max(tasks)] if tasks else path
@@ -85,8 +86,16 @@ def rank_logs(launch: Launch, rank: int) -> list[Path]:
     """
     name = f"nemo_log_globalrank-{rank}_*.txt"
     moved = launch.paths.results.glob(f"run_*/{name}")
-    by_time = sorted(moved, key=lambda path: path.stat().st_mtime, reverse=True)
+    by_time = sorted(moved, key=modified, reverse=True)
     return [*sorted(launch.paths.results.glob(name)), *by_time]
+
+
+def modified(path: Path) -> float:
+    """When a file was last written, in Unix seconds; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def began(launch: Launch) -> float:
@@ -104,10 +113,10 @@ def rank_failures(launch: Launch) -> list[RankFailure]:
     since = began(launch)
     for path in (launch.paths.results / FAILURES).glob("globalrank-*.json"):
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            failure = RankFailure(float(told["time"]), int(told["rank"]), str(told["error"]), path)
-        except (OSError, ValueError, KeyError, TypeError):
+            told = read_json(path, _FAILURE_BYTES)
+        except (OSError, ValueError):
             continue
-        if failure.time >= since:
-            found.append(failure)
+        time, rank = unix_time(told.get("time")), whole(told.get("rank"), 0)
+        if time is not None and time >= since and rank is not None and "error" in told:
+            found.append(RankFailure(time, rank, str(told["error"]), path))
     return sorted(found, key=lambda failure: failure.time)

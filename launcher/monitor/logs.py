@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from launcher.errors import one_line
 from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import launch_numbers
+from launcher.runs.reading import open_regular
 from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.launches import Launch
 
@@ -32,7 +34,7 @@ class LogReader:
         """Return the new text; a character that is half written waits for its rest."""
         try:
             # Opened afresh each time: a network file system shows what others wrote only to a new open.
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 stream.seek(self._offset)
                 content = stream.read(_BLOCK)
         except FileNotFoundError:
@@ -44,7 +46,7 @@ class LogReader:
 def tail_offset(path: Path, lines: int) -> int:
     """The byte at which the last `lines` lines of a file begin, found from its end."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return _tail_offset(stream, lines)
     except FileNotFoundError:
         return 0
@@ -92,7 +94,7 @@ def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
 
 def _count_lines(path: Path) -> int:
     lines, last = 0, b"\n"
-    with path.open("rb") as stream:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
         while block := stream.read(_BLOCK):
             lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")

@@ -16,7 +16,7 @@ def moment(when: str | float | None) -> str:
         return UNKNOWN
     try:
         time = datetime.fromtimestamp(when) if isinstance(when, int | float) else _read(when)
-    except (ValueError, OverflowError, OSError):
+    except (ValueError, OverflowError, OSError, TypeError):
         return str(when)
     return f"{time:%Y-%m-%d %H:%M}"
 

@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.monitor.events import Event, Start, Train, Validation
+from launcher.runs.reading import open_regular, read_text
 
 # After the bar: without it the number may be the rest of one that was torn.
 _LINE = re.compile(
-    rb"\| *(\d+)/(\d+) \[((?:\d+:)?\d+:\d\d)<[^,\]]*, ([^\[\]\r\n]*global_step=[^\[\]\r\n]*\]?)"
+    rb"\| *(\d{1,15})/(\d{1,15}) \[((?:\d{1,9}:)?\d{1,9}:\d\d)<"
+    rb"[^,\]]*, ([^\[\]\r\n]*global_step=[^\[\]\r\n]*\]?)"
 )
 # A value that is cut off by another rank's message is not followed by a comma or the bracket.
 _METRIC = re.compile(rb"([a-z_]+(?: in s)?)=([^,\]=]+)[,\]]")
+_COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 # Some forty steps.
 _TAIL_BYTES = 1 << 14
 # A failed job's ranks may write long tracebacks after the last step.
@@ -71,8 +74,8 @@ class NemoReader:
         Their times go by the log's own clock back from its last change.
         """
         try:
-            with self.path.open("rb", buffering=0) as stream:
-                changed = os.fstat(stream.fileno()).st_mtime
+            with open_regular(self.path, buffering=0) as stream:
+                changed = self.path.stat().st_mtime
                 begin, self._offset = self._offset, _last_end(stream, self._offset)
                 newest = _last_point(stream, begin, self._offset)
                 if newest is not None:
@@ -110,7 +113,7 @@ class NemoReader:
 def read_nemo_end(log: Path, tokens_per_step: int | None = None) -> list[Event]:
     """Read the newest events of a log from its end."""
     try:
-        with log.open("rb", buffering=0) as stream:
+        with open_regular(log, buffering=0) as stream:
             offset = _before_last_progress(stream)
     except FileNotFoundError:
         return []
@@ -136,8 +139,8 @@ def tokens_per_step(config: Path) -> int | None:
     a hundred times longer.
     """
     try:
-        text = config.read_text(encoding="utf-8")
-    except OSError:
+        text = read_text(config)
+    except (OSError, ValueError):
         return None
     batch, length, growing = (
         re.search(rf"^  {key}: *(\S+)", text, re.MULTILINE)
@@ -146,7 +149,7 @@ def tokens_per_step(config: Path) -> int | None:
     if not (batch and length) or (growing and growing.group(1) != "null"):
         return None
     sizes = (batch.group(1), length.group(1))
-    return int(sizes[0]) * int(sizes[1]) if all(size.isdigit() for size in sizes) else None
+    return int(sizes[0]) * int(sizes[1]) if all(map(_COUNT.fullmatch, sizes)) else None
 
 
 def _whole(content: bytes) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,12 +12,14 @@ from launcher.monitor import formatting
 from launcher.monitor.moments import moment
 from launcher.runs.marks import image_digest
 from launcher.runs.paths import short
+from launcher.runs.reading import open_regular, read_json
 from launcher.secrecy import redacted, without_secrets
 from launcher.tracking.launches import Launch
 
 # What the trainer writes of itself: its packages, and the commit of its code where it ran from a checkout.
 _PACKAGES = "packages.json"
 _GIT_INFO = "git-info.log"
+_LONGEST_LINE = 4096
 
 
 def origin(launch: Launch) -> dict[str, Any]:
@@ -80,7 +81,8 @@ _CHANGES = {
 
 
 def _checkout(commit: str | None, dirty: bool | None) -> str:
-    return formatting.UNKNOWN if commit is None else f"commit {commit}, {_CHANGES[dirty]}"
+    changes = _CHANGES[dirty if isinstance(dirty, bool) else None]
+    return formatting.UNKNOWN if commit is None else f"commit {commit}, {changes}"
 
 
 def _config_rows(launch: Launch, told: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -91,7 +93,7 @@ def _config_rows(launch: Launch, told: Mapping[str, Any] | None) -> list[tuple[s
 
 
 def _diff(launch: Launch, name: str | None) -> str:
-    return formatting.UNKNOWN if name is None else short(launch.paths.directory / name)
+    return short(launch.paths.directory / name) if isinstance(name, str) else formatting.UNKNOWN
 
 
 def _size(launch: Launch) -> str:
@@ -110,10 +112,8 @@ def _versions(packages: Mapping[str, Any] | None) -> str:
 
 def _job_packages(launch: Launch) -> dict[str, str] | None:
     try:
-        content = json.loads((launch.paths.results / _PACKAGES).read_text(encoding="utf-8"))
+        content = read_json(launch.paths.results / _PACKAGES)
     except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict):
         return None
     return {str(name): str(version) for name, version in content.items()}
 
@@ -121,8 +121,8 @@ def _job_packages(launch: Launch) -> dict[str, str] | None:
 def _job_git(launch: Launch) -> str | None:
     """What the trainer wrote first of its checkout."""
     try:
-        with (launch.paths.results / _GIT_INFO).open(encoding="utf-8", errors="replace") as lines:
-            return lines.readline().strip() or None
+        with open_regular(launch.paths.results / _GIT_INFO) as lines:
+            return lines.readline(_LONGEST_LINE).decode("utf-8", errors="replace").strip() or None
     except OSError:
         return None
 

@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+from launcher.runs.reading import read_text
+
 # Beside its prefix, and in the tokenizer's directory.
 _SUFFIXES = (".bin", ".idx", ".json")
 _TOKENIZER = ("vocab.json", "merges.txt")
@@ -15,13 +17,16 @@ def wanted_outputs(script: Path) -> list[Path] | None:
     """The files, as the arguments in a job's script tell them; ``None`` if they do not."""
     found = {}
     try:
-        lines = script.read_text(encoding="utf-8").splitlines()
-    except OSError:
+        lines = read_text(script).splitlines()
+    except (OSError, ValueError):
         return None
     for line in lines:
         option = re.match(r"\s*(?P<word>'?--(?:output-prefix|tokenizer-dir)=.*?)(?: \\| &)?$", line)
         if option:
-            name, _, value = shlex.split(option["word"])[0].partition("=")
+            try:
+                name, _, value = shlex.split(option["word"])[0].partition("=")
+            except ValueError:  # a quotation that does not end: none of our scripts
+                return None
             found[name] = value
     if len(found) != 2:
         return None

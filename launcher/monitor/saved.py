@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import shortened
 from launcher.monitor.evidence import Saved
 from launcher.runs.paths import LaunchPaths, short
+from launcher.runs.reading import read_json, read_text, whole
 
 _MARKER = "complete.json"
 _NEMO_LAST = "-last"
@@ -19,21 +20,28 @@ _STEP = re.compile(r"step=(\d+)")
 
 def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> Saved | None:
     """Look at a run's checkpoints; ``None`` where the configuration asks for none."""
-    exp_manager = config.get("exp_manager") or {}
+    exp_manager = _node(config, "exp_manager")
     if not exp_manager.get("create_checkpoint_callback", True):
         return None
-    directory = _directory(config, exp_manager.get("checkpoint_callback_params") or {}, paths)
-    find = {"megatron": _megatron, "nemo": _nemo, "megatron_lm": _megatron_lm}[engine]
+    directory = _directory(config, _node(exp_manager, "checkpoint_callback_params"), paths)
+    find = {"megatron": _megatron, "nemo": _nemo, "megatron_lm": _megatron_lm}.get(engine)
+    if find is None:
+        return None
     try:
         return find(directory)
-    except OSError as error:
-        return Saved(short(directory), wrong=(error.strerror or str(error)).lower())
+    except (OSError, ValueError) as error:
+        return Saved(short(directory), wrong=(getattr(error, "strerror", None) or str(error)).lower())
+
+
+def _node(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    node = config.get(name)
+    return node if isinstance(node, dict) else {}
 
 
 def _directory(config: Mapping[str, Any], callback: Mapping[str, Any], paths: LaunchPaths) -> Path:
     """Where the trainer saved; the run, and what is below it, may have been moved since."""
     directory = Path(str(callback.get("dirpath") or paths.checkpoints))
-    run_dir = Path(str((config.get("run") or {}).get("results_dir") or paths.run_dir))
+    run_dir = Path(str(_node(config, "run").get("results_dir") or paths.run_dir))
     return paths.run_dir / directory.relative_to(run_dir) if directory.is_relative_to(run_dir) else directory
 
 
@@ -44,7 +52,8 @@ def _megatron(directory: Path) -> Saved:
     for path in directory.iterdir():
         marker = None if path.is_symlink() or path.name.startswith(".") else _marker(path)
         if marker is not None:
-            marked.append((marker.get("serial", 0), marker["step"], path, marker.get("files", {})))
+            serial, step = (whole(marker.get(key), 0) or 0 for key in ("serial", "step"))
+            marked.append((serial, step, path, dict(_node(marker, "files"))))
     for _, step, path, files in sorted(marked, key=lambda item: item[:2], reverse=True):
         damaged = next((name for name, size in files.items() if _size(path / name) != size), None)
         if damaged is None:
@@ -55,16 +64,16 @@ def _megatron(directory: Path) -> Saved:
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
-        return content if isinstance(content["step"], int) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        content = read_json(checkpoint / _MARKER)
+    except (OSError, ValueError):
         return None
+    return content if whole(content.get("step"), 0) is not None else None
 
 
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
@@ -83,7 +92,8 @@ def _nemo(directory: Path) -> Saved:
 
 def _megatron_lm(directory: Path) -> Saved:
     """Megatron-LM's: a file names the newest iteration that was written completely."""
-    text = (directory / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8").strip()
-    if not text.isdigit():
-        return Saved(short(directory), wrong=f"latest_checkpointed_iteration.txt says {text!r}")
+    tracker = "latest_checkpointed_iteration.txt"
+    text = read_text(directory / tracker).strip()
+    if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
+        return Saved(short(directory), wrong=f"{tracker} says {shortened(repr(text))}")
     return Saved(short(directory), int(text), f"iter_{int(text):07d}")

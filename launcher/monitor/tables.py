@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import one_line
 from launcher.monitor.formatting import UNKNOWN
 from launcher.schedulers.base import State
+from launcher.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,12 +67,10 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(rich_table(columns, rows, states, console.width))
+    terminal = open_console()
+    terminal.print(rich_table(columns, rows, states, terminal.width))
     for line in reasons(rows, states):
-        console.print(line)
+        terminal.print(line)
 
 
 def rich_table(
@@ -146,7 +145,6 @@ def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
         print(align([(name, value) for name, value in pairs]))
         return
     from rich.box import ROUNDED
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -155,4 +153,4 @@ def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     table.add_column(overflow="fold")
     for name, value in pairs:
         table.add_row(name, Text(value))
-    Console().print(table)
+    open_console().print(table)

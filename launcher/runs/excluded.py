@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.runs.paths import EXCLUDED_NODES
+from launcher.runs.reading import read_text
 
 # What Slurm takes for a node: an odd word, of a file that anybody of the group can write, is passed over.
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -39,7 +40,7 @@ def read_excluded(run_dir: Path, now: float) -> tuple[ExcludedNode, ...]:
     A line that is not whole is passed over: its writer was killed.
     """
     try:
-        text = (run_dir / EXCLUDED_NODES).read_text(encoding="utf-8", errors="replace")
+        text = read_text(run_dir / EXCLUDED_NODES, errors="replace")
     except OSError:
         return ()
     found: dict[str, ExcludedNode] = {}

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher.errors import UserError
 from launcher.runs.cache_dir import NotTrusted, cache_directory
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.runs.paths import LAUNCHES
+from launcher.runs.paths import LAUNCHES, MANIFEST
+from launcher.runs.trust import usable_slurm_conf
 
 if TYPE_CHECKING:
     import sqlite3
@@ -51,7 +52,10 @@ _AT_ONCE = 500  # rows in one question; SQLite takes at least 999 parameters
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A launch as it was last seen; `job_id` is that of the job or the array, of a point ``17_2``."""
+    """A launch as it was last seen; `job_id` is that of the job or the array, of a point ``17_2``.
+
+    `slurm_conf` was trusted then, and is looked at again before it is used: `usable_slurm_conf`.
+    """
 
     tag: str
     run: str
@@ -62,6 +66,11 @@ class Entry:
     slurm_conf: str | None
     user: str
     created: str
+
+    @property
+    def usable_slurm_conf(self) -> str | None:
+        """The configuration of its Slurm; ``None``, the site's, where it is not to be trusted."""
+        return usable_slurm_conf(self.run_dir / LAUNCHES / str(self.number) / MANIFEST, self.slurm_conf)
 
     @property
     def is_there(self) -> bool:
@@ -87,7 +96,7 @@ def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None)
         number=number,
         job_id=job_id,
         scheduler=manifest.scheduler,
-        slurm_conf=manifest.slurm_conf,
+        slurm_conf=usable_slurm_conf(run_dir / LAUNCHES / str(number) / MANIFEST, manifest.slurm_conf),
         user=manifest.user,
         created=manifest.created,
     )

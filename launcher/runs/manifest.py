@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError, one_line
+from launcher.errors import UserError, one_line, shortened
 from launcher.runs.files import write_atomic
 from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
+from launcher.runs.reading import UnfitFile, is_job_id, read_json
 
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[^/\0]+")
+# As long as the name of a file can be, less what a log's has around it.
+_LONGEST_NAME = 240
+_LONGEST_TEXT = 4096
+_WORDS = ("error", "unanswered")
+# Of what is counted from, or with.
+_RANGES = {
+    "launch": (1, 10**9),
+    "nodes": (1, 10**6),
+    "max_nodes": (1, 10**6),
+    "tasks_per_node": (1, 10**5),
+    "links": (1, 10**6),
+    "array_task": (0, 4_000_000),
+    "launcher_pid": (1, 2**22),
+}
+_LARGEST_NUMBER = 10**9
+_FIRST_YEAR, _LAST_YEAR = 1971, 5000  # a time zone away from these every date can still be told
 _TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
 
 
@@ -111,11 +129,13 @@ def read_manifest(launch_dir: Path) -> Manifest:
     """
     path = launch_dir / MANIFEST
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         known = {item.name for item in fields(Manifest)}
         manifest = Manifest(**{key: value for key, value in content.items() if key in known})
         _check(manifest)
         return manifest
+    except UnfitFile as error:
+        raise UserError(f"{path} is not a launch's manifest: {error.strerror}") from error
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: that launch was never written completely") from error
     except OSError as error:
@@ -129,14 +149,44 @@ def _check(manifest: Manifest) -> None:
     for item in fields(Manifest):
         name, _, optional = str(item.type).partition(" | ")
         value, kind = getattr(manifest, item.name), _TYPES[name.partition("[")[0]]
-        if not isinstance(value, kind) and not (optional and value is None):
-            raise ValueError(f"{item.name} is {value!r}")
-    if not all(isinstance(word, str) for word in [*manifest.command, *manifest.overrides]):
-        raise ValueError("its command and overrides are not all texts")
-    if not all(_NAME.fullmatch(name) for name in (manifest.run, manifest.job_name)):
+        if optional and value is None:
+            continue
+        is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if not is_kind or not _is_in_range(item.name, value):
+            raise ValueError(f"{item.name} is {shortened(repr(value))}")
+    words = [*manifest.command, *manifest.overrides, *manifest.choices.values()]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("its command, overrides and choices are not all texts")
+    if not all(isinstance(node, dict) for node in manifest.excluded):
+        raise ValueError("its excluded nodes are no objects")
+    if not all(map(_is_name, (manifest.run, manifest.job_name))):
         raise ValueError("its names are none of files")
-    if datetime.fromisoformat(manifest.created).tzinfo is None:
-        raise ValueError(f"created is {manifest.created!r}, without its time zone")
+    if manifest.job_id is not None and not is_job_id(manifest.job_id):
+        raise ValueError(f"job_id is {shortened(repr(manifest.job_id))}, which is no id of a job")
+    _check_created(manifest.created)
+
+
+def _is_in_range(field_name: str, value: Any) -> bool:
+    least, most = _RANGES.get(field_name, (0, _LARGEST_NUMBER))
+    if isinstance(value, int):
+        return least <= value <= most
+    # The scheduler's words for a refusal may be long; what else is one text is shown in a table.
+    return not isinstance(value, str) or field_name in _WORDS or len(value) <= _LONGEST_TEXT
+
+
+def _is_name(name: str) -> bool:
+    try:
+        return bool(_NAME.fullmatch(name)) and len(os.fsencode(name)) <= _LONGEST_NAME
+    except UnicodeEncodeError:  # half of a character, which JSON can hold
+        return False
+
+
+def _check_created(created: str) -> None:
+    time = datetime.fromisoformat(created)
+    if time.tzinfo is None:
+        raise ValueError(f"created is {created!r}, without its time zone")
+    if not _FIRST_YEAR <= time.year <= _LAST_YEAR:
+        raise ValueError(f"created is {created!r}")
 
 
 def newest_submitted(run_dir: Path) -> int | None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -33,9 +33,15 @@ from typing import Any
 
 from launcher.runs.files import umask, write_atomic
 from launcher.runs.paths import CHAIN_ENDED_MARK, IMAGE_MARK, JOB_MARK, MARKS
+from launcher.runs.reading import is_job_id, read_json, read_text, unix_time, whole
 
 # In the claim: there is no job of this launch, and none may begin.
 GIVEN_UP = "given-up"
+
+# A list of ten thousand nodes, and what else a job tells.
+_MARK_BYTES = 1 << 20
+_COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
+_HIGHEST_EXIT_CODE = 255
 
 _STARTED, _ENDED, _CANCELLED = ".started.json", ".ended.json", ".cancelled.json"
 
@@ -146,12 +152,12 @@ def note_cancelled(launch_dir: Path, job_id: str, user: str) -> None:
 def cancelled_by(launch_dir: Path, job_id: str) -> str | None:
     """Who cancelled a job with Slipway; ``None`` if nobody did."""
     user = _read(launch_dir / MARKS / f"{job_id}{_CANCELLED}").get("user")
-    return str(user) if user else None
+    return user if isinstance(user, str) and user else None
 
 
 def cancelled_at(launch_dir: Path, job_id: str) -> float | None:
     """When a job was cancelled with Slipway, in Unix seconds; ``None`` if it was not."""
-    return _number(_read(launch_dir / MARKS / f"{job_id}{_CANCELLED}"), "cancelled")
+    return unix_time(_read(launch_dir / MARKS / f"{job_id}{_CANCELLED}").get("cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ def chain_end(launch_dir: Path) -> ChainEnd | None:
     told = _read(launch_dir / MARKS / CHAIN_ENDED_MARK)
     if not told:
         return None
-    return ChainEnd(str(told.get("by", "")), str(told.get("why", "")), _number(told, "ended"))
+    return ChainEnd(str(told.get("by", "")), str(told.get("why", "")), unix_time(told.get("ended")))
 
 
 def link_jobs(launch_dir: Path) -> list[str]:
@@ -210,7 +216,7 @@ def first_job(launch_dir: Path) -> str | None:
 
 
 def _job_in(claimed: str | None) -> str | None:
-    return claimed if claimed and claimed.isdecimal() else None
+    return claimed if claimed and is_job_id(claimed) and "_" not in claimed else None
 
 
 def claim(launch_dir: Path, holder: str, link: int = 1) -> str:
@@ -249,7 +255,7 @@ def _claim_name(link: int) -> str:
 
 def _claimed(launch_dir: Path, link: int = 1) -> str | None:
     try:
-        return (launch_dir / MARKS / _claim_name(link)).read_text(encoding="utf-8").strip() or None
+        return read_text(launch_dir / MARKS / _claim_name(link), _MARK_BYTES).strip() or None
     except (OSError, ValueError):
         return None
 
@@ -257,7 +263,7 @@ def _claimed(launch_dir: Path, link: int = 1) -> str | None:
 def image_digest(launch_dir: Path) -> str | None:
     """The digest of the image file that a launch ran in, as its job read it: ``sha256:…``."""
     try:
-        words = (launch_dir / MARKS / IMAGE_MARK).read_text(encoding="utf-8").split()
+        words = read_text(launch_dir / MARKS / IMAGE_MARK, _MARK_BYTES).split()
     except (OSError, ValueError):
         return None
     return f"sha256:{words[0]}" if words else None
@@ -273,27 +279,26 @@ def _files(directory: Path) -> list[Path]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, _MARK_BYTES)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _life(stem: str, content: Mapping[str, Any]) -> Life | None:
     job_id, _, number = stem.rpartition(".")
-    if not (job_id and number.isdigit() and content):
+    if not (is_job_id(job_id) and _COUNT.fullmatch(number) and content):
         return None
     return Life(
         job_id=job_id,
         number=int(number),
-        started=_number(content, "started"),
-        ended=_number(content, "ended"),
-        link=_whole(content, "link") or 1,
-        failures=_whole(content, "failures") or 0,
-        exit_code=_whole(content, "exit_code"),
-        checkpoint=_whole(content, "checkpoint"),
-        rank=_whole(content, "rank"),
-        step=_whole(content, "step"),
+        started=unix_time(content.get("started")),
+        ended=unix_time(content.get("ended")),
+        link=whole(content.get("link"), 1) or 1,
+        failures=whole(content.get("failures"), 0) or 0,
+        exit_code=whole(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
+        checkpoint=whole(content.get("checkpoint"), 0),
+        rank=whole(content.get("rank"), 0),
+        step=whole(content.get("step"), 0),
         nodes=_text(content, "nodes"),
         avoids=_text(content, "avoids"),
         state=_text(content, "state"),
@@ -307,15 +312,7 @@ def _life(stem: str, content: Mapping[str, Any]) -> Life | None:
 
 
 def _text(content: Mapping[str, Any], key: str) -> str | None:
-    return str(content[key]) if content.get(key) else None
-
-
-def _whole(content: Mapping[str, Any], key: str) -> int | None:
-    value = _number(content, key)
-    return None if value is None else int(value)
-
-
-def _number(content: Mapping[str, Any], key: str) -> float | None:
     value = content.get(key)
-    # A number that is none would break whoever counts with it, and has no word in JSON.
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    return str(value) or None

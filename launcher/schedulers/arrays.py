@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.runs.reading import open_regular
 from launcher.schedulers.base import JobStatus, State
 
 # More than Slurm allows (MaxArraySize is 4,000,001 at most); what is read may be anything.
 _MOST_TASKS = 5_000_000
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
+_HEADER_BYTES = 1 << 16
+# Each of our own arrays has a run directory for every task.
+_MOST_DECLARED = 100_000
 _HEADER = re.compile(r"^#SBATCH --array=[\"']?([-0-9,:]+)", re.MULTILINE)
 
 _IN_TURN = "JobArrayTaskLimit"
@@ -24,7 +28,7 @@ _IN_TURN = "JobArrayTaskLimit"
 _LIVE = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.PENDING)
 
 
-def expand(numbers: str) -> list[int]:
+def expand(numbers: str, most: int = _MOST_TASKS) -> list[int]:
     """The numbers of tasks: ``0-2,7`` and ``0-8:4`` as lists. What is no number is passed over."""
     found: list[int] = []
     for part in numbers.split(","):
@@ -33,7 +37,7 @@ def expand(numbers: str) -> list[int]:
             first, last, step = (int(text) if text else None for text in match.groups())
             assert first is not None
             numbers_ = range(first, (first if last is None else last) + 1, step or 1)
-            found += numbers_[: _MOST_TASKS - len(found)]
+            found += numbers_[: most - len(found)]
     return found
 
 
@@ -41,12 +45,12 @@ def declared_tasks(launch_dir: Path) -> list[int]:
     """The numbers of the tasks that a launch's script asks for; none if it is no array."""
     for script in launch_dir.glob("*_submission.sh"):
         try:
-            with script.open(encoding="utf-8", errors="replace") as stream:
-                found = _HEADER.search(stream.read(65536))
+            with open_regular(script) as stream:
+                found = _HEADER.search(stream.read(_HEADER_BYTES).decode("utf-8", "replace"))
         except OSError:
             continue
         if found:
-            return expand(found[1])
+            return expand(found[1], _MOST_DECLARED)
     return []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.errors import UserError, one_line
 from launcher.runs.files import write_atomic
+from launcher.runs.reading import is_job_id, read_json, whole
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
 ARRAYS = "arrays"
@@ -110,18 +111,29 @@ def _records(sweep_dir: Path) -> dict[Path, Record | None]:
 
 
 def _read(path: Path) -> Record:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     known = {item.name for item in fields(Record)}
     record = Record(**{key: value for key, value in content.items() if key in known})
+    texts = (record.sweep, record.tag, record.created, *record.labels.values())
+    if not all(isinstance(text, str) for text in texts) or not isinstance(record.error or "", str):
+        raise ValueError(f"{path} is no record of an array")
+    if record.job_id is not None and not is_job_id(record.job_id):
+        raise ValueError(f"{path}: {record.job_id!r} is no job")
     for point in record.points:
-        if "/" in str(point["name"]) or not isinstance(point["values"], dict):
+        if not _is_name(point["name"]) or not isinstance(point["values"], dict):
             raise ValueError(f"{path}: {point!r} is no point")
+        if point.get("launch") is not None and whole(point["launch"], 1) is None:
+            raise ValueError(f"{path}: {point!r} is of no launch")
     return record
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and name.isprintable()
 
 
 def _array_dirs(sweep_dir: Path) -> Iterator[tuple[int, Path]]:
     for path in _entries(sweep_dir / ARRAYS):
-        if path.name.isdecimal():
+        if path.name.isdecimal() and path.name.isascii():
             yield int(path.name), path
 
 

@@ -123,9 +123,10 @@ class Known:
         from launcher.schedulers.registry import scheduler_for
 
         yield scheduler_for("local", None)
-        seen = [entry.slurm_conf for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
-        there = [conf for conf in seen if conf is None or Path(conf).exists()]
-        for conf in list(dict.fromkeys([os.environ.get("SLURM_CONF"), *there]))[:_MOST_CLUSTERS]:
+        remembered = [entry for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
+        there = [entry for entry in remembered if _has_configuration(entry)]
+        seen = [entry.usable_slurm_conf for entry in there]
+        for conf in list(dict.fromkeys([os.environ.get("SLURM_CONF"), *seen]))[:_MOST_CLUSTERS]:
             yield scheduler_for("slurm", conf)
 
     def _could_not(self, error: UserError) -> None:
@@ -135,6 +136,13 @@ class Known:
         # That there is no Slurm here is no news to anybody.
         if isinstance(error, Silent) and told not in self.silent:
             self.silent.append(told)
+
+
+def _has_configuration(entry: Entry) -> bool:
+    try:
+        return entry.slurm_conf is None or Path(entry.slurm_conf).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _run_of(script: Path) -> Path | None:

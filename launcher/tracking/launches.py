@@ -12,6 +12,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.marks import Life, first_job, later_jobs, read_lives
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
+from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import Intent, JobStatus, Scheduler, Ticket
 
 # Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
@@ -44,6 +45,11 @@ class Launch:
     @property
     def metrics(self) -> Path:
         return self.paths.results / METRICS
+
+    @property
+    def slurm_conf(self) -> str | None:
+        """The configuration of its Slurm; ``None``, the site's, where the manifest's is not to be trusted."""
+        return usable_slurm_conf(self.paths.manifest, self.manifest.slurm_conf)
 
     @property
     def job(self) -> str:
@@ -174,7 +180,7 @@ def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
     """Launches in groups of one scheduler each."""
     groups: dict[tuple[str, str | None], list[Launch]] = defaultdict(list)
     for launch in launches:
-        groups[launch.manifest.scheduler, launch.manifest.slurm_conf].append(launch)
+        groups[launch.manifest.scheduler, launch.slurm_conf].append(launch)
     return list(groups.values())
 
 
@@ -183,7 +189,7 @@ def scheduler_of(launch: Launch) -> Scheduler:
     # Imported late: most launches need none.
     from launcher.schedulers.registry import open_scheduler
 
-    return open_scheduler(launch.manifest)
+    return open_scheduler(replace(launch.manifest, slurm_conf=launch.slurm_conf))
 
 
 def _adopt_marked(launch: Launch) -> Launch:

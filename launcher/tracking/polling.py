@@ -47,6 +47,7 @@ def ask(launches: Sequence[Launch]) -> list[JobStatus]:
 def _ask_scheduler(launches: Sequence[Launch], tickets: Sequence[Ticket]) -> Iterable[tuple[Path, Answer]]:
     if not tickets:
         return []
+    tickets = _told_apart(tickets)
     unanswered = None
     try:
         scheduler = scheduler_of(launches[0])
@@ -61,6 +62,18 @@ def _ask_scheduler(launches: Sequence[Launch], tickets: Sequence[Ticket]) -> Ite
         (ticket.launch_dir, Answer(statuses.get(ticket.tag) or _marked(ticket, blind), unanswered))
         for ticket in tickets
     ]
+
+
+def _told_apart(tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Return tickets of which each has its own tag: a manifest may be a copy, or claim another's tag."""
+    seen: set[str] = set()
+    apart = []
+    for number, ticket in enumerate(tickets):
+        if ticket.tag in seen:
+            ticket = replace(ticket, tag=f"{ticket.tag} {number}", argument=ticket.submitted_with)
+        seen.add(ticket.tag)
+        apart.append(ticket)
+    return apart
 
 
 def _found_again(
@@ -94,7 +107,7 @@ def _without_job(launch: Launch) -> JobStatus:
     if launch.unanswered:
         return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
     if launch.manifest.error:
-        return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().splitlines()[0])
+        return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().partition("\n")[0])
     if launch.is_without_job:
         why = launch.manifest.unanswered or "its launcher ended before it submitted"
         return JobStatus(State.NOT_SUBMITTED, why)

@@ -198,7 +198,7 @@ def test_status_of_nothing(runs: Runs, capsys: Capsys) -> None:
 def test_the_exit_code_is_that_of_the_worst(
     runs: Runs, scheduler: FakeScheduler, states: list[JobStatus], code: int
 ) -> None:
-    for number, status in enumerate(states):
+    for number, status in enumerate(states, start=1):
         runs.launch(f"r{number}", job_id=str(number))
         scheduler.set(str(number), status)
     assert slipway(runs, "status", "--exit-code") == code
@@ -337,9 +337,9 @@ def screen(board: Board, width: int, height: int) -> list[str]:
 @pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 24), (200, 50)])
 def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, width: int, height: int) -> None:
     for number in range(40):
-        append(runs.launch(f"run{number:02}", job_id=str(number)), whole_training(0, 100)[:-1])
-        scheduler.set(str(number), COMPLETED if number < 37 else PENDING)
-    scheduler.set("39", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
+        append(runs.launch(f"run{number:02}", job_id=str(1 + number)), whole_training(0, 100)[:-1])
+        scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
+    scheduler.set("40", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
     board = Board(lambda: survey([runs.base / f"run{number:02}" for number in range(40)]), 5.0)
     lines = screen(board, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width

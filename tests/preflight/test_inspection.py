@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -135,12 +136,14 @@ def test_keys_that_checks_read_are_known() -> None:
 def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("closed", "good"):
         (here / name).touch()
+    os.mkfifo(here / "fifo")
     monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "closed")
     made = drafted(
         f"env_files.A={here}/lost",
         f"env_files.B={here}",
         f"env_files.C={here}/closed",
         f"env_files.D={here}/good",
+        f"env_files.E={here}/fifo",
         "wandb_api_key_file=/nonexist/x",
     )
     lost = gather(made).lost_secrets
@@ -149,11 +152,12 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         ("env_files.A", "there is no such file", True),
         ("env_files.B", "a directory, not a file", True),
         ("env_files.C", "you may not read this file", True),
+        ("env_files.E", "a FIFO or a device, not a file: the job would wait for it", True),
         ("wandb_api_key_file", "there is no such file", False),
     ]
     assert gather(made, look=False).lost_secrets is None
     severities = [found.severity for found in inspect_draft(made, ()) if found.id == "secret.file"]
-    assert severities == [Severity.ERROR] * 3 + [Severity.WARNING]
+    assert severities == [Severity.ERROR] * 4 + [Severity.WARNING]
 
 
 def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:

@@ -413,8 +413,8 @@ def test_two_users_in_one_tree(tmp_path: Path, stranger: Callable[..., list[str]
 
 def test_two_thousand_launches(tmp_path: Path) -> None:
     for number in range(2000):
-        launch(tmp_path / "x" / f"run_{number // 4}", number % 4 + 1, job_id=str(number))
-    assert find("1999", tmp_path / "x") == Found(tmp_path / "x" / "run_499", 4)
+        launch(tmp_path / "x" / f"run_{number // 4}", number % 4 + 1, job_id=str(number + 1))
+    assert find("2000", tmp_path / "x") == Found(tmp_path / "x" / "run_499", 4)
     assert len(Index().entries()) == 2000
-    assert find("7", BASE) == Found(tmp_path / "x" / "run_1", 4)
+    assert find("8", BASE) == Found(tmp_path / "x" / "run_1", 4)
     assert find("run_250", BASE) == Found(tmp_path / "x" / "run_250")

@@ -1,0 +1,141 @@
+"""Whose word counts: which configuration of Slurm that a manifest names may be used.
+
+A manifest is the data of whoever wrote it, and Slurm's commands load plugins from the directory that their
+configuration names. One that a manifest names is therefore used only if nobody but the caller, root and
+Slurm's own user could have written the manifest or the configuration, or can exchange either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import grp
+import logging
+import os
+import pwd
+import re
+import stat
+from pathlib import Path
+
+from launcher.errors import one_line
+from launcher.runs.reading import read_text
+
+logger = logging.getLogger("launcher.runs")
+
+_SITE_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+_SLURM_USER = re.compile(r"^\s*SlurmUser\s*=\s*([^\s#(]+)", re.IGNORECASE | re.MULTILINE)
+_MOST_LINKS = 40  # in one path, as in the kernel
+_ACCESS_LIST = "system.posix_acl_access"
+
+
+def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
+    """Return the configuration of Slurm that a manifest names, or ``None``, the site's, if it is not trusted.
+
+    That it is not trusted is logged, once for each configuration.
+    """
+    if slurm_conf is None or slurm_conf == os.environ.get("SLURM_CONF"):
+        return slurm_conf
+    why = why_untrusted(manifest) or why_untrusted(Path(slurm_conf))
+    if why is None:
+        return slurm_conf
+    _warn(slurm_conf, manifest, why)
+    return None
+
+
+# The configurations of which it was said that they are not used: hundreds of runs may name the same.
+_told: set[str] = set()
+
+
+def _warn(slurm_conf: str, manifest: Path, why: str) -> None:
+    if slurm_conf in _told:
+        return
+    _told.add(slurm_conf)
+    logger.warning(
+        "%s names the cluster of SLURM_CONF=%s, which is not trusted (%s): this machine's own is asked",
+        *map(one_line, (str(manifest), slurm_conf, why)),
+    )
+
+
+def why_untrusted(path: Path) -> str | None:
+    """Say who else could have written a file, or could exchange it; ``None`` if nobody could.
+
+    Every directory and every link on the way to the file is looked at. In a directory with the sticky bit,
+    such as ``/tmp``, others can make files, and not exchange those of somebody else.
+    """
+    if not path.is_absolute() or "\0" in str(path):
+        return f"{path} is no absolute path"
+    at, left, links = "/", list(reversed(path.parts[1:])), 0
+    try:
+        while left:
+            name = left.pop()
+            if name == "..":
+                at = os.path.dirname(at)  # noqa: PTH120  # `at` is without links
+                continue
+            here = os.path.join(at, name)  # noqa: PTH118
+            found = os.lstat(here)
+            if why := _why_open(here, found):
+                return why
+            if not stat.S_ISLNK(found.st_mode):
+                at = here
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                return f"{path} leads through too many links"
+            target = Path(here).readlink()
+            at = "/" if target.is_absolute() else at
+            left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    except OSError as error:
+        return f"{path}: {(error.strerror or str(error)).lower()}"
+    return None
+
+
+def _why_open(path: str, found: os.stat_result) -> str | None:
+    if found.st_uid not in _trusted_users():
+        return f"{path} belongs to {_name(found.st_uid)}"
+    if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+        return None
+    if found.st_mode & stat.S_IWOTH:
+        return f"everybody may write {path}"
+    if found.st_mode & stat.S_IWGRP and not _is_own_group(path, found.st_gid):
+        return f"a group may write {path}"
+    return None
+
+
+def _is_own_group(path: str, group: int) -> bool:
+    """Return True if a group is the caller's private one, and no access list lets others in with it."""
+    try:
+        me, named = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    if group != me.pw_gid or named.gr_name != me.pw_name or set(named.gr_mem) - {me.pw_name}:
+        return False
+    try:
+        return _ACCESS_LIST not in os.listxattr(path)
+    except OSError:
+        return True  # a file system without access lists
+
+
+def _trusted_users() -> frozenset[int]:
+    return frozenset({0, os.geteuid(), *_slurm_users(os.environ.get("SLURM_CONF"))})
+
+
+@functools.cache
+def _slurm_users(slurm_conf: str | None) -> frozenset[int]:
+    """Return the user that the caller's Slurm runs as; ``slurm`` where its configuration does not tell."""
+    names: list[str] = []
+    for path in (slurm_conf, *_SITE_CONFIGURATIONS):
+        if path and not names:
+            with contextlib.suppress(OSError):
+                names = _SLURM_USER.findall(read_text(Path(path), errors="replace"))
+    found = set()
+    for name in names or ["slurm"]:
+        with contextlib.suppress(KeyError):
+            found.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
+    return frozenset(found)
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"

@@ -1,0 +1,337 @@
+"""Run directories as somebody hostile, or a broken disk, could leave them: as data, and written to a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hypothesis import strategies as st
+
+from launcher.cli.app import main
+
+NOBODY = 65534
+HUGE = 20 << 30
+
+# Of one verb.
+_SECONDS = 20
+_MEMORY = 3 << 30
+
+# Numbers of bash, of Slurm and of JSON; texts that a shell, a terminal or a path would understand.
+ODD_TEXTS = [
+    "", " ", "abc", "0", "-1", "08", "0x10", "1e3", "17", "17_2", "77_1", "17_99999999", "5_[1-", "5_[1-3]",
+    "--user=root", "../x", "..", ".", "9" * 20, "9" * 5000, "é", "٣", "²", "\x1b]0;owned\x07", "\x1b[2J",
+    "\x9b31m", "a\rb", "a\nb", "a\0b", "\u202egnp", "\ud800", "\udcff", "x" * 300, "x" * 100_000,
+    "a[$(touch canary)]", "$(touch canary)", "`touch canary`", "; touch canary", "%s%n", "{}", "[", "'", '"',
+    "2026-01-01T00:00:00", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-23:59", "nan", "inf", "null",
+    "/dev/zero", "slurm", "local", "allocation", "megatron", "nemo", "megatron_lm", "data_preparation",
+]  # fmt: skip
+ODD_NUMBERS = [
+    -1, 0, 1, 2, 77, 255, 256, 2**31, 2**32, 2**63, 10**20, 10**400, 0.5, -0.0, 1e-320, 1e308, 1e400, -1e400,
+    float("nan"), True, False,
+]  # fmt: skip
+ODD_VALUES = [*ODD_TEXTS, *ODD_NUMBERS, None, [], {}, [1], ["a"], {"a": 1}, [{}], [[]], {"\x1b[2J": "\x1b"}]
+
+odd_texts = st.sampled_from(ODD_TEXTS)
+_sampled = st.sampled_from(ODD_VALUES)
+odd_values = _sampled | _sampled | _sampled | st.text(max_size=20)
+
+DEEP = "[" * 100_000
+JUNK = st.sampled_from(
+    [
+        "", "{", "null", "[]", "1", '"x"', DEEP, '{"a":' * 50_000, "\ufeff{}", '{"a": ' + "9" * 5000 + "}",
+        "a: &a [*a, *a]\n", "a: &a {b: c}\nd:\n  <<: [*a, *a, *a]\n", "- - - - x", "? [a]\n: b\n",
+        "!!binary x",
+        "!!python/object/apply:os.system [touch canary]", "trainer: 1\nexp_manager: [x]\nrun: x\n",
+        "x: 2026-99-99",
+        "exp_manager: {checkpoint_callback_params: {dirpath: /dev}}",
+        "exp_manager: {create_checkpoint_callback: 1}",
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What lies at a path: `kind` is text, bytes, json, lines (of JSON), or what `put` makes of it."""
+
+    kind: str
+    content: Any = None
+
+
+_LINKS = [
+    "/dev/zero", "/dev/full", "/dev/random", "/proc/kmsg", "/proc/kcore", "/proc/self/mem", "/proc/self/fd/0",
+    "/sys/kernel/security", "/", "loop", "nowhere", "..",
+]  # fmt: skip
+special = st.one_of(
+    st.sampled_from(
+        [Thing("fifo"), Thing("socket"), Thing("directory"), Thing("sparse"), Thing("unreadable")]
+    ),
+    st.builds(Thing, st.just("link"), st.sampled_from(_LINKS)),
+)
+junk = st.builds(Thing, st.just("text"), JUNK) | st.builds(Thing, st.just("bytes"), st.binary(max_size=200))
+
+
+def _object(keys: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(keys), odd_values, max_size=8)
+
+
+_EVENT_KEYS = [
+    "time", "step", "max_steps", "tensor", "pipeline", "virtual", "context", "data", "parameters", "loss",
+    "tokens_per_step", "lr", "grad_norm", "tokens_per_second", "tokens", "val_loss", "reason", "split",
+    "unigram_entropy", "has_sentinels",
+]  # fmt: skip
+_events = st.builds(
+    lambda kind, plain, odd: {"kind": kind, **plain, **odd},
+    st.sampled_from(["start", "train", "validation", "end", "data", "odd"]),
+    st.fixed_dictionaries(
+        {
+            "time": st.integers(1000, 1100),
+            "step": st.integers(0, 50),
+            "loss": st.floats(0, 10),
+            "val_loss": st.floats(0, 10),
+            "unigram_entropy": st.just(6.1),
+            "split": st.just("validation"),
+            "max_steps": st.just(50),
+        }
+    ),
+    _object(_EVENT_KEYS),
+)
+metrics = st.builds(Thing, st.just("lines"), st.lists(_events, max_size=12)) | junk | special
+
+_MARK_KEYS = [
+    "job_id", "started", "ended", "link", "failures", "exit_code", "checkpoint", "rank", "step", "nodes",
+    "avoids",
+    "state", "signal", "host", "rule", "verdict", "excluded", "why", "user", "by", "time", "error",
+]  # fmt: skip
+marks = st.builds(Thing, st.just("json"), _object(_MARK_KEYS)) | junk | special
+claims = st.builds(Thing, st.just("text"), odd_texts) | junk | special
+MARKS = [
+    "17.0.started.json", "17.0.ended.json", "17.1.ended.json", "77.0.ended.json", "17_2.0.ended.json",
+    "17.².ended.json", "17.99999999999999999999.ended.json", "5_[1-.0.ended.json", "\x1b[2J.0.started.json",
+    "17.cancelled.json", "chain-ended",
+]  # fmt: skip
+CLAIMS = ["job", "job.2", "image.sha256", "job.17"]
+
+_BARS = st.builds(
+    lambda step, clock, value: f"|{step}/{step} [{clock}<0, loss={value}, global_step={value}]\r",
+    st.sampled_from(["1", "9" * 5000, "٣"]),
+    st.sampled_from(["00:01", "9" * 5000 + ":00", "1:00:00"]),
+    odd_texts,
+)
+_LOG_LINES = st.one_of(
+    _BARS,
+    odd_texts,
+    st.sampled_from(["end at step " + "9" * 5000 + ": x", "end at step 3: x"]),
+    st.sampled_from(["Traceback (most recent call last):\n  x\nE: \x1b[2J", "\n" * 1000, "srun: error: x"]),
+    st.sampled_from(["the training loss at step 1 is nan", "#SBATCH --array=0-99999999999\n"]),
+    st.sampled_from(
+        ["  --output-prefix=/a\\ b \\", "  '--tokenizer-dir=x", "  --output-prefix='a", "#SBATCH --array=["]
+    ),
+)
+logs = st.builds(lambda lines: Thing("text", "\n".join(lines)), st.lists(_LOG_LINES, max_size=6)) | special
+
+_RECORD_KEYS = ["sweep", "tag", "created", "slurm_conf", "points", "labels", "job_id", "error", "throttle"]
+records = (
+    st.builds(
+        lambda odd, point: Thing(
+            "json",
+            {
+                "sweep": "s", "tag": "t", "script": "s", "created": "2026-01-01T00:00:00Z", "user": "u",
+                "host": "h", "slurm_conf": None, "command": [], "overrides": [], "throttle": None,
+                "labels": {}, "points": [point], **odd,
+            },
+        ),
+        _object(_RECORD_KEYS),
+        st.fixed_dictionaries({"name": odd_values, "launch": odd_values, "values": odd_values}),
+    )
+    | junk
+    | special
+)  # fmt: skip
+
+_CHECKPOINT = st.builds(Thing, st.just("json"), _object(["step", "serial", "files"])) | junk | special
+
+# Each file of a launch that is read, by what may lie in its place.
+FILES: dict[str, st.SearchStrategy[Thing]] = {
+    "results/metrics.jsonl": metrics,
+    **{f"marks/{name}": marks for name in MARKS},
+    **{f"marks/{name}": claims for name in CLAIMS},
+    "log-job_17.out": logs,
+    "log-job_17.err": logs,
+    "log-job_17_2.out": logs,
+    "log-job_17_²_3.out": logs,
+    "theirs_hydra.yaml": junk
+    | special
+    | st.builds(Thing, st.just("json"), _object(["trainer", "exp_manager", "run"])),
+    "job_submission.sh": logs,
+    "task.sh": logs,
+    "results/nemo_error_log.txt": logs,
+    "results/nemo_log_globalrank-0_x.txt": logs,
+    "results/nemo_log_globalrank-٣_x.txt": logs,
+    "results/run_0/nemo_log_globalrank-0_x.txt": logs,
+    "results/failures/globalrank-0.json": marks,
+    "results/packages.json": marks,
+    "results/git-info.log": logs,
+    "../../excluded_nodes.tsv": logs,
+    "../../arrays/1/sweep.json": records,
+    "../../checkpoints/1/complete.json": _CHECKPOINT,
+    "../../checkpoints/latest_checkpointed_iteration.txt": logs,
+    "../../checkpoints": special,
+    "../../loss.png": special,
+    "../2/launcher.json": junk | special,
+    "../99999999999999999999/launcher.json": junk | special,
+    "../3": special,
+    "results": special,
+    "marks": special,
+}
+
+
+@dataclass(frozen=True)
+class HostileRun:
+    """A run: what in its manifest differs from a sound one, or what lies in the manifest's place."""
+
+    changes: dict[str, Any]
+    instead: Thing | None
+    files: dict[str, Thing] = field(default_factory=dict)
+    owned_by_nobody: bool = False
+
+    def write(self, run_dir: Path, manifest: dict[str, Any]) -> None:
+        """Write it to an empty directory; what does not go with the rest is left out."""
+        launch = run_dir / "launches" / "1"
+        launch.mkdir(parents=True)
+        put(launch / "launcher.json", self.instead or Thing("json", {**manifest, **self.changes}))
+        for name, thing in self.files.items():
+            with contextlib.suppress(OSError, ValueError):
+                put(Path(os.path.normpath(launch / name)), thing)
+        if self.owned_by_nobody and os.geteuid() == 0:
+            for directory, _, names in os.walk(run_dir):
+                for path in (directory, *(f"{directory}/{name}" for name in names)):
+                    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
+def put(path: Path, thing: Thing) -> None:
+    """Let something lie at a path, where nothing lies yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if thing.kind == "text":
+        path.write_bytes(thing.content.encode("utf-8", "surrogatepass"))
+    elif thing.kind == "bytes":
+        path.write_bytes(thing.content)
+    elif thing.kind == "json":
+        path.write_text(json.dumps(thing.content))
+    elif thing.kind == "lines":
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in thing.content))
+    elif thing.kind == "fifo":
+        os.mkfifo(path)
+    elif thing.kind == "socket":
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name[:90])
+    elif thing.kind == "directory":
+        path.mkdir()
+    elif thing.kind == "sparse":
+        with path.open("wb") as stream:
+            stream.truncate(HUGE)
+    elif thing.kind == "unreadable":
+        path.write_text("{}")
+        path.chmod(0)
+    else:
+        path.symlink_to(path.name if thing.content == "loop" else thing.content)
+
+
+_CHANGED = [
+    "run", "launch", "tag", "stage", "engine", "scheduler", "job_name", "nodes", "tasks_per_node",
+    "time_limit",
+    "command", "overrides", "choices", "created", "version", "user", "host", "git_commit", "git_dirty",
+    "error",
+    "slurm_conf", "job_id", "unanswered", "launcher_pid", "packages", "git_diff", "config_git", "image",
+    "image_digest", "sweep", "array_tag", "array_task", "links", "from_job", "after", "excluded", "max_nodes",
+    "schema_version", "unheard_of",
+]  # fmt: skip
+
+
+def hostile_runs(evil: str, healthy_tag: str) -> st.SearchStrategy[HostileRun]:
+    """Runs, of which some name a configuration of Slurm, and some a healthy run's tag."""
+    likely = st.one_of(
+        st.fixed_dictionaries({"job_id": odd_texts}),
+        st.fixed_dictionaries({"slurm_conf": st.just(evil)}),
+        st.fixed_dictionaries({"tag": st.just(healthy_tag), "job_id": st.sampled_from(["77", "17", "78"])}),
+        st.fixed_dictionaries({"engine": st.sampled_from(["nemo", "megatron_lm", "x"])}),
+        st.fixed_dictionaries({"stage": st.sampled_from(["data_preparation", "x"])}),
+        st.fixed_dictionaries({"links": st.integers(2, 5)}),
+        st.fixed_dictionaries({"scheduler": st.sampled_from(["local", "allocation", "x"])}),
+        st.fixed_dictionaries({"job_id": st.none(), "error": st.none() | odd_texts}),
+        st.just({}),
+    )
+    changes = st.builds(
+        lambda a, b: {**a, **b}, likely, st.dictionaries(st.sampled_from(_CHANGED), odd_values, max_size=2)
+    )
+    files = st.lists(st.sampled_from(sorted(FILES)), max_size=15, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: FILES[name] for name in names})
+    )
+    return st.builds(
+        HostileRun,
+        changes | likely | likely | likely,
+        st.sampled_from([True] * 9 + [False]).flatmap(lambda one: st.none() if one else junk | special),
+        files,
+        st.booleans(),
+    )
+
+
+class TookTooLong(BaseException):
+    """A verb that was still at it when its time was over."""
+
+
+def run(base: Path, *words: str) -> tuple[int, str, str]:
+    """Run a verb in this process, within a time and a memory; return its code and what it printed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TookTooLong(words)
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    before = signal.signal(signal.SIGALRM, stop)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    timer = signal.setitimer(signal.ITIMER_REAL, _SECONDS)  # pytest's own, of the whole test
+    resource.setrlimit(resource.RLIMIT_AS, (_used() + _MEMORY, limits[1]))
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*words, "--base-results-dir", str(base)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode("utf-8", "replace"))  # type: ignore[attr-defined]
+    return code, texts[0], texts[1]
+
+
+def _used() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def verbs_about(run_name: str) -> list[tuple[str, ...]]:
+    """The verbs that read a run."""
+    return [
+        ("status", run_name),
+        ("status", run_name, "--json"),
+        ("history", run_name),
+        ("history", run_name, "--json"),
+        ("history", run_name, "--launch", "1"),
+        ("history", run_name, "--launch", "1", "--json"),
+        ("logs", run_name),
+        ("logs", run_name, "-n", "3"),
+        ("logs", run_name, "--err"),
+        ("logs", run_name, "--rank", "0"),
+        ("plot", run_name, "--json"),
+        ("verify", run_name),
+        ("verify", run_name, "--json"),
+    ]

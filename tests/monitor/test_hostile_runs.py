@@ -1,0 +1,283 @@
+"""Reading a tree in which somebody else's run lies: nothing is executed, nothing hangs, nobody is blinded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_runs import NOBODY, HostileRun, Thing, hostile_runs, run, verbs_about
+from hypothesis import HealthCheck, Phase, given, settings
+from job_marks import leave
+from monitor_samples import Runs, append, log, whole_training
+
+from launcher.runs import trust
+from launcher.runs.index import Index
+from launcher.schedulers import slurm
+from launcher.schedulers.patience import Patience
+
+# By hand: SLIPWAY_HOSTILE_EXAMPLES=2000 pytest tests/monitor/test_hostile_runs.py
+_EXAMPLES = int(os.environ.get("SLIPWAY_HOSTILE_EXAMPLES", "100"))
+_CODES = {0, 1, 2, 3, 4, 75}
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+_HEALTHY, _TAG = "healthy", "20261121-120000-abcdef"
+
+# As cruel as Slurm: one id that is none, and it answers nothing.
+_SQUEUE = """#!/bin/sh
+printf '%s\\n' "${{SLURM_CONF-}}" >>{here}/configurations
+for argument; do case $argument in --jobs=*)
+    case ${{argument#--jobs=}} in *[!0-9,_]*|*,,*|*[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]*)
+        echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+    esac
+    case ,${{argument#--jobs=}}, in *,77,*) ;; *) exit 0;; esac
+esac; done
+cat {here}/answer
+"""
+
+
+@dataclass
+class Tree:
+    """A tree of runs with a healthy one, and how the verbs told of it before there was another."""
+
+    base: Path
+    here: Path
+    told: dict[tuple[str, ...], tuple[int, str]]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The healthy run's."""
+        content: dict[str, Any] = json.loads(
+            (self.base / _HEALTHY / "launches" / "1" / "launcher.json").read_text()
+        )
+        return content
+
+
+_OF_TREE: list[tuple[str, ...]] = [
+    ("status",),
+    ("status", "--json"),
+    ("list", "runs"),
+    ("list", "runs", "--json"),
+    ("list", "--all"),
+    ("status", "77", "--json"),
+    ("status", "4711"),
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    # Short, as the path of a socket has to be.
+    here = tmp_path_factory.mktemp("h")
+    base = here / "tree"
+    directory = Runs(base).launch(_HEALTHY, tag=_TAG, job_id="77", user="root")
+    append(directory, whole_training(0, 100)[:-1])
+    leave(directory, "77", started=1000.0)
+    log(directory, "77").write_text("all is well\n")
+    script = directory / "submitted" / f"{_TAG}.1_submission.sh"
+    separator = "\x1f"
+    record = ["77", "77", "RUNNING", "None", "n[1-2]", "00:00:50", "0", "0", "root", str(script)]
+    (here / "answer").write_text(separator.join(record) + separator + "\n")
+    programs = here / "bin"
+    programs.mkdir()
+    for name, text in (
+        ("squeue", _SQUEUE.format(here=here)),
+        ("sacct", "#!/bin/sh\nexit 1\n"),
+        ("scancel", f"#!/bin/sh\ntouch {here}/cancelled\n"),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        patch.setenv("SLIPWAY_CACHE_DIR", str(here / "cache"))
+        patch.delenv("SLURM_CONF", raising=False)
+        patch.delenv("SLIPWAY_RESULTS_DIR", raising=False)
+        patch.chdir(here)
+        patch.setattr(slurm, "_PATIENCE", Patience(rest=0.0))
+        told = {}
+        for words in verbs_about(_HEALTHY):
+            code, out, _ = run(base, *words)
+            told[words] = (code, out)
+        yield Tree(base, here, told)
+
+
+def evil_configuration(here: Path) -> Path:
+    """A configuration of Slurm of nobody's; it need not be one that works."""
+    path = here / "evil" / "slurm.conf"
+    if not path.exists():
+        path.parent.mkdir()
+        path.write_text("PluginDir=evil\n")
+        if os.geteuid() == 0:
+            os.chown(path, NOBODY, NOBODY)
+        else:
+            path.chmod(0o666)
+    return path
+
+
+def _check_healthy(tree: Tree) -> None:
+    code, out, _ = run(tree.base, "status", "--json")
+    assert code in _CODES
+    rows = {Path(row["run_dir"]).name: row for row in json.loads(out)}
+    assert rows[_HEALTHY] == json.loads(tree.told["status", _HEALTHY, "--json"][1])[0]
+    _, out, _ = run(tree.base, "list", "runs", "--json")
+    assert _HEALTHY in {row["run"] for row in json.loads(out)}
+    # A manifest may claim this job: then the user is told that there are several of that id, and which.
+    _, out, err = run(tree.base, "status", "77", "--json")
+    assert rows[_HEALTHY] in json.loads(out) or f"tree/{_HEALTHY} (" in err
+
+
+@contextlib.contextmanager
+def planted(tree: Tree, hostile: HostileRun) -> Iterator[None]:
+    """A hostile run beside the healthy one, and nothing of it after."""
+    try:
+        hostile.write(
+            tree.base / "theirs",
+            tree.manifest | {"run": "theirs", "tag": "theirs-1", "job_id": "17", "job_name": "job"},
+        )
+        yield
+    finally:
+        shutil.rmtree(tree.base / "theirs")
+        shutil.rmtree(tree.here / "cache", ignore_errors=True)
+        (tree.here / "configurations").unlink(missing_ok=True)
+        trust._told.clear()
+
+
+def check(tree: Tree, verbs: Sequence[tuple[str, ...]]) -> None:
+    """Run verbs over the tree: nothing breaks, is executed, or hides the healthy run."""
+    evil = evil_configuration(tree.here)
+    for words in (*verbs, *_OF_TREE):
+        code, out, err = run(tree.base, *words)
+        assert code in _CODES, (words, code, err)
+        told = err if words[0] == "logs" else out + err
+        assert not _CONTROLS.search(told), (words, _CONTROLS.search(told))
+        assert "Traceback" not in err
+    _check_healthy(tree)
+    asked = (tree.here / "configurations").read_text().split()
+    assert str(evil) not in asked, "Slurm's commands were given the configuration of somebody else"
+    assert not list(tree.here.rglob("canary"))
+    assert not (tree.here / "cancelled").exists()
+
+
+def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
+    strategy = hostile_runs(str(evil_configuration(tree.here)), _TAG)
+
+    @settings(
+        max_examples=_EXAMPLES,
+        phases=[
+            Phase.explicit,
+            Phase.reuse,
+            Phase.generate,
+            Phase.target,
+            *([Phase.shrink] if _EXAMPLES > 100 else []),
+        ],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(hostile=strategy)
+    def any_run(hostile: HostileRun) -> None:
+        with planted(tree, hostile):
+            check(tree, verbs_about("theirs"))
+
+    any_run()
+
+
+# the breaks that this began with
+
+
+ODD_JOB_IDS = ["abc", "5_[1-", "-1", "--user=root", "../x", "9" * 20, "é", "0", "77,", ""]
+
+
+@pytest.mark.parametrize("job_id", ODD_JOB_IDS)
+def test_an_odd_job_id_costs_its_own_row_only(tree: Tree, job_id: str) -> None:
+    """All ids go into one question to Slurm, which answers nothing if one of them is none."""
+    with planted(tree, HostileRun({"job_id": job_id}, None)):
+        check(tree, verbs_about("theirs"))
+        code, out, _ = run(tree.base, "status", "--json")
+    (theirs,) = [row for row in json.loads(out) if row["run"] == "theirs"]
+    assert (theirs["state"], code) == ("UNKNOWN", 3)
+    assert "launcher.json is not a launch's manifest: job_id is" in theirs["reason"]
+
+
+_READ = ["launcher.json", "results/metrics.jsonl", "marks/17.0.started.json", "marks/job", "log-job_17.out"]
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        Thing("fifo"),
+        Thing("sparse"),
+        Thing("link", "/dev/zero"),
+        Thing("link", "/proc/kmsg"),
+        Thing("socket"),
+    ],
+    ids=lambda thing: str(thing.content or thing.kind),
+)
+@pytest.mark.parametrize("name", _READ)
+def test_nobody_waits_for_what_is_no_file(tree: Tree, name: str, thing: Thing) -> None:
+    """20 GB of holes, and a device without an end, are not read into memory either: `run` limits it."""
+    instead = thing if name == "launcher.json" else None
+    with planted(
+        tree,
+        HostileRun(
+            {"job_id": None} if name == "marks/job" else {}, instead, {} if instead else {name: thing}
+        ),
+    ):
+        check(tree, verbs_about("theirs"))
+
+
+def test_two_runs_of_one_tag_are_told_apart(tree: Tree) -> None:
+    """A manifest may claim the tag of another run: that one's job is told all the same."""
+    for job_id in ("17", "78"):
+        with planted(tree, HostileRun({"tag": _TAG, "job_id": job_id}, None)):
+            # The answer for the run that is looked at last must not stand for both.
+            os.utime(tree.base / "theirs" / "launches", (0, 0))
+            check(tree, verbs_about("theirs"))
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+def test_the_verbs_that_act_print_no_control_characters(tree: Tree, verb: str) -> None:
+    with planted(tree, HostileRun({"run": "x\x1b]0;owned\x07", "host": "\x9b31m"}, None)):
+        _, out, err = run(tree.base, verb, "theirs")
+        assert "x\\x1b]0;owned\\x07" in out + err
+        assert not _CONTROLS.search(out + err)
+
+
+def test_following_waits_for_no_fifo(tree: Tree, fast: None) -> None:
+    files = {name: Thing("fifo") for name in ("results/metrics.jsonl", "log-job_17.out")}
+    files["marks/17.0.ended.json"] = Thing("json", {"job_id": "17", "exit_code": 1, "ended": 1100})
+    with planted(tree, HostileRun({}, None, files)):
+        for words in (("follow", "theirs"), ("logs", "-f", "theirs")):
+            code, _, err = run(tree.base, *words)
+            assert code == 1, err
+
+
+def test_the_index_forgets_what_is_not_trusted(tree: Tree) -> None:
+    """Also one that an earlier version remembered: a later look-up of another id asked that cluster."""
+    evil = evil_configuration(tree.here)
+    with planted(tree, HostileRun({"slurm_conf": str(evil)}, None)):
+        _, _, err = run(tree.base, "status", "4711")
+        assert f"SLURM_CONF={evil}, which is not trusted" in err
+        (entry,) = [entry for entry in Index().entries() if entry.run == "theirs"]
+        assert entry.slurm_conf is None
+        Index().remember([replace(entry, slurm_conf=str(evil))])
+        run(tree.base, "status", "4711")
+        assert str(evil) not in (tree.here / "configurations").read_text().split()
+
+
+def test_a_cluster_that_is_ones_own_is_asked(tree: Tree) -> None:
+    conf = tree.here / "slurm.conf"
+    conf.touch(mode=0o644)
+    with planted(tree, HostileRun({"slurm_conf": str(conf)}, None)):
+        _, _, err = run(tree.base, "status")
+        assert err == ""
+        assert str(conf) in (tree.here / "configurations").read_text().split()
+        conf.chmod(0o666)
+        _, _, err = run(tree.base, "status")
+        assert err == (
+            f"slipway: {tree.base}/theirs/launches/1/launcher.json names the cluster of SLURM_CONF={conf}, "
+            f"which is not trusted (everybody may write {conf}): this machine's own is asked\n"
+        )

@@ -1,0 +1,165 @@
+"""What lies in a run directory is opened without surprises."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.reading import (
+    TEXT_LIMIT,
+    UnfitFile,
+    is_job_id,
+    open_regular,
+    read_json,
+    read_text,
+    read_yaml,
+    unix_time,
+    whole,
+)
+
+
+def _special(path: Path, kind: str) -> Path:
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            here = Path.cwd()
+            os.chdir(path.parent)
+            try:
+                with socket.socket(socket.AF_UNIX) as one:
+                    one.bind(path.name)
+            finally:
+                os.chdir(here)
+        case "directory":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path.name)
+        case "sparse":
+            with path.open("wb") as stream:
+                stream.truncate(20 << 30)
+        case _:
+            path.symlink_to(kind)
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fifo",
+        "socket",
+        "directory",
+        "loop",
+        "sparse",
+        "/dev/zero",
+        "/dev/random",
+        "/nonexistent",
+        "/proc/kcore",
+    ],
+)
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_like_one_that_is_missing(tmp_path: Path, kind: str) -> None:
+    path = _special(tmp_path / "x", kind)
+    for read in (open_regular, read_text, read_json, read_yaml):
+        with pytest.raises(FileNotFoundError):
+            read(path)
+
+
+def test_names_that_no_file_can_have() -> None:
+    for name in ("a\0b", "x" * 300, "/dev/null/x"):
+        with pytest.raises(UnfitFile):
+            open_regular(Path("/tmp") / name)
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_blocks_has_no_size() -> None:
+    """/proc/kmsg is a regular file to `stat`, and blocks."""
+    if os.access("/proc/kmsg", os.R_OK):
+        assert read_text(Path("/proc/kmsg")) == ""
+
+
+@pytest.mark.timeout(20)
+def test_a_lease_does_not_keep_its_readers_waiting(tmp_path: Path) -> None:
+    """Whoever owns a file can keep others from opening it, for 45 s by default."""
+    path = tmp_path / "x"
+    path.write_text("{}")
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        descriptor = os.open(path, os.O_RDWR)
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, 0)
+        import signal
+
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.write(ready[1], b"x")
+        os.read(done[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    try:
+        with pytest.raises(UnfitFile) as caught:
+            open_regular(path)
+        assert caught.value.errno == errno.EAGAIN
+    finally:
+        os.write(done[1], b"x")
+        os.waitpid(child, 0)
+
+
+def test_more_than_a_manifest_can_be_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b" " * (TEXT_LIMIT + 1))
+    with pytest.raises(UnfitFile, match="larger than 4194304 bytes"):
+        read_json(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "[" * 100_000, '{"a":' * 50_000, '{"a": ' + "9" * 5000 + "}", "\xff"]
+)
+def test_json_is_one_object(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError):
+        read_json(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a 1\nb: *a\n",
+        "a: &a {b: 1}\nc: {<<: *a}\n",
+        "[" * 1000,
+        "- " * 5000,
+        "!!python/object/apply:os.system [x]",
+        "a: 2026-99-99",
+        "\x00",
+        "a: " + "9" * 5000,
+    ],
+)
+def test_yaml_is_what_the_launcher_writes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x"
+    path.write_text(text)
+    with pytest.raises(ValueError):
+        read_yaml(path)
+
+
+def test_job_ids() -> None:
+    good = ["1", "17", "17_2", "17_0", "4294967293", "17_4000000"]
+    bad = [
+        "", "0", "-1", "abc", "5_[1-", "5_[1-3]", "017", "17_", "_1", "17_02", "17 ", "17\n", "9" * 20, "é",
+        "٣",
+        "²", "../x", "--user=root", "17_2_3", "4294967294", "17_4000001", "17,18",
+    ]  # fmt: skip
+    assert [text for text in [*good, *bad] if is_job_id(text)] == good
+
+
+def test_numbers() -> None:
+    assert [whole(value) for value in (1, 2.9, -3)] == [1, 2, -3]
+    nothing = (True, "1", None, [], float("nan"), float("inf"), 10**400, 2**64)
+    assert [whole(value) for value in nothing] == [None] * len(nothing)
+    assert whole(0, 1) is None and whole(256, 0, 255) is None
+    assert unix_time(1.7e9) == 1.7e9
+    assert [unix_time(value) for value in (-1, 1e12, 10**400, float("nan"), "1", True)] == [None] * 6
