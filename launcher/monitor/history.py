@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.errors import UserError
 from launcher.failures.reading import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, changes_between
+from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, Start
 from launcher.monitor.log_files import FAILURES, link_log
 from launcher.monitor.overview import finite, links_to_json
@@ -24,6 +25,7 @@ from launcher.schedulers.states import exit_reason
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask
 
+_T = TypeVar("_T")
 # What Slurm calls a job that was put back into the queue; it is no state that a job stays in.
 REQUEUED = "REQUEUED"
 
@@ -58,6 +60,7 @@ class LifeRow:
     steps: Steps
     link: int | None = None
     reading: Reading | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def elapsed(self) -> float | None:
@@ -80,6 +83,7 @@ class LifeRow:
             "avoids": life.avoids,
             "failures_before": life.failures,
             "reading": self.reading.to_json() if self.reading else None,
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
             **self.steps.to_json(),
         }
 
@@ -99,6 +103,7 @@ class LaunchRow:
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Reading | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def commit(self) -> str | None:
@@ -134,6 +139,7 @@ class LaunchRow:
             "removed": list(self.changes.removed),
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
             "reading": self.reading.to_json() if self.reading else None,
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
             "lives": [life.to_json() for life in self.lives],
         }
 
@@ -167,6 +173,7 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
         status=status,
         steps=_steps(events),
         lives=_lives(launch, lives, status, events) if several else (),
+        damaged=damaged_checkpoints(launch),
         started=lives[0].started if lives else None,
         changes=changes,
         # What did not judge itself is of an earlier version, or lost its node: its state says enough.
@@ -187,6 +194,7 @@ def _lives(
     # Tasks of an array run at once, and nothing tells whose events are whose.
     alone = len(last) == 1 or launch.is_chain
     rows = []
+    damaged = damaged_checkpoints(launch)
     begins = _life_begins(lives)
     for index, life in enumerate(lives):
         is_last = last[life.job_id] is life
@@ -196,7 +204,7 @@ def _lives(
         steps = _steps(_between(events, begins[index], end)) if alone else Steps()
         link = life.link if launch.is_chain else None
         reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        rows.append(LifeRow(life, state, reason, steps, link, reading))
+        rows.append(LifeRow(life, state, reason, steps, link, reading, _between(damaged, begins[index], end)))
     return rows
 
 
@@ -242,7 +250,7 @@ def _begins(before: Life | None, life: Life) -> float | None:
     return max(life.started, before.ended + 1)
 
 
-def _between(events: Sequence[Event], start: float | None, end: float | None) -> list[Event]:
+def _between(events: Sequence[_T], start: float | None, end: float | None) -> list[_T]:
     """The events of a life."""
     timed = [event for event in events if hasattr(event, "time")]
     return [

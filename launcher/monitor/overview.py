@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.monitor import formatting
+from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
@@ -57,6 +58,7 @@ class RunStatus:
     status: JobStatus
     progress: Progress
     unanswered: str | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def run(self) -> str:
@@ -98,7 +100,7 @@ class RunStatus:
             formatting.text(status.restarts or None),
             formatting.text(status.nodes),
             formatting.text(self.of_another),
-            formatting.text(status.reasons),
+            formatting.text("; ".join(filter(None, (status.reasons, summary(self.damaged)))) or None),
         ]
         return [one_line(value) for value in values]
 
@@ -142,6 +144,7 @@ class RunStatus:
             "val_loss": finite(self.progress.validation_loss),
             "tokens_per_second": finite(self.progress.tokens_per_second),
             "eta_seconds": finite(self.eta),
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
         }
 
 
@@ -191,7 +194,9 @@ def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None =
 
 def _with_progress(item: Tracked) -> RunStatus:
     events: list[Event] = []
+    damaged: Sequence[DamagedCheckpoint] = ()
     if item.launch:
+        damaged = damaged_checkpoints(item.launch)
         with contextlib.suppress(OSError):  # a colleague's that may not be read
             events = newest_events(item.launch, restarted=item.status.began_again)
-    return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered)
+    return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered, damaged)
