@@ -14,6 +14,7 @@ from launcher.errors import UserError
 from launcher.failures.reading import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, changes_between
+from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Start
 from launcher.monitor.log_files import FAILURES, link_log
 from launcher.monitor.overview import finite, links_to_json
@@ -60,6 +61,7 @@ class LifeRow:
     steps: Steps
     link: int | None = None
     reading: Reading | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def elapsed(self) -> float | None:
@@ -82,6 +84,7 @@ class LifeRow:
             "avoids": life.avoids,
             "failures_before": life.failures,
             "reading": self.reading.to_json() if self.reading else None,
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
             **self.steps.to_json(),
         }
 
@@ -101,6 +104,7 @@ class LaunchRow:
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Reading | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def commit(self) -> str | None:
@@ -136,6 +140,7 @@ class LaunchRow:
             "removed": list(self.changes.removed),
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
             "reading": self.reading.to_json() if self.reading else None,
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
             "lives": [life.to_json() for life in self.lives],
         }
 
@@ -172,6 +177,7 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
         status=status,
         steps=whole.steps,
         lives=_lives(launch, lives, status, stretches or [_Stretch()] * len(lives)) if several else (),
+        damaged=damaged_checkpoints(launch),
         started=lives[0].started if lives else None,
         changes=changes,
         # What did not judge itself is of an earlier version, or lost its node: its state says enough.
@@ -220,13 +226,16 @@ def _lives(
 ) -> list[LifeRow]:
     last = {life.job_id: life for life in lives}
     rows = []
-    for life, stretch in zip(lives, stretches, strict=True):
+    damaged = damaged_checkpoints(launch)
+    begins = [*_life_begins(lives), None]
+    for index, (life, stretch) in enumerate(zip(lives, stretches, strict=True)):
         is_last = last[life.job_id] is life
         told = status.chain.jobs.get(life.job_id, status) if status.chain else status
         state, reason = _end_of(life, told, is_last=is_last)
         link = life.link if launch.is_chain else None
         reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading))
+        seen = _between(damaged, begins[index], begins[index + 1])
+        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading, seen))
     return rows
 
 
@@ -270,3 +279,12 @@ def _begins(before: Life | None, life: Life) -> float | None:
     if before is None or before.ended is None or life.started is None:
         return life.started
     return max(life.started, before.ended + 1)
+
+
+def _between(
+    damaged: Sequence[DamagedCheckpoint], begin: float | None, end: float | None
+) -> list[DamagedCheckpoint]:
+    """Return the damaged checkpoints that a life came across."""
+    return [
+        item for item in damaged if (begin is None or item.time >= begin) and (end is None or item.time < end)
+    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.test_retention import MARKED
-from trainer.checkpoint.choice import Choice, choose
+from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.store import Found, begin, finish, sync_part
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving
@@ -26,10 +26,14 @@ def saving(tmp_path: Path) -> Saving:
     return Saving(True, tmp_path, "m-{step}", every=1, background=True, keep=-1, monitor="step", mode="max")
 
 
+def choose(saving: Saving, resume: Resume) -> Choice | None:
+    return Chooser(saving, resume).choose()
+
+
 def save(saving: Saving, step: int, resume: Resume | None = None) -> Found:
     unfinished = begin(saving.directory, f"m-step={step}")
     (unfinished / "__0_0.distcp").write_text("weights")
-    recorded = {} if resume is None else asdict(resume)
+    recorded = {} if resume is None else resume.record()
     marker = replace(MARKED, step=step, resume=recorded, files=sync_part(unfinished, 0))
     return finish(unfinished, f"m-step={step}", marker)
 
