@@ -37,6 +37,8 @@ class Marker:
         Counts the checkpoints of a directory upwards.
     files
         Its other files, and their sizes in bytes.
+    data
+        The identity of the data that it was trained on (:mod:`trainer.data.identity`).
     """
 
     step: int
@@ -52,6 +54,7 @@ class Marker:
     resume: dict[str, Any] = field(default_factory=dict)
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)
+    data: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, checkpoint: Path) -> None:
         """Write the marker into a checkpoint's directory and have it on disk."""
