@@ -1,9 +1,9 @@
 """The identity of a training's data: what each file of it was, so that an exchange is noticed.
 
-``.idx`` files and the tokenizer's are hashed whole, a large ``.bin`` by blocks at fixed places: a training must
-not wait for a terabyte. Imports the standard library alone. The launcher, which imports nothing of the trainer,
-asks ``python -m trainer.data.identity``: it reads a JSON list of :class:`Wanted` from stdin and writes the
-identity, a JSON list of files.
+``.idx`` files and the tokenizer's are hashed whole, a large ``.bin`` by blocks at fixed places: a training
+must not wait for a terabyte. Imports the standard library alone. The launcher, which imports nothing of the
+trainer, asks ``python -m trainer.data.identity``: it reads a JSON list of :class:`Wanted` from stdin and
+writes the identity, a JSON list of files.
 """
 
 from __future__ import annotations
@@ -94,11 +94,10 @@ class Difference:
     new: FileIdentity
 
     def __str__(self) -> str:
-        name = self.new.name if self.new.name == self.old.name else f"{self.old.name} → {self.new.name}"
-        size = (
-            f"{self.old.size:,} → {self.new.size:,} bytes" if self.old.size != self.new.size else "same size"
-        )
-        return f"{name} ({self.new.key}): {size}, {_short(self.old.checksum)} → {_short(self.new.checksum)}"
+        old, new = self.old, self.new
+        name = new.name if new.name == old.name else f"{old.name} → {new.name}"
+        size = "same size" if new.size == old.size else f"{old.size:,} → {new.size:,} bytes"
+        return f"{name} ({new.key}): {size}, {_short(old.checksum)} → {_short(new.checksum)}"
 
 
 Identity = tuple[FileIdentity, ...]
@@ -169,7 +168,7 @@ def _file_from(item: object) -> FileIdentity | None:
     types = {"size": int, "mtime": int}
     if not isinstance(item, dict):
         return None
-    values = {field.name: item.get(field.name) for field in fields(FileIdentity)}
+    values: dict[str, Any] = {field.name: item.get(field.name) for field in fields(FileIdentity)}
     if not all(isinstance(value, types.get(name, str)) for name, value in values.items()):
         return None
     return FileIdentity(**values)
@@ -202,7 +201,7 @@ def _expanded(wanted: Wanted) -> list[Wanted]:
 def _identified(wanted: Wanted) -> FileIdentity | None:
     try:
         # Without O_NONBLOCK the open of a FIFO would wait for a writer.
-        with open(os.open(wanted.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        with os.fdopen(os.open(wanted.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return None

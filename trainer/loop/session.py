@@ -155,9 +155,8 @@ def _resume(session: Session) -> None:
             f"{saving.directory}: True starts from step 0"
         )
     compatible.check(choice.found, session.shape, session.place.layout)
-    together(
-        lambda: compatible.check_data(choice.found, session.data_identity, session.settings.data.accepted)
-    )
+    accepted = session.settings.data.accepted
+    from_main(lambda: compatible.check_data(choice.found, session.data_identity, accepted))
     session.progress = state.restore(
         choice, session.model, session.optimizer.inner, session.place, session.settings.seed
     )
