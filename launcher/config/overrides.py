@@ -24,9 +24,11 @@ _TEXTS = re.compile(
     re.DOTALL,
 )
 
-# Mappings whose keys are the user's: a new one needs no `+`.
+# Mappings whose keys are the user's, and a key that the tree does not show: a new one needs no `+`.
 _OPEN = re.compile(
-    r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels))(\..*)?$", re.DOTALL
+    r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels)"
+    r"|training\.resume\.accept_data)(\..*)?$",
+    re.DOTALL,
 )
 _OPEN_TEXTS = ("env_vars", "cluster.env_vars", "env_files", "image.env", "image.labels")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.drafting import Draft, Request, render_again, results_key
+from launcher.inspection.data_identity import data_identity
+from launcher.inspection.earlier import differences_on_record
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs import paths as names
@@ -157,5 +159,7 @@ def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Man
         from_job=job.chain.from_job,
         excluded=[node.to_json() for node in job.queue.avoided],
         max_nodes=job.resources.max_nodes,
+        data=data_identity(made),
+        differs=differences_on_record(made),
         **origin.fields,
     )

@@ -108,15 +108,20 @@ def test_data_of_other_names_are_told_apart_from_moved_ones(tmp_path: Path) -> N
 def test_the_launcher_asks_it_as_a_program(tmp_path: Path) -> None:
     (tmp_path / "x.idx").write_bytes(b"index")
     asked = [wanted(tmp_path / "x.idx"), wanted(tmp_path / "lost.idx")]
+    earlier = identify(asked)
+    (tmp_path / "x.idx").write_bytes(b"other")
     done = subprocess.run(
         [sys.executable, "-S", "-m", "trainer.data.identity"],
-        input=json.dumps([vars(one) for one in asked]),
+        input=json.dumps({"wanted": [vars(one) for one in asked], "earlier": identity.to_json(earlier)}),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert identity.from_json(json.loads(done.stdout)) == identify(asked)
+    answer, now = json.loads(done.stdout), identify(asked)
+    assert identity.from_json(answer["identity"]) == now
+    (one,) = found = differences(earlier, now)
+    assert (answer["changed"], answer["accept"]) == ([str(one)], digest(found))
 
 
 # --- trainings

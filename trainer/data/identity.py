@@ -2,8 +2,9 @@
 
 ``.idx`` files and the tokenizer's are hashed whole, a large ``.bin`` by blocks at fixed places: a training
 must not wait for a terabyte. Imports the standard library alone. The launcher, which imports nothing of the
-trainer, asks ``python -m trainer.data.identity``: it reads a JSON list of :class:`Wanted` from stdin and
-writes the identity, a JSON list of files.
+trainer, asks ``python -m trainer.data.identity``: it reads ``{"wanted": [...], "earlier": [...]}`` from
+stdin, the files and an identity to compare with, and writes
+``{"identity": [...], "changed": ["..."], "accept": "..."}``.
 """
 
 from __future__ import annotations
@@ -160,8 +161,11 @@ def from_json(content: object) -> Identity:
 
 def main() -> None:
     """Answer the launcher."""
-    wanted = [Wanted(**item) for item in json.load(sys.stdin)]
-    json.dump(to_json(identify(wanted)), sys.stdout)
+    asked = json.load(sys.stdin)
+    found = identify([Wanted(**item) for item in asked["wanted"]])
+    changed = differences(from_json(asked["earlier"]), found)
+    accept = digest(changed) if changed else None
+    json.dump({"identity": to_json(found), "changed": list(map(str, changed)), "accept": accept}, sys.stdout)
 
 
 def _file_from(item: object) -> FileIdentity | None:
