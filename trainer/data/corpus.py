@@ -50,7 +50,7 @@ def collect(
 
 
 def fingerprint(files: Sequence[TextFile], workers: int = 1) -> str:
-    """Return a SHA-256 over the files' order, paths and contents; an edited file may be as large as before."""
+    """Return a SHA-256 over the files' order, paths and contents; sizes alone would miss an edit."""
     digest = hashlib.sha256()
     # Threads: hashing and reading both leave Python's lock to others.
     with ThreadPoolExecutor(workers) as pool:
