@@ -36,10 +36,10 @@ TOKENIZER_NAMES = (
     "vocab.txt",
 )
 _MIB = 1 << 20
-# A larger .bin, and any other file that is larger than that, is hashed by blocks.
-_WHOLE_BIN = 64 * _MIB
-_WHOLE = 1024 * _MIB
-_BLOCK = _MIB // 4
+# Up to so many bytes a file is hashed whole, above that in so many blocks: a .bin, and any other file.
+_OF_BIN = (64 * _MIB, 256)
+_OF_OTHERS = (1024 * _MIB, 4096)
+_BLOCK = _MIB // 16
 _READ = 4 * _MIB
 # Hashing and a parallel file system's reads both go on beside each other.
 _THREADS = 8
@@ -209,21 +209,22 @@ def _identified(wanted: Wanted) -> FileIdentity | None:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return None
-            whole = _WHOLE_BIN if wanted.name.endswith(".bin") else _WHOLE
-            checksum = _checksum(file, found.st_size, whole)
+            checksum = _checksum(
+                file, found.st_size, *(_OF_BIN if wanted.name.endswith(".bin") else _OF_OTHERS)
+            )
     except (OSError, ValueError):
         return None
     return FileIdentity(wanted.kind, wanted.key, wanted.name, found.st_size, int(found.st_mtime), checksum)
 
 
-def _checksum(file: BinaryIO, size: int, whole: int) -> str:
-    """Hash a file up to that size whole, a larger one by as many bytes in evenly spread blocks."""
+def _checksum(file: BinaryIO, size: int, whole: int, blocks: int) -> str:
+    """Hash a file whole up to that size, a larger one in evenly spread blocks."""
     if size <= whole:
         sums = hashlib.sha256()
         while part := file.read(_READ):
             sums.update(part)
         return f"sha256:{sums.hexdigest()}"
-    sums, blocks = hashlib.sha256(), whole // _BLOCK
+    sums = hashlib.sha256()
     for number in range(blocks):
         # The first block is the file's first, the last its last.
         start = (size - _BLOCK) * number // (blocks - 1)
