@@ -56,6 +56,18 @@ def marked_checkpoints(directory: Path) -> list[Marked]:
     return sorted(whole, key=lambda one: (_whole(one.content, "serial"), _whole(one.content, "step")))
 
 
+def chosen_checkpoint(ground: Ground) -> Marked | None:
+    """The checkpoint that our trainer would go on from: the newest, or the one that is named until it was."""
+    values, directory = Values(ground.plan.job.config or {}), checkpoint_directory(ground)
+    known = marked_checkpoints(directory) if directory is not None else []
+    newest, given = known[-1] if known else None, values.raw(_NAMED)
+    if not isinstance(given, str) or (newest and _was_made(values.node("resume") or {}, newest.content)):
+        return newest
+    path = ground.host(given) if "/" in given else directory / given if directory is not None else None
+    content = _marker(path) if path is not None else None
+    return Marked(path, content) if path is not None and content is not None else None
+
+
 def lost_checkpoint(ground: Ground) -> tuple[Lack, ...] | None:
     """What is wrong with the checkpoint that a training is to go on from; ``None`` if it is no training."""
     config = ground.plan.job.config

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from launcher.drafting import Draft
 from launcher.errors import UserError
-from launcher.inspection.checkpoints import checkpoint_directory, has_entries, marked_checkpoints
+from launcher.inspection.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
 from launcher.inspection.data_identity import ask_identity
 from launcher.inspection.ground import Ground, opened
 from launcher.preflight.facts import Change, EarlierTraining
@@ -52,18 +51,14 @@ def earlier_training(made: Draft) -> EarlierTraining | None:
     plan = made.plan
     if plan.job.stage != "training" or plan.job.config is None:
         return None
-    found = _newest(made)
-    if found is None:
-        return EarlierTraining(launch=None, goes_on=False, changes=(), data=())
-    paths, manifest = found
-    ground = Ground(made)
-    goes_on = _goes_on(ground, paths.directory, manifest)
-    training = made.composition.config.training
+    paths, manifest = _newest(made) or (None, None)
+    ground, training = Ground(made), made.composition.config.training
+    goes_on = _goes_on(ground, manifest)
     earlier = EarlierTraining(
-        launch=paths.number,
+        launch=manifest.launch if manifest is not None else None,
         goes_on=goes_on,
-        changes=_changes(ground, paths, manifest),
-        data=None if goes_on else (),
+        changes=_changes(ground, paths, manifest) if paths is not None and manifest is not None else (),
+        data=(),
         accepted=training.resume.accept_data if training is not None else None,
     )
     return _with_data(earlier, made, ground, manifest) if goes_on else earlier
@@ -96,42 +91,44 @@ def _newest(made: Draft) -> tuple[LaunchPaths, Manifest] | None:
     return (paths, manifest) if manifest.stage == "training" else None
 
 
-def _goes_on(ground: Ground, launch_dir: Path, manifest: Manifest) -> bool:
+def _goes_on(ground: Ground, manifest: Manifest | None) -> bool:
     """Whether there is something to go on from, now or when the job begins."""
     values = Values(ground.plan.job.config or {})
     if not values.flag("exp_manager.resume_if_exists"):
         return False
     directory = checkpoint_directory(ground)
-    if directory is None or has_entries(directory):
+    if directory is None or has_entries(directory) or values.raw("resume.checkpoint") is not None:
         return True
+    if manifest is None:
+        return False
     # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
+    launch_dir = ground.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
     lives = read_lives(launch_dir)
     if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
         return any(not life.is_over for life in lives)
     return not lives or any(life.exit_code in (None, 0) for life in lives)
 
 
-def _with_data(earlier: EarlierTraining, made: Draft, ground: Ground, manifest: Manifest) -> EarlierTraining:
+def _with_data(
+    earlier: EarlierTraining, made: Draft, ground: Ground, manifest: Manifest | None
+) -> EarlierTraining:
     known, since = _trained_on(ground, manifest)
     if not known:
         return earlier
     answer = ask_identity(made, known)
     if answer is None:
-        return replace(earlier, missing={"data": "the data could not be read"})
+        return replace(earlier, data=None, missing={"data": "the data could not be read"})
     return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
 
 
-def _trained_on(ground: Ground, manifest: Manifest) -> tuple[list[Any], str]:
+def _trained_on(ground: Ground, manifest: Manifest | None) -> tuple[list[Any], str]:
     """The identity of the data so far, and of what it is: the checkpoint's own before the launch's."""
-    directory = checkpoint_directory(ground)
-    if ground.plan.job.engine == "megatron" and directory is not None:
-        marked = marked_checkpoints(directory)
-        named = Values(ground.plan.job.config or {}).raw("resume.checkpoint")
-        chosen = [one for one in marked if one.path.name == named] or marked
-        data = chosen[-1].content.get("data") if chosen else None
-        if isinstance(data, list) and data:
-            return data, f"the checkpoint {chosen[-1].path.name}"
-    return manifest.data, f"launch {manifest.launch} of this run"
+    if ground.plan.job.engine == "megatron":
+        chosen = chosen_checkpoint(ground)
+        data = chosen.content.get("data") if chosen is not None else None
+        if chosen is not None and isinstance(data, list) and data:
+            return data, f"the checkpoint {chosen.path.name}"
+    return (manifest.data, f"launch {manifest.launch} of this run") if manifest is not None else ([], "")
 
 
 def _changes(ground: Ground, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:

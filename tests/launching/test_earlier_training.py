@@ -207,6 +207,18 @@ def test_the_checkpoint_knows_better_than_the_launch(stocked: Path) -> None:
     assert "the checkpoint m-step=1 was trained on other data" in launch(stocked, code=2)
 
 
+def test_another_runs_checkpoint_is_compared_too(stocked: Path) -> None:
+    theirs = stocked / "theirs/m-step=1"
+    theirs.parent.mkdir()
+    checkpoint(stocked, "m-step=1", data=manifest(stocked)["data"]).rename(theirs)
+    new = ("training.run.name=new", f"training.resume.checkpoint='{theirs}'")
+    run_command(SLIPWAY, "launch", *FAST, *new, cwd=stocked)
+    (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
+    said = run_command(SLIPWAY, "launch", *FAST, *new, "training.run.name=newer", cwd=stocked, check=2).stderr
+    assert "the checkpoint m-step=1 was trained on other data" in said
+    assert not (stocked / "results/newer").exists()
+
+
 def test_other_engines_take_the_key_too(stocked: Path) -> None:
     said = launch(stocked, "engine=nemo", "nemo_path=/nemo", "--no-check=run.training")
     assert "accept" not in said
