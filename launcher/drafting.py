@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from launcher.config.compose import Composition, compose
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
+from launcher.config.stored import read_stored
 from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
 from launcher.runs import provenance
 from launcher.runs.excluded import ExcludedNode, excluded_from_json, read_excluded
 from launcher.runs.manifest import read_manifest
-from launcher.runs.paths import LAUNCHES, next_launch_number
+from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
 from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
 
@@ -59,6 +60,8 @@ class Request:
         Those of an earlier launch, to render its script again; ``None`` for the next launch.
     stage
         The one stage that is meant, of several that the overrides ask for.
+    launch_dir
+        The directory of an earlier launch, to render it again from what is stored there.
     """
 
     overrides: Sequence[str]
@@ -68,6 +71,7 @@ class Request:
     number: int | None = None
     tag: str | None = None
     stage: str | None = None
+    launch_dir: Path | None = None
 
 
 def draft(request: Request) -> Draft:
@@ -94,6 +98,8 @@ def drafts(request: Request) -> list[Draft]:
     UserError
         If the request has a mistake.
     """
+    if request.launch_dir is not None:
+        return [stored_draft(request.launch_dir, request.number, request.tag)]
     return drafts_of(stages_of(compose(request.overrides, request.config_dir), request.stage), request)
 
 
@@ -208,6 +214,56 @@ def with_image(composition: Composition, template_dir: Path | None) -> RunConfig
     return config.model_copy(update={"container": choice.image})
 
 
+def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:
+    """Render a launch again from what is stored with it, whatever became of the trees that it was made from.
+
+    Raises
+    ------
+    UserError
+        If there is no such launch, or nothing is stored with it.
+    """
+    launch_dir = launch_dir.absolute()
+    manifest = read_manifest(launch_dir)
+    paths = LaunchPaths(launch_dir.parents[1], manifest.run, manifest.job_name, manifest.launch)
+    stored, templates = launch_dir / paths.root_config.name, launch_dir / paths.templates.name
+    try:
+        text = stored.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(
+            f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
+            hint="without --launch-dir the launch is composed again, from the trees as they are now",
+        ) from error
+    config = read_stored(text, str(stored))
+    composition = Composition(config, manifest.choices, tuple(manifest.overrides))
+    return render_launch(
+        composition,
+        number or manifest.launch,
+        tag or manifest.tag,
+        templates if templates.is_dir() else None,
+        excluded_from_json(manifest.excluded),
+    )
+
+
+def stored_config(made: Draft) -> RunConfig:
+    """The configuration of a draft with all that this machine had a part in: its image, its interpreter."""
+    config = with_image(made.composition, made.template_dir)
+    if config.cluster.python is None and made.plan.job.container is None and config.workspace is None:
+        cluster = config.cluster.model_copy(update={"python": made.plan.job.payload.argv[0]})
+        return config.model_copy(update={"cluster": cluster})
+    return config
+
+
+def _stored(run_dir: Path, request: Request) -> Draft | None:
+    """The launch that a request names by its number and its tag, if it is stored."""
+    if request.number is None or request.tag is None:
+        return None
+    launch_dir = run_dir / LAUNCHES / str(request.number)
+    with contextlib.suppress(UserError, OSError):
+        if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == request.tag:
+            return stored_draft(launch_dir)
+    return None
+
+
 def _draft(composition: Composition, request: Request, work: ImageWork | None = None) -> Draft:
     with composition.naming_sources():
         config = composition.config
@@ -216,6 +272,8 @@ def _draft(composition: Composition, request: Request, work: ImageWork | None = 
             number = request.number or next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, _results_key(composition, run_dir), verb="read") from error
+    if work is None and (stored := _stored(run_dir, request)) is not None:
+        return stored
     tag = request.tag or provenance.new_tag()
     nodes = avoided(composition, run_dir, request.number)
     return render_launch(composition, number, tag, request.template_dir, nodes, work)

@@ -60,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_no_check(parser)
     add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None)
+    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:

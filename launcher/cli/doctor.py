@@ -65,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, metavar="SECONDS", help=told)
     parser.add_argument("--json", action="store_true", help="print an object")
     add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None)
+    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:

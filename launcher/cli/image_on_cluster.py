@@ -68,7 +68,7 @@ def submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrid
 
 
 # What replays a launch.
-_NO_REPLAY = {"launch_number": None, "tag": None, "stage": None, "template_dir": None}
+_NO_REPLAY = {"launch_number": None, "tag": None, "stage": None, "launch_dir": None, "template_dir": None}
 
 
 def _options(args: argparse.Namespace) -> Iterator[str]:

@@ -116,6 +116,13 @@ def add_tree_options(parser: argparse.ArgumentParser) -> None:
 def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
     """Add what a launch's files depend on besides the overrides."""
     replay = parser.add_argument_group(title)
+    replay.add_argument(
+        "--launch-dir",
+        type=Path,
+        metavar="DIR",
+        help="its directory, results/RUN/launches/N: what is stored there is rendered, whatever became of the"
+        " trees and of the other arguments",
+    )
     replay.add_argument("--launch-number", type=int, metavar="N", help="the number that it has")
     replay.add_argument("--tag", help="its tag; launcher_cmd.log holds the whole command")
     replay.add_argument("--stage", metavar="STAGE", help="its stage, where the overrides ask for several")
@@ -124,13 +131,13 @@ def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Walk to the door that the arguments name; return the exit code."""
     request = request_of(args, args.overrides)
-    if args.build is None:
+    if args.build is None or request.launch_dir is not None:
         made = _checked(args, request)
     else:
         made, request = _built(args, request)
     if is_workspace(made):
         refuse_options(args)
-    if args.smoke:
+    if args.smoke and request.launch_dir is None:
         code = smoke_first(args, _only_one(made), request, dry=_is_dry(args, made))
         if code is not None:
             return code
@@ -178,7 +185,8 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
 
 def _checked(args: argparse.Namespace, request: Request) -> list[Draft]:
     made = drafts(request)
-    stop_at_errors(made, args.no_check, look=not _is_dry(args, made))
+    if request.launch_dir is None:  # which was checked when it was launched
+        stop_at_errors(made, args.no_check, look=not _is_dry(args, made))
     return made
 
 
@@ -208,8 +216,10 @@ def _launch(args: argparse.Namespace, made: Sequence[Draft], request: Request) -
     if _is_dry(args, made):
         print_each(made, [one.rendered.script for one in made], "bash")
         return []
-    if (request.number, request.tag, request.stage) != (None, None, None):
-        raise UserError("--launch-number, --tag and --stage render a launch again: they need --dry-run")
+    if (request.number, request.tag, request.stage, request.launch_dir) != (None, None, None, None):
+        raise UserError(
+            "--launch-dir, --launch-number, --tag and --stage render a launch again: they need --dry-run"
+        )
     if is_workspace(made):
         open_workspace(made[0])
     # Imported late: a dry run neither writes nor submits.
@@ -239,6 +249,7 @@ def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
         number=args.launch_number,
         tag=args.tag,
         stage=args.stage,
+        launch_dir=args.launch_dir,
     )
 
 

@@ -19,6 +19,7 @@ examples:
   slipway render training=gpt3/126m --task                    what sets up each task
   slipway render training=gpt3/126m --config > job.yaml       the configuration that the job reads
   slipway render training=gpt3/126m training.trainer.num_nodes=64 | sbatch --test-only
+  slipway render --launch-dir results/gpt3_126m/launches/3    what was launched, whatever conf/ says now
 
 exit code:
   0  printed; nothing was written or submitted
@@ -48,8 +49,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the file; return the exit code."""
-    made = drafts(request_of(args, args.overrides))
-    stop_at_errors(made, args.no_check, look=False)
+    request = request_of(args, args.overrides)
+    made = drafts(request)
+    if request.launch_dir is None:  # which was checked when it was launched
+        stop_at_errors(made, args.no_check, look=False)
     if args.task:
         if is_workspace(made):
             raise UserError("--task: a workspace has no tasks", key="stages")

@@ -78,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
     parser.add_argument("--json", action="store_true", help="print an object")
     add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None)
+    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -33,9 +33,11 @@ _LISTS = re.compile(
 _ARGUMENTS = re.compile(r".*\.srun_args$")
 _PLAIN_LIST = re.compile(r"""\[(?P<items>[^'"\[\]{}\\$]*)\]""")
 
-# Mappings whose keys are the user's: a new one needs no `+`.
+# Mappings whose keys are the user's, and a key that the tree does not show: a new one needs no `+`.
 _OPEN = re.compile(
-    r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels))(\..*)?$", re.DOTALL
+    r"((cluster\.)?env_vars|env_files|cluster\.sbatch|stage_cluster|image\.(env|labels)"
+    r"|training\.resume\.accept_data)(\..*)?$",
+    re.DOTALL,
 )
 _OPEN_TEXTS = ("env_vars", "cluster.env_vars", "env_files", "image.env", "image.labels")
 

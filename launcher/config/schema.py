@@ -194,13 +194,17 @@ class TrainerNode(BaseModel):
 
 
 class ResumeNode(_Strict):
-    """How a training goes on otherwise than it would have; for our trainer, which reads the same node."""
+    """How a training goes on otherwise than it would have; for our trainer, which reads the same node.
+
+    `accept_data` is for every engine: the launcher looks at the data too.
+    """
 
     checkpoint: Line | None = None
     load_optimizer: bool = True
     lr_scale: float = Field(default=1.0, gt=0)
     data_generation: Whole = Field(default=0, ge=0)
     trust_owner: Text | None = None
+    accept_data: Line | None = None
 
 
 class TrainingConfig(_Strict):

@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.drafting import Draft, results_key
 from launcher.errors import explain_os_error
 from launcher.file_systems import existing, room_at
+from launcher.inspection.checkpoints import lost_checkpoint
 from launcher.inspection.data_sets import lost_data
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import fetched_at_once, lost_image
@@ -31,6 +32,7 @@ def path_facts(made: Draft) -> PathFacts:
     return PathFacts(
         tokenizer=lost_tokenizer(ground),
         data=lost_data(ground),
+        checkpoint=lost_checkpoint(ground),
         image=lost_image(ground),
         fetched=fetched_at_once(ground),
         mounts=lost_mounts(ground),

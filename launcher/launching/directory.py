@@ -10,9 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
-from launcher.drafting import Draft, Request, render_again, results_key
+from launcher.config.stored import stored_text
+from launcher.drafting import Draft, Request, render_again, results_key, stored_config
+from launcher.inspection.data_identity import data_identity
+from launcher.inspection.earlier import differences_on_record
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
+from launcher.rendering.render import user_templates
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.files import write_atomic
@@ -95,18 +99,23 @@ def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, st
     paths, config = made.plan.paths, made.plan.job.config
     files = {
         **made.rendered.files(paths),
-        paths.directory / names.COMMAND_LOG: _pasteable(request, made.plan),
+        paths.directory / names.COMMAND_LOG: _pasteable(request, made),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
         files[paths.config] = config_text(config)
+    if made.work is None:
+        files[paths.root_config] = stored_text(stored_config(made), os.environ)
+        templates = user_templates(made.template_dir) if made.template_dir is not None else {}
+        files |= {paths.templates / name: text for name, text in templates.items()}
     return files
 
 
-def _pasteable(request: Request, plan: Plan) -> str:
-    command = request.command
+def _pasteable(request: Request, made: Draft) -> str:
+    command, plan = request.command, made.plan
     held = [] if request.stage is None else [f"--stage={request.stage}"]
-    held += ["--dry-run", f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
+    held += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if made.work is None else [])]
+    held += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
     options_end = command.index("--") if "--" in command else len(command)
     again = [*command[:options_end], *held, *command[options_end:]]
     lines = (quoted_line(["cd", str(Path.cwd())]) + " && " + quoted_line(words) for words in (command, again))
@@ -157,5 +166,7 @@ def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Man
         from_job=job.chain.from_job,
         excluded=[node.to_json() for node in job.queue.avoided],
         max_nodes=job.resources.max_nodes,
+        data=data_identity(made),
+        differs=differences_on_record(made),
         **origin.fields,
     )

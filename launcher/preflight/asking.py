@@ -13,7 +13,7 @@ from launcher.preflight.fitting import TRAINER, Check
 from launcher.preflight.registry import CHECKS
 
 # What is looked at beside the keys: the trainer says nothing of these.
-_OF_OTHERS = ("path.", "secret.", "cluster.", "memory.", "space.")
+_OF_OTHERS = ("path.", "secret.", "cluster.", "memory.", "space.", "run.", "data.identity")
 
 
 def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.path_facts import PathFacts
@@ -21,6 +21,52 @@ class LostSecret(NamedTuple):
     path: str
     why: str
     certain: bool
+
+
+class Change(NamedTuple):
+    """A key of the configuration that an earlier launch of the run had another value of.
+
+    `is_grave` is whether no checkpoint of the one fits the other.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    is_grave: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTraining:
+    """What the newest launch of the run was, beside the one that is planned.
+
+    Attributes
+    ----------
+    launch
+        Its number; ``None`` if there is none that was a training.
+    goes_on
+        Whether the planned launch may go on from what the run has saved, or is about to save.
+    changes
+        How the configurations differ, less what may change between two launches of a training.
+    data
+        The files of the data that were exchanged since, each as old → new; ``None`` if it is not known.
+    data_since
+        What the data are compared with: the checkpoint, or the launch.
+    accept
+        The value of `training.resume.accept_data` that accepts the exchange.
+    accepted
+        The value that is given.
+    missing
+        By part, why it could not be found out.
+    """
+
+    launch: int | None
+    goes_on: bool
+    changes: tuple[Change, ...] | None = None
+    data: tuple[str, ...] | None = None
+    data_since: str = ""
+    accept: str | None = None
+    accepted: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +88,8 @@ class Facts:
         Files of secrets that are not there, or cannot be read.
     paths
         What this machine has of the files and directories that the job uses.
+    earlier
+        The newest launch of the run; ``None`` if no training is planned.
     cluster
         What the cluster says of itself; each of its parts may be missing.
     array_tasks
@@ -59,6 +107,7 @@ class Facts:
     open_secrets: Mapping[str, str] | None = None
     lost_secrets: tuple[LostSecret, ...] | None = None
     paths: PathFacts | None = None
+    earlier: EarlierTraining | None = None
     cluster: ClusterFacts | None = None
     array_tasks: int | None = None
     node_gpus: int | None = None

@@ -45,7 +45,7 @@ class PathFacts:
 
     Attributes
     ----------
-    tokenizer, data, image, mounts
+    tokenizer, data, checkpoint, image, mounts
         What is not there, or not what it should be.
     fetched
         The image of a registry that many nodes would fetch at once.
@@ -66,6 +66,7 @@ class PathFacts:
 
     tokenizer: tuple[Lack, ...] | None = None
     data: tuple[Lack, ...] | None = None
+    checkpoint: tuple[Lack, ...] | None = None
     image: tuple[Lack, ...] | None = None
     fetched: tuple[Lack, ...] | None = None
     mounts: tuple[Lack, ...] | None = None

@@ -6,6 +6,7 @@ from launcher.preflight import (
     cluster,
     cluster_nodes,
     data,
+    earlier,
     elastic,
     memory,
     model,
@@ -172,6 +173,18 @@ CHECKS: tuple[Check, ...] = (
         needs=("same_job_name",),
     ),
     Check(
+        "run.training",
+        "the run's checkpoints are of this training, and not of another one under its name",
+        earlier.training_problems,
+        needs=("earlier.changes",),
+    ),
+    Check(
+        "data.identity",
+        "the data are those that the run was trained on",
+        earlier.data_problems,
+        needs=("earlier.data",),
+    ),
+    Check(
         "secret.file",
         "files of secrets are there, and can be read",
         secrets.file_problems,
@@ -194,6 +207,12 @@ CHECKS: tuple[Check, ...] = (
         "the data sets are there, each .idx and .bin of as many tokens",
         paths.lack_problems("path.data", lambda found: found.data),
         needs=("paths.data",),
+    ),
+    Check(
+        "path.checkpoint",
+        "the checkpoint that the training is to go on from is there, and whole",
+        paths.lack_problems("path.checkpoint", lambda found: found.checkpoint),
+        needs=("paths.checkpoint",),
     ),
     Check(
         "path.image",

@@ -18,6 +18,7 @@ from jinja2 import (
     PrefixLoader,
     StrictUndefined,
     TemplateSyntaxError,
+    meta,
 )
 
 from launcher.errors import UserError, check_directory
@@ -75,6 +76,21 @@ class Rendered:
         }
         optional = {paths.binding: self.binding, paths.stage_image: self.stage_image}
         return files | {path: text for path, text in optional.items() if text is not None}
+
+
+def user_templates(template_dir: Path) -> dict[str, str]:
+    """The user's own templates that scripts are rendered from, by name, with those that they include."""
+    found: dict[str, str] = {}
+    environment, wanted = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
+    while wanted:
+        name = wanted.pop()
+        path = template_dir / name
+        if name in found or not path.is_file() or not path.resolve().is_relative_to(template_dir.resolve()):
+            continue
+        found[name] = path.read_text(encoding="utf-8")
+        references = meta.find_referenced_templates(environment.parse(found[name]))
+        wanted += [reference for reference in references if reference is not None]
+    return found
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:

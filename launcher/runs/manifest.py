@@ -54,7 +54,10 @@ class Manifest:
     `links` is how many jobs its chain has at most, which submit each other where `from_job` is set, and
     otherwise were submitted with it; `after` is what a stage waits for, such as ``afterok:17``; `excluded`
     are the nodes that it was to avoid when it was launched (`launcher.runs.excluded`). `nodes` is the least
-    that it takes where `max_nodes` is set.
+    that it takes where `max_nodes` is set. `data` is the identity of the files that the training reads, as
+    far as the launching machine sees them (`launcher.inspection.data_identity`). `differs` tells the keys by
+    which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
+    [{"key": ..., "old": ..., "new": ...}]}``.
     """
 
     run: str
@@ -94,6 +97,8 @@ class Manifest:
     after: str | None = None
     excluded: list[dict[str, Any]] = field(default_factory=list)
     max_nodes: int | None = None
+    data: list[dict[str, Any]] = field(default_factory=list)
+    differs: dict[str, Any] | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def submitted_as(self, job_id: str) -> Manifest:

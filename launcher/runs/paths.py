@@ -24,6 +24,8 @@ MANIFEST = "launcher.json"
 COMMAND_LOG = "launcher_cmd.log"
 JOB_ID_LOG = "launcher.log"
 TASK_SCRIPT = "task.sh"
+ROOT_CONFIG = "root_config.yaml"
+TEMPLATES = "templates"
 CODE = "code"
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
@@ -82,6 +84,16 @@ class LaunchPaths:
     @property
     def config(self) -> Path:
         return self.directory / self.config_name
+
+    @property
+    def root_config(self) -> Path:
+        """The whole configuration, of which `config` is the part that the job reads."""
+        return self.directory / ROOT_CONFIG
+
+    @property
+    def templates(self) -> Path:
+        """The user's own templates that the launch was rendered with."""
+        return self.directory / TEMPLATES
 
     @property
     def script(self) -> Path:

@@ -57,7 +57,9 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
         temporary.chmod(0o777 & ~umask())  # mkdtemp's 0700 would hide the launch from colleagues
         for path, text in files.items():
             mode = 0o777 if path.suffix == ".sh" else 0o666
-            write_atomic(temporary / path.relative_to(paths.directory), text, mode)
+            target = temporary / path.relative_to(paths.directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(target, text, mode)
         if code is not None:
             copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
         sync_directory(temporary)

@@ -152,13 +152,18 @@ def _launch_config(
         "trainer": trainer,
         "exp_manager": exp_manager,
         "model": model,
-        **({"resume": training.resume.model_dump()} if engine == "megatron" else {}),
+        **({"resume": _resume(training.resume)} if engine == "megatron" else {}),
     }
+
+
+def _resume(resume: ResumeNode) -> dict[str, Any]:
+    """The node as our trainer reads it, and as trainers of earlier versions do where nothing is accepted."""
+    return resume.model_dump(exclude={"accept_data"} if resume.accept_data is None else None)
 
 
 def _check_resume(resume: ResumeNode, engine: str) -> None:
     """Refuse what only our trainer does: NeMo ignores a node that it does not know."""
-    for name, value in resume.model_dump().items():
+    for name, value in resume.model_dump(exclude={"accept_data"}).items():
         if value != getattr(ResumeNode(), name):
             key = f"training.resume.{name}"
             told = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"

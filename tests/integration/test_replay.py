@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,45 @@ def test_a_number_or_tag_without_a_dry_run_is_refused(tmp_path: Path) -> None:
         done = run_command(SLIPWAY, "launch", *FAST, option, cwd=tmp_path, check=2)
         assert "they need --dry-run" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_edited_and_deleted_trees_do_not_change_a_replay(tmp_path: Path) -> None:
+    """The cluster, the root's keys and the templates are those of the launch."""
+    ours = tmp_path / "ours"
+    (ours / "cluster").mkdir(parents=True)
+    cluster = ours / "cluster/mine.yaml"
+    cluster.write_text("defaults: [local, _self_]\npython: /bin/true\nenv_vars: {WHICH: first}\n")
+    (ours / "local.sh.j2").write_text(
+        '{% extends "slipway/local.sh.j2" %}{% block job_id %}{{ super() }}'
+        '{% include "part.j2" %}\n{% endblock %}'
+    )
+    (ours / "part.j2").write_text("# a part\n")
+    trees = ["--config-dir=ours", "--template-dir=ours"]
+    run_command(SLIPWAY, "launch", *trees, "cluster=mine", MOCK, cwd=tmp_path)
+    (run,) = (tmp_path / "results").iterdir()
+    again = command_log(run, 1)[2].removeprefix("# ")
+    before = script(run, 1)
+    task = (run / "launches/1/task.sh").read_bytes()
+    older = again.replace(f"--launch-dir={run}/launches/1 ", "")
+    assert older != again
+
+    cluster.write_text(cluster.read_text().replace("first", "second"))
+    (ours / "part.j2").write_text("# another part\n")
+    assert replay(again) == before
+    assert replay(older) == before, "the number and the tag name the launch too"
+    shutil.rmtree(ours)
+    assert replay(again) == before
+    rendered = run_command(SLIPWAY, "render", f"--launch-dir={run}/launches/1", cwd=Path("/"))
+    assert rendered.stdout.encode() == before
+    rendered = run_command(SLIPWAY, "render", "--task", "--launch-dir", run / "launches/1", cwd=Path("/"))
+    assert rendered.stdout.encode() == task
+    assert b"first" in before + task and b"# a part" in before
+    assert [path.name for path in (run / "launches").iterdir()] == ["1"]
+
+
+def test_a_launch_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    for directory in ("nowhere", "."):
+        done = run_command(SLIPWAY, "render", f"--launch-dir={directory}", cwd=tmp_path, check=2)
+        assert "launcher.json does not exist" in done.stderr
+    done = run_command(SLIPWAY, "launch", *FAST, "--launch-dir=x", cwd=tmp_path, check=2)
+    assert "Traceback" not in done.stderr

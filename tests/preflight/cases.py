@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.plan import Container
-from launcher.preflight.facts import Facts, LostSecret
+from launcher.preflight.facts import Change, EarlierTraining, Facts, LostSecret
 from launcher.preflight.findings import Severity
 from launcher.preflight.path_facts import Lack, LocalPath, LocalPaths, PathFacts
 from tests.preflight.clusters import CLUSTER
@@ -80,6 +80,12 @@ def lost(certain: bool) -> Facts:
 def lacking(part: str, key: str, certain: bool = True) -> Facts:
     lack = Lack(key, "/no/x", "there is no such file", certain, "another")
     return replace(KNOWN, paths=PathFacts(**{part: (lack,)}))  # type: ignore[arg-type]
+
+
+def earlier(*changes: Change, data: tuple[str, ...] = (), **accept: str) -> Facts:
+    """An earlier launch of the run, whose checkpoints are gone on from."""
+    found = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **accept)  # type: ignore[arg-type]
+    return replace(KNOWN, earlier=found)
 
 
 def on_disks(results: int, inputs: int) -> Facts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.preflight.facts import Facts
+from launcher.preflight.facts import Change, Facts
 from launcher.preflight.path_facts import PathFacts
 from tests.preflight.cases import (
     LIMIT,
@@ -13,6 +13,7 @@ from tests.preflight.cases import (
     asking,
     bad,
     chained,
+    earlier,
     good,
     in_container,
     lacking,
@@ -124,6 +125,42 @@ JOB_CASES = [
     bad("path.data", {}, "data_prefix='/no/x': there is no such file", facts=lacking("data", PREFIX)),
     warns("path.data", {}, "data_prefix='/no/x': there", facts=lacking("data", PREFIX, certain=False)),
     good("path.data", {}, facts=replace(KNOWN, paths=PathFacts(data=()))),
+    bad(
+        "path.checkpoint",
+        {},
+        "resume.checkpoint='/no/x': there",
+        facts=lacking("checkpoint", "resume.checkpoint"),
+    ),
+    good("path.checkpoint", {}, facts=replace(KNOWN, paths=PathFacts(checkpoint=()))),
+    bad(
+        "run.training",
+        {},
+        "launch 2 of this run trains another model or tokenizer: training.model.num_layers 12 → 24",
+        "unique_output_dir=true",
+        facts=earlier(Change("model.num_layers", 12, 24, True), Change("model.seed", 1, 2, False)),
+    ),
+    warns(
+        "run.training",
+        {},
+        "launch 2 of this run was another training: training.model.seed 1 → 2",
+        "goes on from its checkpoints",
+        facts=earlier(Change("model.seed", 1, 2, False)),
+    ),
+    good("run.training", {}, facts=earlier()),
+    bad(
+        "data.identity",
+        {},
+        "training.resume.accept_data=null: launch 2 was trained on other data: x.bin",
+        "to go on with the new ones: training.resume.accept_data=data-1",
+        facts=earlier(data=("x.bin",), accept="data-1"),
+    ),
+    warns(
+        "data.identity",
+        {},
+        "accepted are other data than those of launch 2: x.bin",
+        facts=earlier(data=("x.bin",), accept="data-1", accepted="data-1"),
+    ),
+    good("data.identity", {}, facts=earlier()),
     bad("path.image", {}, "container='/no/x': there is no such file", facts=lacking("image", "container")),
     good("path.image", {}, facts=replace(KNOWN, paths=PathFacts(image=()))),
     warns(

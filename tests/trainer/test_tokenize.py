@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,24 @@ def test_the_tokens_do_not_depend_on_the_number_of_workers(
     assert len(chunks) > 5
     stream = [int(token) for chunk in chunks for token in chunk.tokens]
     assert stream == [token for document in read["documents"] for token in document]
+
+
+def test_an_edited_file_of_the_same_size_is_tokenized_again(tmp_path: Path, capsys: Any) -> None:
+    text, prefix = tmp_path / "text.txt", tmp_path / "out/corpus"
+    options = ["--input", str(text), "--output-prefix", str(prefix), "--tokenizer-dir", str(tmp_path / "bpe")]
+    text.write_text("the first words " * 20)
+    stamp = text.stat()
+    assert main([*options, "--vocab-size", "270"]) == 0
+    first = Path(f"{prefix}.bin").read_bytes()
+    text.write_text("other words now " * 20)
+    os.utime(text, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert text.stat().st_size == stamp.st_size
+    assert main([*options, "--vocab-size", "270"]) == 0
+    assert "already there" not in capsys.readouterr().out
+    assert Path(f"{prefix}.bin").read_bytes() != first
+    os.utime(text)
+    assert main([*options, "--vocab-size", "270"]) == 0
+    assert "already there" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's weights are those of a model. Imports no torch."""
+"""Whether a checkpoint's weights are those of a model, and its data those of now. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from trainer.checkpoint.store import Found
 from trainer.config.architecture import Architecture
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
+from trainer.data import identity
+from trainer.data.identity import Identity
 from trainer.errors import UserError
+from trainer.logs import LOGGER
+
+ACCEPT = "resume.accept_data"
 
 # What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
 _SHAPES = (
@@ -65,6 +70,43 @@ def check(found: Found, shape: Mapping[str, Any], layout: Layout) -> None:
                 f"the model has {name}={shape[name]}, but the checkpoint {found.path} has {value}: "
                 f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
             )
+
+
+def check_data(found: Found, data: Identity, accepted: str | None) -> None:
+    """Hold the data that a checkpoint was trained on against those of now; a checkpoint may tell nothing.
+
+    Data that the configuration names otherwise are told: the user has named them.
+
+    Parameters
+    ----------
+    found
+        The checkpoint.
+    data
+        The files of now.
+    accepted
+        The digest of the exchange that the user accepts, if any.
+
+    Raises
+    ------
+    UserError
+        If a file of the same name, or the tokenizer, has another content, and that was not accepted.
+    """
+    trained_on = identity.from_json(found.marker.data)
+    changed = identity.differences(trained_on, data)
+    told = "; ".join(map(str, changed))
+    if not identity.accepts(accepted, changed):
+        raise UserError(
+            f"the checkpoint {found.path} was trained on other data: {told}: put the files back, or train "
+            f"into another exp_manager.explicit_log_dir; {ACCEPT}={identity.digest(changed)} goes on with "
+            "the new ones"
+        )
+    if changed:
+        LOGGER.warning(
+            "other data than those of %s, accepted with %s=%s: %s", found.path, ACCEPT, accepted, told
+        )
+    old, new = identity.renamed(trained_on, data) if trained_on else ([], [])
+    if old or new:
+        LOGGER.warning("other data: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
 
 
 def is_laid_out_as(found: Found, layout: Layout) -> bool:

@@ -44,6 +44,8 @@ class Marker:
         Its other files, and their sizes in bytes.
     checksums
         Those of the same files; none in a checkpoint of an earlier version.
+    data
+        The identity of the data that it was trained on (:mod:`trainer.data.identity`).
     """
 
     step: int
@@ -60,6 +62,7 @@ class Marker:
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
+    data: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, checkpoint: Path) -> None:
         """Write the marker into a checkpoint's directory and have it on disk."""

@@ -14,6 +14,7 @@ from trainer.config.tokenizer import Tokenizer, read_tokenizer
 from trainer.config.values import Values
 
 _PREFIX = "model.data.data_prefix"
+_ACCEPTED = "resume.accept_data"
 _FORMS = (
     "[prefix], [prefix, prefix, ...] or [weight, prefix, weight, prefix, ...], "
     "where a prefix names a .bin and an .idx file"
@@ -56,6 +57,8 @@ class Data:
         What the end of a document does within a window.
     tokenizer
         What made the tokens.
+    accepted
+        The digest of the data that the user accepts in place of those that a checkpoint was trained on.
     """
 
     kind: Literal["mock", "mmap"]
@@ -67,6 +70,7 @@ class Data:
     reset_positions: bool
     reset_attention: bool
     tokenizer: Tokenizer
+    accepted: str | None = None
 
 
 def read_data(values: Values, t5: bool) -> Data:
@@ -97,6 +101,7 @@ def read_data(values: Values, t5: bool) -> Data:
         reset_positions=not t5 and values.flag("model.data.reset_position_ids", False),
         reset_attention=not t5 and values.flag("model.data.reset_attention_mask", False),
         tokenizer=read_tokenizer(values),
+        accepted=values.text(_ACCEPTED) if values.is_set(_ACCEPTED) else None,
     )
 
 

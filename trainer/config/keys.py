@@ -122,6 +122,7 @@ KEYS: dict[str, Status] = {
     "resume.lr_scale": _IMPLEMENTED,
     "resume.data_generation": _IMPLEMENTED,
     "resume.trust_owner": _IMPLEMENTED,
+    "resume.accept_data": _IMPLEMENTED,
     # model: batches and parallelism
     "model.micro_batch_size": _IMPLEMENTED,
     "model.global_batch_size": _IMPLEMENTED,

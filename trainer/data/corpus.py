@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +49,13 @@ def collect(
     return _limited((TextFile(path, path.stat().st_size) for path in paths), max_files, max_bytes)
 
 
-def fingerprint(files: Sequence[TextFile]) -> str:
-    """Return a SHA-256 over the files' order, paths and sizes."""
+def fingerprint(files: Sequence[TextFile], workers: int = 1) -> str:
+    """Return a SHA-256 over the files' order, paths and contents; sizes alone would miss an edit."""
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.path}\0{file.size}\n".encode(errors="surrogateescape"))
+    # Threads: hashing and reading both leave Python's lock to others.
+    with ThreadPoolExecutor(workers) as pool:
+        for file, content in zip(files, pool.map(_content, files), strict=True):
+            digest.update(f"{file.path}\0{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -62,6 +65,15 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
         return None
+
+
+def _content(file: TextFile) -> str:
+    """Return the SHA-256 of a file, or its size where it cannot be read: such a file is left out."""
+    try:
+        with file.path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return str(file.size)
 
 
 def _matches(item: Path, pattern: str) -> Iterable[Path]:

@@ -84,7 +84,7 @@ def _request(options: argparse.Namespace, files: Sequence[TextFile]) -> dict[str
     return {
         "inputs": [str(item) for item in options.input],
         "files": len(files),
-        "files_sha256": fingerprint(files),
+        "files_sha256": fingerprint(files, options.workers),
         "pattern": options.pattern,
         "vocab_size": options.vocab_size,
         "seed": options.seed,

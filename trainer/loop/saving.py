@@ -11,6 +11,7 @@ from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
 from trainer.checkpoint.pending import Pending
 from trainer.config.saving import Saving
+from trainer.data.identity import to_json
 from trainer.distributed import Place, together
 from trainer.loop.session import Session
 
@@ -125,4 +126,5 @@ class Saver:
             metrics=metrics,
             training=session.training_id,
             resume=session.settings.resume.record(),
+            data=to_json(session.data_identity),
         )

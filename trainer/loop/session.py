@@ -12,6 +12,7 @@ from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import padded_vocabulary
 from trainer.config.settings import Settings
+from trainer.data import identity
 from trainer.data.heldout import heldout_windows, unigram_entropy
 from trainer.data.order import SampleOrder
 from trainer.data.seeds import HELDOUT
@@ -34,7 +35,7 @@ class Session:
     """A training that is ready to step.
 
     `resumed_from` is the checkpoint it continues from; `training_id` is rank 0's name for the training over
-    all of its launches.
+    all of its launches; `data_identity` is what rank 0 finds the files of the data to be.
     """
 
     settings: Settings
@@ -52,6 +53,7 @@ class Session:
     reporter: Reporter
     parameters: int
     shape: dict[str, Any]
+    data_identity: identity.Identity
     progress: Progress = field(default_factory=Progress)
     training_id: str = field(default_factory=store.unique)
     resumed_from: Path | None = None
@@ -86,6 +88,7 @@ def open_session(settings: Settings, place: Place) -> Session:
         reporter=Reporter(settings, place, padded),
         parameters=parameter_count(model),
         shape=compatible.shapes(settings, padded),
+        data_identity=from_main(lambda: _data_identity(settings)),
     )
     _resume(session)
     return session
@@ -105,6 +108,18 @@ def report_heldout(session: Session) -> None:
 def _indices(settings: Settings) -> Indices:
     """Rank 0 alone reads the index files; the others take its word and compare the sizes of the data."""
     return {} if settings.data.kind == "mock" else find_indices(settings.data, settings.val_batches > 0)
+
+
+def _data_identity(settings: Settings) -> identity.Identity:
+    data, tokenizer = settings.data, settings.data.tokenizer
+    prefixes = [
+        prefix for blend in (data.training, data.heldout) if blend is not None for prefix in blend.prefixes
+    ]
+    files = {"model": tokenizer.model, "vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
+    if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():
+        files = {"type": Path(tokenizer.name)}
+    named = {f"model.tokenizer.{name}": path for name, path in files.items()}
+    return identity.identify(identity.wanted_of(prefixes, named))
 
 
 def _open_sources(
@@ -141,6 +156,8 @@ def _resume(session: Session) -> None:
             f"{saving.directory}: True starts from step 0"
         )
     compatible.check(choice.found, session.shape, session.place.layout)
+    accepted = session.settings.data.accepted
+    from_main(lambda: compatible.check_data(choice.found, session.data_identity, accepted))
     session.progress = state.restore(
         choice, session.model, session.optimizer.inner, session.place, session.settings.seed
     )

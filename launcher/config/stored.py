@@ -1,0 +1,86 @@
+"""The whole configuration of a launch as text, to plan it again without the trees that it is from.
+
+Everything is resolved but what the environment keeps secret: that stays a reference, such as
+``${oc.env:HF_TOKEN}``, and is looked up again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.config.overrides import without_interpolation
+from launcher.config.schema import RunConfig, parse
+from launcher.errors import UserError, one_line
+from launcher.secrecy import hidden, is_secret_name
+
+_REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# A shorter value of a secret is recognized where it is the whole value of a key, and not within another text.
+_SHORTEST_WITHIN, _SHORTEST = 8, 4
+_HEADING = "# The whole configuration of this launch: `slipway render --launch-dir` plans from it.\n"
+
+
+def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
+    """Return a configuration as YAML, without the values of secrets.
+
+    Parameters
+    ----------
+    config
+        What is launched.
+    environment
+        The variables of which those of secrets are kept as references.
+    """
+    secrets = {
+        name: value
+        for name, value in environment.items()
+        if len(value) >= _SHORTEST and _NAME.fullmatch(name) and is_secret_name(name)
+    }
+    node = _mapped(config.model_dump(), lambda key, text: _kept(key, text, secrets))
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return _HEADING + str(yaml.dump(node, Dumper=dumper, sort_keys=False))
+
+
+def read_stored(text: str, where: str) -> RunConfig:
+    """Read a configuration that was stored.
+
+    Raises
+    ------
+    UserError
+        If it is none any more, or a variable that it refers to is not set.
+    """
+    try:
+        node = yaml.safe_load(text)
+        if not isinstance(node, dict):
+            raise ValueError("it holds no keys")
+        if "${" in text:
+            node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
+        return parse(RunConfig, node)
+    except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{where}: this is no configuration of a launch: {one_line(str(error))}") from error
+
+
+def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
+    """A value as it is stored: secrets of the environment as references, others masked."""
+    kept = without_interpolation(text)
+    for name, value in secrets.items():
+        if value in text and (value == text or len(value) >= _SHORTEST_WITHIN):
+            kept = kept.replace(without_interpolation(value), f"${{oc.env:{name}}}")
+    bare = _REFERENCE.sub("", kept) if kept != without_interpolation(text) else kept
+    return kept if not bare or hidden(key, bare) == bare else str(hidden(key, kept))
+
+
+def _mapped(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    if isinstance(node, Mapping):
+        return {
+            name: _mapped(child, change, f"{key}.{name}" if key else str(name))
+            for name, child in node.items()
+        }
+    if isinstance(node, list | tuple):
+        return [_mapped(child, change, key) for child in node]
+    return change(key, node) if isinstance(node, str) else node

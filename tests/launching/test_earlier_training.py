@@ -1,0 +1,315 @@
+"""A launch under the name of another training, on other data, or from a checkpoint that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import SLIPWAY, run_command
+from tests.preflight.shelves import data_set, stock
+
+pytestmark = pytest.mark.timeout(300)
+
+# The job does nothing: what is tested comes before it.
+MOCK = "training.model.data.data_impl=mock"
+FAST = ("cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", "training.run.name=mine")
+
+
+def launch(cwd: Path, *overrides: str, code: int = 0, job: tuple[str, ...] = FAST) -> str:
+    """Launch, wait for the job's end, and return what was said."""
+    done = run_command(SLIPWAY, "launch", *job, *overrides, cwd=cwd, check=code)
+    deadline = time.monotonic() + 60
+    while code == 0 and not list(newest(cwd).glob("marks/*.ended.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return done.stderr
+
+
+def launches(cwd: Path) -> list[str]:
+    return sorted(path.name for path in (cwd / "results/mine/launches").iterdir())
+
+
+def newest(cwd: Path) -> Path:
+    return cwd / "results/mine/launches" / launches(cwd)[-1]
+
+
+def manifest(cwd: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((newest(cwd) / "launcher.json").read_text())
+    return content
+
+
+def checkpoint(cwd: Path, name: str, serial: int = 1, **marker: Any) -> Path:
+    """A complete checkpoint as far as the launcher looks."""
+    path = cwd / "results/mine/checkpoints" / name
+    path.mkdir(parents=True)
+    (path / "weights").write_bytes(b"weights")
+    content = {"step": serial, "serial": serial, "files": {"weights": 7}, **marker}
+    (path / "complete.json").write_text(json.dumps(content))
+    return path
+
+
+# --- another training
+
+
+def test_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    launch(tmp_path, MOCK)
+    said = launch(tmp_path, MOCK, "training.model.num_layers=4", "training.model.hidden_size=256", code=2)
+    assert "training.run.name='mine': launch 1 of this run trains another model or tokenizer" in said
+    assert "training.model.num_layers 2 → 4" in said
+    assert "training.model.hidden_size 128 → 256" in said
+    assert "training.run.name=..." in said and "[run.training]" in said
+    assert launches(tmp_path) == ["1"]
+    launch(tmp_path, MOCK, "training.model.num_layers=4", "--no-check=run.training")
+    assert manifest(tmp_path)["differs"]["changes"] == [
+        {"key": "training.model.num_layers", "old": 2, "new": 4}
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "training.model.tokenizer.library=sentencepiece",
+        "engine=megatron_lm",
+        "+training.model.position_embedding_type=rope",
+        "training.trainer.precision=bf16",
+    ],
+)
+def test_another_tokenizer_engine_or_precision_is_refused(tmp_path: Path, changed: str) -> None:
+    launch(tmp_path, MOCK)
+    skipped = [f"--no-check={name}" for name in ("path.tokenizer", "engine.megatron", "type.flag")]
+    said = launch(tmp_path, MOCK, changed, *skipped, code=2)
+    assert "trains another model or tokenizer" in said
+    assert launches(tmp_path) == ["1"]
+
+
+def test_another_rate_seed_or_batch_is_told_and_recorded(tmp_path: Path) -> None:
+    launch(tmp_path, MOCK)
+    assert manifest(tmp_path)["differs"] is None
+    said = launch(
+        tmp_path,
+        MOCK,
+        "training.model.optim.lr=0.05",
+        "training.model.seed=7",
+        "training.model.global_batch_size=64",
+    )
+    assert "warning: training.run.name='mine': launch 1 of this run was another training" in said
+    assert "training.model.optim.lr 0.005 → 0.05" in said
+    assert "training.model.seed 1234 → 7" in said
+    assert "goes on from its checkpoints" in said
+    recorded = manifest(tmp_path)["differs"]
+    assert recorded["launch"] == 1
+    keys = {change["key"] for change in recorded["changes"]}
+    assert keys == {"training.model.optim.lr", "training.model.seed", "training.model.global_batch_size"}
+
+
+def test_what_may_change_within_a_training_is_not_told(tmp_path: Path) -> None:
+    launch(tmp_path, MOCK)
+    said = launch(
+        tmp_path,
+        MOCK,
+        "training.trainer.max_steps=700",
+        "training.trainer.devices=2",
+        "training.trainer.log_every_n_steps=3",
+        "training.trainer.val_check_interval=50",
+        "training.run.time_limit=02:00:00",
+        "training.exp_manager.checkpoint_callback_params.save_top_k=3",
+        "training.model.micro_batch_size=2",
+        "resilience.exclude_hours=2",
+        "training.resume.lr_scale=0.5",
+    )
+    assert "another training" not in said
+    assert manifest(tmp_path)["differs"] is None
+
+
+def test_a_failure_without_a_checkpoint_holds_no_training(tmp_path: Path) -> None:
+    """Too little memory, fewer layers, once more: nothing is there that would not fit."""
+    failing = (FAST[0], "cluster.python=/bin/false", *FAST[2:])
+    launch(tmp_path, MOCK, job=failing)
+    said = launch(tmp_path, MOCK, "training.model.num_layers=1")
+    assert "warning:" in said and "training.model.num_layers 2 → 1" in said
+    assert "goes on from its checkpoints" not in said
+    checkpoint(tmp_path, "m-step=1")
+    launch(tmp_path, MOCK, "training.model.num_layers=2", code=2)
+
+
+# --- other data
+
+
+@pytest.fixture
+def stocked(tmp_path: Path) -> Path:
+    """A directory with data/, and a first launch that read it."""
+    stock(tmp_path / "data")
+    launch(tmp_path)
+    return tmp_path
+
+
+def test_the_manifest_has_the_identity_of_the_data(stocked: Path) -> None:
+    found = {Path(file["name"]).name: file for file in manifest(stocked)["data"]}
+    data = stocked / "data"
+    assert set(found) == {"corpus_text_document.bin", "corpus_text_document.idx", "vocab.json", "merges.txt"}
+    assert found["corpus_text_document.bin"]["size"] == (data / "corpus_text_document.bin").stat().st_size
+    assert found["vocab.json"]["key"] == "model.tokenizer.vocab_file"
+    assert all(file["checksum"].startswith("sha256:") for file in found.values())
+
+
+def test_touched_and_moved_data_are_the_same(stocked: Path) -> None:
+    for path in stocked.glob("data/**/*.*"):
+        os.utime(path)
+    assert "another training" not in launch(stocked)
+    for suffix in (".bin", ".idx"):
+        shutil.move(f"{stocked}/data/corpus_text_document{suffix}", f"{stocked}/data/moved{suffix}")
+    shutil.move(stocked / "data/bpe", stocked / "data/moved_bpe")
+    said = launch(
+        stocked,
+        f"training.model.data.data_prefix=[{stocked}/data/moved]",
+        f"training.model.tokenizer.vocab_file={stocked}/data/moved_bpe/vocab.json",
+        f"training.model.tokenizer.merge_file={stocked}/data/moved_bpe/merges.txt",
+    )
+    assert "another training" not in said
+    assert manifest(stocked)["differs"] is None
+
+
+@pytest.mark.parametrize("name", ["corpus_text_document.bin", "corpus_text_document.idx", "bpe/vocab.json"])
+def test_exchanged_files_are_refused_until_they_are_accepted(stocked: Path, name: str) -> None:
+    path = stocked / "data" / name
+    content = bytearray(path.read_bytes())
+    if name.endswith(".idx"):
+        data_set(stocked / "data/corpus_text_document", (4, 3))  # as large
+    else:
+        content[-1 if name.endswith(".bin") else -2] ^= 1
+        path.write_bytes(content)
+    said = launch(stocked, code=2)
+    assert "launch 1 of this run was trained on other data" in said
+    assert f"{path} (model." in said and "same size" in said
+    assert launches(stocked) == ["1"]
+    accept = said.partition("training.resume.accept_data=data-")[2].split()[0]
+    launch(stocked, "training.resume.accept_data=data-000000000000", code=2)
+    said = launch(stocked, f"training.resume.accept_data=data-{accept}")
+    assert "accepted are other data" in said
+    launch(stocked)
+    assert launches(stocked) == ["1", "2", "3"]
+
+
+def test_the_checkpoint_knows_better_than_the_launch(stocked: Path) -> None:
+    """What was accepted for a launch that saved nothing is not what the checkpoint was trained on."""
+    kept = manifest(stocked)["data"]
+    (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
+    launch(stocked, "--no-check=data.identity")
+    launch(stocked)
+    checkpoint(stocked, "m-step=1", data=kept)
+    assert "the checkpoint m-step=1 was trained on other data" in launch(stocked, code=2)
+
+
+def test_another_runs_checkpoint_is_compared_too(stocked: Path) -> None:
+    theirs = stocked / "theirs/m-step=1"
+    theirs.parent.mkdir()
+    checkpoint(stocked, "m-step=1", data=manifest(stocked)["data"]).rename(theirs)
+    new = ("training.run.name=new", f"training.resume.checkpoint='{theirs}'")
+    run_command(SLIPWAY, "launch", *FAST, *new, cwd=stocked)
+    (stocked / "data/bpe/vocab.json").write_text('{"<|endoftext|>":  0}')
+    said = run_command(SLIPWAY, "launch", *FAST, *new, "training.run.name=newer", cwd=stocked, check=2).stderr
+    assert "the checkpoint m-step=1 was trained on other data" in said
+    assert not (stocked / "results/newer").exists()
+
+
+def test_other_engines_take_the_key_too(stocked: Path) -> None:
+    said = launch(stocked, "engine=nemo", "nemo_path=/nemo", "--no-check=run.training")
+    assert "accept" not in said
+    (stocked / "results/mine/checkpoints/nemo-step=100-last").mkdir(parents=True)
+    (stocked / "data/bpe/merges.txt").write_text("#version: 0.3\n")
+    said = launch(stocked, "engine=nemo", "nemo_path=/nemo", code=2)
+    accept = said.partition("training.resume.accept_data=data-")[2].split()[0]
+    launch(stocked, "engine=nemo", "nemo_path=/nemo", f"training.resume.accept_data=data-{accept}")
+
+
+# --- a checkpoint to go on from
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    said = launch(tmp_path, MOCK, "training.resume.checkpoint=nope", code=2)
+    assert "training.resume.checkpoint='nope': there is no such checkpoint" in said
+    assert not (tmp_path / "results").exists()
+    for serial, name in enumerate(("m-step=100", "m-step=200"), start=1):
+        checkpoint(tmp_path, name, serial)
+    said = launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=1000'", code=2)
+    assert "did you mean 'm-step=100'?" in said
+    assert "the newest first: m-step=200, m-step=100" in said
+    launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'")
+
+
+def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "m-step=100")
+    (path / "weights").write_bytes(b"short")
+    said = launch(tmp_path, MOCK, f"training.resume.checkpoint='{path}'", code=2)
+    assert "weights has 5 bytes of 7" in said
+    (path / "complete.json").unlink()
+    said = launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'", code=2)
+    assert "not a complete checkpoint: no complete.json" in said
+
+
+def test_an_intervention_that_was_made_needs_its_checkpoint_no_more(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "m-step=300", 3, resume={"checkpoint": "m-step=100"})
+    launch(tmp_path, MOCK, "training.resume.checkpoint='m-step=100'")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "training.model.resume_from_checkpoint",
+        "+training.model.restore_from_path",
+        "+training.exp_manager.resume_from_checkpoint",
+    ],
+)
+def test_nemos_ways_to_name_one_are_looked_at(tmp_path: Path, key: str) -> None:
+    nemo = ("engine=nemo", "nemo_path=/nemo", MOCK, "--no-check=path.tokenizer")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/base.nemo").touch()
+    said = launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/bose.nemo", code=2)
+    assert "there is no such checkpoint" in said and "base.nemo" in said
+    assert not (tmp_path / "results").exists()
+    launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/base.nemo")
+    (tmp_path / "saved/tp_rank_00_pp_rank_000").mkdir()
+    (tmp_path / "saved/tp_rank_00_pp_rank_000/old.ckpt").touch()
+    launch(tmp_path, *nemo, f"{key}={tmp_path}/saved/old.ckpt", "training.run.name=other", job=FAST[:3])
+
+
+@pytest.mark.parametrize("engine", ["megatron", "nemo", "megatron_lm"])
+def test_a_directory_that_must_hold_one_and_holds_none_is_refused(tmp_path: Path, engine: str) -> None:
+    asked = (
+        f"engine={engine}",
+        "nemo_path=/nemo",
+        "megatron_lm_path=/megatron",
+        MOCK,
+        "--no-check=path.tokenizer",
+    )
+    said = launch(tmp_path, *asked, "training.exp_manager.resume_ignore_no_checkpoint=False", code=2)
+    assert "there is no complete checkpoint in it" in said
+    assert "training.exp_manager.resume_ignore_no_checkpoint=True starts from step 0" in said
+
+
+def test_megatron_lms_record_names_an_iteration_that_is_there(tmp_path: Path) -> None:
+    lm = ("engine=megatron_lm", "megatron_lm_path=/megatron", MOCK, "--no-check=path.tokenizer")
+    saved = tmp_path / "results/mine/checkpoints"
+    saved.mkdir(parents=True)
+    (saved / "latest_checkpointed_iteration.txt").write_text("200\n")
+    (saved / "iter_0000100").mkdir()
+    said = launch(tmp_path, *lm, code=2)
+    assert "says '200', and there is no iter_0000200" in said and "iter_0000100" in said
+    (saved / "iter_0000200").mkdir()
+    launch(tmp_path, *lm)
+
+
+def test_check_says_the_same_and_a_dry_run_does_not_look(tmp_path: Path) -> None:
+    command = (SLIPWAY, "check", *FAST, MOCK, "training.resume.checkpoint=nope", "--no-check=machine")
+    done: subprocess.CompletedProcess[str] = run_command(*command, cwd=tmp_path, check=2)
+    assert "[path.checkpoint]" in done.stdout + done.stderr
+    launch(tmp_path, MOCK)
+    dry = (SLIPWAY, "launch", *FAST, MOCK, "training.model.num_layers=4", "--dry-run")
+    assert run_command(*dry, cwd=tmp_path).stderr == ""

@@ -1,0 +1,249 @@
+"""Data that were exchanged under a training: told, and refused until the user accepts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import REPOSITORY
+from tests.trainer.ranks import Run
+from trainer.data import identity
+from trainer.data.identity import DATA, TOKENIZER, Wanted, accepts, differences, digest, identify
+
+PARAMS = "exp_manager.checkpoint_callback_params"
+KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
+
+
+# --- the identity by itself
+
+
+def wanted(path: Path, kind: str = DATA) -> Wanted:
+    return Wanted(kind, "key", str(path), str(path))
+
+
+def test_a_touched_or_copied_file_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"tokens")
+    old = identify([wanted(path)])
+    os.utime(path, (1, 1))
+    new = identify([wanted(path)])
+    assert old[0].mtime != new[0].mtime
+    assert differences(old, new) == []
+    assert identity.from_json(json.loads(json.dumps(identity.to_json(new)))) == new
+
+
+@pytest.mark.parametrize("place", [0, 511, 100_000, -1])
+def test_a_changed_byte_of_a_file_that_is_hashed_whole_is_found(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "x.bin"
+    content = bytearray(os.urandom(200_000))
+    path.write_bytes(content)
+    old = identify([wanted(path)])
+    content[place] ^= 1
+    path.write_bytes(content)
+    found = differences(old, identify([wanted(path)]))
+    assert [one.new.name for one in found] == [str(path)]
+    assert "same size" in str(found[0])
+
+
+def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_path: Path) -> None:
+    """A terabyte, of which the file system has only what is written."""
+    path, size = tmp_path / "x.bin", 1 << 40
+    with path.open("wb") as file:
+        file.truncate(size)
+    old = identify([wanted(path)])
+    assert old[0].checksum.startswith("sha256-256x65536:")
+    for place in (0, size // 255, size - 1):
+        with path.open("r+b") as file:
+            os.pwrite(file.fileno(), b"\1", place)
+        new = identify([wanted(path)])
+        assert differences(old, new), place
+        old = new
+
+
+def test_what_is_no_file_or_not_there_is_left_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.bin")
+    (tmp_path / "directory.bin").mkdir()
+    names = ("pipe.bin", "directory.bin", "missing.bin", "nul\0.bin")
+    assert identify([wanted(tmp_path / name) for name in names]) == ()
+    assert identity.from_json("text") == identity.from_json([{"kind": "data"}, 3]) == ()
+
+
+def test_of_a_hugging_face_directory_the_tokenizers_files_count(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    found = identify([wanted(tmp_path, TOKENIZER)])
+    assert [file.key for file in found] == ["key/tokenizer.json", "key/tokenizer_config.json"]
+
+
+def test_a_digest_accepts_these_differences_and_no_others(tmp_path: Path) -> None:
+    path, kept = tmp_path / "x.bin", []
+    for content in (b"first", b"other", b"third"):
+        path.write_bytes(content)
+        kept.append(identify([wanted(path)]))
+    first, other, third = kept
+    name = digest(differences(first, other))
+    assert accepts(name, differences(first, other))
+    assert not accepts(name, differences(first, third))
+    assert not accepts(None, differences(first, other))
+    assert accepts(None, differences(first, first))
+
+
+def test_data_of_other_names_are_told_apart_from_moved_ones(tmp_path: Path) -> None:
+    for name, content in {"a.bin": b"a", "moved.bin": b"a", "b.bin": b"b"}.items():
+        (tmp_path / name).write_bytes(content)
+    a, moved, b = (identify([wanted(tmp_path / f"{name}.bin")]) for name in ("a", "moved", "b"))
+    assert differences(a, moved) == differences(a, b) == []
+    assert identity.renamed(a, moved) == ([], [])
+    assert identity.renamed(a, b) == ([str(tmp_path / "a.bin")], [str(tmp_path / "b.bin")])
+
+
+def test_the_launcher_asks_it_as_a_program(tmp_path: Path) -> None:
+    (tmp_path / "x.idx").write_bytes(b"index")
+    asked = [wanted(tmp_path / "x.idx"), wanted(tmp_path / "lost.idx")]
+    earlier = identify(asked)
+    (tmp_path / "x.idx").write_bytes(b"other")
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "trainer.data.identity"],
+        input=json.dumps({"wanted": [vars(one) for one in asked], "earlier": identity.to_json(earlier)}),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer, now = json.loads(done.stdout), identify(asked)
+    assert identity.from_json(answer["identity"]) == now
+    (one,) = found = differences(earlier, now)
+    assert (answer["changed"], answer["accept"]) == ([str(one)], digest(found))
+
+
+# --- trainings
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Data:
+    """A copy of the tokenized corpus that a test may exchange."""
+
+    def __init__(self, tokenized: Any, directory: Path) -> None:
+        self.prefix, self.bpe = directory / "text_document", directory / "bpe"
+        shutil.copytree(tokenized.prefix.parent, directory)
+        self.saved = directory / "saved"
+
+    def config(self, steps: int, **changes: Any) -> dict[str, Any]:
+        return {
+            "trainer.max_steps": steps,
+            "trainer.limit_val_batches": 0,
+            "model.optim.sched.max_steps": 8,
+            f"{PARAMS}.dirpath": str(self.saved),
+            f"{PARAMS}.filename": "m-{step}",
+            "model.data.data_prefix": [str(self.prefix)],
+            KEYS["vocab"]: str(self.bpe / "vocab.json"),
+            KEYS["merge"]: str(self.bpe / "merges.txt"),
+            **changes,
+        }
+
+    def exchange_tokens(self) -> None:
+        """The same tokens in another order: the names, the sizes and the .idx stay."""
+        path = Path(f"{self.prefix}.bin")
+        content = path.read_bytes()
+        pairs = [content[at : at + 2] for at in range(0, len(content), 2)]
+        path.write_bytes(b"".join(reversed(pairs)))
+
+    def permute_vocabulary(self) -> None:
+        path = self.bpe / "vocab.json"
+        ids = json.loads(path.read_text())
+        first, second = sorted(ids)[10:12]
+        ids[first], ids[second] = ids[second], ids[first]
+        path.write_text(json.dumps(ids))
+
+
+@pytest.fixture
+def data(tokenized: Any, tmp_path: Path) -> Data:
+    return Data(tokenized, tmp_path / "data")
+
+
+@pytest.mark.trainer
+def test_exchanged_tokens_are_refused_until_they_are_accepted(trainings: Any, pool: Any, data: Data) -> None:
+    def start(name: str, steps: int, world: int = 1, **changes: Any) -> Run:
+        return Run(trainings, pool, name, data.config(steps, **changes), world)
+
+    first = start("identity_first", 2)
+    assert first.end() == [0], first.said()
+    marker = json.loads((data.saved / "m-step=2/complete.json").read_text())
+    names = {file["name"] for file in marker["data"]}
+    assert names == {f"{data.prefix}.bin", f"{data.prefix}.idx", *map(str, data.bpe.iterdir())}
+
+    # Touched, and on two ranks, as after an elastic restart: the same data.
+    for path in (Path(f"{data.prefix}.bin"), data.bpe / "vocab.json"):
+        os.utime(path)
+    touched = start("identity_touched", 3, world=2)
+    assert touched.end() == [0, 0], touched.said()
+
+    data.exchange_tokens()
+    refused = start("identity_refused", 4)
+    assert refused.end() == [2], refused.said()
+    said = refused.said()
+    assert f"{data.prefix}.bin (model.data.data_prefix): same size" in said
+    assert ".idx" not in said.partition("other data")[2]
+    assert not (data.saved / "m-step=4").exists()
+    found = re.search(r"resume\.accept_data=(data-[0-9a-f]{12})", said)
+    assert found, said
+
+    wrong = start("identity_wrong", 4, **{"resume.accept_data": "data-000000000000"})
+    assert wrong.end() == [2], wrong.said()
+    accepted = start("identity_accepted", 4, **{"resume.accept_data": found[1]})
+    assert accepted.end() == [0], accepted.said()
+    assert "accepted" in accepted.said()
+
+    # What is accepted is from now on the training's; the next exchange is refused although the key stays.
+    again = start("identity_again", 5)
+    assert again.end() == [0], again.said()
+    data.permute_vocabulary()
+    permuted = start("identity_permuted", 6, **{"resume.accept_data": found[1]})
+    assert permuted.end() == [2], permuted.said()
+    assert f"{data.bpe / 'vocab.json'} ({KEYS['vocab']}): " in permuted.said()
+
+
+@pytest.mark.trainer
+def test_other_names_are_told_and_moved_data_are_the_same(trainings: Any, pool: Any, data: Data) -> None:
+    first = Run(trainings, pool, "names_first", data.config(2), 1)
+    assert first.end() == [0], first.said()
+    moved = data.prefix.with_name("moved")
+    for suffix in (".bin", ".idx"):
+        Path(f"{data.prefix}{suffix}").rename(f"{moved}{suffix}")
+    second = Run(
+        trainings, pool, "names_moved", data.config(3, **{"model.data.data_prefix": [str(moved)]}), 1
+    )
+    assert second.end() == [0], second.said()
+    assert "other data" not in second.said()
+
+    data.prefix = data.prefix.with_name("another")
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{moved}{suffix}", f"{data.prefix}{suffix}")
+    data.exchange_tokens()
+    third = Run(trainings, pool, "names_other", data.config(4), 1)
+    assert third.end() == [0], third.said()
+    assert f"other data: {moved}.bin → {data.prefix}.bin" in third.said()
+
+
+@pytest.mark.trainer
+def test_a_checkpoint_that_tells_nothing_of_its_data_is_continued(
+    trainings: Any, pool: Any, data: Data
+) -> None:
+    first = Run(trainings, pool, "older_first", data.config(2), 1)
+    assert first.end() == [0], first.said()
+    path = data.saved / "m-step=2/complete.json"
+    marker = json.loads(path.read_text())
+    del marker["data"]
+    path.write_text(json.dumps(marker))
+    data.exchange_tokens()
+    second = Run(trainings, pool, "older_second", data.config(3), 1)
+    assert second.end() == [0], second.said()
