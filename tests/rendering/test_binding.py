@@ -95,10 +95,12 @@ class Machine:
         script = rendered.task.replace(f"source {plan.paths.binding}", rendered.binding)
         script = script.replace("/sys/", f"{self.root}/sys/")
         script = script.replace("/proc/$$/status", f"{self.root}/proc/status")
-        told = []
+        told, tasks = [], str(plan.job.resources.tasks_per_node)
         for rank in range(plan.job.resources.tasks_per_node):
             variables = {
                 "PATH": f"{self.bin}:/usr/bin:/bin",
+                "WORLD_SIZE": tasks,
+                "LOCAL_WORLD_SIZE": tasks,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 **env,

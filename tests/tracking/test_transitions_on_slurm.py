@@ -20,11 +20,12 @@ _ALL = ("submitted", "started", "ended", "last_transition")
 def test_each_transition_has_its_time(tmp_path: Path, request: pytest.FixtureRequest, slurm: str) -> None:
     conf = {"SLURM_CONF": request.getfixturevalue(slurm).environment()["SLURM_CONF"]}
     payload = tmp_path / "payload"
-    payload.write_text('#!/bin/sh\n[ "$1" = -c ] || sleep 4\n')
+    go = tmp_path / "go"
+    payload.write_text(f'#!/bin/sh\n[ "$1" = -c ] || until [ -e {go} ]; do sleep 0.2; done\n')
     payload.chmod(0o755)
     begin = time.time() - 1
     words = ["training=gpt3/tiny", "cluster=sandbox", "training.model.data.data_impl=mock"]
-    words += ["training.trainer.num_nodes=1", f"cluster.python={payload}", "cluster.begin=now+3"]
+    words += ["training.trainer.num_nodes=1", f"cluster.python={payload}", "cluster.sbatch={hold: true}"]
     run_command(SLIPWAY, "launch", *words, cwd=tmp_path, **conf)
 
     def row(state: str) -> dict[str, Any]:
@@ -42,9 +43,12 @@ def test_each_transition_has_its_time(tmp_path: Path, request: pytest.FixtureReq
     waits = row("PENDING")
     assert begin < waits["submitted"] == waits["last_transition"]
     assert waits["started"] is waits["ended"] is None
+    run_command(SLIPWAY, "release", "gpt3_tiny", cwd=tmp_path, **conf)
     runs = row("RUNNING")
     assert runs["submitted"] == waits["submitted"] <= runs["started"] == runs["last_transition"]
     assert runs["ended"] is None
+    time.sleep(2)
+    go.touch()
     ended = row("COMPLETED")
     assert begin < ended["started"] <= ended["ended"] == ended["last_transition"] <= time.time() + 1
-    assert ended["ended"] - ended["started"] >= 3
+    assert ended["ended"] - ended["started"] >= 1
