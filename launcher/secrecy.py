@@ -56,20 +56,21 @@ _FILES = re.compile(r"(.*\.)?env_files(\..*)?|wandb_api_key_file", re.DOTALL)
 _PATH = re.compile(r"\s*['\"]?(/|~|\$\{)")
 
 # NAME=VALUE and NAME: VALUE within a text, also of Makefiles (`?=`), programs (`NAME: str =`, `["NAME"] =`)
-# and options (`--NAME=`). The value is looked at, not taken: it may hold further ones.
+# and options (`--NAME=`). Values are looked at where the name is a secret's: they may be long.
 _TYPE = r"(?:\s*:\s*(?:str|bytes|string|String|(?:Final|Optional|ClassVar)\[str\])(?: \| None)?(?=\s*=))?"
 _QUOTED = r"""'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?"""
 _ASSIGNED = re.compile(
     r"""(?<![\w/-])-{0,2}(?P<name>[A-Za-z_][\w-]*)['"]?\]?"""
     + _TYPE
-    + r"""[^\S\n]*(?P<sign>[?+:!]{0,2}={1,2}>?|:)[^\S\n]*"""
-    + rf"""(?=(?P<value>[bfru]{{0,2}}(?:{_QUOTED})|[\[{{].*|[^,}}\]'"\n]*))""",
-    re.ASCII | re.DOTALL,
+    + r"""[^\S\n]*(?:[?+:!]{0,2}={1,2}>?|:)[^\S\n]*""",
+    re.ASCII,
 )
+_ASSIGNED_VALUE = re.compile(rf"""[bfru]{{0,2}}(?:{_QUOTED})|[\[{{].*|[^,}}\]'"\n]*""", re.ASCII | re.DOTALL)
 _NOTHING = ("", "null", "none", "~", "''", '""')
-# What names a variable or a command is no secret: ${oc.env:HF_TOKEN}, "$HF_TOKEN", $(cat FILE), <token>.
+# What names a variable, a command or a file is no secret: ${oc.env:HF_TOKEN}, "$HF_TOKEN", $(cat FILE).
 _REFERENCE = re.compile(
-    r"""\s*\\?['"]?(\$\{[\w.:]+\}|\$[A-Z_][A-Z0-9_]*|\$\(.*|<[^<>]*>|\*{3,})['"]?([\s;&|)].*)?""", re.DOTALL
+    r"""\s*\\?['"]?(\$\{[\w.:]+\}|\$[A-Z_][A-Z0-9_]*|\$\(.*|<[^<>]*>|~?(?:/[\w.-]+){2,}/?|\*{3,})['"]?([\s;&|)].*)?""",
+    re.DOTALL,
 )
 # The words of a shell, of a Dockerfile and of a program: export HF_TOKEN abc, setenv("HF_TOKEN", "abc").
 _SET = re.compile(
@@ -89,6 +90,8 @@ _REGISTRY_LOGIN = (
 _HOOKS = r"hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/"
 _HTTP_LOGINS = r"(?:bearer|basic|token|digest|negotiate)"
 _SIGNED = r"sig|signature|X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)"
+
+_EXPORTED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s,'\"\]}]+)", re.ASCII)
 
 # Forms that are secrets whatever stands in front; each with what it is, and the secret in the group `value`.
 _FORMS = {
@@ -117,9 +120,9 @@ _FORMS = {
     "a login of HTTP": rf"(?i:\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:{_HTTP_LOGINS}\s+)?)"
     rf"(?!(?i:{_HTTP_LOGINS})\b){_NONE}(?P<value>[^\s'\",]{{4,}})",
     "a bearer's token": r"(?i:\bbearer\s+)(?P<value>(?=\S*\d)[\w.~+/=-]{8,})",
-    "a registry's password": rf"{_REGISTRY_LOGIN}[^\n;|&]*?\s-p[ =]?{_NONE}(?P<value>[^\s-]\S*)",
+    "a registry's password": rf"{_REGISTRY_LOGIN}[^\n;|&]{{0,400}}?\s-p[ =]?{_NONE}(?P<value>[^\s-]\S*)",
     "a password of sshpass": rf"\bsshpass\s+-p\s*{_NONE}(?P<value>\S+)",
-    "a password of curl": r"\b(?:curl|wget)\b[^\n;|]*?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:"
+    "a password of curl": r"\b(?:curl|wget)\b[^\n;|]{0,400}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:"
     rf"{_NONE}(?P<value>[^\s'\"]+)",
     "a password of a netrc": rf"\blogin\s+\S+\s+password\s+{_NONE}(?P<value>\S+)",
 }
@@ -131,6 +134,10 @@ _SHORTEST_KNOWN, _SHORTEST_WORD = 8, 12
 _WORD_ALONE = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9.]+")
 # What is on record anyway, whatever variables have the same value.
 _PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
+
+
+# Variables with a secret's name, and how to find the value of each.
+Known = tuple[tuple[str, re.Pattern[str]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +181,12 @@ def is_file_key(key: str) -> bool:
     return bool(_FILES.fullmatch(key))
 
 
-def exports(text: str) -> list[tuple[str, str]]:
-    """Return the variables that a list of sbatch and srun gives values to, ``ALL,NAME=VALUE``."""
-    pairs = (part.partition("=") for part in text.split(","))
-    return [(name.strip(), value) for name, sign, value in pairs if sign]
+def is_export_key(key: str) -> bool:
+    """Return whether a key is a list of sbatch that gives values to variables, ``ALL,NAME=VALUE``."""
+    return key.endswith("sbatch.export")
 
 
-def looks_random(value: str) -> bool:
+def _looks_random(value: str) -> bool:
     """Return whether a value is one word in which small letters, capitals and digits are mixed."""
     return bool(
         re.fullmatch(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[\w+=~-]{8,}", value, re.ASCII)
@@ -188,15 +194,28 @@ def looks_random(value: str) -> bool:
     )
 
 
-def secrets_in(text: str, *, literals: bool = False) -> list[Secret]:
+def secrets_in(
+    text: str, *, literals: bool = False, exported: bool = False, known: Known | None = None
+) -> list[Secret]:
     """Return the secrets of a text, in their order.
 
     Parameters
     ----------
+    exported
+        For a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
+    known
+        What `known_values` returns, for who asks of many texts.
     literals
         For a program's text: names are given quoted values, and all else may be anything.
     """
-    return _apart([*_given(text, literals=literals), *_formed(text)])
+    return list(_secrets_in(text, literals, exported, known_values() if known is None else known))
+
+
+# Of a sweep most points have the same values.
+@functools.lru_cache(maxsize=4096)
+def _secrets_in(text: str, literals: bool, exported: bool, known: Known) -> Sequence[Secret]:
+    listed = _exported(text) if exported or "--export" in text else ()
+    return _apart([*listed, *_given(text, literals=literals), *_formed(text, known)])
 
 
 def hidden(key: str, value: Any) -> Any:
@@ -214,9 +233,9 @@ def hidden(key: str, value: Any) -> Any:
     return without_secrets(value) if isinstance(value, str) else value
 
 
-def without_secrets(text: str, *, literals: bool = False) -> str:
+def without_secrets(text: str, *, literals: bool = False, known: Known | None = None) -> str:
     """Return a text with the secrets in it masked; see `secrets_in`."""
-    return _masked(text, secrets_in(text, literals=literals))
+    return _masked(text, secrets_in(text, literals=literals, known=known))
 
 
 def printable(text: str) -> str:
@@ -258,14 +277,15 @@ def _of_override(override: str) -> list[Secret]:
     if not equals:
         return secrets_in(override)
     if value.strip().lower() in _NOTHING:
-        return []
+        return _apart(_formed(override))
     files, mapping = is_file_key(node), value.lstrip().startswith("{")
     if not mapping and (files or is_secret_key(node)) and not _REFERENCE.fullmatch(value):
         is_path = files and _PATH.match(value)
         return _apart(_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
     given = _given(value, files=files, variables=node.endswith(_VARIABLES))
     inner = [Secret(start + one.start, start + one.end, one.what, one.variable) for one in given]
-    return _apart([*inner, *_formed(override)])
+    listed = _exported(override) if is_export_key(node) or "--export" in value else ()
+    return _apart([*listed, *inner, *_formed(override)])
 
 
 def _given(
@@ -274,14 +294,17 @@ def _given(
     """Find the places where a secret's name is given a value."""
     end = 0
     for found in _ASSIGNED.finditer(text):
-        value = found["value"]
-        if found.start() < end or value.strip().lower() in _NOTHING or _REFERENCE.fullmatch(value):
+        name = found["name"].upper() if variables else found["name"]
+        if found.start() < end or not (files or is_secret_name(name)):
             continue
-        name = found["name"].upper() if variables else found["name"].strip("-")
-        secret = not _PATH.match(value) if files else is_secret_name(name)
-        if secret and (not literals or _LITERAL.match(value)):
-            end = found.end("value")
-            yield Secret(*found.span("value"), f"a value for {name}", name)
+        stated = _ASSIGNED_VALUE.match(text, found.end())
+        assert stated is not None  # there may be nothing
+        value = stated[0]
+        if value.strip().lower() in _NOTHING or _REFERENCE.fullmatch(value) or (files and _PATH.match(value)):
+            continue
+        if not literals or _LITERAL.match(value):
+            end = stated.end()
+            yield Secret(*stated.span(), f"a value for {name}", name)
     for found in _SET.finditer(text):
         name = found["name"] or found["option"] or found["variable"]
         group = next(group for group in ("value", "word", "literal") if found[group] is not None)
@@ -297,12 +320,22 @@ _LITERAL = re.compile(r"""[bfru]{0,2}['"][^'"]{4,}""")
 _DEFAULT = re.compile(r"oc\.env:\s*(?P<name>\w+)\s*,(?P<value>[^}]*)", re.ASCII)
 
 
-def _formed(text: str) -> Iterator[Secret]:
+def _exported(text: str) -> Iterator[Secret]:
+    """Find what sbatch or srun would export: the list is on record, and in the list of processes.
+
+    A variable that is no secret has a better place, so more is taken for one than elsewhere.
+    """
+    for found in _EXPORTED.finditer(text):
+        if is_secret_name(found["name"]) or _looks_random(found["value"]):
+            yield Secret(*found.span("value"), f"a value for {found['name']}", found["name"])
+
+
+def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
     """Find what is a secret by its form, or as the value of a variable of this process."""
     for what, pattern in _form_patterns():
         for found in pattern.finditer(text):
             yield Secret(*found.span("value"), what)
-    for name, pattern in _known(frozenset(os.environ.items())):
+    for name, pattern in known_values() if known is None else known:
         for found in pattern.finditer(text):
             yield Secret(*found.span(), f"the value of the variable {name}", name)
 
@@ -313,8 +346,13 @@ def _form_patterns() -> Sequence[tuple[str, re.Pattern[str]]]:
     return tuple((what, re.compile(pattern, re.DOTALL)) for what, pattern in _FORMS.items())
 
 
+def known_values() -> Known:
+    """Return the secrets among the variables of this process, as they are now."""
+    return _known(tuple(os.environ.items()))
+
+
 @functools.lru_cache(maxsize=8)
-def _known(environment: frozenset[tuple[str, str]]) -> Sequence[tuple[str, re.Pattern[str]]]:
+def _known(environment: Sequence[tuple[str, str]]) -> Known:
     """Return the variables whose values are secrets, and how to find these in a text, the longest first."""
     public = [value for name, value in environment if name in _PUBLIC]
     found = {
@@ -324,10 +362,10 @@ def _known(environment: frozenset[tuple[str, str]]) -> Sequence[tuple[str, re.Pa
         for part in map(str.strip, value.splitlines())
         if _is_telling(part) and not any(part in text for text in public)
     }
-    return [
+    return tuple(
         (found[value], re.compile("|".join(map(re.escape, _writings(value)))))
         for value in sorted(found, key=len, reverse=True)
-    ]
+    )
 
 
 def _is_telling(value: str) -> bool:

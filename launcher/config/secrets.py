@@ -13,11 +13,12 @@ from pydantic import BaseModel
 
 from launcher.errors import UserError, one_line
 from launcher.secrecy import (
-    exports,
+    Known,
+    is_export_key,
     is_file_key,
     is_secret_key,
     is_secret_name,
-    looks_random,
+    known_values,
     printable,
     referred_variables,
     secrets_in,
@@ -39,8 +40,9 @@ def check_secrets(config: BaseModel) -> None:
     UserError
         Naming the key, and what is to be given in place of the value.
     """
+    known = known_values()
     for key, value in _leaves(config.model_dump(exclude_unset=True)):
-        _check(key, value)
+        _check(key, value, known)
 
 
 def check_references(references: Mapping[str, str]) -> None:
@@ -118,30 +120,20 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
         yield ".".join(path), node
 
 
-def _check(key: str, value: str | int) -> None:
+def _check(key: str, value: str | int, known: Known) -> None:
     name = key.rpartition(".")[2]
     if is_secret_key(key) and not is_file_key(key):
         raise _refusal(key, None, _variable_of(key))
     # A name may be a secret as well: a mapping's keys are the user's.
-    found = [*secrets_in(name), *(secrets_in(value) if isinstance(value, str) else ())]
-    if found:
-        raise _refusal(key, f"it has {found[0].what}", found[0].variable or _variable_of(key))
+    found = secrets_in(name, known=known)
+    listed = is_export_key(key)
     if isinstance(value, str):
-        _check_exports(key, value)
-
-
-def _check_exports(key: str, value: str) -> None:
-    """Refuse values of variables among the flags of sbatch and of srun where they may be secrets."""
-    flag, sign, listed = value.partition("=")
-    if key.endswith(".srun_args"):
-        text = listed if sign and flag == "--export" else ""
-    else:
-        text = value if key.endswith(".sbatch.export") else ""
-    for variable, exported in exports(text):
-        if is_secret_name(variable) or looks_random(exported):
-            raise _refusal(
-                key, f"it has a value for {variable}", variable, f"what is no secret: env_vars.{variable}=..."
-            )
+        found += secrets_in(value, exported=listed, known=known)
+        listed |= "--export" in value
+    if found:
+        variable = found[0].variable or _variable_of(key)
+        further = f"what is no secret: env_vars.{variable}=..." if listed else None
+        raise _refusal(key, f"it has {found[0].what}", variable, further)
 
 
 def _variable_of(key: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import one_line
-from launcher.secrecy import MASK, without_secrets
+from launcher.secrecy import MASK, known_values, without_secrets
 
 _PATIENCE = 30.0  # seconds, of one git
 # More are data that somebody forgot to ignore; the manifest and the commit must do.
@@ -111,6 +111,7 @@ def _bounded_diff(top: Path) -> str | None:
 
 def _without_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line of its file."""
+    known = known_values()
     found, program, binary, in_key = [], False, False, False
     for line in diff.split("\n"):
         if line.startswith(("diff --git ", "@@ ")):
@@ -128,7 +129,7 @@ def _without_secrets(diff: str) -> str:
             begins = _KEY_BEGINS.search(line)
             in_key = bool(begins) and not _KEY_ENDS.search(line)
             start = 1 if line[:1] in ("+", "-", " ") else 0
-            found.append(line[:start] + without_secrets(line[start:], literals=program))
+            found.append(line[:start] + without_secrets(line[start:], literals=program, known=known))
     return "\n".join(found)
 
 
