@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from launcher.config.compose import Composition, compose
 from launcher.config.overrides import STAGES
 from launcher.config.schema import RunConfig
+from launcher.config.secrets import check_references, check_texts
 from launcher.config.stored import read_stored
 from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
@@ -306,6 +307,7 @@ def render_launch(
 ) -> Draft:
     """Plan and render one launch; the same arguments give the same bytes."""
     with composition.naming_sources():
+        check_references(composition.references)
         if work is None:
             config = with_image(composition, template_dir)
             plan = plan_launch(config, number=number, tag=tag, avoided=avoided)
@@ -313,7 +315,10 @@ def render_launch(
             from launcher.stages.image import image_plan  # late: few launches make an image
 
             plan = image_plan(composition.config, work, number=number, tag=tag, avoided=avoided)
-        return Draft(composition, plan, render(plan, template_dir), template_dir, work)
+        rendered = render(plan, template_dir)
+        if template_dir is not None:
+            check_texts(rendered.files(plan.paths), f"--template-dir {template_dir}")
+        return Draft(composition, plan, rendered, template_dir, work)
 
 
 def render_again(

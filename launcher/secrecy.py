@@ -1,9 +1,19 @@
-"""What is a secret, by its name, and text without the secrets in it."""
+"""What is a secret, by its name, its form or its origin, and text without the secrets in it.
+
+A secret is known by the name that it is given to (`is_secret_name`), by its form, such as that of a token of
+Hugging Face or a password in an address, or because a variable of this process with a secret's name has the
+same value. Everything that is written or printed goes by the functions of this module.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import re
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 MASK = "***"
@@ -15,15 +25,17 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN_SECRET = re.compile(
     r"(PASS(WORD|WD|PHRASE|CODE)|CREDENTIAL|(API|ACCESS|AUTH|PRIVATE|SECRET)KEY)S?$|^SECRETS?$"
 )
+# AWS_ACCESS_KEY_ID, whose last word says nothing.
+_KEY_ID = re.compile(r"ACCESS_?KEY_?ID$", re.IGNORECASE)
 
 # Secrets in a variable's name, where a model's key of the same name, `eos_token` or `label_key`, is none.
 _IN_VARIABLES = ("AUTH", "BEARER", "CREDS", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD", "TOKEN", "TOKENS")
 
 # What makes one of those a secret in any name: `hf_token`, `api_key`.
 _OWNER_NAMES = """
-ACCESS API AUTH AWS AZURE BEARER CLIENT CLEARML COMET DB DEPLOY ENCRYPTION GCP GIT GITHUB GITLAB GOOGLE HF HUB
-HUGGINGFACE LOGIN MLFLOW MYSQL NEPTUNE NGC NGCCLI OPENAI PG PRIVATE REFRESH SECRET SESSION SIGNING SLACK SSH
-USER WANDB
+ACCESS ACCOUNT API AUTH AWS AZURE BEARER CLIENT CLEARML COMET DB DEPLOY ENCRYPTION GCP GIT GITHUB GITLAB
+GOOGLE HF HUB HUGGINGFACE LOGIN MLFLOW MYSQL NEPTUNE NGC NGCCLI OPENAI PG PRIVATE REFRESH SECRET SESSION
+SHARED SIGNING SLACK SSH USER WANDB
 """
 _OWNERS = frozenset(_OWNER_NAMES.split())
 
@@ -43,22 +55,103 @@ _VARIABLES = ("env_vars", "env_files")
 _FILES = re.compile(r"(.*\.)?env_files(\..*)?|wandb_api_key_file", re.DOTALL)
 _PATH = re.compile(r"\s*['\"]?(/|~|\$\{)")
 
-# NAME=VALUE and NAME: VALUE within a text. The value is looked at, not taken: it may hold further ones.
+# NAME=VALUE and NAME: VALUE within a text, also of Makefiles (`?=`), programs (`NAME: str =`, `["NAME"] =`)
+# and options (`--NAME=`). Values are looked at where the name is a secret's: they may be long.
+_TYPE = r"(?:\s*:\s*(?:str|bytes|string|String|(?:Final|Optional|ClassVar)\[str\])(?: \| None)?(?=\s*=))?"
+_QUOTED = r"""'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?"""
 _ASSIGNED = re.compile(
-    r"""(?<![\w/-])(?P<name>[A-Za-z_]\w*)['"]?\s*(?P<sign>[:=])\s*"""
-    r"""(?=(?P<value>'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|[\[{].*|[^,}\]'"]*))""",
-    re.ASCII | re.DOTALL,
+    r"""(?<![\w/-])-{0,2}(?P<name>[A-Za-z_][\w-]*)['"]?\]?"""
+    + _TYPE
+    + r"""[^\S\n]*(?:[?+:!]{0,2}={1,2}>?|:)[^\S\n]*""",
+    re.ASCII,
 )
-# Of a proxy, a repository, a database: scheme://user:password@host.
-_IN_URL = re.compile(r"(?<=://)[^\s/:@]*:(?P<value>[^\s/@]+)(?=@)")
-_NOTHING = ("", "null", "''", '""')
+_ASSIGNED_VALUE = re.compile(rf"""[bfru]{{0,2}}(?:{_QUOTED})|[\[{{].*|[^,}}\]'"\n]*""", re.ASCII | re.DOTALL)
+_NOTHING = ("", "null", "none", "~", "''", '""')
+# What names a variable, a command or a file is no secret: ${oc.env:HF_TOKEN}, "$HF_TOKEN", $(cat FILE).
+_REFERENCE = re.compile(
+    r"""\s*\\?['"]?(\$\{[\w.:]+\}|\$[A-Z_][A-Z0-9_]*|\$\(.*|<[^<>]*>|~?(?:/[\w.-]+){2,}/?|\*{3,})['"]?([\s;&|)].*)?""",
+    re.DOTALL,
+)
+# The words of a shell, of a Dockerfile and of a program: export HF_TOKEN abc, setenv("HF_TOKEN", "abc").
+_SET = re.compile(
+    rf"""\b(?:setenv|ENV|ARG|set\s+-\w+)\s+(?P<name>\w+)\s+(?P<value>{_QUOTED}|\S+)"""
+    rf"""|(?<![\w-])--(?P<option>[A-Za-z][\w-]*)\s+(?P<word>(?!-){_QUOTED}|(?!-)\S+)"""
+    rf"""|['"](?P<variable>[A-Z][A-Z0-9_]+)['"]\s*,\s*(?P<literal>{_QUOTED})""",
+    re.ASCII,
+)
+
+# What stands in the place of a secret where a text has none: the mask, or a variable.
+_NONE = r"(?!\*{3}|\$)"
+_SCHEME = r"(?i:https?|ftps?|wss?)://"
+_QUERY = r"[\w.-]*(?:token|secret|passw(?:or)?d|pwd|api[_-]?key|auth|jwt|sas)|key"
+_REGISTRY_LOGIN = (
+    r"\b(?:docker|podman|buildah|skopeo|helm|oras|crane|apptainer\s+remote)\s+(?:\w+\s+)?login\b"
+)
+_HOOKS = r"hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/"
+_HTTP_LOGINS = r"(?:bearer|basic|token|digest|negotiate)"
+_SIGNED = r"sig|signature|X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)"
+
+_EXPORTED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s,'\"\]}]+)", re.ASCII)
+
+# Forms that are secrets whatever stands in front; each with what it is, and the secret in the group `value`.
+_FORMS = {
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<value>.*?)(?:-----END|\Z)",
+    "a token of Hugging Face": r"\b(?P<value>hf_(?=[A-Za-z]*[A-Z0-9])[A-Za-z0-9]{16,})",
+    "a token of GitHub": r"\b(?P<value>gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,})",
+    "a token of GitLab": r"\b(?P<value>gl(?:pat|dt|rt|ptt|cbt|soat|agent|oas|ft|imt)-[\w-]{16,})",
+    "a token of Slack": r"\b(?P<value>(?:xox[a-z]|xapp)-[\w-]{8,})",
+    "a key of NVIDIA": r"\b(?P<value>nvapi-[\w-]{16,})",
+    "a token of a registry": r"\b(?P<value>pypi-[\w-]{32,}|npm_[A-Za-z0-9]{30,}|dckr_[a-z]+_[\w-]{16,})",
+    "a key of Google": r"\b(?P<value>AIza[\w-]{30,}|ya29\.[\w-]{20,})",
+    "a key of an API": r"(?<![\w-])(?P<value>sk-(?=[\w-]*\d)[\w-]{16,}|[sr]k_(?:live|test)_\w{16,})",
+    "a key of AWS": r"\b(?P<value>(?:AKIA|ASIA)(?=[A-Z]*\d)[A-Z0-9]{12,})\b",
+    "a token (JWT)": r"\b(?P<value>eyJ[\w-]{8,}\.eyJ[\w-]{4,}(?:\.[\w-]*)?)",
+    "a key of Weights & Biases": r"(?i:wandb)[^\n@]{0,60}?(?<![0-9a-f])(?P<value>[0-9a-f]{40})(?![0-9a-f])",
+    "a login of Weights & Biases": r"\bwandb\s+login\s+(?:--[\w-]+(?:=\S+)?\s+|--host\s+\S+\s+)*['\"]?"
+    rf"{_NONE}(?P<value>[^\s;&|'\"<>-][^\s;&|'\"]{{7,}})",
+    "a password in an address": rf"(?<=://)[^\s/:@'\"]*:{_NONE}(?P<value>[^\s/'\"]+)(?=@)",
+    # A name alone is none: https://git@host.
+    "a token in an address": rf"{_SCHEME}(?![a-z][a-z._-]*[:@])(?!\{{){_NONE}(?P<value>[^\s/:@'\"]+)"
+    r"(?=[:@])(?=[^\s/'\"]*@)",
+    "an address for whoever has it": rf"(?i:{_HOOKS}|webhook\.office\.com/|api\.telegram\.org/bot)"
+    rf"{_NONE}(?P<value>[^\s'\",]+)",
+    "a signature in an address": rf"(?<![\w-])(?i:{_SIGNED})={_NONE}(?P<value>[^\s&#'\",;]{{6,}})",
+    "a token in an address's query": rf"[?&;](?i:{_QUERY})={_NONE}(?P<value>[^\s&#'\",;]+)",
+    "a login of HTTP": rf"(?i:\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:{_HTTP_LOGINS}\s+)?)"
+    rf"(?!(?i:{_HTTP_LOGINS})\b){_NONE}(?P<value>[^\s'\",]{{4,}})",
+    "a bearer's token": r"(?i:\bbearer\s+)(?P<value>(?=\S*\d)[\w.~+/=-]{8,})",
+    "a registry's password": rf"{_REGISTRY_LOGIN}[^\n;|&]{{0,400}}?\s-p[ =]?{_NONE}(?P<value>[^\s-]\S*)",
+    "a password of sshpass": rf"\bsshpass\s+-p\s*{_NONE}(?P<value>\S+)",
+    "a password of curl": r"\b(?:curl|wget)\b[^\n;|]{0,400}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:"
+    rf"{_NONE}(?P<value>[^\s'\"]+)",
+    "a password of a netrc": rf"\blogin\s+\S+\s+password\s+{_NONE}(?P<value>\S+)",
+}
 
 # A shorter value would be found in the middle of other words.
 _SHORTEST = 4
+# A value of a variable is looked for everywhere: words of few letters, and numbers, would be found by chance.
+_SHORTEST_KNOWN, _SHORTEST_WORD = 8, 12
+_WORD_ALONE = re.compile(r"[a-z]+|[A-Z]+|[A-Z][a-z]+|[0-9.]+")
+# What is on record anyway, whatever variables have the same value.
+_PUBLIC = ("HOME", "PWD", "USER", "LOGNAME", "HOSTNAME", "PATH", "VIRTUAL_ENV")
+
+
+# Variables with a secret's name, and how to find the value of each.
+Known = tuple[tuple[str, re.Pattern[str]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret within a text: where it is, what it is, and the variable that it is the value of, if known."""
+
+    start: int
+    end: int
+    what: str
+    variable: str | None = None
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or a key of this name holds a secret.
+    """Return whether a variable or a key of this name holds a secret.
 
     The name's last word decides. In a variable's, all of capitals, a KEY or a TOKEN is one; in a key of the
     tree it needs a word in front that says so, such as `api` or `hf`: models have tokens too.
@@ -69,7 +162,7 @@ def is_secret_name(name: str) -> bool:
     *before, last = words
     if not _HARMLESS_WORDS.isdisjoint(before):
         return False
-    if _PLAIN_SECRET.search(last):
+    if _PLAIN_SECRET.search(last) or _KEY_ID.search(name):
         return True
     if last not in _IN_VARIABLES:
         return False
@@ -77,81 +170,239 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_key(key: str) -> bool:
-    """The same of a key with its parents; a variable's name may be in small letters."""
+    """Return the same of a key with its parents; a variable's name may be in small letters."""
     *parents, name = key.split(".")
     variable = bool(parents) and parents[-1] in _VARIABLES
     return is_secret_name(name.upper() if variable else name)
 
 
-def exported_secrets(text: str) -> list[str]:
-    """The names of the secrets that a text gives values to, as in ``ALL,NAME=VALUE``."""
-    return [found["name"] for found in _assigned(text) if found["sign"] == "="]
+def is_file_key(key: str) -> bool:
+    """Return whether a key names the file of a secret."""
+    return bool(_FILES.fullmatch(key))
+
+
+def is_export_key(key: str) -> bool:
+    """Return whether a key is a list of sbatch that gives values to variables, ``ALL,NAME=VALUE``."""
+    return key.endswith("sbatch.export")
+
+
+def _looks_random(value: str) -> bool:
+    """Return whether a value is one word in which small letters, capitals and digits are mixed."""
+    return bool(
+        re.fullmatch(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[\w+=~-]{8,}", value, re.ASCII)
+        and not re.fullmatch(r"[A-Z]?[a-z]+[0-9]+|([A-Z][a-z]+)+[0-9]{1,4}", value)
+    )
+
+
+def secrets_in(
+    text: str, *, literals: bool = False, exported: bool = False, known: Known | None = None
+) -> list[Secret]:
+    """Return the secrets of a text, in their order.
+
+    Parameters
+    ----------
+    exported
+        For a list of sbatch or srun, ``ALL,NAME=VALUE``; one after ``--export=`` is recognized.
+    known
+        What `known_values` returns, for who asks of many texts.
+    literals
+        For a program's text: names are given quoted values, and all else may be anything.
+    """
+    return list(_secrets_in(text, literals, exported, known_values() if known is None else known))
+
+
+# Of a sweep most points have the same values.
+@functools.lru_cache(maxsize=4096)
+def _secrets_in(text: str, literals: bool, exported: bool, known: Known) -> Sequence[Secret]:
+    listed = _exported(text) if exported or "--export" in text else ()
+    return _apart([*listed, *_given(text, literals=literals), *_formed(text, known)])
 
 
 def hidden(key: str, value: Any) -> Any:
-    """A value of the configuration as it may be shown."""
+    """Return a value of the configuration as it may be shown."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, dict):
         return {name: hidden(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list):
         return [hidden(key, item) for item in value]
-    if _FILES.fullmatch(key):
-        return value if _PATH.match(str(value)) else MASK
+    if is_file_key(key):
+        return printable(value) if _PATH.match(str(value)) else MASK
     if is_secret_key(key):
         return MASK
     return without_secrets(value) if isinstance(value, str) else value
 
 
-def without_secrets(text: str) -> str:
-    """A text with the values of the secrets in it masked."""
-    return _masked(text, _spans_within(text))
+def without_secrets(text: str, *, literals: bool = False, known: Known | None = None) -> str:
+    """Return a text with the secrets in it masked; see `secrets_in`."""
+    return _masked(text, secrets_in(text, literals=literals, known=known))
+
+
+def printable(text: str) -> str:
+    """Return a message with the secrets in it masked: those known by their form or as a variable's value.
+
+    Names are left alone: a message explains which file a variable is read from.
+    """
+    return _masked(text, _apart(_formed(text)))
 
 
 def redacted(override: str) -> str:
-    """An override with the values of the secrets in it masked."""
-    return _masked(override, _spans(override))
+    """Return an override with the secrets in it masked."""
+    return _masked(override, _of_override(override))
+
+
+def recorded(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line with the secrets in them masked, for a record."""
+    return [redacted(word) if "=" in word else without_secrets(word) for word in words]
 
 
 def secrets_of(override: str) -> list[str]:
-    """The values that `redacted` masks, where they are long enough to be known again."""
-    values = (override[start:end].strip(" \t'\"") for start, end in _spans(override))
+    """Return the values that `redacted` masks and those that the override refers to, but for short ones."""
+    values = [override[one.start : one.end].strip(" \t'\"") for one in _of_override(override)]
+    values += [os.environ.get(name, "") for name in referred_variables(override)]
     return [value for value in values if len(value) >= _SHORTEST]
 
 
-def _spans(override: str) -> list[tuple[int, int]]:
-    """Where an override has the values of secrets."""
+def referred_variables(text: str) -> list[str]:
+    """Return the variables with a secret's name that a text refers to: ``${oc.env:HF_TOKEN}``."""
+    return [
+        name for name in re.findall(r"oc\.env:\s*['\"]?(\w+)", text, re.ASCII) if is_secret_name(name.upper())
+    ]
+
+
+def _of_override(override: str) -> list[Secret]:
+    """Return the secrets of an override."""
     key, equals, value = override.partition("=")
     node, start = key.lstrip("+~").strip(), len(key) + 1
-    if not equals or value.strip().lower() in _NOTHING:
-        return []
-    files, mapping = bool(_FILES.fullmatch(node)), value.lstrip().startswith("{")
-    if not mapping and (files or is_secret_key(node)):
-        return [] if files and _PATH.match(value) else [(start, len(override))]
-    inner = _spans_within(value, files=files, variables=node.endswith(_VARIABLES))
-    return [(start + begin, start + end) for begin, end in inner]
+    if not equals:
+        return secrets_in(override)
+    if value.strip().lower() in _NOTHING:
+        return _apart(_formed(override))
+    files, mapping = is_file_key(node), value.lstrip().startswith("{")
+    if not mapping and (files or is_secret_key(node)) and not _REFERENCE.fullmatch(value):
+        is_path = files and _PATH.match(value)
+        return _apart(_formed(override)) if is_path else [Secret(start, len(override), "a secret", None)]
+    given = _given(value, files=files, variables=node.endswith(_VARIABLES))
+    inner = [Secret(start + one.start, start + one.end, one.what, one.variable) for one in given]
+    listed = _exported(override) if is_export_key(node) or "--export" in value else ()
+    return _apart([*listed, *inner, *_formed(override)])
 
 
-def _spans_within(text: str, *, files: bool = False, variables: bool = False) -> list[tuple[int, int]]:
-    """Where a text has the values of secrets: what is given to one's name, and passwords in addresses."""
-    given = [found.span("value") for found in _assigned(text, files=files, variables=variables)]
-    passwords = (found.span("value") for found in _IN_URL.finditer(text))
-    alone = [span for span in passwords if not any(low <= span[0] < high for low, high in given)]
-    return sorted([*given, *alone])
-
-
-def _assigned(text: str, *, files: bool = False, variables: bool = False) -> Iterator[re.Match[str]]:
-    """The places where a secret is given a value."""
+def _given(
+    text: str, *, files: bool = False, variables: bool = False, literals: bool = False
+) -> Iterator[Secret]:
+    """Find the places where a secret's name is given a value."""
     end = 0
     for found in _ASSIGNED.finditer(text):
         name = found["name"].upper() if variables else found["name"]
-        secret = not _PATH.match(found["value"]) if files else is_secret_name(name)
-        if secret and found.start() >= end and found["value"].strip().lower() not in _NOTHING:
-            end = found.end("value")
-            yield found
+        if found.start() < end or not (files or is_secret_name(name)):
+            continue
+        stated = _ASSIGNED_VALUE.match(text, found.end())
+        assert stated is not None  # there may be nothing
+        value = stated[0]
+        if value.strip().lower() in _NOTHING or _REFERENCE.fullmatch(value) or (files and _PATH.match(value)):
+            continue
+        if not literals or _LITERAL.match(value):
+            end = stated.end()
+            yield Secret(*stated.span(), f"a value for {name}", name)
+    for found in _SET.finditer(text):
+        name = found["name"] or found["option"] or found["variable"]
+        group = next(group for group in ("value", "word", "literal") if found[group] is not None)
+        secret = is_secret_name(name) and not _REFERENCE.fullmatch(found[group])
+        if secret and (not literals or _LITERAL.match(found[group])):
+            yield Secret(*found.span(group), f"a value for {name}", name)
+    for found in _DEFAULT.finditer(text):
+        if is_secret_name(found["name"].upper()) and found["value"].strip().lower() not in _NOTHING:
+            yield Secret(*found.span("value"), f"a value for {found['name']}", found["name"])
 
 
-def _masked(text: str, spans: list[tuple[int, int]]) -> str:
-    for start, end in reversed(spans):
-        text = f"{text[:start]}{MASK}{text[end:]}"
+_LITERAL = re.compile(r"""[bfru]{0,2}['"][^'"]{4,}""")
+_DEFAULT = re.compile(r"oc\.env:\s*(?P<name>\w+)\s*,(?P<value>[^}]*)", re.ASCII)
+
+
+def _exported(text: str) -> Iterator[Secret]:
+    """Find what sbatch or srun would export: the list is on record, and in the list of processes.
+
+    A variable that is no secret has a better place, so more is taken for one than elsewhere.
+    """
+    for found in _EXPORTED.finditer(text):
+        if is_secret_name(found["name"]) or _looks_random(found["value"]):
+            yield Secret(*found.span("value"), f"a value for {found['name']}", found["name"])
+
+
+def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
+    """Find what is a secret by its form, or as the value of a variable of this process."""
+    for what, pattern in _form_patterns():
+        for found in pattern.finditer(text):
+            yield Secret(*found.span("value"), what)
+    for name, pattern in known_values() if known is None else known:
+        for found in pattern.finditer(text):
+            yield Secret(*found.span(), f"the value of the variable {name}", name)
+
+
+@functools.cache
+def _form_patterns() -> Sequence[tuple[str, re.Pattern[str]]]:
+    """Return the forms, ready to look for; most verbs look for none."""
+    return tuple((what, re.compile(pattern, re.DOTALL)) for what, pattern in _FORMS.items())
+
+
+def known_values() -> Known:
+    """Return the secrets among the variables of this process, as they are now."""
+    return _known(tuple(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=8)
+def _known(environment: Sequence[tuple[str, str]]) -> Known:
+    """Return the variables whose values are secrets, and how to find these in a text, the longest first."""
+    public = [value for name, value in environment if name in _PUBLIC]
+    found = {
+        part: name
+        for name, value in sorted(environment)
+        if is_secret_name(name.upper())
+        for part in map(str.strip, value.splitlines())
+        if _is_telling(part) and not any(part in text for text in public)
+    }
+    return tuple(
+        (found[value], re.compile("|".join(map(re.escape, _writings(value)))))
+        for value in sorted(found, key=len, reverse=True)
+    )
+
+
+def _is_telling(value: str) -> bool:
+    """Return whether a value is found nowhere by chance, and is no path."""
+    if value.startswith("-----") or (value.startswith("/") and os.path.lexists(value)):
+        return False
+    return len(value) >= (_SHORTEST_WORD if _WORD_ALONE.fullmatch(value) else _SHORTEST_KNOWN)
+
+
+def _writings(value: str) -> list[str]:
+    """Return the ways in which a value may be written: as it is, quoted for JSON, a shell, an address."""
+    ways = [
+        value,
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        value.replace("'", "'\"'\"'"),
+        value.replace("'", "''"),
+        value.replace("'", "\\'"),
+        *(urllib.parse.quote(value, safe=safe, errors="surrogateescape") for safe in ("/", "")),
+    ]
+    return sorted(set(ways), key=len, reverse=True)
+
+
+def _apart(secrets: Iterable[Secret]) -> list[Secret]:
+    """Return secrets in their order, those that overlap as one."""
+    found: list[Secret] = []
+    for one in sorted(secrets, key=lambda one: (one.start, -one.end)):
+        if found and one.start < found[-1].end:
+            last = found[-1]
+            found[-1] = Secret(last.start, max(last.end, one.end), last.what, last.variable or one.variable)
+        elif one.end > one.start:
+            found.append(one)
+    return found
+
+
+def _masked(text: str, secrets: Sequence[Secret]) -> str:
+    for one in reversed(secrets):
+        text = f"{text[: one.start]}{MASK}{text[one.end :]}"
     return text

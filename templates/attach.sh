@@ -3,6 +3,7 @@
 # in its container when it has one, in its working directory, with its environment. `slipway attach` runs this on the
 # rank's node. TAG is the launch's own; RANK may be `any` of this node.
 set -euo pipefail
+set +xv # a SHELLOPTS in the environment would print the values of secrets
 set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 tag=$1 rank=$2
@@ -38,9 +39,19 @@ if [[ $(readlink "/proc/$pid/ns/mnt") != "$(readlink /proc/self/ns/mnt)" ]]; the
     # A container of Enroot's, with a name or without one; its `exec` takes over the environment and the directory.
     exec enroot exec --env "TERM=${TERM:-dumb}" "$pid" "$@"
 fi
-environment=()
-while IFS= read -r -d '' variable; do
-    if [[ $variable == [!=-]*=* ]]; then environment+=("$variable"); fi
-done <"/proc/$pid/environ"
+# The environment becomes this shell's own: as arguments of `env` everybody could read it. What no shell exports is for
+# `env`: functions and odd names, and what these lines themselves use.
+environment=() others=("TERM=${TERM:-dumb}")
+while IFS= read -r -d '' variable; do environment+=("$variable"); done <"/proc/$pid/environ"
 cd "$(readlink "/proc/$pid/cwd")"
-exec env -i "${environment[@]}" "TERM=${TERM:-dumb}" "$@"
+set -- "$(type -P env)" "$@"
+for variable in $(compgen -e); do unset "$variable" 2>/dev/null || export -n "${variable?}"; done
+for variable in $(compgen -A function); do unset -f "$variable"; done
+for variable in "${environment[@]}"; do
+    case $variable in
+    [!A-Za-z_]* | TERM=* | SHELLOPTS=* | BASHOPTS=*) ;;
+    environment=* | others=* | variable=* | POSIXLY_CORRECT=* | UID=* | EUID=* | PPID=* | BASH_*) others+=("$variable") ;;
+    *) export "${variable?}" 2>/dev/null || others+=("$variable") ;;
+    esac
+done
+exec "$1" "${others[@]}" "${@:2}"

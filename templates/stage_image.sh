@@ -3,6 +3,7 @@
 # STATE is the source's size and time, as the job found them. The exit code is 0 where TARGET is a whole copy.
 set -euo pipefail
 set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
+set +xv # a SHELLOPTS in the environment would print the values of secrets
 
 source=$1 target=$2 state=$3
 directory=${target%/*} name=${target##*/} bytes=${3%% *}

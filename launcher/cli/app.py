@@ -11,14 +11,14 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from launcher import __version__
 from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
 from launcher.runs.receipts import forget_jobs, submitted_jobs
-from launcher.secrecy import redacted
+from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.terminal import escaped_streams
 from launcher.tracking.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
 
@@ -93,9 +93,11 @@ def main(arguments: Sequence[str] | None = None, started: Callable[[], None] | N
         use_utf8()
     forget_jobs()
     _prepare_streams()
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    _mask_messages(given)
     with escaped_streams():
         _show_warnings()
-        return _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"], started)
+        return _run(given, started)
 
 
 def _run(given: Sequence[str], started: Callable[[], None] | None) -> int:
@@ -207,6 +209,45 @@ def _lossy(stream: TextIO) -> TextIO:
     )
 
 
+class _Masked(io.TextIOBase):
+    """The stream of messages, warnings and tracebacks, with secrets masked.
+
+    Parameters
+    ----------
+    typed
+        The secrets of this command line.
+    """
+
+    def __init__(self, stream: TextIO, typed: Iterable[str]) -> None:
+        self.stream = stream
+        self._typed = sorted(typed, key=len, reverse=True)
+
+    def write(self, text: str, /) -> int:
+        for secret in self._typed:
+            text = text.replace(secret, MASK)
+        return self.stream.write(printable(text))
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # read-only, as that of every stream
+        return self.stream.encoding
+
+
+def _mask_messages(given: Sequence[str]) -> None:
+    """Let no message have a secret that is known, whoever writes it: we, argparse or Python."""
+    stream = sys.stderr.stream if isinstance(sys.stderr, _Masked) else sys.stderr
+    typed = {secret for word in given for secret in secrets_of(word)}
+    sys.stderr = _Masked(stream, typed | {one_line(secret) for secret in typed})
+
+
 def _show_warnings() -> None:
     """Print what is logged, such as that a scheduler is waited for, as everything else is told."""
     handler = logging.StreamHandler(sys.stderr)
@@ -269,13 +310,13 @@ def _parse(given: list[str]) -> argparse.Namespace:
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
-            parser.error(f"unrecognized arguments: {' '.join(rest)}{_without_dashes(rest)}")
+            parser.error(f"unrecognized arguments: {' '.join(recorded(rest))}{_without_dashes(rest)}")
         args.overrides.extend(rest)
     return args
 
 
 def _without_dashes(words: Sequence[str]) -> str:
-    overrides = [word.lstrip("-") for word in words if word.startswith("-") and "=" in word]
+    overrides = [redacted(word.lstrip("-")) for word in words if word.startswith("-") and "=" in word]
     return f"; an override has no dashes in front: {' '.join(overrides)}" if overrides else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from launcher.cli.printing import print_styled
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
 from launcher.errors import UserError, nearest, one_line
-from launcher.secrecy import hidden
+from launcher.secrecy import MASK, hidden
 
 _EPILOG = """\
 examples:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     composition = compose(overrides, args.config_dir)
     # What was composed: the nodes of stages that were not asked for are left out.
     tree = composition.config.model_dump(exclude_unset=True)
-    leaves = _leaves(_narrowed(tree, asked), composition.sources())
+    leaves = _leaves(_narrowed(tree, asked), composition.sources(), composition.references)
     if args.json:
         items = [{"key": leaf.key, "value": leaf.value, "source": leaf.source} for leaf in leaves]
         print(json.dumps(items, indent=2))
@@ -120,15 +120,23 @@ def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{name}.")
 
 
-def _leaves(node: dict[str, Any], sources: Sources, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
+def _leaves(
+    node: dict[str, Any], sources: Sources, references: Collection[str], above: tuple[str, ...] = ()
+) -> Iterator[Leaf]:
     for name, value in node.items():
         path = (*above, str(name))
         if isinstance(value, dict) and value:
-            yield from _leaves(value, sources, path)
+            yield from _leaves(value, sources, references, path)
         else:
             key = ".".join(path)
             source = sources.locate(key)
-            yield Leaf(path, hidden(key, value), source.removeprefix("from ") if source else None)
+            # Of a list an element is the reference.
+            referring = any(f"{reference}.".startswith(f"{key}.") for reference in references)
+            yield Leaf(
+                path,
+                MASK if referring else hidden(key, value),
+                source.removeprefix("from ") if source else None,
+            )
 
 
 def _print(leaves: Sequence[Leaf], *, plain: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ from launcher.config.placeholders import placeholders_in
 from launcher.config.resolvers import register_resolvers, with_gpus
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.search_path import register_tree
+from launcher.config.secrets import check_references, check_secrets, secret_references
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Composition:
         The tree of the user's own, looked at before ours.
     before
         Of one of several stages, the configurations of those that are launched before it.
+    references
+        The keys whose values refer to variables with a secret's name, and these variables.
     """
 
     config: RunConfig
@@ -74,6 +77,7 @@ class Composition:
     overrides: tuple[str, ...]
     config_dir: Path | None = None
     before: tuple[RunConfig, ...] = ()
+    references: Mapping[str, str] = field(default_factory=dict)
 
     def naming_sources(self) -> AbstractContextManager[None]:
         """Where a mistake is found later on, add to it where the values that it is about are from."""
@@ -104,16 +108,19 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
         naming_sources(overrides, config_dir),
         _explained(overrides, config_dir, _compose_again, lambda texts: _compose_checked(texts, config_dir)),
     ):
-        config, choices = _compose_checked(overrides, config_dir)
+        config, choices, references = _compose_checked(overrides, config_dir)
     return Composition(
         config=config,
         choices=choices,
         overrides=tuple(overrides),
         config_dir=config_dir,
+        references=references,
     )
 
 
-def _compose_checked(overrides: Sequence[str], config_dir: Path | None) -> tuple[RunConfig, dict[str, str]]:
+def _compose_checked(
+    overrides: Sequence[str], config_dir: Path | None
+) -> tuple[RunConfig, dict[str, str], dict[str, str]]:
     tree = _compose_again(overrides)
     choices = dict(tree.hydra.runtime.choices)
     OmegaConf.set_struct(tree, False)
@@ -129,7 +136,7 @@ def _compose_checked(overrides: Sequence[str], config_dir: Path | None) -> tuple
         correct=change,
         sources=lambda: sources_of(overrides, config_dir),
     )
-    return config, chosen(choices, node)
+    return config, chosen(choices, node), secret_references(tree, node)
 
 
 def compose_file(
@@ -161,12 +168,15 @@ def compose_file(
         tree = again(texts)
         OmegaConf.set_struct(tree, False)
         del tree["hydra"]
-        return _checked_as(
+        config, node = _checked_as(
             model,
             resolve=lambda: _resolved(tree),
             correct=lambda key, text: OmegaConf.update(tree, key, text, force_add=True),
             sources=lambda: sources_of(texts, config_dir, primary=name),
-        )[0]
+        )
+        check_references(secret_references(tree, node))
+        check_secrets(config)
+        return config
 
     _prepare(config_dir)
     with (

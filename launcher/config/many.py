@@ -41,6 +41,7 @@ from launcher.config.overrides import for_hydra, keys_for_hydra, parse_override
 from launcher.config.resolution import OutOfTheOrdinary, Resolution
 from launcher.config.resolvers import register_resolvers
 from launcher.config.search_path import register_tree
+from launcher.config.secrets import secret_references
 from launcher.config.sources import Sources
 
 
@@ -110,7 +111,8 @@ class Sweep:
                 correct=changes.set,
                 sources=lambda: self._sources_of(groups, overrides),
             )
-        return Composition(config, chosen(choices, node), overrides, self._config_dir)
+            references = secret_references(tree, node)
+        return Composition(config, chosen(choices, node), overrides, self._config_dir, references=references)
 
     def _sources_of(self, groups: Sequence[Override], overrides: tuple[str, ...]) -> Sources:
         first = self._sources.setdefault(_key(groups), sources_of(overrides, self._config_dir))

@@ -24,6 +24,7 @@ from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, next_launch_number
 from launcher.runs.write import LaunchExists, link_newest, write_launch
 from launcher.schedulers.arrays import declared_tasks
+from launcher.secrecy import recorded
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
@@ -112,7 +113,7 @@ def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, st
 
 
 def _pasteable(request: Request, made: Draft) -> str:
-    command, plan = request.command, made.plan
+    command, plan = recorded(request.command), made.plan
     held = [] if request.stage is None else [f"--stage={request.stage}"]
     held += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if made.work is None else [])]
     held += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
@@ -152,8 +153,8 @@ def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Man
         nodes=job.resources.nodes,
         tasks_per_node=job.resources.tasks_per_node,
         time_limit=job.resources.time_limit,
-        command=list(request.command),
-        overrides=list(request.overrides),
+        command=recorded(request.command),
+        overrides=recorded(request.overrides),
         choices=made.composition.choices,
         created=provenance.now(),
         version=__version__,

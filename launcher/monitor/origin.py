@@ -13,7 +13,7 @@ from launcher.monitor.moments import moment
 from launcher.runs.marks import image_digest
 from launcher.runs.paths import short
 from launcher.runs.reading import open_regular, read_json
-from launcher.secrecy import redacted, without_secrets
+from launcher.secrecy import recorded
 from launcher.tracking.launches import Launch
 
 # What the trainer writes of itself: its packages, and the commit of its code where it ran from a checkout.
@@ -26,8 +26,8 @@ def origin(launch: Launch) -> dict[str, Any]:
     """The manifest of a launch without the secrets in it, and what the job found out, for programs."""
     manifest = launch.manifest
     content = asdict(manifest) | {
-        "command": _shown_command(launch),
-        "overrides": [redacted(override) for override in manifest.overrides],
+        "command": recorded(manifest.command),
+        "overrides": recorded(manifest.overrides),
         "image_digest": manifest.image_digest or image_digest(launch.paths.directory),
         "jobs": list(launch.jobs),
         "run_dir": str(launch.paths.run_dir),
@@ -67,10 +67,6 @@ def rows(launch: Launch) -> list[tuple[str, str]]:
     names = ["", *(name for name, _ in shown)]
     # Of a list the name stands in front of its first line alone.
     return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(shown)]
-
-
-def _shown_command(launch: Launch) -> list[str]:
-    return [redacted(word) if "=" in word else without_secrets(word) for word in launch.manifest.command]
 
 
 _CHANGES = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import one_line
-from launcher.secrecy import without_secrets
+from launcher.secrecy import MASK, known_values, without_secrets
 
 _PATIENCE = 30.0  # seconds, of one git
 # More are data that somebody forgot to ignore; the manifest and the commit must do.
@@ -17,8 +18,14 @@ _MOST_UNTRACKED = 1000
 
 # However the user has set up git, a diff that `git apply` takes.
 _PLAIN = ["--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"]
-# Files in which `name: value` or `name=value` is a setting; in a program it may be anything.
-_SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh")
+# In programs `name = value` may be anything, and a secret is a quoted text; elsewhere it is a setting.
+_PROGRAMS = (
+    *(".py", ".pyx", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".java", ".kt"),
+    *(".js", ".jsx", ".mjs", ".ts", ".tsx", ".lua", ".rb", ".pl", ".php", ".swift", ".scala", ".jl", ".R"),
+)
+_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), re.compile(r"-----END ")
+# A line of a private key whose beginning is not in the diff.
+_KEY_LINE = re.compile(r"[+ -](?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9+/]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
         )
     if untracked:
         lines.append("# not tracked, and not in here:")
-        lines += [f"#   {one_line(name)}" for name in untracked[:_MOST_UNTRACKED]]
+        lines += [f"#   {one_line(without_secrets(name))}" for name in untracked[:_MOST_UNTRACKED]]
         more = len(untracked) - _MOST_UNTRACKED
         lines += [f"#   ... and {more} more"] if more > 0 else []
     return "\n".join(lines) + "\n" + shown
@@ -103,14 +110,26 @@ def _bounded_diff(top: Path) -> str | None:
 
 
 def _without_secrets(diff: str) -> str:
-    """A diff with the values of secrets in files of settings masked."""
-    found, settings = [], False
+    """Return a diff with secrets masked; each line stays a line of its file."""
+    known = known_values()
+    found, program, binary, in_key = [], False, False, False
     for line in diff.split("\n"):
+        if line.startswith(("diff --git ", "@@ ")):
+            binary = in_key = False
         if line.startswith("diff --git "):
-            settings = line.rstrip('"').endswith(_SETTINGS)
-        if settings and line[:1] in ("+", "-", " ") and line[:4] not in ("+++ ", "--- "):
-            line = line[:1] + without_secrets(line[1:])
-        found.append(line)
+            program = line.rstrip('"').endswith(_PROGRAMS)
+        if line == "GIT binary patch":
+            binary = True
+        if binary:
+            found.append(line)
+        elif in_key or _KEY_LINE.fullmatch(line):
+            in_key = in_key and not _KEY_ENDS.search(line)
+            found.append(line[:1] + MASK)
+        else:
+            begins = _KEY_BEGINS.search(line)
+            in_key = bool(begins) and not _KEY_ENDS.search(line)
+            start = 1 if line[:1] in ("+", "-", " ") else 0
+            found.append(line[:start] + without_secrets(line[start:], literals=program, known=known))
     return "\n".join(found)
 
 

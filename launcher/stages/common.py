@@ -15,7 +15,6 @@ from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Que
 from launcher.runs.paths import LaunchPaths
 from launcher.secrecy import is_secret_key
 from launcher.stages.mounts import mounts_of
-from launcher.stages.secrets import secret_in_script
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 
@@ -303,13 +302,10 @@ def environment(config: RunConfig) -> dict[str, str]:
     Raises
     ------
     UserError
-        If a name cannot be a variable's, or a value would be a secret in a script.
+        If a name cannot be a variable's.
     """
     for key, variables in (("cluster.env_vars", config.cluster.env_vars), ("env_vars", config.env_vars)):
         check_names(key, variables)
-        for name, value in variables.items():
-            if value and is_secret_key(f"{key}.{name}"):
-                raise secret_in_script(f"{key}.{name}", name)
     merged = {**config.cluster.env_vars, **config.env_vars}
     return {name: value for name, value in merged.items() if value is not None}
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
+from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Chain, Job, Payload, Plan
 from launcher.runs.excluded import ExcludedNode
 from launcher.stages import common
 from launcher.stages.data_preparation import WITHOUT_GPUS
-from launcher.stages.secrets import check_exports
 from launcher.stages.stage_cluster import stage_cluster
 
 STAGE = "image"
@@ -58,13 +58,13 @@ def image_plan(
         If there is no queue for it.
     """
     cluster = image_cluster(config)
+    check_secrets(config.model_copy(update={"cluster": cluster}))
     if cluster.scheduler != "slurm":
         raise UserError(
             f"cluster.scheduler={cluster.scheduler}: a job of Slurm's makes an image, or this machine",
             key="cluster.scheduler",
             hint="slipway image build|import without --on-cluster, or launch --build=host",
         )
-    check_exports(cluster)
     node = image_run(config, work)
     paths = common.launch_paths(STAGE, node, cluster, number)
     job = Job(

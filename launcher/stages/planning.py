@@ -14,13 +14,13 @@ from launcher.config.schema import (
     TrainingConfig,
     WorkspaceConfig,
 )
+from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.data_preparation import data_preparation_job
-from launcher.stages.secrets import check_exports, check_nodes
 from launcher.stages.stage_cluster import stage_cluster
 from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
@@ -129,9 +129,7 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, avoided: Sequence[E
         The nodes that failed under earlier jobs of the run.
     """
     config = _for_stage(config)
-    check_exports(config.cluster)
-    if config.training is not None:
-        check_nodes(config.training)
+    check_secrets(config)
     paths = _launch_paths(config, number)
     job = surround(_job(config, paths), config, paths)
     return Plan(

@@ -11,6 +11,7 @@ from launcher.config.compose import Composition
 from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.schema import RunConfig
+from launcher.config.secrets import check_references
 from launcher.drafting import Draft, with_image
 from launcher.errors import Mistakes, UserError, explain_os_error, one_line
 from launcher.inspection import as_mistakes, gather
@@ -160,6 +161,7 @@ def _draft(composition: Composition, request: Request) -> Draft:
             number = next_launch_number(run_dir)
         except OSError as error:
             raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
+        check_references(composition.references)
         config = with_image(composition, request.template_dir)
         plan = plan_launch(config, number=number, tag=provenance.new_tag())
         return Draft(composition, plan, render(plan, request.template_dir), request.template_dir)

@@ -24,6 +24,7 @@ from launcher.runs.write import (
     remove_empty,
     write_launch,
 )
+from launcher.secrecy import recorded
 from launcher.sweeps.arrays import Array, render_array
 from launcher.sweeps.points import Drafted, Point, Request, as_job
 from launcher.sweeps.record import ARRAYS, POINTS, Record, write_record
@@ -137,10 +138,10 @@ def _write_point(
 def _pasteable(point: Point, request: Request) -> str:
     trees = [("--config-dir", request.config_dir), ("--template-dir", request.template_dir)]
     options = [word for name, path in trees if path is not None for word in (name, str(path))]
-    alone = ["slipway", "launch", *point.draft.composition.overrides, *options]
+    alone = ["slipway", "launch", *recorded(point.draft.composition.overrides), *options]
     there = quoted_line(["cd", str(Path.cwd())])
     return (
-        f"{there} && {quoted_line(request.command)}\n"
+        f"{there} && {quoted_line(recorded(request.command))}\n"
         f"# this point alone, as the next launch of its run:\n# {there} && {quoted_line(alone)}\n"
     )
 
@@ -162,8 +163,8 @@ def _record(array: Array, sweep: Drafted, request: Request, tag: str) -> Record:
         user=provenance.user(),
         host=provenance.host(),
         slurm_conf=array.points[0].plan.slurm_conf,
-        command=list(request.command),
-        overrides=list(sweep.grid.shared),
+        command=recorded(request.command),
+        overrides=recorded(sweep.grid.shared),
         throttle=request.throttle,
         labels=sweep.grid.labels,
         points=points,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.cli.app import main
 from launcher.config.compose import CONF_DIR, compose, list_options
+from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
-from launcher.secrecy import is_secret_name, redacted
+from launcher.secrecy import is_secret_name, printable, redacted, without_secrets
 from launcher.stages.planning import plan_launch
 
 VALUE = "s3cr3tvalue"
@@ -18,14 +24,15 @@ VALUE = "s3cr3tvalue"
 SECRETS = """
 WANDB_API_KEY OPENAI_KEY WANDB_KEY PGPASSWORD MYSQL_PWD DB_PWD DB_PASS SSH_PASSPHRASE PRIVATE_KEY ACCESS_KEY
 APIKEY GITHUB_PAT MY_CREDENTIALS HF_TOKEN HF_TOKENS HF_TOKEN_2 HF_AUTH HUGGING_FACE_HUB_TOKEN
-AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN CLIENT_SECRET SECRET SECRETS NGC_CLI_API_KEY api_key apiKey
-accessToken hf_token password secret_key wandb_api_bcp_secret_key access_token
+AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID AWS_SESSION_TOKEN CLIENT_SECRET SECRET SECRETS NGC_CLI_API_KEY
+api_key apiKey accessToken AccountKey account_key hf_token password secret_key wandb_api_bcp_secret_key
+access_token
 """
 
 # Of networks, libraries and models.
 HARMLESS = """
 TOKENIZERS_PARALLELISM MY_TOKENIZER TOKENIZER_PATH MONKEY SECRETARY KEYBOARD PATH PWD OLDPWD COMPASS
-SSH_AUTH_SOCK GOOGLE_APPLICATION_CREDENTIALS AWS_ACCESS_KEY_ID AWS_WEB_IDENTITY_TOKEN_FILE HF_TOKEN_PATH
+SSH_AUTH_SOCK GOOGLE_APPLICATION_CREDENTIALS AWS_WEB_IDENTITY_TOKEN_FILE HF_TOKEN_PATH
 HF_HOME HF_HUB_OFFLINE HF_HUB_CACHE HF_HUB_DISABLE_IMPLICIT_TOKEN HF_HUB_ENABLE_HF_TRANSFER
 HF_DATASETS_CACHE HF_ENDPOINT GIT_ASKPASS NCCL_DEBUG NCCL_IB_PKEY NCCL_IB_HCA NCCL_SOCKET_IFNAME
 NCCL_P2P_LEVEL NCCL_TOPO_FILE NCCL_NET_PLUGIN NCCL_NVLS_ENABLE FI_PROVIDER FI_EFA_USE_DEVICE_RDMA
@@ -142,11 +149,73 @@ def test_the_refusal_names_its_key_and_a_way_out() -> None:
         "cluster.sbatch.export='ALL,HF_TOKEN'",
         "cluster.srun_args=['--export=ALL,NCCL_DEBUG=INFO']",
         "env_files.HF_TOKEN=/home/me/token",
+        "cluster.srun_args=['--export=ALL,NCCL_SOCKET_IFNAME=eth0,UCX_NET_DEVICES=mlx5_0:1']",
+        "cluster.comment='run 3 of the tokenizer, max_tokens=4096, eos_token: 2'",
+        "env_vars.PIP_INDEX_URL=https://mirror.example:8443/simple",
+        "env_vars.GIT_REMOTE=https://git@host/x.git",
+        "env_vars.GIT_REMOTE=ssh://git@host:22/x.git",
+        "env_vars.HF_HOME=/scratch/hf_home_of_all_the_users",
+        "env_vars.AWS_WEB_IDENTITY_TOKEN_FILE=/run/token",
+        "env_vars.COMMIT=0123456789abcdef0123456789abcdef01234567",
+        "env_vars.PASSED='$HF_TOKEN'",
+        "container=docker://$oauthtoken@nvcr.io#nvidia/nemo:24.07",
     ],
 )
 def test_what_holds_no_secret_stays_usable(override: str) -> None:
     assert redacted(override) == override
     plan_launch(compose([override]).config, number=1, tag="x")
+
+
+NAMES = st.text("ab=:,@/?&;'\"${}[]<>-_. \\\nHF_TOKEN", max_size=60)
+
+
+@given(NAMES, NAMES)
+def test_any_text_keeps_its_form_and_loses_the_secret(before: str, after: str) -> None:
+    """Whatever stands around it, a token's own form is found, and masking again changes nothing."""
+    token = "ghp_" + "0a1b2c3d4e5f6g7h8i9j"
+    for mask in (without_secrets, printable, redacted):
+        shown = mask(f"{before} {token} {after}")
+        assert token not in shown
+        assert mask(before).count("\n") <= before.count("\n")
+
+
+@given(st.text(max_size=200))
+def test_a_text_without_secrets_is_left_alone(text: str) -> None:
+    plain = re.sub(r"[:=@?&-]", " ", text)
+    assert printable(plain) == plain
+
+
+def test_values_of_the_environment_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", 'it\'s a "S3cret" value/é')
+    for written in (
+        'it\'s a "S3cret" value/é',
+        json.dumps('it\'s a "S3cret" value/é'),
+        shlex.quote('it\'s a "S3cret" value/é'),
+        repr('it\'s a "S3cret" value/é'),
+        quote('it\'s a "S3cret" value/é'),
+    ):
+        assert "S3cret" not in printable(f"x{written}y"), written
+
+
+@pytest.mark.parametrize("value", ["tiny", "required", "12345678", "/tmp", "", "True"])
+def test_what_is_found_by_chance_is_not_looked_for(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", value)
+    text = "gpt3/tiny is required in /tmp/x, 1234567890, True"
+    assert printable(text) == text
+
+
+def test_what_is_on_record_anyway_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/jane_doe1")
+    monkeypatch.setenv("DB_PASS", "jane_doe1")
+    assert printable("/home/jane_doe1/results") == "/home/jane_doe1/results"
+
+
+@pytest.mark.parametrize("cluster", list_options("cluster"))
+def test_no_shipped_file_is_refused(cluster: str) -> None:
+    for path in CONF_DIR.rglob("*.yaml"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert without_secrets(line) == line, path
+    check_secrets(compose([f"cluster={cluster}"]).config)
 
 
 def test_overrides_are_redacted() -> None:

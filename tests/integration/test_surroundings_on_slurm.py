@@ -49,7 +49,7 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
         path.write_text(text)
     submitted = subprocess.run(
         ["sbatch", "--wait", "--parsable", plan.paths.script],
-        env=sandbox.environment(),
+        env={**sandbox.environment(), "SHELLOPTS": "braceexpand:verbose:xtrace"},  # prints every command
         capture_output=True,
         text=True,
         timeout=120,

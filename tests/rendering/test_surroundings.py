@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -127,7 +128,9 @@ def test_our_own_trainer_is_not_profiled() -> None:
     assert job_of("training=gpt3/5b_16k").profile is not None
 
 
-def test_a_secret_reaches_the_tasks_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["braceexpand", "braceexpand:verbose:xtrace"])
+def test_a_secret_reaches_the_tasks_and_nothing_else(options: str, tmp_path: Path) -> None:
+    """Not the log either, where the shell that launched it prints every command (``SHELLOPTS``)."""
     (tmp_path / "my key").write_text("hunter2\nsecond line\n")
     overrides = [
         "cluster=local",
@@ -143,7 +146,14 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(tmp_path: Path) -> None:
     plan.paths.directory.mkdir(parents=True)
     for path, text in rendered.files(plan.paths).items():
         path.write_text(text)
-    done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        ["bash", plan.paths.script],
+        env={**os.environ, "SHELLOPTS": options},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert "HUNTER2-HUNTER2" in done.stdout
     assert "hunter2" not in rendered.script + rendered.task + json.dumps(plan.job.config, default=str)
     assert "hunter2" not in done.stdout + done.stderr
