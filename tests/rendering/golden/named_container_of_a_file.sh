@@ -15,6 +15,7 @@
 # Made by Slipway. The configuration is beside this file, and task.sh, which sets up each task.
 set -euo pipefail
 set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
+set +xv # a SHELLOPTS in the environment would print the values of secrets
 
 run=gpt3_126m
 launch=1
@@ -194,12 +195,13 @@ exit "$code"
 # task.sh COMMAND [ARGUMENT ...]: runs COMMAND once for each task (one process, one GPU), in the container when there is one.
 set -euo pipefail
 set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
+set +xv # a SHELLOPTS in the environment would print the values of secrets
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}
-export WORLD_SIZE=64
+export WORLD_SIZE="$SLURM_NTASKS"
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
-export LOCAL_WORLD_SIZE=8
+export LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/opt/NeMo${PYTHONPATH:+:$PYTHONPATH}
 
