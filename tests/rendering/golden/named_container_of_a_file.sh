@@ -197,9 +197,9 @@ set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}
-export WORLD_SIZE=64
+export WORLD_SIZE="$SLURM_NTASKS"
 export LOCAL_RANK=${SLURM_LOCALID:-$LOCAL_RANK}
-export LOCAL_WORLD_SIZE=8
+export LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
 export SLIPWAY_TAG=golden # by which `slipway attach` finds the ranks of this launch
 export PYTHONPATH=/opt/NeMo${PYTHONPATH:+:$PYTHONPATH}
 
