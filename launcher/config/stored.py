@@ -42,8 +42,8 @@ def stored_text(config: RunConfig, environment: Mapping[str, str]) -> str:
         if len(value) >= _SHORTEST and _NAME.fullmatch(name) and is_secret_name(name)
     }
     node = _mapped(config.model_dump(), lambda key, text: _kept(key, text, secrets))
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return _HEADING + str(yaml.dump(node, Dumper=dumper, sort_keys=False))
+    # Not libyaml's dumper, which takes no path that is not UTF-8.
+    return _HEADING + str(yaml.safe_dump(node, sort_keys=False))
 
 
 def read_stored(text: str, where: str) -> RunConfig:

@@ -35,7 +35,19 @@ def test_it_is_read_as_it_was(size: str, cluster: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["a  b", "01:00", "1e3", "${not.ours}", r"back\\slash", "???", "größe", "#x: y", "a\tb", "yes"],
+    [
+        "a  b",
+        "01:00",
+        "1e3",
+        "${not.ours}",
+        r"back\\slash",
+        "???",
+        "größe",
+        "#x: y",
+        "a\tb",
+        "yes",
+        "/a/\udcff",
+    ],
 )
 def test_odd_values_stay_as_they_are(value: str) -> None:
     config = composed("training=gpt3/126m")
