@@ -29,7 +29,7 @@ def saving(tmp_path: Path) -> Saving:
 def save(saving: Saving, step: int, resume: Resume | None = None) -> Found:
     unfinished = begin(saving.directory, f"m-step={step}")
     (unfinished / "__0_0.distcp").write_text("weights")
-    recorded = {} if resume is None else asdict(resume)
+    recorded = {} if resume is None else resume.record()
     marker = replace(MARKED, step=step, resume=recorded, files=sync_part(unfinished, 0))
     return finish(unfinished, f"m-step={step}", marker)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint import store
+from trainer.checkpoint import ownership, store
 from trainer.checkpoint.store import Found
 from trainer.config.resume import Resume
 from trainer.config.saving import Saving
@@ -35,39 +36,127 @@ class Choice:
     is_branch: bool
 
 
-def choose(saving: Saving, resume: Resume) -> Choice | None:
-    """Return what to start from; None for step 0, where there is no checkpoint.
+@dataclass(frozen=True)
+class Damaged:
+    """A damaged checkpoint, and where it was moved, unless it had to stay."""
 
-    An intervention that the newest checkpoint comes after has been made. A launch that is killed before its
-    first checkpoint leaves the newest as it was, and the next one makes the intervention again, from the same
-    point.
+    path: Path
+    reason: str
+    moved_to: Path | None
 
-    Raises
-    ------
-    UserError
-        If ``resume.checkpoint`` names what is no complete checkpoint.
+
+class Chooser:
+    """Chooses the checkpoint to start from; rank 0 alone has one that is asked.
+
+    Parameters
+    ----------
+    saving, resume
+        The training's settings.
+    tell
+        Called with each damaged checkpoint, once.
     """
-    found = _newest(saving)
-    if found and resume.was_made(found.marker.resume):
-        return Choice(found, True, False)
-    if resume.checkpoint is not None:
-        found = _named(resume.checkpoint, saving.directory)
-        LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, found.marker.step)
-    if found is None:
-        return None
-    if not resume.load_optimizer:
-        LOGGER.info("resume.load_optimizer=False: the optimizer starts anew at step %d", found.marker.step)
-    return Choice(found, resume.load_optimizer, is_branch=resume.checkpoint is not None)
+
+    def __init__(self, saving: Saving, resume: Resume, tell: Callable[[Damaged], None] | None = None) -> None:
+        self._saving, self._resume, self._tell = saving, resume, tell
+        self._damaged: dict[Path, str] = {}
+
+    def choose(self) -> Choice | None:
+        """Return what to start from; None for step 0, where there was never a checkpoint.
+
+        An intervention that the newest checkpoint comes after has been made. A launch that is killed before
+        its first checkpoint leaves the newest as it was, and the next one makes the intervention again, from
+        the same point.
+
+        Raises
+        ------
+        UserError
+            If ``resume.checkpoint`` names what is no complete checkpoint, if all checkpoints are damaged, or
+            if the one to start from is another user's.
+        """
+        found, torn = store.newest(self._saving.directory, self._damaged)
+        choice = self._intended(found)
+        if choice:
+            directory = self._saving.directory if self._saving.enabled else None
+            ownership.check(choice.found.path, directory, self._resume.trust_owner)
+        # Only now: a launch that is refused changes nothing.
+        self._tidy(found, torn)
+        if choice is None:
+            self._check_nothing_is_lost()
+        return choice
+
+    def reject(self, choice: Choice, reason: str) -> None:
+        """Take note that the files of a choice are damaged; :meth:`choose` then returns another.
+
+        Raises
+        ------
+        UserError
+            If the configuration names this checkpoint: it is not replaced by another.
+        """
+        if choice.is_branch:
+            raise UserError(
+                f"{_KEY}={self._resume.checkpoint}: {choice.found.path} is damaged ({reason})"
+                f"{_listed(self._saving.directory, {choice.found.path})}"
+            )
+        self._set_aside(choice.found.path, reason)
+
+    def _intended(self, newest: Found | None) -> Choice | None:
+        resume = self._resume
+        if newest and resume.was_made(newest.marker.resume):
+            return Choice(newest, True, False)
+        found = newest
+        if resume.checkpoint is not None:
+            found = _named(resume.checkpoint, self._saving.directory)
+            LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, found.marker.step)
+        if found is None:
+            return None
+        if not resume.load_optimizer:
+            LOGGER.info(
+                "resume.load_optimizer=False: the optimizer starts anew at step %d", found.marker.step
+            )
+        return Choice(found, resume.load_optimizer, is_branch=resume.checkpoint is not None)
+
+    def _tidy(self, newest: Found | None, torn: Mapping[Path, str]) -> None:
+        for path, reason in torn.items():
+            if not path.name.startswith(".") and store.is_ours(path):
+                self._set_aside(path, reason)
+            else:
+                LOGGER.warning("skipping %s: it is not a complete checkpoint (%s)", path, reason)
+        if newest and self._saving.enabled:
+            # The launch before may have been killed between naming a checkpoint and this.
+            store.point_latest(newest.path)
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        moved_to, stays = None, ""
+        if self._saving.enabled:
+            try:
+                moved_to = store.set_aside(path)
+            except OSError as error:
+                stays = f", and cannot be moved: {error.strerror}"
+        self._damaged[path] = reason
+        where = f"; it is now {moved_to}" if moved_to else stays
+        LOGGER.warning("the checkpoint %s is damaged (%s)%s", path, reason, where)
+        if self._tell:
+            self._tell(Damaged(path, reason, moved_to))
+
+    def _check_nothing_is_lost(self) -> None:
+        """Raise if there were checkpoints: a training that starts again at step 0 has to be asked for."""
+        directory = self._saving.directory
+        aside = store.damaged(directory)
+        lost = [f"{path} ({reason})" for path, reason in self._damaged.items()]
+        if not lost and not aside:
+            return
+        told = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
+        kept = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
+        raise UserError(
+            f"no whole checkpoint is left in {directory}: all are damaged: {told}.{kept} To go on, put a whole "
+            f"copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "
+            f"{'that directory' if aside else 'them'} away or train under another training.run.name"
+        )
 
 
-def _newest(saving: Saving) -> Found | None:
-    found, torn = store.newest(saving.directory)
-    for path, reason in torn.items():
-        LOGGER.warning("skipping %s: it is not a complete checkpoint (%s)", path, reason)
-    if found and saving.enabled:
-        # The launch before may have been killed between naming a checkpoint and this.
-        store.point_latest(found.path)
-    return found
+def choose(saving: Saving, resume: Resume) -> Choice | None:
+    """Return what to start from, as :meth:`Chooser.choose` does, without reading what the files hold."""
+    return Chooser(saving, resume).choose()
 
 
 def _named(name: str, directory: Path) -> Found:
@@ -75,9 +164,13 @@ def _named(name: str, directory: Path) -> Found:
     found, wrong = store.open_checkpoint(path)
     if found is None:
         wrong = wrong if path.is_dir() else "there is no such directory"
-        names = [one.path.name for one in store.complete(directory) if store.damage(one) is None]
-        listed = f"; complete ones in {directory} are {', '.join(names)}" if names else ""
         raise UserError(
-            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){listed}{suggest(name, names)}"
+            f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){_listed(directory, (), name)}"
         )
     return found
+
+
+def _listed(directory: Path, without: Collection[Path], name: str = "") -> str:
+    whole = [found for found in store.complete(directory) if store.damage(found) is None]
+    names = [found.path.name for found in whole if found.path not in without]
+    return f"; complete ones in {directory} are {', '.join(names)}{suggest(name, names)}" if names else ""

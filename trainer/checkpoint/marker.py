@@ -1,4 +1,7 @@
-"""``complete.json``: what a complete checkpoint says of itself. Imports no torch."""
+"""``complete.json``: what a complete checkpoint says of itself. Imports no torch.
+
+Its last line is the checksum of all lines before it: each byte of the file is covered, or is part of it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.files import write_synced
+from trainer.checkpoint.checksums import text_checksum
+from trainer.checkpoint.files import is_absent, open_regular, write_synced
 
 MARKER = "complete.json"
+_OWN_CHECKSUM = ',\n "checksum": '
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Marker:
         Counts the checkpoints of a directory upwards.
     files
         Its other files, and their sizes in bytes.
+    checksums
+        Those of the same files; none in a checkpoint of an earlier version.
     """
 
     step: int
@@ -52,20 +59,69 @@ class Marker:
     resume: dict[str, Any] = field(default_factory=dict)
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
 
     def write(self, checkpoint: Path) -> None:
         """Write the marker into a checkpoint's directory and have it on disk."""
-        write_synced(checkpoint / MARKER, json.dumps(asdict(self), indent=1) + "\n")
+        text = json.dumps(asdict(self), indent=1).removesuffix("\n}")
+        write_synced(checkpoint / MARKER, f"{text}{_OWN_CHECKSUM}{_quoted(text)}")
 
 
 def read_marker(checkpoint: Path) -> Marker | None:
-    """Return the marker of a checkpoint's directory, or None if it is missing or unreadable."""
+    """Return the marker of a checkpoint's directory, or None if it is missing or damaged."""
     try:
-        content = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-        # A later version's marker may say more.
-        return Marker(**{name: content[name] for name in _NAMES if name in content})
-    except (OSError, ValueError, TypeError):
+        return examine_marker(checkpoint)[0]
+    except OSError:
         return None
+
+
+def examine_marker(checkpoint: Path) -> tuple[Marker | None, str | None]:
+    """Return the marker of a checkpoint's directory, or None and what is wrong with it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be told, as when a file system does not answer: that is no damage.
+    """
+    try:
+        with open_regular(checkpoint / MARKER) as file:
+            content = file.read()
+    except OSError as error:
+        if is_absent(error):
+            return None, f"no {MARKER}"
+        raise
+    return parse_marker(content)
+
+
+def parse_marker(content: bytes) -> tuple[Marker | None, str | None]:
+    """Return the marker that a file holds, or None and what is wrong with it."""
+    try:
+        text = content.decode()
+        body, mark, own = text.rpartition(_OWN_CHECKSUM)
+        values = json.loads(text)
+        # A later version's marker may say more.
+        marker = Marker(**{name: values[name] for name in _NAMES if name in values})
+    except (ValueError, TypeError, RecursionError):
+        return None, f"{MARKER} cannot be read"
+    is_intact = own == _quoted(body) if mark else not marker.checksums
+    if not is_intact or not _is_well_formed(marker):
+        return None, f"{MARKER} is not as it was written"
+    return marker, None
+
+
+def _quoted(text: str) -> str:
+    return f'"{text_checksum(text)}"\n}}\n'
+
+
+def _is_well_formed(marker: Marker) -> bool:
+    """Return whether the values have the types that the code relies on."""
+    numbers = (marker.step, marker.consumed_samples, marker.serial, *_values(marker.files))
+    mappings = (marker.architecture, marker.metrics, marker.resume, marker.files, marker.checksums)
+    return all(type(number) is int for number in numbers) and all(isinstance(one, dict) for one in mappings)
+
+
+def _values(mapping: object) -> tuple[object, ...]:
+    return tuple(mapping.values()) if isinstance(mapping, dict) else ()
 
 
 _NAMES = tuple(item.name for item in fields(Marker))

@@ -58,6 +58,7 @@ class Pending:
                 state, str(self._unfinished), make_strategy(), async_sharded_save=True
             )
         self._error: str | None = None
+        self._checksums: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         # A rank may have nothing to write: its shards are other ranks' too.
         if self._request.async_fn is not None:
@@ -87,35 +88,42 @@ class Pending:
         with self._as_exception():
             for finalize in self._request.finalize_fns:
                 finalize()
-        files = self._files()
-        return from_main(
-            lambda: store.finish(self._unfinished, self._name, replace(self.marker, files=files))
-        )
+        files, checksums = self._files()
+        marker = replace(self.marker, files=files, checksums=checksums)
+        return from_main(lambda: store.finish(self._unfinished, self._name, marker))
 
     def _write(self) -> None:
         try:
             if self._request.async_fn is not None:
                 self._request.async_fn(*self._request.async_fn_args)
-            # Beside the training too: waiting for the disk is the longest part.
+            # Beside the training too: waiting for the disk is the longest part. Before that the files are
+            # still in memory, whatever the disk is.
+            self._checksums = store.checksum_part(self._unfinished, self._place.world.rank)
             store.sync_part(self._unfinished, self._place.world.rank)
         except Exception as error:
             LOGGER.error("cannot write the checkpoint %s: %s", self._unfinished, error)
             self._error = str(error)
 
-    def _files(self) -> dict[str, int]:
-        """Gather the names and sizes of all ranks' files; when this returns they are all on disk."""
+    def _files(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Gather the sizes and checksums of all ranks' files; when this returns they are all on disk."""
         rank = self._place.world.rank
-        part: tuple[dict[str, int], str | None] = ({}, self._error)
+        part: tuple[dict[str, int], dict[str, str], str | None] = ({}, {}, self._error)
         try:
-            part = (store.sync_part(self._unfinished, rank), self._error)
+            # What rank 0 wrote since then; a file that is there has its checksum already.
+            checksums = store.checksum_part(self._unfinished, rank, self._checksums)
+            part = (store.sync_part(self._unfinished, rank), checksums, self._error)
         except OSError as error:
-            part = ({}, str(error))
+            part = ({}, {}, str(error))
         parts: list[Any] = [None] * self._place.layout.world
         dist.all_gather_object(parts, part)
-        for other, (_, told) in enumerate(parts):
+        for other, (_, _, told) in enumerate(parts):
             if told is not None:
                 raise RuntimeError(f"{self._failed()}: rank {other}: {told}")
-        return {name: size for written, _ in parts for name, size in written.items()}
+        sizes, checksums = {}, {}
+        for written, checked, _ in parts:
+            sizes.update(written)
+            checksums.update(checked)
+        return sizes, checksums
 
     def _failed(self) -> str:
         return f"the checkpoint {self._unfinished} cannot be written"

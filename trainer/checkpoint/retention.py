@@ -59,7 +59,10 @@ def remove(hidden: Iterable[Path]) -> bool:
 
 
 def _is_whole(found: Found) -> bool:
-    wrong = damage(found)
+    try:
+        wrong = damage(found)
+    except OSError as error:
+        wrong = str(error)
     if wrong:
         LOGGER.warning("not counting checkpoint %s: %s", found.path, wrong)
     return wrong is None

@@ -14,6 +14,7 @@ from trainer.checkpoint import compatible, generators
 from trainer.checkpoint.choice import Choice
 from trainer.checkpoint.marker import Marker
 from trainer.checkpoint.pending import Pending
+from trainer.checkpoint.reader import restricted_pickles
 from trainer.distributed import Place
 from trainer.logs import LOGGER
 from trainer.model.model import Model
@@ -92,7 +93,8 @@ def restore(choice: Choice, model: Model, optimizer: Any, place: Place, seed: in
     if continues:
         wanted["random"] = generators.sharded_generators(place)
     try:
-        state = dist_checkpointing.load(wanted, str(found.path))
+        with restricted_pickles():
+            state = dist_checkpointing.load(wanted, str(found.path))
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
         raise RuntimeError(f"the checkpoint {found.path} cannot be read") from error

@@ -11,6 +11,7 @@ the marker or the rename     the checkpoint before, and a hidden directory that 
 ``latest`` points at it      the new checkpoint: the link is a convenience, the serial decides
 a removal's rename           a checkpoint too many
 a removal's end              a hidden directory; what is removed is renamed first
+a damaged one is set aside   it is found damaged again, or has been moved
 ===========================  ==========================================================================
 
 The newest checkpoint is the one with the highest serial, which each marker counts on from the highest in the
@@ -23,18 +24,24 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.checkpoint.files import sync
-from trainer.checkpoint.marker import MARKER, Marker, read_marker
+from trainer.checkpoint.checksums import file_checksum
+from trainer.checkpoint.files import is_absent, sync
+from trainer.checkpoint.marker import MARKER, Marker, examine_marker, read_marker
 from trainer.logs import LOGGER
 
 LATEST = "latest"
 UNFINISHED = ".unfinished-"
 REMOVING = ".removing-"
+# No name of a checkpoint: those have a step, which is also how the job script knows them.
+DAMAGED = "damaged"
 _RANK = re.compile(r"__(\d+)_")
+_SHARD = re.compile(r"__\d+_\d+\.distcp")
+# What a save writes: one shard for each rank, and these.
+_OTHERS = (MARKER, ".metadata", "common.pt", "metadata.json")
 
 
 @dataclass(frozen=True)
@@ -49,19 +56,31 @@ def complete(directory: Path) -> list[Found]:
     """Return the checkpoints that have a marker, the newest last."""
     marked = ((path, read_marker(path)) for path in _directories(directory) if not path.name.startswith("."))
     found = [Found(path, marker) for path, marker in marked if marker is not None]
-    # Markers of the first version have no serial.
-    return sorted(found, key=lambda one: (one.marker.serial, one.marker.step))
+    return sorted(found, key=_age)
 
 
-def newest(directory: Path) -> tuple[Found | None, dict[Path, str]]:
+def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Found | None, dict[Path, str]]:
     """Return the newest complete checkpoint, and the directories that are not complete, each with the reason.
 
     A checkpoint whose files are not those that its marker lists, such as one that was copied in part, is not
-    complete either. Checkpoints older than the one that is returned are not looked into.
+    complete either. Checkpoints older than the one that is returned are not looked into, nor are those
+    `without` which it is to do.
+
+    Raises
+    ------
+    OSError
+        If it cannot be told, as when a file system does not answer.
     """
-    marked = complete(directory)
-    torn = dict.fromkeys(_unmarked(directory, {one.path for one in marked}), f"no {MARKER}")
-    for found in reversed(marked):
+    marked, torn = [], {}
+    for path in _candidates(directory):
+        marker, wrong = examine_marker(path) if path not in without else (None, None)
+        if path.name.startswith(UNFINISHED):
+            torn[path] = f"no {MARKER}"
+        elif marker is not None:
+            marked.append(Found(path, marker))
+        elif wrong is not None:
+            torn[path] = wrong
+    for found in sorted(marked, key=_age, reverse=True):
         wrong = damage(found)
         if wrong is None:
             return found, torn
@@ -71,24 +90,63 @@ def newest(directory: Path) -> tuple[Found | None, dict[Path, str]]:
 
 def open_checkpoint(path: Path) -> tuple[Found | None, str | None]:
     """Return the complete checkpoint in a directory, or None and what is wrong."""
-    marker = read_marker(path)
+    marker, wrong = examine_marker(path)
     if marker is None:
-        return None, f"no {MARKER}"
+        return None, wrong
     found = Found(path, marker)
     wrong = damage(found)
     return (found, None) if wrong is None else (None, wrong)
 
 
 def damage(found: Found) -> str | None:
-    """Return what is wrong with a marked checkpoint's files; None if they are as the marker says."""
+    """Return what is wrong with a marked checkpoint's files, of which no content is read; None if nothing is.
+
+    Shards that the marker does not list are those of another checkpoint; other files are their owner's.
+    """
     for name, size in found.marker.files.items():
         try:
             if (found.path / name).stat().st_size == size:
                 continue
-        except OSError:
-            pass
+        except OSError as error:
+            if not is_absent(error):
+                raise
         return f"{name} is missing or has another size than {MARKER} says"
+    for name in _names(found.path):
+        if found.marker.files and _SHARD.fullmatch(name) and name not in found.marker.files:
+            return f"{name} is not one of the files that {MARKER} lists"
     return None
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a directory that is not complete is what became of a checkpoint, and nobody else's."""
+    names = _names(path)
+    if MARKER in names:
+        return True
+    return bool(names) and all(name in _OTHERS or _SHARD.fullmatch(name) for name in names)
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged checkpoint to where none is looked for; return its new path. Nothing is overwritten.
+
+    Raises
+    ------
+    OSError
+        If it cannot be moved.
+    """
+    directory, link = path.parent, path.parent / LATEST
+    (directory / DAMAGED).mkdir(exist_ok=True)
+    aside = _free_name(directory / DAMAGED / path.name)
+    path.rename(aside)
+    if link.is_symlink() and link.readlink() == Path(path.name):
+        link.unlink()
+    sync(directory / DAMAGED)
+    sync(directory)
+    return aside
+
+
+def damaged(directory: Path) -> list[Path]:
+    """Return the checkpoints that were set aside."""
+    return list(_directories(directory / DAMAGED))
 
 
 def begin(directory: Path, name: str) -> Path:
@@ -108,11 +166,20 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
     sync comes before its last buffer is flushed.
     """
     written = {}
-    for path in sorted(unfinished.rglob("*")):
-        if path.is_file() and _writer(path) == rank:
-            sync(path)
-            written[str(path.relative_to(unfinished))] = path.stat().st_size
+    for path in _written_by(unfinished, rank):
+        sync(path)
+        written[str(path.relative_to(unfinished))] = path.stat().st_size
     return written
+
+
+def checksum_part(unfinished: Path, rank: int, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the checksums of the files that a rank wrote; those that are `known` are not read again."""
+    found = dict(known or {})
+    for path in _written_by(unfinished, rank):
+        name = str(path.relative_to(unfinished))
+        if name not in found:
+            found[name] = file_checksum(path)
+    return found
 
 
 def finish(unfinished: Path, name: str, marker: Marker) -> Found:
@@ -170,11 +237,28 @@ def _directories(directory: Path) -> Iterator[Path]:
     yield from sorted(found)
 
 
-def _unmarked(directory: Path, marked: set[Path]) -> Iterator[Path]:
+def _candidates(directory: Path) -> Iterator[Path]:
     for path in _directories(directory):
         # Other hidden directories are a file system's, or a removal's.
-        if path not in marked and (path.name.startswith(UNFINISHED) or not path.name.startswith(".")):
+        is_hidden = path.name.startswith(".") and not path.name.startswith(UNFINISHED)
+        if not is_hidden and path.name != DAMAGED:
             yield path
+
+
+def _age(found: Found) -> tuple[int, int]:
+    # Markers of the first version have no serial.
+    return found.marker.serial, found.marker.step
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _written_by(unfinished: Path, rank: int) -> Iterator[Path]:
+    return (path for path in sorted(unfinished.rglob("*")) if path.is_file() and _writer(path) == rank)
 
 
 def _writer(path: Path) -> int:

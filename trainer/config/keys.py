@@ -121,6 +121,7 @@ KEYS: dict[str, Status] = {
     "resume.load_optimizer": _IMPLEMENTED,
     "resume.lr_scale": _IMPLEMENTED,
     "resume.data_generation": _IMPLEMENTED,
+    "resume.trust_owner": _IMPLEMENTED,
     # model: batches and parallelism
     "model.micro_batch_size": _IMPLEMENTED,
     "model.global_batch_size": _IMPLEMENTED,

@@ -26,16 +26,24 @@ class Resume:
         The whole schedule of the learning rate is multiplied by it, for as long as it is given.
     data_generation
         Another one is another order of the data, for as long as it is given.
+    trust_owner
+        The user, by name or number, whose checkpoints are loaded as if they were the caller's; None for
+        nobody. It is no part of the intervention.
     """
 
     checkpoint: str | None = None
     load_optimizer: bool = True
     lr_scale: float = 1.0
     data_generation: int = 0
+    trust_owner: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the intervention as a marker records it."""
+        return {name: value for name, value in asdict(self).items() if name != "trust_owner"}
 
     def was_made(self, recorded: Mapping[str, Any]) -> bool:
         """Whether a checkpoint was trained with this; `recorded` is its marker's, of any version."""
-        return asdict(self) == {**asdict(Resume()), **recorded}
+        return self.record() == {**Resume().record(), **recorded}
 
 
 def read_resume(values: Values) -> Resume:
@@ -60,7 +68,16 @@ def read_resume(values: Values) -> Resume:
         load_optimizer=values.flag("resume.load_optimizer", default.load_optimizer),
         lr_scale=lr_scale,
         data_generation=values.integer("resume.data_generation", default.data_generation, minimum=0),
+        trust_owner=_owner(values),
     )
+
+
+def _owner(values: Values) -> str | None:
+    key = "resume.trust_owner"
+    if not values.is_set(key):
+        return None
+    value = values.raw(key)
+    return str(value) if type(value) is int and value >= 0 else values.text(key)
 
 
 def _is_one(checkpoint: str) -> bool:

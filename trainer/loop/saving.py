@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from trainer.checkpoint import naming, retention, state, store
 from trainer.checkpoint.lock import Lock
@@ -125,5 +124,5 @@ class Saver:
             architecture=session.shape,
             metrics=metrics,
             training=session.training_id,
-            resume=asdict(session.settings.resume),
+            resume=session.settings.resume.record(),
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import compatible, state, store
-from trainer.checkpoint.choice import choose
+from trainer.checkpoint import compatible, reader, state, store
+from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import padded_vocabulary
 from trainer.config.settings import Settings
@@ -131,7 +132,7 @@ def _resume(session: Session) -> None:
     output, saving = session.settings.output, session.settings.saving
     if not output.resume:
         return
-    choice = from_main(lambda: choose(saving, session.settings.resume))
+    choice = _choose(session)
     if choice is None:
         if output.resume_or_start:
             return
@@ -146,3 +147,14 @@ def _resume(session: Session) -> None:
     if not choice.is_branch:
         session.training_id = choice.found.marker.training or session.training_id
     session.resumed_from = choice.found.path
+
+
+def _choose(session: Session) -> Choice | None:
+    """Return the checkpoint to start from, whose files are what they were when they were written."""
+    chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.damaged)
+    while True:
+        choice = from_main(chooser.choose)
+        wrong = reader.verify(choice.found, session.place) if choice else None
+        if choice is None or wrong is None:
+            return choice
+        from_main(partial(chooser.reject, choice, wrong))

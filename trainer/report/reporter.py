@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
+from trainer.checkpoint.choice import Damaged
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
 from trainer.distributed import Place
 from trainer.logs import LOGGER
 from trainer.report.flops import model_flops, peak_flops
 from trainer.report.memory import used_bytes
-from trainer.report.metrics import MetricsFile
+from trainer.report.metrics import DAMAGED_FILE_NAME, MetricsFile
 from trainer.report.progress import Pace, step_line
 
 
@@ -92,6 +93,13 @@ class Reporter:
             peak_flops_per_gpu=self._peak,
             resumed_from=str(resumed_from) if resumed_from else None,
         )
+
+    def damaged(self, damaged: Damaged) -> None:
+        """Tell of a damaged checkpoint, where whoever looks at the run finds it at once."""
+        if self._metrics:
+            with MetricsFile(self._settings.output.log_dir, DAMAGED_FILE_NAME) as file:
+                moved_to = str(damaged.moved_to) if damaged.moved_to else None
+                file.write("damaged", path=str(damaged.path), reason=damaged.reason, moved_to=moved_to)
 
     def heldout(self, tokens: int, entropy: float) -> None:
         """Tell what validation will evaluate."""

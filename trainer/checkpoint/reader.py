@@ -1,0 +1,166 @@
+"""Reading checkpoint files: held against their checksums, and unpickled without executing anything.
+
+torch's format has the index of all tensors in ``.metadata``, small values in ``common.pt``, and objects
+between the tensors of the shards. All of them are pickles, which may name any function to be called when they
+are read. Here they make what checkpoints are made of, and nothing else.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem
+
+from trainer.checkpoint import checksums
+from trainer.checkpoint.files import is_absent, open_regular
+from trainer.checkpoint.store import Found
+from trainer.distributed import Place, from_main
+from trainer.logs import LOGGER
+
+_INDEX, _COMMON = ".metadata", "common.pt"
+# Whose records and enumerations an index is made of.
+_MODULES = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "planner", "filesystem"))
+_ALLOWED = {
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+}
+_FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
+_LONGEST = 200
+
+# Transformer Engine's extra states; later versions of megatron-core say so themselves.
+torch.serialization.add_safe_globals([io.BytesIO])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finding:
+    """What a rank finds of a file: that it is damaged, or that it cannot be read, which is no damage."""
+
+    name: str
+    damage: str | None = None
+    error: str | None = None
+
+
+def verify(found: Found, place: Place) -> str | None:
+    """Return what is wrong with what a checkpoint's files hold, or None; every rank calls this.
+
+    Each rank reads a share of them. What another rank finds counts if rank 0 finds it too: a node whose file
+    system is broken tells nothing of a checkpoint.
+
+    Raises
+    ------
+    RuntimeError
+        On every rank, if a file cannot be read, or reads differently on two nodes.
+    """
+    expected = found.marker.checksums
+    if not expected and place.is_main:
+        LOGGER.warning(
+            "%s has no checksums, as an earlier version wrote it: its files are known by their sizes alone",
+            found.path,
+        )
+    sizes = {name: size for name, size in found.marker.files.items() if name in expected}
+    mine = checksums.share(sizes, place.world.rank, place.layout.world)
+    findings: list[Any] = [None] * place.layout.world
+    dist.all_gather_object(findings, _first_finding(found, mine))
+    for rank, finding in enumerate(findings):
+        if finding is not None:
+            return _confirmed(found, rank, finding)
+    finding = from_main(lambda: _unreadable(found.path))
+    return None if finding is None else _confirmed(found, 0, finding)
+
+
+@contextlib.contextmanager
+def restricted_pickles() -> Iterator[None]:
+    """Have torch's reader of checkpoints unpickle nothing but what checkpoints hold.
+
+    In this block :class:`pickle.UnpicklingError` is raised for anything else, before it is called.
+    """
+    before = {name: os.environ.get(name) for name in _FORCED}
+    module: Any = filesystem
+    module.pickle = SimpleNamespace(**{**vars(pickle), "load": lambda file: _IndexUnpickler(file).load()})
+    os.environ.update(_FORCED)
+    try:
+        yield
+    finally:
+        module.pickle = pickle
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        # A name with dots would lead on to what a module imports.
+        if "." not in name:
+            if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+                return found
+            if module in _MODULES:
+                found = getattr(__import__(module, fromlist=[name]), name, None)
+                if isinstance(found, type) and found.__module__ == module and _is_record(found):
+                    return found
+        raise pickle.UnpicklingError(f"{module}.{name} is nothing that a checkpoint holds")
+
+
+def _is_record(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
+
+
+def _confirmed(found: Found, rank: int, finding: _Finding) -> str:
+    """Return the damage that a rank found, if rank 0 finds the same file damaged."""
+    if finding.error is not None:
+        raise RuntimeError(f"rank {rank} cannot read {found.path / finding.name}: {finding.error}")
+    if rank > 0:
+        seen = from_main(lambda: _first_finding(found, [finding.name]))
+        if seen is None or seen.damage is None:
+            raise RuntimeError(
+                f"rank {rank} finds that {finding.damage} in {found.path}, and rank 0 does not: "
+                "the file system of its node shows something else"
+            )
+    return str(finding.damage)
+
+
+def _first_finding(found: Found, names: list[str]) -> _Finding | None:
+    for name in names:
+        try:
+            wrong = checksums.mismatch(found.path, name, found.marker.checksums[name])
+        except OSError as error:
+            return _Finding(name, error=error.strerror or str(error))
+        if wrong is not None:
+            return _Finding(name, wrong)
+    return None
+
+
+def _unreadable(checkpoint: Path) -> _Finding | None:
+    """Return what is wrong with the pickles that every rank reads; None if they are a checkpoint's."""
+    for name in (_INDEX, _COMMON):
+        try:
+            with open_regular(checkpoint / name) as file:
+                content = io.BytesIO(file.read())
+            if name == _INDEX:
+                _IndexUnpickler(content).load()
+            else:
+                torch.load(content, map_location="cpu", weights_only=True)
+        except OSError as error:
+            if is_absent(error):
+                return _Finding(name, f"{name} is missing")
+            return _Finding(name, error=error.strerror or str(error))
+        except Exception as error:
+            # A damaged pickle may raise anything.
+            line = (str(error).splitlines() or [repr(error)])[0]
+            return _Finding(name, f"{name} cannot be read: {line[:_LONGEST]}")
+    return None
