@@ -148,8 +148,8 @@ class Chooser:
         told = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
         kept = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
         raise UserError(
-            f"no whole checkpoint is left in {directory}: all are damaged: {told}.{kept} To go on, put a whole "
-            f"copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "
+            f"no whole checkpoint is left in {directory}: all are damaged: {told}.{kept} To go on, put "
+            f"a whole copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "
             f"{'that directory' if aside else 'them'} away or train under another training.run.name"
         )
 

@@ -1,0 +1,101 @@
+"""Run by test_damages.py in processes forked from a warm one: a training whose checkpoints are damaged.
+
+``probe_damages CONFIG PRISTINE COUNT SEED``: COUNT times the checkpoints in PRISTINE are copied to where the
+configuration has them, and the newest is damaged, sometimes the one before as well. All ranks then choose,
+verify and load one, and take two steps. The last line tells, for each, what was damaged, which checkpoint was
+loaded, the losses, and what was set aside. The first entries are of none damaged, one for each checkpoint that
+is the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.trainer.damages import damage
+from trainer.checkpoint import state, store
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten, load_config
+from trainer.config.settings import read_settings
+from trainer.distributed import from_main, make_place, process_group
+from trainer.logs import LOGGER
+from trainer.loop import run
+from trainer.loop.session import Session, _choose, open_session
+from trainer.world import World
+
+STEPS = 2
+
+
+@dataclass
+class Yard:
+    """The directories, and the order of the checkpoints in them, newest last."""
+
+    pristine: Path
+    work: Path
+    names: list[str]
+
+    def restock(self, names: list[str]) -> None:
+        """Have the working directory hold chosen checkpoints, as they were written."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        for name in names:
+            shutil.copytree(self.pristine / name, self.work / name)
+
+    def damage(self, chance: random.Random) -> list[str]:
+        """Damage the newest, and every fourth time the one before; return how."""
+        self.restock(self.names)
+        many = 2 if chance.random() < 0.25 else 1
+        return [
+            damage(self.work / self.names[-index], self.pristine / self.names[0], chance)
+            for index in range(1, many + 1)
+        ]
+
+
+def continued(session: Session) -> dict[str, Any]:
+    """Start from what is there, as a launch does, and take some steps."""
+    choice = _choose(session)
+    assert choice
+    session.progress = state.restore(
+        choice, session.model, session.optimizer.inner, session.place, session.settings.seed
+    )
+    start = session.progress.step
+    with contextlib.closing(run._feed(session)) as feed:
+        losses = [run._step(session, feed) for _ in range(STEPS)]
+    return {"name": choice.found.path.name, "step": start, "losses": [loss.hex() for loss in losses]}
+
+
+def main(arguments: list[str]) -> int:
+    config, pristine = Path(arguments[0]), Path(arguments[1])
+    count, chance = int(arguments[2]), random.Random(arguments[3])
+    LOGGER.addHandler(logging.StreamHandler())
+    LOGGER.setLevel(logging.ERROR)
+    settings = read_settings(flatten(load_config(config.parent, config.name)))
+    settings.output.log_dir.mkdir(parents=True, exist_ok=True)
+    world = World.from_environment(os.environ)
+    names = [found.path.name for found in store.complete(pristine)]
+    yard = Yard(pristine, settings.saving.directory, names)
+    told: list[dict[str, Any]] = []
+    with process_group(world) as device:
+        from_main(lambda: yard.restock(names))
+        session = open_session(settings, make_place(world, make_layout(settings, world.size), device))
+        for newest in range(1, len(names) + 1):
+            from_main(lambda newest=newest: yard.restock(names[:newest]))
+            told.append(continued(session))
+        for _ in range(count):
+            damages = from_main(lambda: yard.damage(chance))
+            entry = continued(session)
+            aside = sorted(path.name for path in store.damaged(yard.work))
+            left = sorted(path.name for path in yard.work.iterdir() if not path.is_symlink())
+            told.append({**entry, "damages": damages, "aside": aside, "left": left})
+            dist.barrier()
+    if world.is_main:
+        print(json.dumps(told))
+    return 0
