@@ -1,0 +1,339 @@
+"""What is loaded of a checkpoint: nothing damaged, nothing that executes, nobody else's unless trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import pwd
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer.test_damages import PARAMS, TRAINING
+from tests.trainer.test_retention import MARKED
+from trainer.checkpoint import store
+from trainer.checkpoint.checksums import share
+from trainer.checkpoint.choice import Choice, Chooser, Damaged, choose
+from trainer.checkpoint.marker import MARKER, examine_marker, parse_marker, read_marker
+from trainer.config.resume import Resume, read_resume
+from trainer.config.saving import Saving
+from trainer.config.values import Values
+from trainer.errors import UserError
+
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
+
+NOBODY = pwd.getpwnam("nobody")
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Saving:
+    directory = tmp_path / "checkpoints"
+    return Saving(True, directory, "m-{step}", every=1, background=True, keep=-1, monitor="step", mode="max")
+
+
+def save(saving: Saving, step: int) -> store.Found:
+    unfinished = store.begin(saving.directory, f"m-step={step}")
+    (unfinished / "__0_0.distcp").write_text(f"weights {step}")
+    checksums = store.checksum_part(unfinished, 0)
+    files = store.sync_part(unfinished, 0)
+    marker = replace(MARKED, step=step, files=files, checksums=checksums)
+    return store.finish(unfinished, f"m-step={step}", marker)
+
+
+def test_each_byte_of_a_marker_counts(saving: Saving) -> None:
+    content = (save(saving, 1).path / MARKER).read_bytes()
+    assert parse_marker(content)[1] is None
+    for at in range(len(content)):
+        for bit in (0, 3, 5):
+            changed = bytearray(content)
+            changed[at] ^= 1 << bit
+            marker, wrong = parse_marker(bytes(changed))
+            assert marker is None
+            assert wrong is not None
+        assert parse_marker(content[:at])[0] is None
+
+
+def test_a_marker_without_checksums_is_of_an_earlier_version(saving: Saving) -> None:
+    found = save(saving, 1)
+    values = json.loads((found.path / MARKER).read_text())
+    del values["checksum"], values["checksums"]
+    (found.path / MARKER).write_text(json.dumps(values, indent=1) + "\n")
+    old = read_marker(found.path)
+    assert old == replace(found.marker, checksums={})
+    for odd in ({"step": "1"}, {"files": [1]}, {"serial": None}, {"files": {"common.pt": "big"}}):
+        (found.path / MARKER).write_text(json.dumps({**values, **odd}))
+        assert examine_marker(found.path) == (None, f"{MARKER} is not as it was written")
+
+
+def test_a_named_pipe_is_no_marker_and_no_shard(saving: Saving) -> None:
+    first, second, third = (save(saving, step) for step in (1, 2, 3))
+    for path in (second.path / "__0_0.distcp", third.path / MARKER):
+        path.unlink()
+        os.mkfifo(path)
+    found, torn = store.newest(saving.directory)
+    assert found == first
+    assert set(torn) == {second.path, third.path}
+
+
+def test_each_rank_reads_its_share_and_each_file_is_read_once() -> None:
+    sizes = {f"__{rank}_0.distcp": 1000 + rank for rank in range(10)} | {".metadata": 50, "common.pt": 2}
+    for ranks in (1, 3, 4, 40):
+        shares = [share(sizes, rank, ranks) for rank in range(ranks)]
+        assert sorted(name for names in shares for name in names) == sorted(sizes)
+        loads = [sum(sizes[name] for name in names) for names in shares]
+        assert max(loads) - min(loads) <= max(sizes.values())
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_nothing_is_overwritten(saving: Saving) -> None:
+    first = save(saving, 1)
+    for number in range(2):
+        damaged = save(saving, 2)
+        (damaged.path / "__0_0.distcp").write_text("weights")
+        told: list[Damaged] = []
+        choice = Chooser(saving, Resume(), told.append).choose()
+        assert choice
+        assert choice.found == first
+        (one,) = told
+        assert one.path == damaged.path
+        assert one.moved_to == saving.directory / "damaged" / ("m-step=2" if number == 0 else "m-step=2-v1")
+        assert (one.moved_to / "__0_0.distcp").read_text() == "weights"
+        assert not damaged.path.exists()
+        assert (saving.directory / "latest").readlink() == Path(first.path.name)
+    assert store.complete(saving.directory) == [first]
+
+
+def test_what_is_read_as_damaged_is_replaced_by_the_next_older(saving: Saving) -> None:
+    found = [save(saving, step) for step in (1, 2, 3)]
+    chooser = Chooser(saving, Resume())
+    for expected in reversed(found):
+        choice = chooser.choose()
+        assert choice == Choice(expected, load_optimizer=True, is_branch=False)
+        chooser.reject(choice, "__0_0.distcp has checksum 1, not 2")
+    # Never from the start in silence: neither now nor when they have been set aside.
+    for one in (chooser, Chooser(saving, Resume())):
+        with pytest.raises(UserError, match="no whole checkpoint is left") as error:
+            one.choose()
+        assert str(saving.directory / "damaged") in str(error.value)
+    store.damaged(saving.directory)[0].parent.rename(saving.directory.parent / "elsewhere")
+    assert choose(saving, Resume()) is None
+
+
+def test_what_cannot_be_moved_is_passed_over(
+    saving: Saving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = save(saving, 1), save(saving, 2)
+
+    def refuse(path: Path) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(store, "set_aside", refuse)
+    chooser = Chooser(saving, Resume())
+    chooser.reject(Choice(second, load_optimizer=True, is_branch=False), "it is torn")
+    choice = chooser.choose()
+    assert choice
+    assert choice.found == first
+    assert second.path.is_dir()
+    assert "is damaged (it is torn), and cannot be moved: Read-only file system" in caplog.text
+
+
+def test_a_training_that_writes_no_checkpoints_moves_none(saving: Saving) -> None:
+    first, second = save(saving, 1), save(saving, 2)
+    (second.path / "__0_0.distcp").write_text("torn")
+    choice = choose(replace(saving, enabled=False), Resume())
+    assert choice
+    assert choice.found == first
+    assert second.path.is_dir()
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(saving: Saving) -> None:
+    first, _ = save(saving, 1), save(saving, 2)
+    chooser = Chooser(saving, Resume(checkpoint="m-step=1", data_generation=1))
+    choice = chooser.choose()
+    assert choice
+    assert choice.found == first
+    with pytest.raises(UserError, match="m-step=1 is damaged.*complete ones in .* are m-step=2"):
+        chooser.reject(choice, "common.pt is missing")
+    assert first.path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["evaluation", "notes.txt"])
+def test_what_a_user_puts_beside_the_shards_is_no_damage(saving: Saving, name: str) -> None:
+    found = save(saving, 1)
+    (found.path / name).mkdir()
+    assert store.newest(saving.directory) == (found, {})
+
+
+def test_another_programs_directories_are_not_moved(saving: Saving) -> None:
+    directory = saving.directory
+    for name in ("weights", "m-step=9-last"):
+        (directory / name / "model_weights").mkdir(parents=True)
+        (directory / name / "common.pt").touch()
+    assert choose(saving, Resume()) is None
+    assert sorted(path.name for path in directory.iterdir()) == ["m-step=9-last", "weights"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user")
+@pytest.mark.parametrize("what", [".", "__0_0.distcp", MARKER])
+def test_another_users_checkpoint_is_refused_unless_it_is_trusted(saving: Saving, what: str) -> None:
+    found = save(saving, 1)
+    os.chown(found.path / what, NOBODY.pw_uid, NOBODY.pw_gid)
+    with pytest.raises(UserError, match=r"training\.resume\.trust_owner=nobody trusts that user") as error:
+        choose(saving, Resume())
+    assert f"belongs to nobody (user {NOBODY.pw_uid}), neither to you nor to root" in str(error.value)
+    with pytest.raises(UserError, match="belongs to nobody"):
+        choose(saving, Resume(checkpoint=str(found.path), trust_owner="daemon"))
+    for trusted in ("nobody", str(NOBODY.pw_uid)):
+        assert choose(saving, Resume(trust_owner=trusted)) is not None
+
+
+def test_trusting_an_owner_is_no_intervention() -> None:
+    trusting = read_resume(Values({"resume.trust_owner": 65534}))
+    assert trusting == Resume(trust_owner="65534")
+    assert trusting.was_made({})
+    assert "trust_owner" not in trusting.record()
+    with pytest.raises(UserError, match="resume.trust_owner=True"):
+        read_resume(Values({"resume.trust_owner": True}))
+
+
+class Canary:
+    """A pickle that leaves a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "mkdir"),
+        ("builtins", "eval"),
+        ("torch", "load"),
+        ("torch.distributed.checkpoint.filesystem", "os.system"),
+        ("torch.distributed.checkpoint.filesystem", "pickle"),
+        ("torch.distributed.checkpoint.filesystem", "FileSystemWriter"),
+        ("torch.distributed.checkpoint.metadata", "Tensor"),
+    ],
+)
+def test_an_index_names_nothing_but_records(module: str, name: str) -> None:
+    from trainer.checkpoint.reader import _IndexUnpickler
+
+    content = b"\x80\x04" + b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
+    with pytest.raises(pickle.UnpicklingError, match="nothing that a checkpoint holds"):
+        _IndexUnpickler(io.BytesIO(content + b"\x93.")).load()
+
+
+def test_an_object_in_a_shard_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from trainer.checkpoint.reader import restricted_pickles
+
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    canary, content = tmp_path / "canary", io.BytesIO()
+    torch.save(Canary(canary), content)
+    content.seek(0)
+    # As torch's planner does for each object.
+    with restricted_pickles(), pytest.raises(pickle.UnpicklingError):
+        torch.load(content, weights_only=False)
+    assert not canary.exists()
+    assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def poisoned(file: Path, canary: Path) -> None:
+    """Make a file of a checkpoint a pickle that executes, and its marker one that fits."""
+    import torch
+
+    if file.name == ".metadata":
+        file.write_bytes(pickle.dumps(Canary(canary)))
+    else:
+        torch.save({"step": 1, "consumed_samples": 1, "optimizer": Canary(canary)}, file)
+    checkpoint = file.parent
+    marker = read_marker(checkpoint)
+    assert marker
+    checksums = {name: store.file_checksum(checkpoint / name) for name in marker.files}
+    files = {name: (checkpoint / name).stat().st_size for name in marker.files}
+    replace(marker, files=files, checksums=checksums).write(checkpoint)
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt"])
+def test_a_checkpoint_that_would_execute_is_damaged_and_executes_nothing(
+    trainings: Any, tmp_path: Path, name: str
+) -> None:
+    canary, run = tmp_path / "canary", f"poisoned{name}"
+    changes = {**TRAINING, "trainer.max_steps": 6}
+    made = trainings(run, changes, arguments=["--stop-after", "4"])
+    assert made.codes == [0], made.stderr
+    poisoned(made.log_dir / "checkpoints" / "m-step=4" / name, canary)
+    done = trainings(run, changes)
+    assert done.codes == [0], done.stderr
+    assert not canary.exists()
+    assert done.lines("start")[1]["step"] == 2
+    (line,) = (made.log_dir / "damaged_checkpoints.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert told["path"] == str(made.log_dir / "checkpoints" / "m-step=4")
+    assert told["moved_to"] == str(made.log_dir / "checkpoints" / "damaged" / "m-step=4")
+    assert told["reason"].startswith(f"{name} cannot be read: ")
+    # Named, it is refused.
+    named = {**changes, "resume.checkpoint": told["moved_to"], "resume.data_generation": 1}
+    refused = trainings(run, named)
+    assert refused.codes == [2]
+    assert f"{told['moved_to']} is damaged ({name} cannot be read: " in refused.stderr[0]
+    assert not canary.exists()
+
+
+def test_no_whole_checkpoint_ends_a_training_with_a_message(trainings: Any) -> None:
+    changes = {**TRAINING, "trainer.max_steps": 4}
+    made = trainings("lost", changes, arguments=["--stop-after", "2"])
+    checkpoints = made.log_dir / "checkpoints"
+    (checkpoints / "m-step=2" / ".metadata").write_bytes(b"")
+    for _ in range(2):
+        done = trainings("lost", changes)
+        assert done.codes == [2]
+        (told,) = done.stderr[0].splitlines()
+        assert f"no whole checkpoint is left in {checkpoints}" in told
+        assert "lr" not in told
+    assert len(done.lines("start")) == 1
+
+
+def test_a_checkpoint_of_an_earlier_version_is_loaded_and_this_is_told(trainings: Any) -> None:
+    changes = {**TRAINING, "trainer.max_steps": 4}
+    made = trainings("old", changes, arguments=["--stop-after", "2"])
+    path = made.log_dir / "checkpoints" / "m-step=2" / MARKER
+    values = json.loads(path.read_text())
+    del values["checksum"], values["checksums"]
+    path.write_text(json.dumps(values))
+    done = trainings("old", changes)
+    assert done.codes == [0], done.stderr
+    assert done.stdout[0].count("m-step=2 has no checksums") == 1
+    assert trainings("old", changes).stdout[0].count("has no checksums") == 0
+
+
+def test_a_node_that_reads_something_else_condemns_no_checkpoint(
+    saving: Saving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.checkpoint import reader
+
+    found = save(saving, 1)
+    place: Any = SimpleNamespace(world=SimpleNamespace(rank=0), layout=SimpleNamespace(world=2), is_main=True)
+    finding = reader._Finding("__0_0.distcp", "__0_0.distcp has checksum 1, not 2")
+
+    def gather(findings: list[Any], _: Any) -> None:
+        findings[1] = finding
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    monkeypatch.setattr(reader, "from_main", lambda action: action())
+    with pytest.raises(RuntimeError, match="rank 1 finds that .* and rank 0 does not"):
+        reader.verify(found, place)
+    (found.path / "__0_0.distcp").write_text("weights 7")
+    assert "has checksum" in (reader.verify(found, place) or "")
+    finding = reader._Finding("__0_0.distcp", error="Stale file handle")
+    with pytest.raises(RuntimeError, match="rank 1 cannot read .*: Stale file handle"):
+        reader.verify(found, place)
