@@ -188,7 +188,8 @@ def _life_cells(row: LifeRow) -> list[str]:
 def _why(row: LifeRow) -> list[str]:
     """Why a life ended and, of a link, where it was not to run."""
     avoided = [f"was not to run on {row.life.avoids}"] if row.life.avoids else []
-    return [*avoided, *_reasons(row.state, row.reason, row.reading)]
+    damaged = [one.line() for one in row.damaged]
+    return [*avoided, *damaged, *_reasons(row.state, row.reason, row.reading)]
 
 
 def _told_below(row: LaunchRow) -> list[str]:
@@ -197,7 +198,9 @@ def _told_below(row: LaunchRow) -> list[str]:
         reason = reason.removeprefix(last.reason or "").removeprefix("; ")  # it stands above
         if last.reading is not None and reason == last.reading.why:
             reason = None
-    return [*_reasons(row.status.state.value, reason, row.reading), *row.changes.lines()]
+    told = {one for life in row.lives for one in life.damaged}
+    damaged = [one.line() for one in row.damaged if one not in told]
+    return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *row.changes.lines()]
 
 
 def _reasons(state: str, reason: str | None, reading: Reading | None) -> list[str]:

@@ -200,6 +200,7 @@ class ResumeNode(_Strict):
     load_optimizer: bool = True
     lr_scale: float = Field(default=1.0, gt=0)
     data_generation: Whole = Field(default=0, ge=0)
+    trust_owner: Text | None = None
 
 
 class TrainingConfig(_Strict):

@@ -51,7 +51,10 @@ def _checkpoints(ground: Ground) -> Path:
 
 def _entries(directory: Path) -> int | None:
     try:
-        return sum(not entry.name.startswith(".") for entry in directory.iterdir())
+        # Neither the link to the newest, nor the damaged ones that our trainer set aside.
+        beside = ("latest", "damaged")
+        names = (entry.name for entry in directory.iterdir())
+        return sum(not name.startswith(".") and name not in beside for name in names)
     except FileNotFoundError:
         return 0
     except OSError:

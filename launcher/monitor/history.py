@@ -14,6 +14,7 @@ from launcher.errors import UserError
 from launcher.failures.reading import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, changes_between
+from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Start
 from launcher.monitor.log_files import FAILURES, link_log
 from launcher.monitor.overview import finite, links_to_json
@@ -60,6 +61,7 @@ class LifeRow:
     steps: Steps
     link: int | None = None
     reading: Reading | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def elapsed(self) -> float | None:
@@ -82,6 +84,7 @@ class LifeRow:
             "avoids": life.avoids,
             "failures_before": life.failures,
             "reading": self.reading.to_json() if self.reading else None,
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
             **self.steps.to_json(),
         }
 
@@ -101,6 +104,7 @@ class LaunchRow:
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Reading | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def commit(self) -> str | None:
@@ -136,6 +140,7 @@ class LaunchRow:
             "removed": list(self.changes.removed),
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
             "reading": self.reading.to_json() if self.reading else None,
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
             "lives": [life.to_json() for life in self.lives],
         }
 
@@ -163,6 +168,9 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
     stretches = _stretches(lives) if several and alone else []
     with contextlib.suppress(OSError):  # a colleague's that may not be read
         _divide(all_events(launch) if several else newest_events(launch), whole, stretches)
+    damaged = damaged_checkpoints(launch)
+    for stretch in stretches:
+        stretch.damaged = [one for one in damaged if stretch.begin <= one.time < stretch.end]
     changes = Changes()
     if before is not None:
         changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
@@ -174,17 +182,19 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
         lives=_lives(launch, lives, status, stretches or [_Stretch()] * len(lives)) if several else (),
         started=lives[0].started if lives else None,
         changes=changes,
+        damaged=damaged,
         # What did not judge itself is of an earlier version, or lost its node: its state says enough.
         reading=_reading(launch, lives[0], status) if not several and lives and lives[0].verdict else None,
     )
 
 
 class _Stretch:
-    """The events from a time on and before another, of which the steps are kept."""
+    """The events from a time on and before another: the steps, and the damaged checkpoints."""
 
     def __init__(self, begin: float | None = None, end: float | None = None) -> None:
         self.begin = -math.inf if begin is None else begin
         self.end = math.inf if end is None else end
+        self.damaged: Sequence[DamagedCheckpoint] = ()
         self._first: int | None = None
         self._progress = Progress()
 
@@ -226,7 +236,7 @@ def _lives(
         state, reason = _end_of(life, told, is_last=is_last)
         link = life.link if launch.is_chain else None
         reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading))
+        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
     return rows
 
 

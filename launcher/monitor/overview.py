@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.monitor import formatting
+from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event
 from launcher.monitor.moments import since
 from launcher.monitor.progress import Progress
@@ -62,6 +63,7 @@ class RunStatus:
     progress: Progress
     unanswered: str | None = None
     transitions: Transitions = field(default_factory=Transitions)
+    damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
     def run(self) -> str:
@@ -104,7 +106,7 @@ class RunStatus:
             formatting.text(status.restarts or None),
             formatting.text(status.nodes),
             formatting.text(self.of_another),
-            formatting.text(status.reasons),
+            formatting.text("; ".join(filter(None, (status.reasons, summary(self.damaged)))) or None),
         ]
         return [one_line(value) for value in values]
 
@@ -149,6 +151,7 @@ class RunStatus:
             "val_loss": finite(self.progress.validation_loss),
             "tokens_per_second": finite(self.progress.tokens_per_second),
             "eta_seconds": finite(self.eta),
+            "damaged_checkpoints": [one.to_json() for one in self.damaged],
         }
 
 
@@ -199,8 +202,11 @@ def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None =
 def _with_progress(item: Tracked) -> RunStatus:
     events: list[Event] = []
     transitions = Transitions()
+    damaged: Sequence[DamagedCheckpoint] = ()
     if item.launch:
         transitions = transitions_of(item.launch, item.status)
+        damaged = damaged_checkpoints(item.launch)
         with contextlib.suppress(OSError):  # a colleague's that may not be read
             events = newest_events(item.launch, restarted=item.status.began_again)
-    return RunStatus(item.run_dir, item.launch, item.status, Progress(events), item.unanswered, transitions)
+    progress = Progress(events)
+    return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)

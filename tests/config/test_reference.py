@@ -39,7 +39,10 @@ OURS = {
     "run.model_type",
     "exp_manager.checkpoint_callback_params.every_n_train_steps",
     "model.data.data_prefix",  # left out of the tables
-    *(f"resume.{key}" for key in ("checkpoint", "load_optimizer", "lr_scale", "data_generation")),
+    *(
+        f"resume.{key}"
+        for key in ("checkpoint", "load_optimizer", "lr_scale", "data_generation", "trust_owner")
+    ),
 }
 
 

@@ -25,7 +25,9 @@ def test_our_trainer_gets_it() -> None:
         "load_optimizer": True,
         "lr_scale": 0.5,
         "data_generation": 0,
+        "trust_owner": None,
     }
+    assert written("engine=megatron", "training.resume.trust_owner=1000")["resume"]["trust_owner"] == "1000"
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron_lm"])

@@ -3,8 +3,8 @@
 ``probe_damages CONFIG PRISTINE COUNT SEED``: COUNT times the checkpoints in PRISTINE are copied to where the
 configuration has them, and the newest is damaged, sometimes the one before as well. All ranks then choose,
 verify and load one, and take two steps. The last line tells, for each, what was damaged, which checkpoint was
-loaded, the losses, and what was set aside. The first entries are of none damaged, one for each checkpoint that
-is the newest.
+loaded, the losses, and what was set aside. The first entries are of none damaged, one for each checkpoint
+that is the newest.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.test_damages import PARAMS, TRAINING
+from tests.trainer.test_damages import TRAINING
 from tests.trainer.test_retention import MARKED
 from trainer.checkpoint import store
 from trainer.checkpoint.checksums import share
@@ -156,7 +156,7 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(saving: Saving)
     choice = chooser.choose()
     assert choice
     assert choice.found == first
-    with pytest.raises(UserError, match="m-step=1 is damaged.*complete ones in .* are m-step=2"):
+    with pytest.raises(UserError, match=r"m-step=1 is damaged.*complete ones in .* are m-step=2"):
         chooser.reject(choice, "common.pt is missing")
     assert first.path.is_dir()
 
@@ -196,7 +196,7 @@ def test_trusting_an_owner_is_no_intervention() -> None:
     assert trusting == Resume(trust_owner="65534")
     assert trusting.was_made({})
     assert "trust_owner" not in trusting.record()
-    with pytest.raises(UserError, match="resume.trust_owner=True"):
+    with pytest.raises(UserError, match=r"resume.trust_owner=True"):
         read_resume(Values({"resume.trust_owner": True}))
 
 
@@ -330,10 +330,10 @@ def test_a_node_that_reads_something_else_condemns_no_checkpoint(
 
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     monkeypatch.setattr(reader, "from_main", lambda action: action())
-    with pytest.raises(RuntimeError, match="rank 1 finds that .* and rank 0 does not"):
+    with pytest.raises(RuntimeError, match=r"rank 1 finds that .* and rank 0 does not"):
         reader.verify(found, place)
     (found.path / "__0_0.distcp").write_text("weights 7")
     assert "has checksum" in (reader.verify(found, place) or "")
     finding = reader._Finding("__0_0.distcp", error="Stale file handle")
-    with pytest.raises(RuntimeError, match="rank 1 cannot read .*: Stale file handle"):
+    with pytest.raises(RuntimeError, match=r"rank 1 cannot read .*: Stale file handle"):
         reader.verify(found, place)
