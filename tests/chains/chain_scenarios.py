@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tests.chains.chain_training import interrupted
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
+from tests.chains.spoilt_training import SPOILT, spoilt
 from tests.tracking.zoo import program
 
 Scenario = Callable[[Yard, str], object]
@@ -176,6 +177,7 @@ SCENARIOS: dict[str, Scenario] = {
     # Those that take longest come first.
     "tried": interrupted,
     FEWER: elastic,
+    SPOILT: spoilt,
     "bereft": bereft,
     "orphaned": orphaned,
     "limited": limited,

@@ -1,0 +1,88 @@
+"""A training whose checkpoints are damaged between its jobs, in a chain and in launches by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.chains.chain_training import CHECKPOINTS, TRAINING
+from tests.chains.chain_yard import Yard
+from tests.chains.spoiling_trainer import RECORD, SPOIL, STEPS
+from tests.tracking.zoo import Done
+
+SPOILT, UNSPOILT = "spoilt", "unspoilt"
+# How often; 20 take three minutes.
+COUNT = int(os.environ.get("SLIPWAY_TEST_DAMAGES", "3"))
+SEED = int(os.environ.get("SLIPWAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+EVERY = 2
+# A job goes back by one checkpoint or by two.
+MAX_STEPS = STEPS * (COUNT + 2)
+SETTINGS = [
+    *TRAINING,
+    f"training.trainer.max_steps={MAX_STEPS}",
+    "training.trainer.limit_val_batches=0",
+    f"{CHECKPOINTS}.every_n_train_steps={EVERY}",
+    f"{CHECKPOINTS}.save_top_k=-1",
+]
+
+
+def spoilt(yard: Yard, run: str) -> None:
+    """Launch a chain whose links each find damages but the first; then launch it by itself, several times."""
+    launches = max(COUNT // 3, 1)
+    _launch(yard, UNSPOILT, count=0)
+    links = COUNT - launches + 1
+    _launch(yard, run, f"resilience.links={links}", count=COUNT)
+    yard.until_over(run)
+    for _ in range(launches):
+        _launch(yard, run, count=COUNT)
+        yard.until_over(run)
+    yard.until_over(UNSPOILT)
+
+
+def record(yard: Yard, run: str) -> list[dict[str, Any]]:
+    """What was damaged before each job but the first, what is to be set aside, and the newest whole step."""
+    path = _results(yard, run) / RECORD
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def events(yard: Yard, run: str, kind: str) -> list[dict[str, Any]]:
+    """What all launches told, in their order."""
+    launches = sorted((_results(yard, run) / "launches").iterdir(), key=lambda path: int(path.name))
+    lines = [
+        json.loads(line)
+        for launch in launches
+        for line in (launch / "results" / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def damaged(yard: Yard, run: str) -> list[str]:
+    """The names of the checkpoints that were set aside."""
+    return sorted(path.name for path in (_results(yard, run) / "checkpoints" / "damaged").iterdir())
+
+
+def _results(yard: Yard, run: str) -> Path:
+    return yard.launch_directory(run).parent.parent
+
+
+def _launch(yard: Yard, run: str, *overrides: str, count: int) -> Done:
+    work = yard.work(run)
+    work.mkdir(exist_ok=True)
+    interpreter = work / "python"
+    trainer = Path(__file__).with_name("spoiling_trainer.py")
+    interpreter.write_text(
+        "#!/bin/bash\n"
+        f'[[ ${{SLURM_JOB_ID:-}} ]] || exec "{sys.executable}" "$@"\n'
+        f'exec "{sys.executable}" "{trainer}" "$@"\n'
+    )
+    interpreter.chmod(0o755)
+    checkpoints = yard.directory / "results" / run / "checkpoints"
+    own = [f"training.run.name={run}", f"cluster.python={interpreter}"]
+    own.append(f"env_vars.{SPOIL}='{checkpoints}:{SEED}:{count}'")
+    done = yard.begin(*SETTINGS, *own, *overrides, nodes="n8")
+    assert done.returncode == 0, done
+    return done
