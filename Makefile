@@ -61,6 +61,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/sweep.py
 	$(BIN)/python benchmarks/perf/train_step.py
 	$(BIN)/python benchmarks/perf/resume.py
+	$(BIN)/python benchmarks/perf/checkpoints.py
 	$(BIN)/python benchmarks/perf/status.py
 	$(BIN)/python benchmarks/perf/reading.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools

@@ -17,8 +17,8 @@ from tests.trainer.damages import damage, swap_steps
 from trainer.checkpoint import store
 from trainer.checkpoint.marker import MARKER
 
-# The directory of checkpoints, a seed, and how many jobs find damages: `DIRECTORY:SEED:COUNT`. None: it is left
-# alone, and not stopped.
+# The directory of checkpoints, a seed, and how many jobs find damages: `DIRECTORY:SEED:COUNT`. None: it is
+# left alone, and not stopped.
 SPOIL = "CHAIN_TEST_SPOIL"
 RECORD = "damages.jsonl"
 STEPS = 8
