@@ -12,6 +12,7 @@ from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 
 from launcher.cli.app import main
 from launcher.monitor.damaged import FILE_NAME, damaged_checkpoints
+from launcher.monitor.saved import find_saved
 from launcher.runs.marks import claim
 from launcher.schedulers.base import JobStatus, Links, State
 from launcher.tracking.launches import open_launch
@@ -41,6 +42,17 @@ def leave(launch: Path, step: int, time: float, *, moved: bool = True) -> None:
 
 def test_both_sides_know_the_file() -> None:
     assert FILE_NAME == DAMAGED_FILE_NAME
+
+
+def test_what_was_set_aside_is_no_checkpoint(runs: Runs) -> None:
+    runs.launch("a")
+    for path, step in (("m-step=4", 4), ("damaged/m-step=8", 8)):
+        checkpoint = runs.base / "a" / "checkpoints" / path
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "complete.json").write_text(json.dumps({"step": step, "serial": step, "files": {}}))
+    saved = find_saved({}, open_launch(runs.base / "a", 1).paths, "megatron")
+    assert saved is not None
+    assert (saved.step, saved.wrong) == (4, None)
 
 
 def test_status_tells_beside_the_reason(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:

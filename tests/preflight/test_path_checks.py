@@ -377,6 +377,7 @@ def test_results_that_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPa
 def test_checkpoints_that_are_there_are_counted(here: Path) -> None:
     assert facts(*LOCAL).checkpoints_there == 0
     kept = here / "results/gpt3_tiny/checkpoints"
-    for name in ("step=1", "step=2", ".unfinished"):
+    for name in ("step=1", "step=2", ".unfinished", "damaged/step=3"):
         (kept / name).mkdir(parents=True)
+    (kept / "latest").symlink_to("step=2")
     assert facts(*LOCAL).checkpoints_there == 2

@@ -512,6 +512,7 @@ def test_the_newest_checkpoint_is_the_highest_that_is_finished(tmp_path: Path) -
         "megatron_gpt--step=8-consumed_samples=64.0",
         "global_step=99",
         ".unfinished-step=70",
+        "damaged/megatron_gpt--step=80",
         "x--step=9",
     ):
         made.checkpoint(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.test_retention import MARKED
-from trainer.checkpoint.choice import Choice, choose
+from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.store import Found, begin, finish, sync_part
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving
@@ -24,6 +24,10 @@ AGAIN = Resume(checkpoint="m-step=1", data_generation=1)
 @pytest.fixture
 def saving(tmp_path: Path) -> Saving:
     return Saving(True, tmp_path, "m-{step}", every=1, background=True, keep=-1, monitor="step", mode="max")
+
+
+def choose(saving: Saving, resume: Resume) -> Choice | None:
+    return Chooser(saving, resume).choose()
 
 
 def save(saving: Saving, step: int, resume: Resume | None = None) -> Found:

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.test_choice import choose
 from tests.trainer.test_damages import TRAINING
 from tests.trainer.test_retention import MARKED
 from trainer.checkpoint import store
 from trainer.checkpoint.checksums import share
-from trainer.checkpoint.choice import Choice, Chooser, Damaged, choose
+from trainer.checkpoint.choice import Choice, Chooser, Damaged
 from trainer.checkpoint.marker import MARKER, examine_marker, parse_marker, read_marker
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving
@@ -165,7 +166,9 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(saving: Saving)
 def test_what_a_user_puts_beside_the_shards_is_no_damage(saving: Saving, name: str) -> None:
     found = save(saving, 1)
     (found.path / name).mkdir()
+    (found.path / name / "link").symlink_to("nowhere")
     assert store.newest(saving.directory) == (found, {})
+    assert choose(saving, Resume()) is not None
 
 
 def test_another_programs_directories_are_not_moved(saving: Saving) -> None:

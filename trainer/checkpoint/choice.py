@@ -154,11 +154,6 @@ class Chooser:
         )
 
 
-def choose(saving: Saving, resume: Resume) -> Choice | None:
-    """Return what to start from, as :meth:`Chooser.choose` does, without reading what the files hold."""
-    return Chooser(saving, resume).choose()
-
-
 def _named(name: str, directory: Path) -> Found:
     path = Path(name) if "/" in name else directory / name
     found, wrong = store.open_checkpoint(path)

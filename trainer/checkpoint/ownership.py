@@ -32,7 +32,11 @@ def check(checkpoint: Path, directory: Path | None, trusted: str | None) -> None
     """
     own = {os.geteuid(), 0, *_shown_owner(directory)}
     for path in (checkpoint, *sorted(checkpoint.rglob("*"))):
-        owner = path.stat().st_uid
+        try:
+            owner = path.stat().st_uid
+        except FileNotFoundError:
+            # A link that leads nowhere.
+            continue
         if owner not in own and trusted not in (str(owner), _name(owner)):
             raise UserError(
                 f"{path} belongs to {_name(owner)} (user {owner}), neither to you nor to root: a checkpoint "
