@@ -36,6 +36,9 @@ def spoilt(yard: Yard, run: str) -> None:
     _launch(yard, UNSPOILT, count=0)
     links = COUNT - launches + 1
     _launch(yard, run, f"resilience.links={links}", count=COUNT)
+    for number in range(1, links):
+        # A wait for all of them would last longer than the patience of one.
+        yard.until(f"damage {number}", lambda number=number: len(record(yard, run)) >= number, run)
     yard.until_over(run)
     for _ in range(launches):
         _launch(yard, run, count=COUNT)
