@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.reading import open_regular
+from launcher.runs.reading import open_regular, unix_time
 from launcher.tracking.launches import Launch
 
 FILE_NAME = "damaged_checkpoints.jsonl"
@@ -60,8 +60,9 @@ def summary(damaged: Sequence[DamagedCheckpoint]) -> str | None:
 def _parse(line: bytes) -> DamagedCheckpoint | None:
     try:
         content = json.loads(line)
-        time, path, reason, moved_to = (content[name] for name in ("time", "path", "reason", "moved_to"))
-        is_told = isinstance(path, str) and isinstance(reason, str) and isinstance(moved_to, str | None)
-        return DamagedCheckpoint(float(time), path, reason, moved_to) if is_told else None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        path, reason, moved_to = (content[name] for name in ("path", "reason", "moved_to"))
+        time = unix_time(content["time"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    is_told = isinstance(path, str) and isinstance(reason, str) and isinstance(moved_to, str | None)
+    return DamagedCheckpoint(time, path, reason, moved_to) if is_told and time is not None else None

@@ -168,6 +168,9 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
     stretches = _stretches(lives) if several and alone else []
     with contextlib.suppress(OSError):  # a colleague's that may not be read
         _divide(all_events(launch) if several else newest_events(launch), whole, stretches)
+    damaged = damaged_checkpoints(launch)
+    for stretch in stretches:
+        stretch.damaged = [one for one in damaged if stretch.begin <= one.time < stretch.end]
     changes = Changes()
     if before is not None:
         changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
@@ -177,20 +180,21 @@ def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
         status=status,
         steps=whole.steps,
         lives=_lives(launch, lives, status, stretches or [_Stretch()] * len(lives)) if several else (),
-        damaged=damaged_checkpoints(launch),
         started=lives[0].started if lives else None,
         changes=changes,
+        damaged=damaged,
         # What did not judge itself is of an earlier version, or lost its node: its state says enough.
         reading=_reading(launch, lives[0], status) if not several and lives and lives[0].verdict else None,
     )
 
 
 class _Stretch:
-    """The events from a time on and before another, of which the steps are kept."""
+    """The events from a time on and before another: the steps, and the damaged checkpoints."""
 
     def __init__(self, begin: float | None = None, end: float | None = None) -> None:
         self.begin = -math.inf if begin is None else begin
         self.end = math.inf if end is None else end
+        self.damaged: Sequence[DamagedCheckpoint] = ()
         self._first: int | None = None
         self._progress = Progress()
 
@@ -226,16 +230,13 @@ def _lives(
 ) -> list[LifeRow]:
     last = {life.job_id: life for life in lives}
     rows = []
-    damaged = damaged_checkpoints(launch)
-    begins = [*_life_begins(lives), None]
-    for index, (life, stretch) in enumerate(zip(lives, stretches, strict=True)):
+    for life, stretch in zip(lives, stretches, strict=True):
         is_last = last[life.job_id] is life
         told = status.chain.jobs.get(life.job_id, status) if status.chain else status
         state, reason = _end_of(life, told, is_last=is_last)
         link = life.link if launch.is_chain else None
         reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        seen = _between(damaged, begins[index], begins[index + 1])
-        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading, seen))
+        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
     return rows
 
 
@@ -279,12 +280,3 @@ def _begins(before: Life | None, life: Life) -> float | None:
     if before is None or before.ended is None or life.started is None:
         return life.started
     return max(life.started, before.ended + 1)
-
-
-def _between(
-    damaged: Sequence[DamagedCheckpoint], begin: float | None, end: float | None
-) -> list[DamagedCheckpoint]:
-    """Return the damaged checkpoints that a life came across."""
-    return [
-        item for item in damaged if (begin is None or item.time >= begin) and (end is None or item.time < end)
-    ]

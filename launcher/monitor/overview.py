@@ -208,6 +208,5 @@ def _with_progress(item: Tracked) -> RunStatus:
         damaged = damaged_checkpoints(item.launch)
         with contextlib.suppress(OSError):  # a colleague's that may not be read
             events = newest_events(item.launch, restarted=item.status.began_again)
-    return RunStatus(
-        item.run_dir, item.launch, item.status, Progress(events), item.unanswered, transitions, damaged
-    )
+    progress = Progress(events)
+    return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)
