@@ -166,8 +166,10 @@ class Recorder:
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} DIRECTORY")
-    target = Path(sys.argv[1])
+    target = Path(sys.argv[1]).absolute()
     target.mkdir(parents=True, exist_ok=True)
+    # Slurm tells the working directory of each job, and no path of this machine belongs into a record.
+    os.chdir("/")
     shutil.rmtree(HERE, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix="slipway-")) / "sandbox"
     try:
