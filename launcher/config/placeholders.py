@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # What is a placeholder in any value. Tokenizers have <s>, <mask> and <extra_id_0>, packages numpy<3.
 _ANYWHERE = (
     r"<\s*(?i:your|insert|enter|replace|fill|put|path|change|add)(?![a-z])[^<>]*>",
-    r"<[A-Za-z][^<>]*\s[^<>]*>",
+    r"<[A-Za-z][\w.-]*(?: +[\w.-]+)+>",
     r"‹[^‹›]+›",
     r"(?<![A-Za-z0-9])(?i:(?:change|replace|edit|fill)[-_]?me)(?![A-Za-z0-9])",
     r"(?<![A-Za-z0-9])(?i:your)[-_][\w.-]+",
@@ -26,7 +26,7 @@ _ANYWHERE = (
 )
 # In the keys that are ours, whose values are names and paths.
 _IN_NAMES = (
-    r"<[A-Za-z][^<>]*>",
+    r"<[A-Za-z][\w .-]{2,}>",
     r"\{\{\s*[\w. ]+?\s*\}\}",
     r"(?:^|(?<=/))(?:TODO|TBD|FIXME|X{3,8}|\.{3,}|…)(?=/|$)",
 )

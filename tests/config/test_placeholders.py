@@ -78,6 +78,7 @@ def test_what_is_one(key: str, value: str, text: str) -> None:
         ("data_dir", "/fsx/path/tools"),
         ("data_dir", "/fsx/todo/TODOS"),
         ("data_dir", "../data"),
+        ("base_results_dir", "/r/a<b=&^>c"),
         ("base_results_dir", "/home/yourdon/results"),
         ("base_results_dir", "/r/xxx"),
         ("cluster.account", "methods"),
