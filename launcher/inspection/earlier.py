@@ -135,10 +135,13 @@ def _changes(ground: Ground, paths: LaunchPaths, manifest: Manifest) -> tuple[Ch
     """How the configuration differs from that of a launch; ``None`` if the latter cannot be read."""
     import yaml  # late: most runs are launched once
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         with opened(paths.config) as stream:
-            before = yaml.load(stream, loader)
+            text = stream.read()
+        try:
+            before = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError:  # libyaml reads no path that is not UTF-8
+            before = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     if not isinstance(before, dict):
