@@ -144,10 +144,11 @@ def test_a_sweep_refuses_it() -> None:
         Sweep(["cluster.qos=TODO"]).compose(["training.model.micro_batch_size=2"])
 
 
-def test_a_secret_is_not_shown() -> None:
-    (told,) = mistakes(f"env_vars.HF_TOKEN={hydra_value('<your token hf_abc>')}")
+def test_a_secret_beside_it_is_not_shown() -> None:
+    token = f"hf_{'aB3' * 12}"
+    (told,) = mistakes(f"env_vars.HF_TOKEN={hydra_value(f'<your token> {token}')}")
     assert told.startswith("env_vars.HF_TOKEN=***: a placeholder")
-    assert "hf_abc" not in told
+    assert token not in told
 
 
 @pytest.mark.parametrize(
