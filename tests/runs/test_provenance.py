@@ -165,7 +165,7 @@ def image_block(tmp_path: Path, image: Path) -> tuple[Path, str]:
     """The launch directory of a launch with an image, and what its script does about that."""
     overrides = ["training=gpt3/126m", "cluster=bcm", f"container={image}", f"base_results_dir={tmp_path}"]
     made = draft(Request(overrides, ["slipway"]))
-    (block,) = re.findall(r"^\( # a shell of its own.*?^\) [^\n]*&$", made.rendered.script, re.M | re.S)
+    (block,) = re.findall(r"^recorded\(\) \{.*?^\) [^\n]*&$", made.rendered.script, re.M | re.S)
     return made.plan.paths.directory, block
 
 
