@@ -34,7 +34,7 @@ _LARGEST_JOB, _LARGEST_TASK = 0xFFFF_FFFD, 4_000_000
 
 # The year 5138, in Unix seconds: every library can format what is before.
 _LATEST = 1e11
-_LARGEST = 1 << 63
+_LARGEST = (1 << 63) - 1  # of 64 bits
 
 
 # What a path, or a lease that somebody holds on the file, can do so that there is nothing to read.

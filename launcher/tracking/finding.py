@@ -126,7 +126,8 @@ def _by_job(word: str, known: Known) -> Found | None:
     # Ids are used again, and every cluster counts its own.
     *older, newest = sorted(known.originals(entries), key=lambda entry: entry.created)
     if _is_point(newest, job_id):  # the array of a sweep: the others of it are not meant instead
-        older = [entry for entry in older if entry.run_dir.parent != newest.run_dir.parent]
+        array = newest.run_dir.parent
+        older = [entry for entry in older if not (_is_point(entry, job_id) and entry.run_dir.parent == array)]
     others = ", ".join(f"{short(entry.run_dir)} ({entry.created})" for entry in reversed(older))
     note = f"several launches had a job {job_id}; the newest is taken, not that of {others}"
     return Found(newest.run_dir, newest.number, task, (note,) if older else (), job_id)

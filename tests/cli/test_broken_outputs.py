@@ -99,7 +99,7 @@ def test_an_stderr_that_cannot_be_written_changes_no_exit_code(
 ) -> None:
     (tmp_path / "bin" / "python").unlink()  # a warning, which is told before the submission
     words = [word for word in launches(tmp_path)["launch"] if not word.startswith("cluster.python")]
-    told = slipway(line, [*words, "cluster.exclude=", "cluster.python=null", *more], tmp_path)
+    told = slipway(line, [*words, "cluster.exclude=null", "cluster.python=null", *more], tmp_path)
     assert told[0] == code
     assert len(slurm.submitted()) == (code == 0)
 

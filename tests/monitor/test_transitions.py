@@ -79,14 +79,15 @@ def test_a_state_that_cannot_be_told_is_of_no_time(runs: Runs, scheduler: FakeSc
 
 
 def test_a_job_that_was_requeued(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
-    launch = runs.launch(created="1970-01-01T00:00:00Z")
-    leave(launch, "11", started=1000.0, ended=1100.0, code=143)
+    year = 365 * 86400
+    launch = runs.launch(created="1971-01-01T00:00:00Z")
+    leave(launch, "11", started=year + 1000.0, ended=year + 1100.0, code=143)
     scheduler.set("11", replace(PENDING, restarts=1))
-    assert told() == ("1970-01-01T00:00:00Z", None, None, "1970-01-01T00:18:20Z")
+    assert told() == ("1971-01-01T00:00:00Z", None, None, "1971-01-01T00:18:20Z")
     scheduler.set("11", replace(RUNNING, restarts=1))
     assert (seconds(told()[3]) or 0) > time.time() - 60, "the mark is of the life before"
-    leave(launch, "11", life=1, started=2000.0)
-    assert told()[3] == "1970-01-01T00:33:20Z"
+    leave(launch, "11", life=1, started=year + 2000.0)
+    assert told()[3] == "1971-01-01T00:33:20Z"
 
 
 def test_a_job_that_was_cancelled_while_it_waited(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
