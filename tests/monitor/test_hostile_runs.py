@@ -179,7 +179,7 @@ def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(hostile=strategy)
-    @example(hostile=HostileRun({"job_id": "77_1"}, None))  # a point of a sweep whose array is the healthy job
+    @example(hostile=HostileRun({"job_id": "77_1"}, None))  # a point of an array of the healthy id
     def any_run(hostile: HostileRun) -> None:
         with planted(tree, hostile):
             check(tree, verbs_about("theirs"))
