@@ -34,7 +34,7 @@ _CERTAIN = re.compile("|".join(_ANYWHERE))
 _LIKELY = re.compile("|".join((*_ANYWHERE, *_IN_NAMES)))
 
 # NeMo's nodes and variables hold text of any kind; in a comment a placeholder does no harm.
-_FREE = re.compile(r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_vars\.", re.DOTALL)
+_FREE = re.compile(r"training\.(trainer|exp_manager|model)\.|(.*\.)?env_vars\.|image\.env\.", re.DOTALL)
 _PROSE = re.compile(r".*\.(comment|notes|description)|image\.labels\..*", re.DOTALL)
 
 # How a value stands in the tree; ``None`` where that is not plain.

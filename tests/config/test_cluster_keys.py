@@ -112,8 +112,8 @@ def test_an_empty_list_is_no_flag() -> None:
     assert (queue.mail_type, queue.nodelist, queue.exclude) == (None, None, None)
 
 
-@pytest.mark.parametrize("mount", ["relative/x:/b", "/a:b", "relative", "~/a:/b", "/a:ro"])
-def test_a_mount_has_whole_paths(mount: str) -> None:
+@pytest.mark.parametrize("mount", ["/a:b", "/a:ro"])
+def test_a_mounts_target_is_a_whole_path(mount: str) -> None:
     with pytest.raises(UserError, match="is not a mount") as raised:
         job("cluster.container=/x.sqsh", f"container_mounts=['{mount}']")
     assert raised.value.key == "container_mounts"

@@ -85,7 +85,9 @@ def test_a_launch_that_is_no_job_yet(project: Project) -> None:
     assert (code, err) == (0, "")
     assert out.startswith("gave up run (launch 1): no job of it is known")
     assert claim(project.launch_dir(), job) == GIVEN_UP
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "slurm_conf": "/nonexistent"}))
+    unanswering = project.directory / "slurm.conf"
+    unanswering.write_text("ClusterName=gone\n")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "slurm_conf": str(unanswering)}))
     code, _, err = project.slipway("cancel", "run")
     assert code == 3 and "should there be a job, it leaves when it begins" in err
 

@@ -134,6 +134,8 @@ def test_what_pyxis_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -
     assert seen.read_text().splitlines() == [
         "--container-image=nvcr.io#nvidia/nemo:24.07",
         f"--container-mounts={','.join(mounts)}",
+        "--container-env=MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,"
+        "NCCL_NVLS_ENABLE",
         "--no-container-mount-home",
     ]
     assert (here / "results").is_dir()  # Pyxis mounts nothing that is not there

@@ -208,8 +208,11 @@ class HostileRun:
         launch.mkdir(parents=True)
         put(launch / "launcher.json", self.instead or Thing("json", {**manifest, **self.changes}))
         for name, thing in self.files.items():
-            with contextlib.suppress(OSError, ValueError):
-                put(Path(os.path.normpath(launch / name)), thing)
+            path = Path(os.path.normpath(launch / name))
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # of a loop of links
+                # Nothing is written through a link, such as `results` to `/`.
+                if path.parent.resolve().is_relative_to(run_dir.resolve()) and not os.path.lexists(path):
+                    put(path, thing)
         if self.owned_by_nobody and os.geteuid() == 0:
             for directory, _, names in os.walk(run_dir):
                 for path in (directory, *(f"{directory}/{name}" for name in names)):
