@@ -35,7 +35,7 @@ def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
     """
     if slurm_conf is None or slurm_conf == os.environ.get("SLURM_CONF"):
         return slurm_conf
-    why = why_untrusted(manifest) or why_untrusted(Path(slurm_conf))
+    why = why_untrusted(manifest) or why_untrusted(Path(slurm_conf), may_be_missing=True)
     if why is None:
         return slurm_conf
     _warn(slurm_conf, manifest, why)
@@ -56,7 +56,7 @@ def _warn(slurm_conf: str, manifest: Path, why: str) -> None:
     )
 
 
-def why_untrusted(path: Path) -> str | None:
+def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
     """Say who else could have written a file, or could exchange it; ``None`` if nobody could.
 
     Every directory and every link on the way to the file is looked at. In a directory with the sticky bit,
@@ -72,7 +72,12 @@ def why_untrusted(path: Path) -> str | None:
                 at = os.path.dirname(at)  # noqa: PTH120  # `at` is without links
                 continue
             here = os.path.join(at, name)  # noqa: PTH118
-            found = os.lstat(here)
+            try:
+                found = os.lstat(here)
+            except FileNotFoundError:
+                if may_be_missing:  # as that of a Slurm that was taken down
+                    return _why_creatable(at)
+                raise
             if why := _why_open(here, found):
                 return why
             if not stat.S_ISLNK(found.st_mode):
@@ -87,6 +92,12 @@ def why_untrusted(path: Path) -> str | None:
     except OSError as error:
         return f"{path}: {(error.strerror or str(error)).lower()}"
     return None
+
+
+def _why_creatable(directory: str) -> str | None:
+    """Say who else could make what is missing in a directory; ``None`` if nobody could."""
+    mode = os.lstat(directory).st_mode
+    return f"everybody may write {directory}" if mode & stat.S_IWOTH else None
 
 
 def _why_open(path: str, found: os.stat_result) -> str | None:

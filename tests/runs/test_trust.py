@@ -67,7 +67,6 @@ def test_ones_own_is_trusted_also_below_tmp(conf: Path, manifest: Path) -> None:
         pytest.param(lambda path: path.parent.chmod(0o777), id="everybody in its directory"),
         pytest.param(lambda path: path.parent.parent.chmod(0o777), id="everybody further up"),
         pytest.param(lambda path: (os.chown(path, 0, 4), path.chmod(0o664)), id="group", marks=as_root),
-        pytest.param(lambda path: path.unlink(), id="gone"),
     ],
 )
 @pytest.mark.parametrize("which", ["conf", "manifest"])
@@ -75,6 +74,16 @@ def test_what_others_could_have_written_is_not(
     conf: Path, manifest: Path, spoil: Callable[[Path], None], which: str
 ) -> None:
     spoil(conf if which == "conf" else manifest)
+    assert usable_slurm_conf(manifest, str(conf)) is None
+
+
+def test_a_cluster_that_was_taken_down_is_ones_own_still(tmp_path: Path, conf: Path, manifest: Path) -> None:
+    conf.unlink()
+    assert usable_slurm_conf(manifest, str(conf)) == str(conf)
+    conf.parent.chmod(0o1777)
+    assert usable_slurm_conf(manifest, str(conf)) is None, "everybody can make the file"
+    conf.parent.chmod(0o755)
+    manifest.unlink()
     assert usable_slurm_conf(manifest, str(conf)) is None
 
 

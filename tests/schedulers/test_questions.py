@@ -120,10 +120,10 @@ def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
 
 def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
     slurm = Slurm(EMPTY, NO_ACCOUNTING)
-    (ticket,) = tickets(1, tmp_path)
+    _, ticket = tickets(2, tmp_path)
     ticket.launch_dir.mkdir()
-    leave(ticket.launch_dir, "0", started=1.0, ended=2.0, code=3)
-    assert slurm.scheduler.statuses([ticket])["tag-0"].exit_code == 3
+    leave(ticket.launch_dir, "1", started=1.0, ended=2.0, code=3)
+    assert slurm.scheduler.statuses([ticket])["tag-1"].exit_code == 3
 
 
 def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_marks_of_an_arrays_tasks(array: Ticket) -> None:
     assert status and status.state is State.UNKNOWN
     assert status.reason == "tasks: 1 COMPLETED, 4 UNKNOWN; 1: it started, and recorded no end"
     for number in range(1, 5):
-        leave(array.launch_dir, f"12_{number}", life=1, started=5.0, ended=6.0, code=number == 2)
+        leave(array.launch_dir, f"12_{number}", life=1, started=5.0, ended=6.0, code=int(number == 2))
     status = from_marks(array.launch_dir)
     assert status and (status.state, status.exit_code) == (State.FAILED, 1)
     assert status.reason == "tasks: 4 COMPLETED, 1 FAILED; 2: exit code 1"

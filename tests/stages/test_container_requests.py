@@ -40,7 +40,7 @@ def mounts(*texts: str) -> list[Mount]:
         ("container_options.name=", ["container_options.name=''"]),
         (f"container_options.name={'n' * 101}", ["101 characters", "up to 100"]),
         ("container_options.env=['A=B']", ["container_options.env", "'A=...'", "env_vars.A=B"]),
-        ("container_options.env=['HF_TOKEN=abc']", ["'HF_TOKEN=***'", "env_vars.HF_TOKEN=..."]),
+        ("container_options.env=['HF_TOKEN=abc']", ["container_options.env", "env_files={HF_TOKEN:"]),
         ("container_options.env=['a b']", ["container_options.env", "'a b'"]),
         ("cluster.srun_args=['--container-name=x']", ["cluster.srun_args", "container_options.name=x"]),
         ("container_mounts=['/a/$b:/c']", ["'$'", "${oc.env:NAME}"]),

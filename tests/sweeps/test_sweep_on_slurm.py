@@ -208,7 +208,7 @@ def test_an_answer_that_is_lost_makes_no_second_array(site: Site, under_way: dic
     point = Path(told["points"][1]["run_dir"])
     path = point / "launches" / "1" / "launcher.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "job_id": None, "launcher_pid": 2**22 + 1}))
+    path.write_text(json.dumps({**manifest, "job_id": None, "launcher_pid": 2**22}))
     (point / "launches" / "1" / "marks" / "job").unlink(missing_ok=True)
     (row,) = site.rows(point)
     assert (row["state"], row["job_id"]) == ("PENDING", f"{told['arrays'][0]}_1")

@@ -58,7 +58,9 @@ def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
 
 
 def test_the_script_of_an_array_is_sound_whatever_the_names_hold(tmp_path: Path) -> None:
-    sweep = drafted(tmp_path, LR, f"base_results_dir='{tmp_path}/a \"b\" $(touch canary) %a'")
+    sweep = drafted(
+        tmp_path, LR, "container=null", f"base_results_dir='{tmp_path}/a \"b\" $(touch canary) %a'"
+    )
     (array,) = arrays(sweep)
     script = render_array(array, sweep.directory / "arrays" / "1", "a-tag", None)
     assert "%%a/gpt3_tiny_sweep/arrays/1/points/%a/log-" in script
@@ -77,7 +79,8 @@ def run_task(script: Path, task: int, *arguments: str, job: str = "17") -> str:
 
 
 def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: Path) -> None:
-    sweep = drafted(tmp_path, LR, f"base_results_dir='{tmp_path}/a \"b\" $(touch {tmp_path}-canary) %a'")
+    results = f"base_results_dir='{tmp_path}/a \"b\" $(touch {tmp_path}-canary) %a'"
+    sweep = drafted(tmp_path, LR, "container=null", results)
     (array,) = arrays(sweep)
     directory = sweep.directory / "arrays" / "1"
     directory.mkdir(parents=True)

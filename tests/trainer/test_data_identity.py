@@ -242,7 +242,7 @@ def test_a_checkpoint_that_tells_nothing_of_its_data_is_continued(
     assert first.end() == [0], first.said()
     path = data.saved / "m-step=2/complete.json"
     marker = json.loads(path.read_text())
-    del marker["data"]
+    del marker["data"], marker["checksums"]
     path.write_text(json.dumps(marker))
     data.exchange_tokens()
     second = Run(trainings, pool, "older_second", data.config(3), 1)
