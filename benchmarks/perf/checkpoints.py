@@ -1,4 +1,4 @@
-"""What checksums cost a save and a load, next to the same without them.
+"""The cost of checksums in a save and a load, next to the same without them.
 
     python benchmarks/perf/checkpoints.py [--runs N] [--layers N]
 

@@ -1,4 +1,4 @@
-"""What the verbs that read cost on a run of a million steps and on a tree of a thousand runs, and `cancel`.
+"""The cost of the reading verbs on a run of a million steps and on a tree of a thousand runs, and `cancel`.
 
     python benchmarks/perf/reading.py [--steps N] [--log-megabytes N] [--jobs N] [--cancelled N] [--runs N]
 

@@ -194,7 +194,7 @@ class TrainerNode(BaseModel):
 
 
 class ResumeNode(_Strict):
-    """How a training goes on otherwise than it would have; for our trainer, which reads the same node.
+    """The changes to a training that continues; our trainer reads the same node.
 
     `accept_data` is for every engine: the launcher looks at the data too.
     """

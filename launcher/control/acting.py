@@ -150,7 +150,7 @@ def _act(target: Target, done: Done, act: _Act) -> Outcome:
 
 
 def is_unanswered(error: UserError) -> bool:
-    """Whether an act failed because the scheduler was silent: what became of it is not known."""
+    """Return True if an act failed because the scheduler was silent: its outcome is not known."""
     return isinstance(error, Unreachable | NoAnswer)
 
 
@@ -168,14 +168,14 @@ def again(targets: Sequence[Target]) -> list[Target]:
 
 
 def over(target: Target) -> Outcome:
-    """What came of a target that has ended, or ends already."""
+    """Return the outcome of a target that has ended, or is ending."""
     if target.state is State.UNKNOWN:
         return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
     return Outcome(target, Done.AS_ASKED, "it is ending" if target.state.is_live else "it is over")
 
 
 def give_up(target: Target) -> Outcome:
-    """Of a launch whose answer was lost: let no job that it may have become do anything from now on."""
+    """Keep any job of a launch whose answer was lost from doing anything from now on."""
     launch, unanswered = target.launch, target.tracked.unanswered
     if launch is None:
         return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)

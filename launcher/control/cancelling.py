@@ -37,7 +37,7 @@ class _Ending:
 
     @property
     def tasks_that_wait(self) -> list[str]:
-        """Of an array whose running task is to save: none is to start when that one leaves."""
+        """Return the waiting tasks of an array whose running task saves: none may start after it."""
         tasks = {} if self.target.task or not self.saves else self.target.tracked.status.tasks
         return [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
 
@@ -70,7 +70,7 @@ def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
 
 
 def _settled(target: Target) -> Outcome | None:
-    """What came of a target that no job needs to be ended for."""
+    """Return the outcome of a target without a job to end; ``None`` if it has one."""
     if not target.may_live:
         return over(target)
     if target.job_id is None:

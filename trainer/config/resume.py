@@ -1,4 +1,4 @@
-"""How a training goes on otherwise than it would have: the root node ``resume``, which is ours."""
+"""The changes to a training that continues: the root node ``resume``, which is ours."""
 
 from __future__ import annotations
 
