@@ -33,7 +33,7 @@ test: .venv/test.done
 	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge slurmdbd:slurmdbd \
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git \
 	    buildah:buildah /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci \
-	    mksquashfs:squashfs-tools docker-registry:docker-registry
+	    mksquashfs:squashfs-tools docker-registry:docker-registry envsubst:gettext-base
 	$(MAKE) --no-print-directory lint
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 

@@ -25,6 +25,8 @@ from launcher.runs import provenance
 from launcher.runs.excluded import ExcludedNode, excluded_from_json, read_excluded
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
+from launcher.runs.reading import YAML_LIMIT, read_text
+from launcher.runs.trust import why_untrusted
 from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
 
@@ -228,7 +230,7 @@ def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = 
     paths = LaunchPaths(launch_dir.parents[1], manifest.run, manifest.job_name, manifest.launch)
     stored, templates = launch_dir / paths.root_config.name, launch_dir / paths.templates.name
     try:
-        text = stored.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(stored, YAML_LIMIT, "surrogateescape")
     except OSError as error:
         raise UserError(
             f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
@@ -240,9 +242,20 @@ def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = 
         composition,
         number or manifest.launch,
         tag or manifest.tag,
-        templates if templates.is_dir() else None,
+        _require_trusted(templates) if templates.is_dir() else None,
         excluded_from_json(manifest.excluded),
     )
+
+
+def _require_trusted(templates: Path) -> Path:
+    """Refuse templates that somebody else could have written: a template can run any code as the reader."""
+    for path in (templates, *templates.rglob("*")):
+        if (why := why_untrusted(path)) is not None:
+            raise UserError(
+                f"{templates}: templates can run commands, and these are not trusted: {why}",
+                hint="read them; then copy the run to a directory that only you may write, and render there",
+            )
+    return templates
 
 
 def stored_config(made: Draft) -> RunConfig:

@@ -135,6 +135,8 @@ def _shown_at(key: str, value: Any) -> str:
 
 def one_line(text: str) -> str:
     """Text with what would break the line, or cannot be printed, escaped."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

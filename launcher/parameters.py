@@ -2,7 +2,9 @@
 
 Sources: GPT and BERT, the parts of the models in Narayanan et al. 2021 (arXiv:2104.04473, section 5.1), whose
 equation 2 is the sum for a GPT without options; grouped queries, Ainslie et al. 2023 (arXiv:2305.13245);
-gated activations, Shazeer 2020 (arXiv:2002.05202); T5, Raffel et al. 2020 (arXiv:1910.10683, section 2.1),
+gated activations, Shazeer 2020 (arXiv:2002.05202); mixtures of experts, Jiang et al. 2024 (arXiv:2401.04088,
+section 2.1); shared experts and multi-latent attention, DeepSeek-AI 2024 (arXiv:2405.04434, section 2 and
+appendix C); T5, Raffel et al. 2020 (arXiv:1910.10683, section 2.1),
 with Megatron's learned positions and the bias of its output; BERT's heads, Devlin et al. 2019
 (arXiv:1810.04805, section 3.1). The tests compare with published models and with what megatron-core built.
 """
@@ -21,6 +23,9 @@ VOCABULARIES = {
     "BertWordPieceLowerCase": 30_522,
     "BertWordPieceCase": 28_996,
     "meta-llama/Meta-Llama-3": 128_256,
+    "mistralai/Mixtral-8x": 32_000,
+    "deepseek-ai/DeepSeek-V2": 102_400,
+    "deepseek-ai/DeepSeek-V3": 129_280,
     "llama_tokenizer": 32_000,
     "mt5_tokenizer": 250_100,
 }
@@ -28,32 +33,47 @@ VOCABULARIES = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A number of parameters: those that tensor parallelism divides, and those that each of its ranks has."""
+    """A number of parameters: those that tensor parallelism divides, and those that each of its ranks has.
+
+    `routed` are those of the experts that a router chooses from, which expert parallelism divides, and expert
+    tensor parallelism in turn.
+    """
 
     split: int = 0
     whole: int = 0
+    routed: int = 0
 
     def __add__(self, other: Size) -> Size:
-        return Size(self.split + other.split, self.whole + other.whole)
+        return Size(self.split + other.split, self.whole + other.whole, self.routed + other.routed)
 
     def __mul__(self, times: int) -> Size:
-        return Size(self.split * times, self.whole * times)
+        return Size(self.split * times, self.whole * times, self.routed * times)
 
     @property
     def total(self) -> int:
-        return self.split + self.whole
+        return self.split + self.whole + self.routed
 
     def on_rank(self, tensor: int) -> int:
-        """What one rank of so many has."""
+        """Return what one tensor parallel rank of so many has, routed experts apart."""
         return self.split // tensor + self.whole
 
 
 class Stack(NamedTuple):
-    """A stack of layers: one of them, and the norm behind the last."""
+    """A stack of layers: one of them, and the norm behind the last.
+
+    `sparse` is a layer whose MLP is a mixture of experts, and `sparse_layers` is how many of the layers are.
+    """
 
     layers: int
     layer: Size
     norm: Size
+    sparse: Size = Size()
+    sparse_layers: int = 0
+
+    @property
+    def total(self) -> Size:
+        dense = self.layers - self.sparse_layers
+        return self.layer * dense + self.sparse * self.sparse_layers + self.norm
 
 
 class Parts(NamedTuple):
@@ -105,8 +125,7 @@ def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> i
         ``gpt``, ``t5`` or ``bert``.
     """
     parts = parts_of(model, vocabulary, model_type)
-    stacks = sum((stack.layer * stack.layers + stack.norm).total for stack in parts.stacks)
-    return parts.embedding.total + stacks + parts.output.total
+    return parts.embedding.total + sum(stack.total.total for stack in parts.stacks) + parts.output.total
 
 
 def parts_of(model: Node, vocabulary: int, model_type: str = "gpt") -> Parts:
@@ -121,7 +140,8 @@ def parts_of(model: Node, vocabulary: int, model_type: str = "gpt") -> Parts:
 def _gpt(model: Node, vocabulary: int) -> Parts:
     words = Size(vocabulary * int(model["hidden_size"]))
     tied = bool(model.get("share_embeddings_and_output_weights", True))
-    stack = Stack(int(model["num_layers"]), _layer(model), _norm(model))
+    layers = int(model["num_layers"])
+    stack = Stack(layers, _layer(model), _norm(model), _sparse(model), sparse_layers(model, 0, layers))
     return Parts(words + _positions(model), words, (stack,), Size() if tied else words, tied)
 
 
@@ -177,24 +197,73 @@ def _layer(model: Node, attentions: int = 1) -> Size:
 
 
 def _attention(model: Node) -> Size:
+    if model.get("multi_latent_attention"):
+        return _latent_attention(model)
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
     width = (model.get("kv_channels") or hidden // heads) * heads
     # Keys and values are shared by the queries of a group.
     both = 2 * width * (model.get("num_query_groups") or heads) // heads
     count = hidden * (width + both) + width * hidden
+    norms = _norm(model, width // heads) * 2 if model.get("qk_layernorm") else Size()
     if model.get("bias", True):
-        return Size(int(count + width + both), int(hidden))
-    return Size(int(count + width + both if model.get("add_qkv_bias") else count))
+        return Size(int(count + width + both), int(hidden)) + norms
+    return Size(int(count + width + both if model.get("add_qkv_bias") else count)) + norms
 
 
-def _mlp(model: Node) -> Size:
-    hidden, inner = int(model["hidden_size"]), int(model["ffn_hidden_size"])
+def _latent_attention(model: Node) -> Size:
+    """Multi-latent attention: queries, keys and values come out of narrow vectors.
+
+    The matrices into these are whole on each rank, as in megatron-core from 0.13 on; 0.12 divides them.
+    """
+    hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
+    rank, query_rank = int(model["kv_lora_rank"]), int(model.get("q_lora_rank") or 0)
+    plain, rotated, value = (int(model[key]) for key in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"))
+    split = (query_rank or hidden) * heads * (plain + rotated) + rank * heads * (plain + value)
+    whole = hidden * (query_rank + rank + rotated) + (hidden if model.get("bias", True) else 0)
+    norms = _norm(model, query_rank + rank) if model.get("qk_layernorm") else Size()
+    return Size(split + heads * value * hidden, whole) + norms
+
+
+def _mlp(model: Node, inner: int | None = None) -> Size:
+    hidden, inner = int(model["hidden_size"]), inner or int(model["ffn_hidden_size"])
     # Gated (GLU) activations have a second matrix on the way in.
     ways_in = 2 if str(model.get("activation", "gelu")).endswith("glu") else 1
     matrices = (ways_in + 1) * hidden * inner
     return Size(matrices + ways_in * inner, hidden) if model.get("bias", True) else Size(matrices)
 
 
-def _norm(model: Node) -> Size:
+def sparse_layers(model: Node, first: int, end: int) -> int:
+    """Count the layers from `first` to before `end`, from 0, whose MLP is a mixture of experts.
+
+    `moe_layer_freq` is a flag for each layer, or N for every N-th layer from the first on
+    (megatron/core/transformer/transformer_config.py).
+    """
+    if not model.get("num_moe_experts"):
+        return 0
+    frequency = model.get("moe_layer_freq") or 1
+    if isinstance(frequency, int):
+        return -(-end // frequency) + -first // frequency
+    return sum(map(bool, frequency[first:end]))
+
+
+def expert_width(model: Node) -> int:
+    """Return the hidden units of one routed expert."""
+    return int(model.get("moe_ffn_hidden_size") or model["ffn_hidden_size"])
+
+
+def _sparse(model: Node) -> Size:
+    """A layer with experts: its attention, its router, the shared expert, all routed ones, and two norms."""
+    experts = int(model.get("num_moe_experts") or 0)
+    if not experts:
+        return Size()
+    hidden, shared = int(model["hidden_size"]), int(model.get("moe_shared_expert_intermediate_size") or 0)
+    total = _attention(model) + _norm(model) * 2 + Size(0, experts * hidden)
+    if shared:
+        total += _mlp(model, shared)
+        total += Size(0, hidden if model.get("moe_shared_expert_gate") else 0)
+    return total + Size(routed=experts * _mlp(model, expert_width(model)).total)
+
+
+def _norm(model: Node, width: int | None = None) -> Size:
     bias = str(model.get("normalization", "layernorm")).lower() != "rmsnorm"
-    return Size(0, (2 if bias else 1) * int(model["hidden_size"]))
+    return Size(0, (2 if bias else 1) * (width or int(model["hidden_size"])))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.hardware import Gpu
 from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
 
@@ -17,9 +18,10 @@ class Resources:
 
     `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
     `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
-    a name of `launcher.hardware`. `memory` is per node, in Slurm's notation, where ``"0"`` means all of it.
-    `time_limit` is in Slurm's notation too. `exclusive` keeps all others off the nodes, or all but jobs of
-    the same ``"user"`` or ``"mcs"`` label.
+    a name of `launcher.hardware`; `gpu_type` is the one that `cluster.gres` names, in the site's words; and
+    `gpu_types` are GPUs that the site adds to the table, or changes. `memory` is per node, in Slurm's
+    notation, where ``"0"`` means all of it. `time_limit` is in Slurm's notation too. `exclusive` keeps all
+    others off the nodes, or all but jobs of the same ``"user"`` or ``"mcs"`` label.
     """
 
     nodes: int
@@ -30,9 +32,11 @@ class Resources:
     gres: str | None = None
     cpus_per_task: int | None = None
     gpu: str | None = None
+    gpu_type: str | None = None
     memory: str | None = None
     exclusive: bool | Literal["user", "mcs"] = False
     time_limit: str | None = None
+    gpu_types: Mapping[str, Gpu] = field(default_factory=dict)
 
     @property
     def tasks(self) -> int:
@@ -260,12 +264,14 @@ class Assumptions:
     """What estimates count with where the user says it: see `estimates` in conf/config.yaml.
 
     `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
-    GPU's memory that the estimate has no say in.
+    GPU's memory that the estimate has no say in; `attained` changes constants of the speed model
+    (launcher/attained.py).
     """
 
     mfu: float | None = None
     gpu_hour_price: float | None = None
     memory_margin: float = 0.05
+    attained: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.secret_forms import any_of, folded_letters, form_cues, formed
+
 MASK = "***"
 
 # HF_TOKEN, apiKey and PGPASSWORD in their words.
@@ -80,52 +82,16 @@ _SET = re.compile(
     re.ASCII,
 )
 
-# What stands in the place of a secret where a text has none: the mask, or a variable.
-_NONE = r"(?!\*{3}|\$)"
-_SCHEME = r"(?i:https?|ftps?|wss?)://"
-_QUERY = r"[\w.-]*(?:token|secret|passw(?:or)?d|pwd|api[_-]?key|auth|jwt|sas)|key"
-_REGISTRY_LOGIN = (
-    r"\b(?:docker|podman|buildah|skopeo|helm|oras|crane|apptainer\s+remote)\s+(?:\w+\s+)?login\b"
-)
-_HOOKS = r"hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/"
-_HTTP_LOGINS = r"(?:bearer|basic|token|digest|negotiate)"
-_SIGNED = r"sig|signature|X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)"
-
 _EXPORTED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s,'\"\]}]+)", re.ASCII)
 
-# Forms that are secrets whatever stands in front; each with what it is, and the secret in the group `value`.
-_FORMS = {
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<value>.*?)(?:-----END|\Z)",
-    "a token of Hugging Face": r"\b(?P<value>hf_(?=[A-Za-z]*[A-Z0-9])[A-Za-z0-9]{16,})",
-    "a token of GitHub": r"\b(?P<value>gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,})",
-    "a token of GitLab": r"\b(?P<value>gl(?:pat|dt|rt|ptt|cbt|soat|agent|oas|ft|imt)-[\w-]{16,})",
-    "a token of Slack": r"\b(?P<value>(?:xox[a-z]|xapp)-[\w-]{8,})",
-    "a key of NVIDIA": r"\b(?P<value>nvapi-[\w-]{16,})",
-    "a token of a registry": r"\b(?P<value>pypi-[\w-]{32,}|npm_[A-Za-z0-9]{30,}|dckr_[a-z]+_[\w-]{16,})",
-    "a key of Google": r"\b(?P<value>AIza[\w-]{30,}|ya29\.[\w-]{20,})",
-    "a key of an API": r"(?<![\w-])(?P<value>sk-(?=[\w-]*\d)[\w-]{16,}|[sr]k_(?:live|test)_\w{16,})",
-    "a key of AWS": r"\b(?P<value>(?:AKIA|ASIA)(?=[A-Z]*\d)[A-Z0-9]{12,})\b",
-    "a token (JWT)": r"\b(?P<value>eyJ[\w-]{8,}\.eyJ[\w-]{4,}(?:\.[\w-]*)?)",
-    "a key of Weights & Biases": r"(?i:wandb)[^\n@]{0,60}?(?<![0-9a-f])(?P<value>[0-9a-f]{40})(?![0-9a-f])",
-    "a login of Weights & Biases": r"\bwandb\s+login\s+(?:--[\w-]+(?:=\S+)?\s+|--host\s+\S+\s+)*['\"]?"
-    rf"{_NONE}(?P<value>[^\s;&|'\"<>-][^\s;&|'\"]{{7,}})",
-    "a password in an address": rf"(?<=://)[^\s/:@'\"]*:{_NONE}(?P<value>[^\s/'\"]+)(?=@)",
-    # A name alone is none: https://git@host.
-    "a token in an address": rf"{_SCHEME}(?![a-z][a-z._-]*[:@])(?!\{{){_NONE}(?P<value>[^\s/:@'\"]+)"
-    r"(?=[:@])(?=[^\s/'\"]*@)",
-    "an address for whoever has it": rf"(?i:{_HOOKS}|webhook\.office\.com/|api\.telegram\.org/bot)"
-    rf"{_NONE}(?P<value>[^\s'\",]+)",
-    "a signature in an address": rf"(?<![\w-])(?i:{_SIGNED})={_NONE}(?P<value>[^\s&#'\",;]{{6,}})",
-    "a token in an address's query": rf"[?&;](?i:{_QUERY})={_NONE}(?P<value>[^\s&#'\",;]+)",
-    "a login of HTTP": rf"(?i:\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:{_HTTP_LOGINS}\s+)?)"
-    rf"(?!(?i:{_HTTP_LOGINS})\b){_NONE}(?P<value>[^\s'\",]{{4,}})",
-    "a bearer's token": r"(?i:\bbearer\s+)(?P<value>(?=\S*\d)[\w.~+/=-]{8,})",
-    "a registry's password": rf"{_REGISTRY_LOGIN}[^\n;|&]{{0,400}}?\s-p[ =]?{_NONE}(?P<value>[^\s-]\S*)",
-    "a password of sshpass": rf"\bsshpass\s+-p\s*{_NONE}(?P<value>\S+)",
-    "a password of curl": r"\b(?:curl|wget)\b[^\n;|]{0,400}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:"
-    rf"{_NONE}(?P<value>[^\s'\"]+)",
-    "a password of a netrc": rf"\blogin\s+\S+\s+password\s+{_NONE}(?P<value>\S+)",
-}
+# In small letters: the ends of names that hold a secret, and what stands behind where they are given a value.
+_NAME_ENDS = (
+    *("auth", "bearer", "creds", "credentials?", "jwt", "keys?", "key_?id", "pass", "passcodes?"),
+    *("passphrases?", "passwords?", "passwds?", "pat", "pwd", "secrets?", "tokens?"),
+)
+_ENDED = r"(?![a-z])[\w-]*(?:['\"]?\]?[^\S\n]*[?+:!=]|['\"][^\S\n]*,)"
+# Where a value follows after a blank.
+_SETTERS = ("setenv", "env[^\\S\\n]", "arg[^\\S\\n]", "set[^\\S\\n]+-", "oc\\.env", "--export")
 
 # A shorter value would be found in the middle of other words.
 _SHORTEST = 4
@@ -297,6 +263,8 @@ def _given(
         name = found["name"].upper() if variables else found["name"]
         if found.start() < end or not (files or is_secret_name(name)):
             continue
+        if literals and not _LITERAL.match(text, found.end()):
+            continue
         stated = _ASSIGNED_VALUE.match(text, found.end())
         assert stated is not None  # there may be nothing
         value = stated[0]
@@ -332,18 +300,11 @@ def _exported(text: str) -> Iterator[Secret]:
 
 def _formed(text: str, known: Known | None = None) -> Iterator[Secret]:
     """Find what is a secret by its form, or as the value of a variable of this process."""
-    for what, pattern in _form_patterns():
-        for found in pattern.finditer(text):
-            yield Secret(*found.span("value"), what)
+    for start, end, what in formed(text):
+        yield Secret(start, end, what)
     for name, pattern in known_values() if known is None else known:
         for found in pattern.finditer(text):
             yield Secret(*found.span(), f"the value of the variable {name}", name)
-
-
-@functools.cache
-def _form_patterns() -> Sequence[tuple[str, re.Pattern[str]]]:
-    """Return the forms, ready to look for; most verbs look for none."""
-    return tuple((what, re.compile(pattern, re.DOTALL)) for what, pattern in _FORMS.items())
 
 
 def known_values() -> Known:
@@ -388,6 +349,26 @@ def _writings(value: str) -> list[str]:
         *(urllib.parse.quote(value, safe=safe, errors="surrogateescape") for safe in ("/", "")),
     ]
     return sorted(set(ways), key=len, reverse=True)
+
+
+def suspect_lines(text: str, known: Known) -> set[int]:
+    """Return the numbers of the lines, from 0, that may have a secret; all others have none."""
+    starts = [found.start() for found in _suspect().finditer(folded_letters(text))]
+    starts += [found.start() for _, pattern in known for found in pattern.finditer(text)]
+    numbers, number, before = set(), 0, 0
+    for start in sorted(starts):
+        number += text.count("\n", before, start)
+        before = start
+        numbers.add(number)
+    return numbers
+
+
+@functools.cache
+def _suspect() -> re.Pattern[str]:
+    """Return what finds a line that may have a secret, in a text in small letters."""
+    names = [f"{name}{_ENDED}" for name in _NAME_ENDS]
+    option = rf"--[\w-]*(?:{'|'.join(_NAME_ENDS)})(?![a-z])[\w-]*[^\S\n]"
+    return re.compile(rf"(?:{any_of([*form_cues(), *names, *_SETTERS, option])})[^\n]*")
 
 
 def _apart(secrets: Iterable[Secret]) -> list[Secret]:

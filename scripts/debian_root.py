@@ -41,7 +41,7 @@ exit code:
 _PACKAGES = (
     *("python3", "python3-venv", "python3-dev", "g++", "make", "git"),
     *("slurm-wlm", "munge", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"),
-    *("buildah", "netavark", "skopeo", "umoci", "squashfs-tools"),
+    *("buildah", "netavark", "skopeo", "umoci", "squashfs-tools", "gettext-base"),
 )
 # Names the packages that a root file system was made with.
 _STAMP = Path("etc/slipway-packages")

@@ -112,7 +112,11 @@ class Page:
         below = {}
         for name, field in model.model_fields.items():
             inner = _model(field.annotation)
-            if inner is not None:
+            if inner is not None and get_origin(field.annotation) is dict:
+                # Of a mapping the names are the user's own: the keys below one of them.
+                yield self._row(f"{path}.{name}", name, field)
+                below[f"{path}.{name}.NAME"] = inner
+            elif inner is not None:
                 below[f"{path}.{name}" if path else name] = inner
             else:
                 yield self._row(f"{path}.{name}" if path else name, name, field)
@@ -126,6 +130,7 @@ class Page:
             default, meaning = "", ""
             if not field.is_required():
                 default = yaml.safe_dump(field.default, default_flow_style=True).split("\n")[0]
+                meaning = field.description or ""
         else:
             default, meaning = place.default, place.meaning
         needed = default == "???"
@@ -164,6 +169,10 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return f"mapping to {_type(arguments[1])}"
+    if origin is tuple:
+        return f"list of {len(arguments)} {_type(arguments[0])}s"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "the keys below"
     return _WORDS.get(annotation, "mapping" if annotation is dict else "anything")
 
 

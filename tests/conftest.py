@@ -22,7 +22,10 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
+# What `nohup`, or a script in the background, ignores would be ignored by all that the tests start.
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -51,7 +51,11 @@ class Cost:
 
 
 def measure(
-    command: list[str], *, variables: Mapping[str, str] | None = None, expected: Collection[int] = (0,)
+    command: list[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    expected: Collection[int] = (0,),
+    cwd: Path | None = None,
 ) -> Cost:
     """Run a command with its output to a pipe, and take the kernel's account of it.
 
@@ -61,13 +65,19 @@ def measure(
         Of the environment, beside those that there are.
     expected
         Exit codes of a run that counts.
+    cwd
+        The directory that it runs in.
     """
     # Bytecode is written and used, as in any installed tool.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.NamedTemporaryFile("r") as told:
         between = [sys.executable, "-I", "-S", "-c", _BETWEEN, told.name, *command]
         done = subprocess.run(
-            between, env={**inherited, **(variables or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            between,
+            cwd=cwd,
+            env={**inherited, **(variables or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         status, cpu, memory, wall = told.read().split() or ["1"] * 4
     if os.waitstatus_to_exitcode(int(status)) not in expected:

@@ -46,13 +46,12 @@ def chosen(args: argparse.Namespace) -> list[Target]:
     return in_order(targets_of(found))
 
 
-def hold_and_tell(args: argparse.Namespace, act: Callable[[Target, bool], Outcome], verb: str) -> int:
+def hold_and_tell(
+    args: argparse.Namespace, act: Callable[[Sequence[Target]], list[Outcome]], verb: str
+) -> int:
     """Hold or release the jobs that were asked for, and tell what came of it; return the exit code."""
-    targets = chosen(args)
-    waiting = {target.tracked.run_dir for target in targets if target.waits}
-    outcomes = act_and_tell(
-        args, targets, lambda target: act(target, target.tracked.run_dir in waiting), verb
-    )
+    outcomes = act(chosen(args))
+    tell_all(args, outcomes, verb)
     return finish(args, outcomes)
 
 

@@ -13,11 +13,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from launcher import __version__
 from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
-from launcher.runs.receipts import forget_jobs, submitted_jobs
+from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
 from launcher.terminal import escaped_streams
 from launcher.tracking.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
@@ -74,7 +74,8 @@ examples:
   slipway init                                               a small tree of your own to edit
 
 `slipway VERB --help` tells more. Exit codes: 0 done, 1 it went wrong, 2 a mistake in what was asked for,
-3 a job's state cannot be told, 4 a job is under way, also where something failed after it was submitted.
+3 a job's state cannot be told, 4 a job is under way, also where something failed after it was submitted, held
+or cancelled.
 """
 
 
@@ -115,13 +116,32 @@ def _run(given: Sequence[str], started: Callable[[], None] | None) -> int:
     except KeyboardInterrupt:
         return _failed(WATCHING_ENDED)
     except Exception:
-        _tell_submitted()
+        _tell_done()
         raise
 
 
 def _failed(code: int) -> int:
-    """Return the exit code of a failure: never 2, nothing was launched, where there is a job."""
-    return UNDER_WAY if _tell_submitted() and code in (MISTAKE, _READER_GONE) else code
+    """Return the exit code of a failure: never 2, nothing was done, where a job was submitted or acted on."""
+    return UNDER_WAY if _tell_done() and code in (MISTAKE, _READER_GONE) else code
+
+
+def _tell_done() -> bool:
+    """Say what was done to jobs before something failed; return whether anything was."""
+    return any([_tell_submitted(), _tell_acts()])
+
+
+def _tell_acts() -> bool:
+    told = [what.format(_jobs(job_ids)) for what, job_ids in acts().items()]
+    if told:
+        print(f"slipway: done all the same: {'; '.join(told)}", file=sys.stderr)
+    return bool(told)
+
+
+def _jobs(job_ids: Sequence[str]) -> str:
+    """Name jobs in a message: the first few of many."""
+    further = len(job_ids) - _NAMED
+    more = f" and {further} more" if further > 0 else ""
+    return f"job{'s' * (len(job_ids) > 1)} {', '.join(job_ids[:_NAMED])}{more}"
 
 
 def _tell_submitted() -> bool:
@@ -129,15 +149,13 @@ def _tell_submitted() -> bool:
     jobs = submitted_jobs()
     if not jobs:
         return False
-    ids, further = list(jobs)[:_NAMED], len(jobs) - _NAMED
-    more = f" and {further} more" if further > 0 else ""
     print(
-        f"slipway: submitted all the same: job{'s' * (len(jobs) > 1)} {', '.join(ids)}{more}",
+        f"slipway: submitted all the same: {_jobs(list(jobs))}",
         *(
             f"  on record in {one_line(str(directory))}"
             for directory in list(dict.fromkeys(jobs.values()))[:_NAMED]
         ),
-        f"  how it is: slipway status {shlex.join(ids)}",
+        f"  how it is: slipway status {shlex.join(list(jobs)[:_NAMED])}",
         sep="\n",
         file=sys.stderr,
     )
@@ -148,7 +166,7 @@ def _tell_system(error: OSError) -> int:
     """Say what the system refused; raise it again if that is nothing that a user can do something about."""
     if isinstance(error, FileNotFoundError):
         if _stands_somewhere():
-            _tell_submitted()
+            _tell_done()
             raise error
         return _tell(UserError("the current directory was deleted", hint="cd to one that exists"))
     if isinstance(error, BrokenPipeError):
@@ -160,7 +178,7 @@ def _tell_system(error: OSError) -> int:
         _drop_output()
         told = told or UserError(f"the output: {(error.strerror or str(error)).lower()}")
     if told is None:
-        _tell_submitted()
+        _tell_done()
         raise error
     return _tell(told)
 
@@ -209,8 +227,10 @@ def _lossy(stream: TextIO) -> TextIO:
     )
 
 
-class _Masked(io.TextIOBase):
-    """The stream of messages, warnings and tracebacks, with secrets masked.
+class _Masked:
+    """The stream of messages, warnings and tracebacks, with secrets masked; all else is the stream's own.
+
+    No `io.TextIOBase`: Python 3.13 flushes one when it is collected, and its stream may be closed by then.
 
     Parameters
     ----------
@@ -223,29 +243,25 @@ class _Masked(io.TextIOBase):
         self._typed = sorted(typed, key=len, reverse=True)
 
     def write(self, text: str, /) -> int:
+        """Write text, masked; return the length of what was written."""
         for secret in self._typed:
             text = text.replace(secret, MASK)
         return self.stream.write(printable(text))
 
-    def flush(self) -> None:
-        self.stream.flush()
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # read-only, as that of every stream
-        return self.stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def _mask_messages(given: Sequence[str]) -> None:
     """Let no message have a secret that is known, whoever writes it: we, argparse or Python."""
     stream = sys.stderr.stream if isinstance(sys.stderr, _Masked) else sys.stderr
     typed = {secret for word in given for secret in secrets_of(word)}
-    sys.stderr = _Masked(stream, typed | {one_line(secret) for secret in typed})
+    masked = _Masked(stream, typed | {one_line(secret) for secret in typed})
+    sys.stderr = cast("TextIO", masked)
 
 
 def _show_warnings() -> None:

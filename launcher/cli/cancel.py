@@ -41,6 +41,7 @@ exit code:
   1    the scheduler refused to end some job
   2    there is no such run or launch
   3    the state of some job is not known, or the scheduler did not answer
+  4    jobs were ended, and the output could not be written: stderr names them
   130  Ctrl-C while waiting; the jobs end all the same"""
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher import readiness
@@ -17,11 +18,14 @@ from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.inspection import as_mistakes, gather
-from launcher.preflight.asking import require_known, run_checks
+from launcher.preflight.asking import has_all, is_asked, require_known, run_checks
+from launcher.preflight.estimates.gpu import gpu_of
 from launcher.preflight.estimates.overview import overview
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
+from launcher.preflight.gpus import CHECK as GPUS
 from launcher.preflight.memory import why_not_told
+from launcher.preflight.registry import CHECKS
 from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers.commands import Unreachable
 from launcher.schedulers.failures import NO_SLURM, is_without_configuration
@@ -30,6 +34,7 @@ from launcher.schedulers.registry import scheduler_for
 _EPILOG = """\
 examples:
   slipway check training=gpt3/175b training.trainer.num_nodes=2     why that cannot run, and what can
+  slipway check training=gpt3/5b --estimate cluster.gpu=b200        on a laptop: no files, disks, clusters
   slipway check training=gpt3/5b --no-check schedule.warmup
   slipway check training=gpt3/5b --plot memory.png                  the memory of each stage as a picture
   slipway check training=gpt3/5b --json | jq -r '.findings[] | "\\(.severity) \\(.id)"'
@@ -56,6 +61,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training=gpt3/126m")
     parser.add_argument("--json", action="store_true", help="print an object")
     parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="only what arithmetic says: look at no file, disk, interpreter and cluster; cluster.gpu names "
+        "the GPU",
+    )
+    parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the memory of each stage: a .png, .svg or .pdf"
     )
     add_no_check(parser)
@@ -70,7 +81,12 @@ def run(args: argparse.Namespace) -> int:
         from launcher.cli.memory_figure import require_suffix
 
         require_suffix(args.plot)
-    looked = [_look(made, args.no_check) for made in drafts(request_of(args, args.overrides))]
+    made = drafts(request_of(args, args.overrides))
+    looked = (
+        [_estimate(one, args.no_check) for one in _training(made)]
+        if args.estimate
+        else [_look(one, args.no_check) for one in made]
+    )
     if args.json:
         told = [content(one) for one in looked]
         print(json.dumps(told[0] if len(told) == 1 else told, indent=2))
@@ -83,18 +99,50 @@ def run(args: argparse.Namespace) -> int:
     return 2 if not drawn or any(one.errors for one in looked) else 0
 
 
+def _training(made: Sequence[Draft]) -> list[Draft]:
+    """Return the drafts that there is something to estimate of."""
+    training = [one for one in made if one.plan.job.config is not None]
+    if not training:
+        stages = ",".join(one.plan.job.stage for one in made)
+        raise UserError(
+            f"--estimate: stages=[{stages}] trains nothing", key="stages", hint="stages=[training]"
+        )
+    return training
+
+
+def _estimate(made: Draft, skipped: Sequence[str]) -> Looked:
+    """Ask the checks that need to know of nothing but the plan."""
+    # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
+    facts = replace(gather(made, look=False), image=None)
+    asked = [check.id for check in CHECKS if has_all(check, facts)]
+    blind = [check.id for check in CHECKS if check.id not in asked]
+    told = [*_found(made, facts, skipped, blind)]
+    counted, estimates = gpu_of(made.plan.job.resources, facts), overview(made.plan, facts)
+    if counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
+        message = f"cluster.gpu=null: the estimates count with {counted.gpu.name}"
+        told.append(
+            Told(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={counted.gpu.name}")
+        )
+    return Looked(made, estimates, asked, _worst_first(told))
+
+
+def _worst_first(told: Sequence[Told]) -> list[Told]:
+    return sorted(told, key=lambda item: list(Severity).index(item.severity))
+
+
 def _look(made: Draft, skipped: Sequence[str]) -> Looked:
     facts = gather(made)
     told = [*_found(made, facts, skipped)]
     for name, look in ((MACHINE, _machine), (SCHEDULER, _scheduler)):
         if name not in skipped:
             told += look(made)
-    told.sort(key=lambda item: list(Severity).index(item.severity))
-    return Looked(made, facts, overview(made.plan, facts), told)
+    asked = [check.id for check in CHECKS if is_asked(check, facts)]
+    return Looked(made, overview(made.plan, facts), asked, _worst_first(told))
 
 
-def _found(made: Draft, facts: Facts, skipped: Sequence[str]) -> Iterator[Told]:
-    findings = run_checks(made.plan, facts, skipped)
+def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[str] = ()) -> Iterator[Told]:
+    """Ask the checks; nothing is told of those in `blind`."""
+    findings = run_checks(made.plan, facts, [*skipped, *blind])
     mistakes = as_mistakes(made, findings) if findings else []
     for finding, mistake in zip(findings, mistakes, strict=True):
         source, fix, why = mistake.source, finding.fix, finding.why

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from launcher.cli.cost_view import cost_lines
+from launcher.cli.cost_view import amount_lines, cost_lines
 from launcher.cli.memory_view import headline, plain_lines, print_table
 from launcher.cli.printing import print_styled
 from launcher.drafting import Draft
 from launcher.plan import Plan
-from launcher.preflight.asking import is_asked
 from launcher.preflight.estimates.overview import Overview
-from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.registry import CHECKS
 from launcher.preflight.summary import Summary, summarize
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
@@ -43,14 +40,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A draft, what is known of its surroundings, what it will take, and all that there is to tell of it.
+    """A draft, what it will take, the ids of the checks that looked at it, and all that there is to tell.
 
     `told` has the worst first.
     """
 
     draft: Draft
-    facts: Facts
     overview: Overview
+    asked: Sequence[str]
     told: Sequence[Told]
 
     @property
@@ -65,13 +62,14 @@ class Looked:
 def content(looked: Looked) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     least, most = _summaries(looked.plan)
-    memory, cost = looked.overview.memory, looked.overview.cost
+    memory, amount, cost = looked.overview.memory, looked.overview.amount, looked.overview.cost
     return {
         "run": looked.plan.paths.run_name,
         "choices": looked.draft.composition.choices,
         "layout": asdict(least) if least is not None else None,
         "layout_at_most": asdict(most) if most is not None else None,
         "memory": memory.to_json() if memory is not None else None,
+        "amount": asdict(amount) if amount is not None else None,
         "cost": asdict(cost) if cost is not None else None,
         "errors": looked.errors,
         "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.told],
@@ -80,9 +78,11 @@ def content(looked: Looked) -> dict[str, Any]:
 
 def print_screen(looked: Looked) -> None:
     """Print the layout, the estimates, the findings, and the verdict last: nearest to the prompt."""
-    print_styled(_layout_lines(looked.plan))
+    print_styled(_layout_lines(looked.plan), wrap=True)
     _print_memory(looked.overview)
-    print_styled([*_cost_lines(looked), *_finding_lines(looked.told), ((_verdict(looked), "bold"),)])
+    print_styled(_cost_lines(looked), wrap=True)
+    print_styled(_finding_lines(looked.told))
+    print_styled([((_verdict(looked), "bold"),)], wrap=True)
 
 
 def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
@@ -104,17 +104,14 @@ def _print_memory(overview: Overview) -> None:
     memory = overview.memory
     if memory is None:
         return
-    print_styled([(("memory: ", "bold"), (headline(memory), ""))])
-    if sys.stdout.isatty():
-        print_table(memory)
-    else:
-        for line in plain_lines(memory):
-            print(f"  {line}")
+    print_styled([(("memory: ", "bold"), (headline(memory), ""))], wrap=True)
+    if not sys.stdout.isatty() or not print_table(memory):
+        print_styled([((f"  {line}", ""),) for line in plain_lines(memory)], wrap=True)
 
 
 def _cost_lines(looked: Looked) -> list[Line]:
-    cost = looked.overview.cost
-    lines = cost_lines(looked.plan, cost) if cost is not None else ()
+    amount, cost = looked.overview.amount, looked.overview.cost
+    lines = cost_lines(looked.plan, cost) if cost is not None else amount_lines(amount) if amount else ()
     return [((f"{name}: ", "bold"), (text, "")) for name, text in lines]
 
 
@@ -154,6 +151,5 @@ def _verdict(looked: Looked) -> str:
         for severity, count in counts.items()
         if count
     ]
-    asked = [check.id for check in CHECKS if is_asked(check, looked.facts)]
-    good = len({*asked} - {item.id for item in told})
-    return f"{good} of {len(asked)} checks found nothing" + (f"; {', '.join(parts)}" if parts else "")
+    good = len({*looked.asked} - {item.id for item in told})
+    return f"{good} of {len(looked.asked)} checks found nothing" + (f"; {', '.join(parts)}" if parts else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.monitor.formatting import count
 from launcher.plan import Plan
-from launcher.preflight.estimates.cost import Cost
+from launcher.preflight.estimates.cost import Amount, Cost
 from launcher.preflight.space import told_bytes
 from launcher.preflight.time import told_days
 
@@ -16,6 +16,12 @@ def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
     yield "time", _time(plan, cost)
     yield "compute", _compute(plan, cost)
     yield "space", _space(cost)
+
+
+def amount_lines(amount: Amount) -> Iterator[tuple[str, str]]:
+    """Return the same lines without a time, for a training whose step time is not modelled."""
+    yield "compute", _amount(amount)
+    yield "space", _space(amount)
 
 
 def _time(plan: Plan, cost: Cost) -> str:
@@ -29,19 +35,23 @@ def _time(plan: Plan, cost: Cost) -> str:
 
 def _compute(plan: Plan, cost: Cost) -> str:
     mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    told = (
-        f"{count(cost.parameters)} parameters, {count(cost.tokens)} tokens, {cost.flops:.3g} FLOPs"
-        f" on {cost.gpus:,} GPUs at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
-    )
+    told = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
     price = plan.assumptions.gpu_hour_price
     return told if cost.price is None or price is None else f"{told}, {cost.price:,.0f} at {price:g} each"
+
+
+def _amount(amount: Amount) -> str:
+    return (
+        f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
+        f" on {amount.gpus:,} GPUs"
+    )
 
 
 def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
-def _space(cost: Cost) -> str:
+def _space(cost: Amount) -> str:
     one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
     kept = cost.kept_checkpoints
     if cost.checkpoint_bytes == 0:

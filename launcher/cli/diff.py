@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_styled
 from launcher.config.compose import Composition, compose
-from launcher.drafting import Draft, avoided, render_launch, stages_of
+from launcher.config.stored import stored_text
+from launcher.drafting import Draft, avoided, render_launch, stages_of, stored_config
 from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
@@ -26,7 +29,7 @@ examples:
   slipway diff training=gpt3/126m cluster=bcm --launch 2       against launch 2 instead of the last one
 
 The launch's number and tag are held fixed, so that only real changes show: in the script, in task.sh, and in
-the configuration that the job reads.
+the configuration that the job reads, and in the rest of the launch's configuration, root_config.yaml.
 
 exit code, as of diff(1):
   0  no difference
@@ -109,12 +112,28 @@ def _differences(manifest: Manifest, made: Draft) -> Iterator[str]:
     ):
         yield from _unified(path, _read(path), text)
     # In the files several keys may share a line.
-    yield from _unified(old.config, _read_config(old.config), None if config is None else config_text(config))
+    before = _read_config(old.config)
+    yield from _unified(old.config, _text(before), _text(config))
+    root = _read_config(old.root_config)
+    if root is not None:  # earlier versions stored none
+        now = yaml.safe_load(stored_text(stored_config(made), os.environ))
+        # What the job reads is compared above.
+        shown = () if before is None or config is None else (manifest.stage,)
+        yield from _unified(old.root_config, _text(root, shown), _text(now, shown))
 
 
-def _read_config(path: Path) -> str | None:
+def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> str | None:
+    if config is None:
+        return None
+    return config_text({key: value for key, value in config.items() if key not in without})
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
     try:
-        return config_text(read_yaml(path))
+        found = read_yaml(path)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no keys")
+        return found
     except FileNotFoundError:
         return None
     except (yaml.YAMLError, TypeError, ValueError) as error:

@@ -28,7 +28,7 @@ examples:
   slipway doctor cluster=bcm --nodes 2            and on two compute nodes
   slipway doctor cluster=bcm container=/images/nemo.sqsh --nodes 2 cluster.partition=gpu
   slipway doctor cluster=bcm container=/images/nemo.sqsh --nodes 2 --start   and does it start there?
-  slipway doctor --image nvcr.io#nvidia/nemo:24.07    does this machine's driver run it?
+  slipway doctor --image nvcr.io#nvidia/nemo:25.07    does this machine's driver run it?
   slipway doctor --json | jq -r '.lines[] | select(.status != "ok") | "\\(.what): \\(.fix)"'
 
 ok: as it should be; warning: it works, with what is told; missing: it is not there, or does not work;

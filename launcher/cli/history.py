@@ -194,13 +194,16 @@ def _why(row: LifeRow) -> list[str]:
 
 def _told_below(row: LaunchRow) -> list[str]:
     reason, last = row.status.reason, row.lives[-1] if row.lives else None
+    if last is not None and last.link is None and reason == last.reason:
+        reason = None  # it stands above
     if reason and last is not None and last.link is not None:
         reason = reason.removeprefix(last.reason or "").removeprefix("; ")  # it stands above
         if last.reading is not None and reason == last.reading.why:
             reason = None
     told = {one for life in row.lives for one in life.damaged}
     damaged = [one.line() for one in row.damaged if one not in told]
-    return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *row.changes.lines()]
+    differs = row.differs.lines() if row.differs else []
+    return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]
 
 
 def _reasons(state: str, reason: str | None, reading: Reading | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from launcher.cli.acting import add_targets, hold_and_tell
-from launcher.control.acting import hold
+from launcher.control.holding import hold
 
 _DESCRIPTION = """\
 Keep the jobs of runs that wait from starting, and of an array the tasks that wait, until `slipway release`.
@@ -20,7 +20,8 @@ exit code:
   0  held
   1  the scheduler refused
   2  there is no such run, or nothing of it waits
-  3  the state of some job is not known, or the scheduler did not answer"""
+  3  the state of some job is not known, or the scheduler did not answer
+  4  jobs were held, and the output could not be written: stderr names them"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,7 +8,7 @@ from launcher.cli import image_build, image_import, image_look, image_prune, ima
 
 _EPILOG = """\
 examples:
-  slipway image import nvcr.io#nvidia/nemo:24.07      an image of a registry as a squashfs of the store
+  slipway image import nvcr.io#nvidia/nemo:25.07      an image of a registry as a squashfs of the store
   slipway image build nemo                            a recipe of conf/image, built and imported
   slipway image build nemo:dev --on-cluster cluster=bcm    the same as a job of the cluster
   slipway image list                                  what is in the store

@@ -14,12 +14,12 @@ from launcher.errors import UserError
 
 _EPILOG = """\
 examples:
-  slipway image import nvcr.io#nvidia/nemo:24.07           as Pyxis writes it; with a / instead of # too
-  slipway image import docker://nvcr.io/nvidia/nemo:24.07
+  slipway image import nvcr.io#nvidia/nemo:25.07           as Pyxis writes it; with a / instead of # too
+  slipway image import docker://nvcr.io/nvidia/nemo:25.07
   slipway image import podman://localhost/me/nemo:1        of podman's storage; dockerd:// of docker's
   slipway image import oci-archive:nemo.tar --output /shared/images/nemo.sqsh
-  slipway image import nvcr.io#nvidia/nemo:24.07 images_dir=/shared/images
-  slipway image import nvcr.io#nvidia/nemo:24.07 --on-cluster cluster=bcm    as a job
+  slipway image import nvcr.io#nvidia/nemo:25.07 images_dir=/shared/images
+  slipway image import nvcr.io#nvidia/nemo:25.07 --on-cluster cluster=bcm    as a job
 
 Nothing is done where the image is in the store already, with this digest. Who imports it at the same time
 waits, and takes the same file. It gets its name at the end: no job ever sees half of it.
@@ -43,7 +43,7 @@ def add_parsers(verbs: Verbs) -> None:
         _EPILOG,
         run,
     )
-    parser.add_argument("source", metavar="REFERENCE", help="the image, such as nvcr.io#nvidia/nemo:24.07")
+    parser.add_argument("source", metavar="REFERENCE", help="the image, such as nvcr.io#nvidia/nemo:25.07")
     add_overrides(parser)
     add_store(parser)
     parser.add_argument(

@@ -22,6 +22,8 @@ from launcher.cli.printing import print_listing, print_styled
 from launcher.errors import Mistakes, UserError, one_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launcher.containers.inspecting import Inspected
     from launcher.containers.store import Stored
     from launcher.containers.verifying import Verified
@@ -49,7 +51,8 @@ examples:
   slipway image inspect nemo --json | jq -r .digest
 
 --deep starts the Python of the image (with squashfuse and unshare, with enroot or with apptainer) and reads
-the versions of what is installed; nothing of the image is imported. Values of variables that are secrets by
+the versions of what is installed; nothing of the image is imported. It tells which engines the image has the
+programs of, and writes what it read into the record beside the image. Values of variables that are secrets by
 their names are not shown.
 
 exit code:
@@ -166,23 +169,43 @@ def _inspect(args: argparse.Namespace) -> int:
     if len(paths) != 1 or all("=" in word for word in args.overrides):
         raise UserError("one image at a time: slipway image inspect IMAGE")
     path = paths[0]
-    versions = None
+    versions, engines = None, None
     with ending_cleanly():  # files of it are copied, and it may be mounted, meanwhile
         found = inspect(path)
         if args.deep:
             from launcher.containers.probing import installed
+            from launcher.containers.store import remember_installed
 
             versions = installed(path, found.config)
+            remember_installed(path, versions)
+            engines = _engines(path, versions)
     if args.json:
         record = found.to_json()
-        print(json.dumps(record if versions is None else {**record, "installed": versions}, indent=2))
+        deep = {} if engines is None else {"installed": versions, "engines": engines}
+        print(json.dumps({**record, **deep}, indent=2))
     else:
-        rows = [*_rows(found), *(versions.items() if versions else ())]
+        rows = [*_rows(found), *(versions or {}).items(), *_engine_rows(engines or {})]
         width = max(len(name) for name, _ in rows)
         print_styled(((f"{name:{width}}  ", "bold"), (one_line(value or "-"), "")) for name, value in rows)
     for note in found.notes:
         print(f"slipway: {note}", file=sys.stderr)
     return 0
+
+
+def _engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict[str, Any]]:
+    """Judge for each engine whether an image has its programs, as `check` and `doctor` do."""
+    from launcher.containers.contents import of_file
+    from launcher.preflight.images import JUDGED, engine_fit
+    from launcher.releases import Contents, with_installed
+
+    contents = with_installed(of_file(path) or Contents(path.name), versions)
+    return {engine: engine_fit(contents, engine)._asdict() for engine in JUDGED}
+
+
+def _engine_rows(engines: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    words = {True: "yes", False: "no", None: "not known"}
+    for engine, fit in engines.items():
+        yield f"engine={engine}", f"{words[fit['fits']]}: {fit['why']}"
 
 
 def _rows(found: Inspected) -> Iterator[tuple[str, str | None]]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 examples:
-  slipway image push nemo registry.example/team/nemo:24.07      the recipe's image, as it was built here
+  slipway image push nemo registry.example/team/nemo:25.07      the recipe's image, as it was built here
   slipway image push nemo                                       to image.registry and all of image.registries
-  slipway image push nvcr.io#nvidia/nemo:24.07 eu.example/nemo:24.07 us.example/nemo:24.07
+  slipway image push nvcr.io#nvidia/nemo:25.07 eu.example/nemo:25.07 us.example/nemo:25.07
   slipway image push oci-archive:nemo.tar registry.example/team/nemo:1 --json
 
 The layers are packed once and sent to each registry as they are; the digest is read back from each, and is
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         registries = [made.config.registry, *made.config.registries]
         targets = [Reference.parse(made.name_in(name), "image.registries") for name in registries if name]
     if not targets:
-        raise UserError("where to? no registry is named", hint="such as registry.example/team/nemo:24.07")
+        raise UserError("where to? no registry is named", hint="such as registry.example/team/nemo:25.07")
     check_places(targets)  # before a builder is looked for
     access = Access(args.plain_http, args.authfile)
     with told(quiet=args.json) as progress, ending_cleanly(), ExitStack() as storage:

@@ -124,8 +124,8 @@ def _cells(number: int, width: int, scale: int) -> int:
     return round(number * width / scale)
 
 
-def print_table(memory: Memory) -> None:
-    """Print the table, its bars as wide as the terminal leaves them."""
+def print_table(memory: Memory) -> bool:
+    """Print the table, its bars as wide as the terminal leaves them; return False if it is too narrow."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -136,7 +136,9 @@ def print_table(memory: Memory) -> None:
     names = ("stage", "layers", *(part.short for part in PARTS), "total")
     cells = [_cells_of(row, unit) for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    width = min(max(terminal.width - sum(widths) - _GAP * len(widths) - 1, _NARROWEST), _WIDEST)
+    width = min(terminal.width - sum(widths) - _GAP * len(widths) - 1, _WIDEST)
+    if width < _NARROWEST:
+        return False
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in names:
         table.add_column(column, justify="right", no_wrap=True)
@@ -149,6 +151,7 @@ def print_table(memory: Memory) -> None:
         table.add_row(*(Text(text, style) for text in texts[:-1]), total, drawn)
     terminal.print(table)
     terminal.print(_legend(memory, terminal))
+    return True
 
 
 def _is_over(row: Row, memory: Memory) -> bool:

@@ -8,6 +8,8 @@ from typing import Literal
 
 from launcher.terminal import open_console, unescaped
 
+_INDENT = "  "
+
 
 def print_code(text: str, language: str) -> None:
     """Print a script or a configuration."""
@@ -22,8 +24,12 @@ def print_code(text: str, language: str) -> None:
     open_console().print(highlighted.highlight(text), soft_wrap=True, end="")
 
 
-def print_styled(lines: Iterable[tuple[tuple[str, str], ...]]) -> None:
-    """Print lines that are made of parts, each a text and its style on a terminal."""
+def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = False) -> None:
+    """Print lines that are made of parts, each a text and its style on a terminal.
+
+    With `wrap` a line that is longer than the terminal is broken between words, and goes on indented. Else
+    the terminal breaks it where it ends, and what is copied from there is one line.
+    """
     if not sys.stdout.isatty():
         for line in lines:
             print("".join(text for text, _ in line))
@@ -32,7 +38,13 @@ def print_styled(lines: Iterable[tuple[tuple[str, str], ...]]) -> None:
 
     terminal = open_console()
     for line in lines:
-        terminal.print(Text.assemble(*line), soft_wrap=True)
+        text = Text.assemble(*line)
+        if not wrap or text.cell_len <= terminal.width:
+            terminal.print(text, soft_wrap=True)
+            continue
+        for number, part in enumerate(text.wrap(terminal, max(terminal.width - len(_INDENT), 1))):
+            part.rstrip()
+            terminal.print(Text(_INDENT if number else "") + part, soft_wrap=True)
 
 
 def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from launcher.cli.acting import add_targets, hold_and_tell
-from launcher.control.acting import release
+from launcher.control.holding import release
 
 _DESCRIPTION = """\
 Let the jobs of runs start that `slipway hold` kept from it. What is not held just waits on; what an
@@ -19,7 +19,8 @@ exit code:
   0  released
   1  the scheduler refused
   2  there is no such run, or nothing of it waits
-  3  the state of some job is not known, or the scheduler did not answer"""
+  3  the state of some job is not known, or the scheduler did not answer
+  4  jobs were released, and the output could not be written: stderr names them"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

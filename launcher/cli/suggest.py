@@ -17,12 +17,26 @@ from launcher.inspection import gather, refuse
 from launcher.plan import Plan
 from launcher.preflight.asking import run_checks
 from launcher.preflight.candidates import with_changes
+from launcher.preflight.estimates.reading import uncounted
 from launcher.preflight.estimates.speed import Recompute
-from launcher.preflight.memory import why_not_told
+from launcher.preflight.estimates.work import untimed
+from launcher.preflight.facts import Facts
+from launcher.preflight.fitting import trainer_problems
+from launcher.preflight.memory import has_gpus, why_not_told
 from launcher.preflight.registry import CHECKS
 from launcher.preflight.shape import NODES
-from launcher.preflight.suggesting import Suggester, Suggestion, gib, on_least_nodes, overrides, why_none
-from launcher.preflight.values import count
+from launcher.preflight.suggesting import (
+    GRADIENTS,
+    Suggester,
+    Suggestion,
+    best_with_half_gradients,
+    gib,
+    on_least_nodes,
+    overrides,
+    own_with_half_gradients,
+    why_none,
+)
+from launcher.preflight.values import Values, count
 from launcher.verdict import trainer_verdicts
 
 _EPILOG = """\
@@ -93,14 +107,23 @@ def run(args: argparse.Namespace) -> int:
     # Without its sizes a model has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(made, run_checks(made.plan, facts, others))
+    _refuse_what_cannot_be_weighed(made.plan)
     suggester = Suggester(made.plan, facts)
-    found = _taken(made.plan, suggester, args.top)
+    found = _taken(made, suggester, args.top)
+    found = found or list(islice(best_with_half_gradients(made.plan, facts), args.top))
     more = None if found else on_least_nodes(made.plan, facts)
     if args.json:
         print(json.dumps(_content(made, suggester, found, more), indent=2))
     else:
         _print(made, suggester, found, more)
     return 0 if found else 1
+
+
+def _refuse_what_cannot_be_weighed(plan: Plan) -> None:
+    """Raise a `UserError` for a key that is not counted: layouts are not compared without it."""
+    why = uncounted(Values(plan.job.config or {})) if has_gpus(plan) else None
+    if why is not None:
+        raise UserError(f"{why}; layouts that cannot be weighed are not ranked")
 
 
 def _spelled_out(word: str) -> str:
@@ -113,17 +136,27 @@ def _spelled_out(word: str) -> str:
     return f"training.{NODES}={number}"
 
 
-def _taken(plan: Plan, suggester: Suggester, top: int) -> list[Suggestion]:
-    """The best ones; where our trainer is going to train, those that it takes."""
+def _taken(made: Draft, suggester: Suggester, top: int) -> list[Suggestion]:
+    """The best ones; where our trainer is going to train, those that it takes.
+
+    Raises
+    ------
+    UserError
+        If it says the same of all of them as of the user's own: no layout mends that.
+    """
+    plan = made.plan
     if plan.job.engine != "megatron":
         return list(islice(suggester.best(), top))
     offered = list(islice(suggester.best(), _SPARE * top))
+    smallest = suggester.smallest if not offered else None
     config = plan.job.config or {}
-    changed = [with_changes(config, one.changes) for one in offered]
+    changed = [with_changes(config, one.changes) for one in (*offered, *([smallest] if smallest else []))]
     tried = [replace(plan, job=replace(plan.job, config=each)) for each in changed]
-    # What it says of the user's own is not about layouts, if it says it of others too.
     own, *verdicts = trainer_verdicts([plan, *tried])
-    taken = [one for one, told in zip(offered, verdicts, strict=True) if not told or told == own]
+    if own and verdicts and all(each == own for each in verdicts):
+        refuse(made, list(trainer_problems(plan, Facts(trainer_verdict=own))))
+    # What it says of the user's own is not about layouts, if it says it of others too.
+    taken = [one for one, told in zip(offered, verdicts, strict=False) if not told or told == own]
     return taken[:top]
 
 
@@ -139,6 +172,7 @@ def _content(
         "gpu_source": source,
         "gpu_memory_bytes": gpu.memory,
         "memory_limit_bytes": suggester.limit,
+        "steps_not_timed": untimed(Values(config)),
         "yours": _one(config, own, fastest) | {"fits": suggester.fits(own)} if own is not None else None,
         "suggestions": [_one(config, one, fastest) for one in found],
         "on_other_nodes": _one(config, more, None) if more is not None else None,
@@ -166,6 +200,9 @@ def _fastest(found: Sequence[Suggestion]) -> float | None:
 def _print(made: Draft, suggester: Suggester, found: Sequence[Suggestion], more: Suggestion | None) -> None:
     config, fastest = made.plan.job.config or {}, _fastest(found)
     print_styled(_heading(made.plan, suggester, fastest))
+    if found and GRADIENTS in found[0].changes:
+        told = "nothing fits with gradients in 32 bits; with gradients in bf16 these do"
+        print_styled([((told, "yellow"),)])
     if found:
         rows = [_row(str(number), one, fastest) for number, one in enumerate(found, 1)]
         print_listing(_COLUMNS, rows, numbers=len(_COLUMNS) - 1)
@@ -190,6 +227,9 @@ def _heading(plan: Plan, suggester: Suggester, fastest: float | None) -> Iterato
         return
     counted = f"{gpu.name} ({source})"
     yield (f"{plan.paths.run_name}: ", "bold"), (f"{where} ", ""), (counted, "yellow" if is_assumed else "")
+    why = untimed(Values(plan.job.config or {}))
+    if why is not None:
+        yield ((f"{why}: the layouts that fit with the least to change come first", "yellow"),)
     if own is None or own.fullest is None:
         yield (("yours breaks a rule: slipway check tells which", ""),)
         return
@@ -198,6 +238,10 @@ def _heading(plan: Plan, suggester: Suggester, fastest: float | None) -> Iterato
     of = f"of the {gib(suggester.limit)} GiB that a layout may take of {gib(gpu.memory)}"
     verdict = ("fits", "green") if fits else ("does not fit", "bold red")
     yield ("yours ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{is_told}", "")
+    halved = own_with_half_gradients(suggester) if not fits else None
+    if halved is not None:
+        (pasted,) = overrides(plan.job.config or {}, halved)
+        yield ("yours would fit with gradients in bf16: ", ""), (pasted, "green")
 
 
 def _row(number: str, one: Suggestion, fastest: float | None) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 
 # NeMo's own nodes may be given keys that our tree does not show.
 _OPEN = ("image.versions",)  # what a template of the user's own may build
+# Mappings that a site fills with its own figures, which have shapes of their own.
+_SITES = ("estimates.attained", "cluster.gpu_types")
 _PASS_THROUGH = ("training.trainer", "training.exp_manager", "training.model")
 
 # What Hydra's grammar takes for a key, or for a group.
@@ -270,6 +272,11 @@ def _composition(error: Exception, attempt: Attempt) -> UserError | None:
 
 def _unknown_key(key: str, attempt: Attempt) -> UserError:
     tree = attempt.tree
+    if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
+        text = attempt.override_of(key)
+        added = f"+{key}={parse_override(text).value or '...'}"
+        told = f"{one_line(text)}: not all of it is there yet, and what is new is added with +"
+        return UserError(told, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
         return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])

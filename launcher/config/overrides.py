@@ -16,7 +16,7 @@ _BESIDES = {"workspace": ("training",)}
 # The file that a launch is composed from.
 MAIN = "config"
 
-# Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:24.07.
+# Keys whose values are text whatever they look like: variables, and images such as nvcr.io#nvidia/nemo:25.07.
 _TEXTS = re.compile(
     r"((cluster\.)?env_vars(\..*)?|stage_cluster\.\w+\.env_vars\..+|env_files(\..*)?|((cluster|workspace)\.)?container"
     r"|launcher_scripts_path|data_dir|base_results_dir|images_dir"

@@ -13,10 +13,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from launcher.config.values import (
     Arguments,
+    Constants,
     Debug,
     Exclusive,
     Flags,
-    Gpu,
+    GpuCount,
     Line,
     LineList,
     Margin,
@@ -24,6 +25,8 @@ from launcher.config.values import (
     NemoClusterType,
     NemoSecret,
     Option,
+    Pattern,
+    Positive,
     Share,
     Text,
     TimeLimit,
@@ -42,6 +45,25 @@ StageName = Literal["data_preparation", "training", "workspace", "image"]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class GpuRow(_Strict):
+    """A site's figures of a type of GPU; the others are those of the table (`trainer/gpus.json`)."""
+
+    memory_mib: Whole | None = Field(None, ge=1, description="what nvidia-smi reports in total")
+    peak_tflops: dict[Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Positive] | None = Field(
+        None, description="dense, by type: {bf16: 989.4, fp8: 1978.9}"
+    )
+    capability: tuple[Whole, Whole] | None = Field(None, description="CUDA's compute capability: [9, 0]")
+    memory_gb_s: Positive | None = Field(None, description="bandwidth of the memory")
+    nvlink_gb_s: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="bandwidth of NVLink in one direction, 0 without"
+    )
+    nvlink_gpus: Whole | None = Field(None, ge=1, description="how many GPUs NVLink connects: 8, 72, 2")
+    nic_gbit_s: Positive | None = Field(None, description="a GPU's share of the network of its node")
+    names: Pattern | None = Field(
+        None, description="a regular expression of its names, in lower case with blanks: h100( sxm5?| 80gb)*"
+    )
 
 
 class ClusterConfig(_Strict):
@@ -70,10 +92,11 @@ class ClusterConfig(_Strict):
     requeue: bool | None
     exclusive: Exclusive
     gpu_request: Literal["gpus_per_node", "gpus_per_task", "gres", "none"] | None
-    gpus_per_task: Whole | None = Field(ge=0)
-    gpus_per_node: Whole | None = Field(ge=0)
+    gpus_per_task: GpuCount | None = Field(ge=0)
+    gpus_per_node: GpuCount | None = Field(ge=0)
     gres: Option
-    gpu: Gpu | None
+    gpu: Option
+    gpu_types: dict[Line, GpuRow]
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     sbatch: Flags
@@ -164,6 +187,7 @@ class Estimates(_Strict):
     mfu: Utilization | None
     gpu_hour_price: float | None = Field(ge=0, allow_inf_nan=False)
     memory_margin: Share
+    attained: Constants
 
 
 class RunConfigNode(_Strict):

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.config.overrides import without_interpolation
 from launcher.config.schema import RunConfig, parse
 from launcher.errors import UserError, one_line
+from launcher.runs.reading import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
 
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
@@ -55,13 +56,13 @@ def read_stored(text: str, where: str) -> RunConfig:
         If it is none any more, or a variable that it refers to is not set.
     """
     try:
-        node = yaml.safe_load(text)
+        node = parse_yaml(text)
         if not isinstance(node, dict):
             raise ValueError("it holds no keys")
         if "${" in text:
             node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
         return parse(RunConfig, node)
-    except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (ValueError, TypeError, OmegaConfBaseException) as error:
         raise UserError(f"{where}: this is no configuration of a launch: {one_line(str(error))}") from error
 
 

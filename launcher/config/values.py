@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from launcher.attained import attained
 from launcher.config.sbatch_options import check_array, checked_name
-from launcher.errors import nearest
-from launcher.hardware import GPUS
 from launcher.times import parse_time_limit
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
@@ -138,11 +137,26 @@ def _not_on_bcp(value: Any) -> Any:
     return value
 
 
-def _gpu(value: str) -> str:
-    if value not in GPUS:
-        near = nearest(value, list(GPUS), 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"not a GPU that is known here; valid: {', '.join(GPUS)}{meant}")
+def _gpu_count(value: Any) -> Any:
+    typed = re.fullmatch(r"([A-Za-z][\w.-]*):(\d+)", value) if isinstance(value, str) else None
+    if typed:
+        raise ValueError(
+            f"expected a whole number; cluster.gres=gpu:{value} and cluster.gpu_request=gres ask for a type"
+        )
+    return _whole(value)
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return value
+
+
+def _positive(value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError("expected a number above 0")
     return value
 
 
@@ -172,9 +186,19 @@ LineList = Annotated[list[Line], BeforeValidator(_drop_nulls)]
 Arguments = Annotated[list[Line], BeforeValidator(_arguments)]
 Margin = Annotated[int | Literal["auto"], BeforeValidator(_seconds_or_auto)]
 TimeLimit = Annotated[Text, AfterValidator(_time_limit)]
+
+
+def _constants(value: dict[str, Any]) -> dict[str, Any]:
+    attained(value)
+    return value
+
+
+Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
 Utilization = Annotated[float, AfterValidator(_utilization)]
 Share = Annotated[float, AfterValidator(_share)]
-Gpu = Annotated[Text, AfterValidator(_gpu)]
+GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
+Pattern = Annotated[Text, AfterValidator(_pattern)]
+Positive = Annotated[float, AfterValidator(_positive)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[

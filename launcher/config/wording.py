@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from launcher.attained import NotAttained
 from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
 from launcher.secrecy import MASK, hidden
 
@@ -57,6 +58,11 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
         return UserError(f"{one_line(key)}: this key is needed", key=key)
     if detail["type"] == "number_for_text":
         return NumberForText(key, detail["input"])
+    inner = detail.get("ctx", {}).get("error")
+    if isinstance(inner, NotAttained):  # of all that the key holds, one value
+        key = f"{key}.{inner.key}"
+        given = _set(key, inner.value[0]) if inner.value else one_line(key)
+        return UserError(f"{given}: {inner.told}", key=key)
     value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
 
@@ -88,6 +94,8 @@ def _hint(detail: Any) -> str | None:
 def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:
     """The keys that are valid in the node at `location` below `model`."""
     for part in location:
+        if part not in model.model_fields:
+            continue  # a name in a mapping of nodes
         annotation = model.model_fields[part].annotation
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))

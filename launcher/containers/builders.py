@@ -95,6 +95,13 @@ class Builder:
         return [*words, str(context)]
 
     @property
+    def cleanup(self) -> str:
+        """The command that removes what earlier builds left and no image needs."""
+        # `buildah prune` is not in 1.28 (Debian 12).
+        prunes = {"docker": "docker builder prune", "podman": "podman image prune"}
+        return prunes.get(self.name, "buildah rmi --prune")
+
+    @property
     def takes_logins(self) -> bool:
         """Whether it can be lent some; docker has its own alone."""
         return self.name != "docker"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.containers import tools
 from launcher.containers.builders import Builder, builder_for
+from launcher.containers.complaints import NO_SPACE, Complaint
 from launcher.containers.credentials import lent
 from launcher.containers.importing import Imported, ImportOptions, import_image, make_directory
 from launcher.containers.interrupts import ending_cleanly
@@ -78,14 +79,21 @@ def build(
             access=access,
         )
         progress.step(f"building {recipe.image_name} with {builder.name}")
-        tools.run(
-            command,
-            doing=f"build {recipe.image_name}",
-            env=dict(builder.env),
-            names=names_of(recipe.base),
-            on_line=_telling(progress),
-            keep=(work.descriptor, *(access.descriptors if access else ())),
-        )
+        try:
+            tools.run(
+                command,
+                doing=f"build {recipe.image_name}",
+                env=dict(builder.env),
+                names=names_of(recipe.base),
+                on_line=_telling(progress),
+                keep=(work.descriptor, *(access.descriptors if access else ())),
+            )
+        except Complaint as error:
+            if error.why == NO_SPACE:
+                error.hint = (
+                    f"{builder.name} keeps layers of earlier builds: `{builder.cleanup}`\n{error.hint}"
+                )
+            raise
     return Built(builder.reference(recipe.image_name), builder)
 
 

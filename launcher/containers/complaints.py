@@ -30,6 +30,7 @@ CREDENTIALS = """\
 log in: `skopeo login REGISTRY`, or `docker login REGISTRY`, or write
 `machine HOSTNAME login USER password KEY` to ~/.config/enroot/.credentials (chmod 600);
 the user of nvcr.io is $oauthtoken, and its password your NGC key"""
+_MISTYPED = "or look at the name: registries refuse a repository that they do not have in the same words"
 
 _UNREACHABLE = """\
 look whether this machine can reach it: `curl -I https://REGISTRY/v2/` (behind a proxy set https_proxy);
@@ -81,7 +82,7 @@ _SIGNS = (
         r"unauthorized|authentication required|invalid username/password|code:? 40[13]|40[13] \(?forbidden|"
         r"access to the (resource|requested resource).*denied|\bdenied: ",
         REFUSED,
-        CREDENTIALS,
+        f"{CREDENTIALS}\n{_MISTYPED}",
     ),
     _sign(
         r"no such host|could not resolve|name or service not known|connection refused|network is unreachable|"
@@ -119,7 +120,12 @@ _SIGNS = (
 
 
 def explained(
-    doing: str, program: str, code: int, said: Sequence[str], names: Mapping[str, str] | None = None
+    doing: str,
+    program: str,
+    code: int,
+    said: Sequence[str],
+    names: Mapping[str, str] | None = None,
+    plain_http: bool = False,
 ) -> Complaint:
     """Why a program failed, from what it said last, and what to do next.
 
@@ -132,6 +138,8 @@ def explained(
     names
         What ``REGISTRY``, ``HOSTNAME`` (without its port) and ``NAME`` are, so that what to do next can be
         pasted; empty for an image of no registry.
+    plain_http
+        Whether the registry was asked without TLS.
     """
     name = Path(program).name
     lines = [line for line in said if not _REPEATED_PROGRESS.match(line)]
@@ -146,11 +154,17 @@ def explained(
     hint = sign.hint if sign else ""
     if names == {}:  # of no registry: nothing lists its tags
         hint = _LISTING.sub("", hint)
-    if any("http://" in line for line in lines):
+    if plain_http or any("http://" in line for line in lines):
         hint = hint.replace("https://REGISTRY", "http://REGISTRY")
-    for word, value in (names or {}).items():
+        hint = hint.replace("list-tags docker", "list-tags --tls-verify=false docker")
+    return Complaint(doing, why, quoted, named(hint, names or {}))
+
+
+def named(hint: str, names: Mapping[str, str]) -> str:
+    """Return advice with the names of an image in it, so that it can be pasted."""
+    for word, value in names.items():
         hint = hint.replace(word, one_line(value))
-    return Complaint(doing, why, quoted, hint)
+    return hint
 
 
 def _causes(lines: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher.containers import tools
 from launcher.containers.references import DOCKER_HUB, Kind, Reference
 from launcher.containers.remote import Access, host_of
+from launcher.errors import one_line
 
 # The hosts that Docker Hub's images are asked of.
 HUB_MACHINES = ("auth.docker.io", "registry-1.docker.io", DOCKER_HUB)
@@ -69,13 +70,14 @@ def _evaluated(word: str, environment: Mapping[str, str]) -> str | None:
 def lent(access: Access, source: Reference) -> Iterator[Access]:
     """Access with Enroot's login, where skopeo has none for the registry.
 
-    The login is in memory, and only the programs that we start see it.
+    The login is in memory, and only the programs that we start see it. Where a registry refuses it, its user
+    is told.
     """
     registry = source.registry
     login = None
     if source.kind is Kind.REGISTRY and registry and access.authfile is None:
         login = enroot_login(registry, source.user)
-    if login is None or registry is None or _is_known_to_skopeo(registry):
+    if login is None or registry is None or _skopeo_login(registry) is not None:
         yield access
         return
     key = _HUB_KEY if registry == DOCKER_HUB else registry
@@ -83,15 +85,31 @@ def lent(access: Access, source: Reference) -> Iterator[Access]:
     handle = os.memfd_create("login", os.MFD_CLOEXEC)
     try:
         os.write(handle, json.dumps({"auths": {key: {"auth": token}}}).encode())
-        yield replace(access, authfile=Path(f"/proc/self/fd/{handle}"), descriptors=(handle,))
+        lending = replace(access, authfile=Path(f"/proc/self/fd/{handle}"), descriptors=(handle,))
+        yield lending
     finally:
         os.close(handle)
 
 
-def _is_known_to_skopeo(registry: str) -> bool:
+def login_used(access: Access, source: Reference) -> str:
+    """Return as whom skopeo asks a registry, and which file says so; never the password."""
+    registry = source.registry or ""
+    lent_login = enroot_login(registry, source.user) if access.descriptors else None
+    if lent_login is not None:
+        return f"as {one_line(lent_login[0])}, of {login_file(os.environ)}"
+    user = _skopeo_login(registry, access.authfile)
+    if user is None:
+        return "without a login"
+    return f"as {one_line(user)}, of {access.authfile or 'the logins of skopeo and docker'}"
+
+
+def _skopeo_login(registry: str, authfile: Path | None = None) -> str | None:
+    """Return the user that skopeo knows for a registry."""
     skopeo = tools.which("skopeo")
     if skopeo is None:
-        return False
+        return None
     words = [str(skopeo), "login", "--get-login", registry]
+    words += ["--authfile", str(authfile)] if authfile is not None else []
     nothing = subprocess.DEVNULL
-    return not subprocess.run(words, stdin=nothing, stdout=nothing, stderr=nothing).returncode
+    done = subprocess.run(words, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, errors="replace")
+    return None if done.returncode else done.stdout.strip()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from launcher.containers.references import SQUASHFS_SUFFIXES, Kind, Reference
 from launcher.containers.remote import Access, Remote
 from launcher.containers.reuse import reusable
 from launcher.containers.squashing import AUTO, COMPRESSIONS, SIZE_PART, SQUASH_OPTIONS, compression_for
-from launcher.containers.store import RecipeOrigin, Sidecar, Stored, stored
+from launcher.containers.store import RecipeOrigin, Sidecar, Stored, sidecar_path, stored
 from launcher.containers.working import working_in
 from launcher.errors import UserError, did_you_mean, explain_os_error, one_line
+from launcher.runs.trust import user_name
 
 # In the hidden name of an image that is being written.
 HALF = ".tmp-"
@@ -118,6 +121,33 @@ def make_directory(store: Path) -> None:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, store, "images_dir") from error
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise if a file of this name could not be given to an image.
+
+    Raises
+    ------
+    UserError
+        If nothing may be written there, or the directory is sticky and the file, or its record, is another
+        user's.
+    """
+    directory = target.parent
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise explain_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), target, "images_dir")
+    found = directory.stat()
+    user = os.geteuid()
+    if not found.st_mode & stat.S_ISVTX or user in (0, found.st_uid):
+        return
+    for path in (target, sidecar_path(target)):
+        with contextlib.suppress(FileNotFoundError):
+            owner = path.lstat().st_uid
+            if owner != user:
+                raise UserError(
+                    f"{one_line(str(path))}: {user_name(owner)}'s, and in a directory with the sticky bit, "
+                    "where nobody else replaces it",
+                    hint="have its owner import it, or choose another place: --output FILE, images_dir=DIR",
+                )
 
 
 class _Importing:
@@ -221,6 +251,8 @@ class _Importing:
         return Imported(found.path, digest, True, found.sidecar, tuple(self._notes))
 
     def _made(self, route: str, remote: Remote | None, digest: str | None, lock: Lock) -> Imported:
+        # Else it is noticed when the image is fetched, unpacked and packed.
+        check_replaceable(self._target)
         compression = self._options.compression
         if compression == AUTO:
             compression = compression_for(self._target)

@@ -5,12 +5,16 @@ Nothing is imported that the image brings: some of it cannot be without a GPU.
 
 from __future__ import annotations
 
-import json
-import platform
-import re
 import sys
-from importlib import metadata, util
-from pathlib import Path
+
+try:
+    import json
+    import platform
+    import re
+    from importlib import metadata, util
+    from pathlib import Path
+except ImportError as error:
+    sys.exit(f"it is a Python without its standard library, such as that of python3-minimal: {error}")
 
 # What training people ask an image for, by the names of its distribution; the first that is there counts.
 _DISTRIBUTIONS = {
@@ -22,6 +26,11 @@ _DISTRIBUTIONS = {
     "lightning": ["pytorch_lightning", "lightning"],
     "flash_attn": ["flash_attn"],
 }
+# NeMo's Megatron programs by type of model, and the modules that they import.
+_TYPES = ("bert", "gpt", "t5")
+_MODELS = "collections/nlp/models/language_modeling/megatron_{}_model.py"
+_SCRIPTS = "examples/nlp/language_modeling/megatron_{}_pretraining.py"
+_NEMO = Path("/opt/NeMo")  # where NVIDIA's images have its repository
 # Where torch's version.py tells it.
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -48,6 +57,22 @@ def cuda() -> str | None:
     return found[1] if found else None
 
 
+def nemo_files() -> dict[str, str | None]:
+    """The types of models that NeMo's package has, and those that there are programs for."""
+    spec = util.find_spec("nemo")
+    places = spec.submodule_search_locations if spec is not None else None
+    packages = [Path(place) for place in places or ()]
+    return {
+        "nemo_models": _types(packages, _MODELS),
+        "nemo_scripts": _types([_NEMO, *(package.parent for package in packages)], _SCRIPTS),
+    }
+
+
+def _types(directories: list[Path], name: str) -> str | None:
+    found = [kind for kind in _TYPES if any((each / name.format(kind)).is_file() for each in directories)]
+    return " ".join(found) or None
+
+
 if __name__ == "__main__":
     versions = {name: version_of(names) for name, names in _DISTRIBUTIONS.items()}
-    json.dump({"python": platform.python_version(), **versions, "cuda": cuda()}, sys.stdout)
+    json.dump({"python": platform.python_version(), **versions, "cuda": cuda(), **nemo_files()}, sys.stdout)

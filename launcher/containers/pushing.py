@@ -99,7 +99,7 @@ def check_places(targets: Sequence[Reference]) -> None:
         if target.kind is not Kind.REGISTRY or target.tag is None or target.digest is not None:
             raise UserError(
                 f"{target}: this is no place in a registry",
-                hint="a place is such as registry.example/team/nemo:24.07, with a tag and without a digest",
+                hint="a place is such as registry.example/team/nemo:25.07, with a tag and without a digest",
             )
 
 

@@ -1,6 +1,6 @@
 """What an image is called: one parsed form of the words that people, Pyxis, Enroot and skopeo use for it.
 
-A registry's image is `nvcr.io#nvidia/nemo:24.07` for Pyxis and `nvcr.io/nvidia/nemo:24.07` for docker.
+A registry's image is `nvcr.io#nvidia/nemo:25.07` for Pyxis and `nvcr.io/nvidia/nemo:25.07` for docker.
 Without the `#`, Enroot before 4.0 asks Docker Hub for an image of the name `nvcr.io/nvidia/nemo`: we always
 write it.
 """
@@ -53,7 +53,7 @@ _OF_SKOPEO = {
 }
 _FILES = (Kind.OCI_DIRECTORY, Kind.OCI_ARCHIVE, Kind.DOCKER_ARCHIVE)
 _FORMS = (
-    "an image is REGISTRY#NAME:TAG (nvcr.io#nvidia/nemo:24.07), docker://…, dockerd://NAME:TAG, "
+    "an image is REGISTRY#NAME:TAG (nvcr.io#nvidia/nemo:25.07), docker://…, dockerd://NAME:TAG, "
     "podman://NAME:TAG, containers-storage:NAME:TAG, oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE "
     "or the path of a .sqsh file"
 )

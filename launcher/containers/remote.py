@@ -24,6 +24,9 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _UNPACKED = {"gzip": 3.0, "zstd": 3.5}
 _PLAIN = 1.0
 
+# For a hint alone.
+_LISTING_PATIENCE = "20s"
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -96,6 +99,18 @@ def look_up_by_skopeo(source: Reference, access: Access) -> Remote:
     config = _parsed(inspect("--config"), name)
     packed, unpacked = _sizes(manifest.get("layers") or ())
     return Remote(f"sha256:{hashlib.sha256(raw.encode()).hexdigest()}", packed, unpacked, config_of(config))
+
+
+def tags_of(source: Reference, access: Access) -> list[str]:
+    """Return the tags of a repository; none where the registry does not list them."""
+    words = ["skopeo", "--command-timeout", _LISTING_PATIENCE, "list-tags", *access.words()]
+    words.append(f"docker://{source.registry}/{source.name}")
+    try:
+        told = tools.run(words, doing=f"list the tags of {source.name}", keep=access.descriptors)
+        tags = json.loads(told)["Tags"]
+    except (UserError, ValueError, TypeError, KeyError):
+        return []
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
 def names_of(source: Reference) -> dict[str, str]:

@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 from launcher import __version__
 from launcher.containers import through_enroot, through_skopeo, tools
-from launcher.containers.complaints import NO_SPACE, REFUSED, Complaint
+from launcher.containers.complaints import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, Complaint, named
+from launcher.containers.credentials import login_used
 from launcher.containers.making import Job
 from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, Remote, look_up_by_skopeo
-from launcher.errors import UserError
+from launcher.containers.remote import Access, Remote, look_up_by_skopeo, names_of, tags_of
+from launcher.errors import UserError, nearest
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 ROUTES = (AUTO, ENROOT, SKOPEO)
+
+_SHOWN_TAGS = 3
 
 _INSTALL_RUNNER = f"pip install 'slipway[{through_enroot.EXTRA}]' has it (enroot-py)"
 
@@ -62,7 +65,36 @@ def _nothing(lacking: tuple[str, ...], enroot_is_no_help: bool) -> UserError:
 
 
 def look_up(route: str, source: Reference, access: Access) -> tuple[Remote | None, str | None]:
-    """What an image is, and its digest; ``None`` for what cannot be told."""
+    """Return what an image is, and its digest; ``None`` for what cannot be told.
+
+    Raises
+    ------
+    UserError
+        If there is no such image, or one may not have it, with the nearest tags and the login that was used.
+    """
+    try:
+        return _looked_up(route, source, access)
+    except Complaint as error:
+        if source.kind is Kind.REGISTRY and error.why in (NO_IMAGE, REFUSED) and tools.which("skopeo"):
+            _tell_more(error, source, access)
+        raise
+
+
+def _tell_more(error: Complaint, source: Reference, access: Access) -> None:
+    """Say of a missing image whether its tag or all of it is missing, and of any refusal who asked."""
+    tags = tags_of(source, access) if error.why == NO_IMAGE and source.digest is None else []
+    if source.tag is not None and tags and source.tag not in tags:
+        near = nearest(source.tag, tags, _SHOWN_TAGS) or sorted(tags)[-_SHOWN_TAGS:]
+        error.message += f"\n{source.name} has no tag {source.tag} (of {len(tags)} tags)"
+        error.hint = f"nearest: {', '.join(near)}\n{error.hint}"
+        return
+    error.message += f"\nthe registry was asked {login_used(access, source)}"
+    if error.why == NO_IMAGE:
+        private = "or it is private: registries give the same answer to a login that may not read it"
+        error.hint = f"{error.hint}\n{private}\n{named(CREDENTIALS, names_of(source))}"
+
+
+def _looked_up(route: str, source: Reference, access: Access) -> tuple[Remote | None, str | None]:
     refused: Complaint | None = None
     if tools.which("skopeo") is not None:
         try:
@@ -93,7 +125,7 @@ def make(route: str, job: Job, via: str) -> str:
         except Complaint as error:
             if not may_change or job.remote is None or error.why == NO_SPACE:
                 raise
-            job.progress.note(f"{error.message}\nimported without Enroot")
+            job.progress.note(f"{_why_not(error, job)}\nimported without Enroot")
             job.output.unlink(missing_ok=True)
             route = SKOPEO
     if route == SKOPEO:
@@ -102,3 +134,11 @@ def make(route: str, job: Job, via: str) -> str:
     found = [tools.find(name) for name in used]
     versions = [f"{tool.name} {tool.version or ''}".strip() for tool in found if tool]
     return ", ".join([f"slipway {__version__}", *versions])
+
+
+def _why_not(error: Complaint, job: Job) -> str:
+    """Return why Enroot did not import an image that skopeo has found."""
+    if error.why != NO_IMAGE:
+        return error.message
+    # As seen with the `registry` 2.8: 404 to a request that does not name the type of an OCI manifest.
+    return f"Enroot does not find {job.source} in the registry, and skopeo does"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.containers.references import SQUASHFS_SUFFIXES
+from launcher.errors import UserError
 from launcher.runs.files import write_atomic
 
 SUFFIXES = SQUASHFS_SUFFIXES
@@ -66,6 +68,8 @@ class Sidecar:
         whatever its size. ``None`` in records of earlier versions.
     pushed
         The digest that registries have of a built image; ``None`` where it was not pushed.
+    installed
+        What the image's own Python told is installed; ``None`` where nobody asked it.
     """
 
     source: str
@@ -81,6 +85,7 @@ class Sidecar:
     recipe: RecipeOrigin | None = None
     modified: int | None = None
     pushed: str | None = None
+    installed: Mapping[str, str | None] | None = None
 
     def write(self, image: Path) -> None:
         """Write it beside its image."""
@@ -155,6 +160,15 @@ def read_exact_sidecar(image: Path) -> Sidecar | None:
     return found if is_same else None
 
 
+def remember_installed(image: Path, installed: Mapping[str, str | None]) -> None:
+    """Write what is installed in an image into its record, where it has one that the user may change."""
+    record = read_exact_sidecar(image)
+    if record is None or record.installed == installed:
+        return
+    with contextlib.suppress(OSError, UserError):
+        dataclasses.replace(record, installed=dict(installed)).write(image)
+
+
 def _from_record(record: dict[str, Any]) -> Sidecar:
     """Fields that a later version has in addition are passed over."""
     if record["version"] != _VERSION:
@@ -163,6 +177,7 @@ def _from_record(record: dict[str, Any]) -> Sidecar:
     values["config"] = ImageConfig(**_known(ImageConfig, values["config"]))
     if values["recipe"] is not None:
         values["recipe"] = RecipeOrigin(**_known(RecipeOrigin, values["recipe"]))
+    values["installed"] = _texts(values.get("installed"))
     return Sidecar(**values)
 
 
@@ -172,5 +187,11 @@ def _known(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
+def _texts(value: Any) -> dict[str, str | None] | None:
+    """Return what is a table of texts; ``None`` for what another program wrote there, which nobody asked."""
+    is_table = isinstance(value, dict) and all(isinstance(each, str | None) for each in value.values())
+    return value if is_table else None
+
+
 def _is_needed(field: dataclasses.Field[Any]) -> bool:
-    return field.name not in ("modified", "pushed")  # what earlier versions did not write
+    return field.name not in ("modified", "pushed", "installed")  # what earlier versions did not write

@@ -183,7 +183,8 @@ def run(
             stream.close()
     if code:
         said = list(tail) or output.splitlines()[-_KEPT_LINES:]
-        raise explained(doing, program or command[0], code, said, names)
+        plain_http = any(word.endswith("tls-verify=false") for word in command)
+        raise explained(doing, program or command[0], code, said, names, plain_http)
     return output
 
 

@@ -1,28 +1,28 @@
-"""Holding jobs back and letting them go, one after the other, and what came of acting on jobs."""
+"""The results of acting on jobs, and waiting for their ends."""
 
 from __future__ import annotations
 
 import enum
-import shlex
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from launcher.control.targets import Target, state_of
 from launcher.errors import UserError
 from launcher.runs.marks import GIVEN_UP, claim
-from launcher.schedulers.base import JobStatus, NoAnswer, NotHeld, Scheduler, State
+from launcher.schedulers.base import JobStatus, NoAnswer, State
 from launcher.schedulers.commands import Unreachable
 from launcher.tracking.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
 from launcher.tracking.polling import poll
+
+T = TypeVar("T")
 
 # Between two questions whether a job has ended: at first, and at most.
 _SECONDS, _MOST_SECONDS = 0.3, 5.0
 # For how long a scheduler that does not answer is waited for.
 _PATIENCE_SECONDS = 60.0
-
-
-_Act = Callable[[Scheduler, str, Target], None]
 
 
 class Done(enum.Enum):
@@ -65,24 +65,6 @@ def in_order(targets: Sequence[Target]) -> list[Target]:
     return sorted(targets, key=lambda target: (target.runs, -(target.number or 0)))
 
 
-def hold(target: Target, others_wait: bool = False) -> Outcome:
-    """Keep what waits of a job from starting.
-
-    Parameters
-    ----------
-    others_wait
-        Whether another launch of the run does: that this one does not is no mistake then.
-    """
-    if _is_held(target.waiting_status) and not target.tracked.status.tasks:
-        return Outcome(target, Done.AS_ASKED, "it is held already")
-    return _held_back(target, Done.HELD, others_wait, lambda scheduler, one: scheduler.hold(one))
-
-
-def release(target: Target, others_wait: bool = False) -> Outcome:
-    """Let what is held of a job start; `others_wait` is as in `hold`."""
-    return _held_back(target, Done.RELEASED, others_wait, lambda scheduler, one: scheduler.release(one))
-
-
 def wait_for_ends(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
     """Wait until the schedulers confirm the ends of jobs that were acted on; each as soon as it has ended."""
     left = [outcome for outcome in outcomes if _is_ending(outcome)]
@@ -111,42 +93,16 @@ def _is_ending(outcome: Outcome) -> bool:
     return asked or outcome.done in (Done.CANCELLED, Done.SAVING)
 
 
-def _held_back(
-    target: Target, done: Done, others_wait: bool, act: Callable[[Scheduler, str], None]
-) -> Outcome:
-    waiting = target.waiting_id
-    if target.waits and waiting is not None:
-        return _act(target, done, lambda scheduler, _, __: act(scheduler, waiting))
-    if target.may_live and not target.state.is_live:
-        return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
-    return Outcome(target, Done.LEFT if others_wait else Done.NOT_VALID, _why_not(target, done))
-
-
-def _why_not(target: Target, done: Done) -> str:
-    if target.state.is_live and target.launch and target.launch.manifest.scheduler != "slurm":
-        return "without Slurm there is no queue to be held in"
-    if not target.state.is_live or done is Done.RELEASED:
-        return "only what waits can be held, or released"
-    return f"to let it save and leave: slipway cancel --save {shlex.quote(target.run)}"
-
-
-def _act(target: Target, done: Done, act: _Act) -> Outcome:
-    assert target.job_id is not None
-    try:
-        act(target.scheduler(), target.job_id, target)
-    except (Unreachable, NoAnswer) as error:
-        return Outcome(target, Done.UNKNOWN, error.message)
-    except NotHeld:
-        return Outcome(target, Done.AS_ASKED, "it is not held")
-    except UserError as error:
-        # It may have ended, or begun, between the question and the act.
-        (now,) = again([target])
-        if not now.may_live or now.state is State.COMPLETING:
-            return over(now)
-        if done is Done.HELD and not now.waits:
-            return Outcome(now, Done.NOT_VALID, _why_not(now, done))
-        return Outcome(now, Done.REFUSED, str(error))
-    return Outcome(target, done)
+def by_scheduler(items: Sequence[T], target_of: Callable[[T], Target]) -> list[list[T]]:
+    """Group items by the schedulers that have the jobs of their targets, which can be read."""
+    groups: dict[tuple[str | None, ...], list[T]] = defaultdict(list)
+    for item in items:
+        launch = target_of(item).launch
+        assert launch is not None
+        manifest = launch.manifest
+        where = (None,) if manifest.scheduler == "slurm" else (manifest.host,)
+        groups[manifest.scheduler, launch.slurm_conf, *where].append(item)
+    return list(groups.values())
 
 
 def is_unanswered(error: UserError) -> bool:
@@ -186,9 +142,3 @@ def give_up(target: Target) -> Outcome:
     return Outcome(
         target, Done.GIVEN_UP, "no job of it is known; should one come yet, it leaves when it begins"
     )
-
-
-def _is_held(status: JobStatus) -> bool:
-    # Slurm's words are JobHeldUser, JobHeldAdmin, REQUEUE_HOLD and "... requeued held".
-    word = (status.reason or "").partition(":")[0].lower()
-    return status.state is State.PENDING and ("hold" in word or "held" in word)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.control.acting import Done, Outcome, again, give_up, is_unanswered, over
+from launcher.control.acting import Done, Outcome, again, by_scheduler, give_up, is_unanswered, over
 from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.runs.marks import ChainEnd, end_chain, note_cancelled
 from launcher.runs.provenance import user
+from launcher.runs.receipts import note_act
 from launcher.schedulers.base import Scheduler, State
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
@@ -59,7 +60,7 @@ def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
         for target, outcome in zip(targets, settled, strict=True)
         if outcome is None and target.job_id is not None
     ]
-    for group in _by_scheduler(endings):
+    for group in by_scheduler(endings, lambda ending: ending.target):
         try:
             _end(group[0].target.scheduler(), group)
         except UserError as error:
@@ -78,16 +79,6 @@ def _settled(target: Target) -> Outcome | None:
     if target.state is State.UNKNOWN:
         return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
     return over(target) if target.state is State.COMPLETING else None
-
-
-def _by_scheduler(endings: Sequence[_Ending]) -> list[list[_Ending]]:
-    groups: dict[tuple[str | None, ...], list[_Ending]] = defaultdict(list)
-    for ending in endings:
-        assert ending.target.launch is not None
-        manifest = ending.target.launch.manifest
-        where = (None,) if manifest.scheduler == "slurm" else (manifest.host,)
-        groups[manifest.scheduler, manifest.slurm_conf, *where].append(ending)
-    return list(groups.values())
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -167,7 +158,10 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
         # A further link is over, or else leaves when it begins.
         if not is_further or not ending.is_marked or is_unanswered(error):
             ending.error = error
-    elif is_further or (job_id == ending.job_id and not ending.saves and ending.target.task is None):
+        return
+    saves = ending.saves and job_id == ending.job_id
+    note_act("told {} to save and leave" if saves else "cancelled {}", job_id)
+    if is_further or (job_id == ending.job_id and not ending.saves and ending.target.task is None):
         note_cancelled(ending.directory, job_id, user())
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from launcher.releases import version as version
+
 # By CUDA release, or by its family: the oldest driver of Linux that runs it.
 _FAMILIES = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 _RELEASES = {(10, 0): (410, 48), (10, 1): (418, 39), (10, 2): (440, 33)}
 
-_VERSION = re.compile(r"\d+(?:\.\d+)*")
 _CONDITION = re.compile(r"(cuda|driver)(>=|<=|<|>|!=|=)([\d.]+)")
 
 
@@ -24,12 +25,6 @@ class Verdict(NamedTuple):
 
     runs: bool | None
     minimum: str | None = None
-
-
-def version(text: str | None) -> tuple[int, ...]:
-    """The numbers of a version; none if it is none."""
-    found = _VERSION.match((text or "").strip())
-    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def minimum_driver(cuda: str) -> tuple[int, ...] | None:

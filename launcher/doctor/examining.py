@@ -14,6 +14,7 @@ from launcher.doctor.judging_tools import (
     EXTRAS,
     apptainer_line,
     credential_lines,
+    engine_line,
     file_lines,
     gpu_lines,
     image_line,
@@ -177,6 +178,8 @@ def _of_here(gathered: Gathered) -> Iterator[Line]:
         yield line
     if image is not None:
         yield image_line(image)
+        if needs.engine is not None and image.contents is not None:
+            yield engine_line(image.contents, needs.engine)
     yield from credential_lines(gathered.credentials, image)
     yield from gpu_lines(here, image, is_node=False)
     yield from python_lines(gathered.launcher, gathered.versions, gathered.trainer)

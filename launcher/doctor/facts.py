@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.file_systems import Mount
+from launcher.releases import Contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,8 @@ class Image:
         image says it.
     is_broken
         Its file is here, and no image.
+    contents
+        What its name, or the record beside it, tells of what is in it.
     """
 
     name: str
@@ -186,6 +189,7 @@ class Image:
     devices: str | None = None
     why: str | None = None
     is_broken: bool = False
+    contents: Contents | None = None
 
     @property
     def wants_gpus(self) -> bool:
@@ -217,12 +221,15 @@ class Needs:
         What starts it.
     trainer
         Its tasks run our trainer on the nodes' own Python.
+    engine
+        The engine that its image must have the programs of; ``None`` if it brings them, or has no image.
     """
 
     scheduler: str = "slurm"
     image: bool = False
     runtime: str = "pyxis"
     trainer: bool = False
+    engine: str | None = None
 
     @property
     def enroot(self) -> bool:

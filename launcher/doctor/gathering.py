@@ -20,6 +20,7 @@ from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
 from launcher.inspection.cluster import facts_of
 from launcher.plan import Plan
+from launcher.preflight.images import engine_of_image
 from launcher.runs.provenance import user
 from launcher.schedulers.cluster import ask_at_once, questions
 from launcher.schedulers.commands import Unreachable, clean_environment, run, words
@@ -47,6 +48,7 @@ def needs_of(plan: Plan) -> Needs:
         image=has_image,
         runtime=plan.job.container.options.runtime if plan.job.container is not None else "pyxis",
         trainer=plan.job.engine == "megatron" and not has_image,
+        engine=engine_of_image(plan),
     )
 
 
@@ -134,13 +136,15 @@ def image_named(name: str, key: str) -> Image:
     UserError
         If it is no image's name.
     """
+    from launcher.containers import contents
     from launcher.containers.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
     told = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
-        return _of_file(replace(told, path=str(reference.path)))
-    return _of_registry(told, reference.for_skopeo)
+        known = contents.of_file(reference.path)
+        return _of_file(replace(told, path=str(reference.path), contents=known))
+    return _of_registry(replace(told, contents=contents.of_reference(reference)), reference.for_skopeo)
 
 
 def _of_file(image: Image) -> Image:

@@ -9,6 +9,8 @@ from launcher.doctor.cuda import fulfils, verdict, version
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Needs
 from launcher.doctor.lines import Line, Status, gib
 from launcher.doctor.proven import PYTHON, judge
+from launcher.preflight.images import engine_fit
+from launcher.releases import Contents
 
 _WANTED_COMPRESSORS = ("lz4", "zstd")
 _COMPAT = "docs.nvidia.com/deploy/cuda-compatibility"
@@ -150,12 +152,15 @@ def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterat
 
 
 def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Line:
-    what = "gpu.image"
-    if image.cuda is None:
+    what, cuda, by = "gpu.image", image.cuda, ""
+    if cuda is None and image.contents is not None and image.contents.cuda is not None:
+        cuda, by = image.contents.cuda, f", as {image.contents.origin} has it"
+        needed = needed and image.contents.is_certain
+    if cuda is None:
         why = image.why or "its environment has no CUDA_VERSION"
         return Line(what, Status.UNKNOWN, f"the CUDA of {image.name} is not known: {why}")
-    asked = f"the image's CUDA {image.cuda}"
-    runs, least = verdict(driver, image.cuda)
+    asked = f"the image's CUDA {cuda}{by}"
+    runs, least = verdict(driver, cuda)
     carries = image.compat_driver is not None and version(image.compat_driver) > version(driver)
     compat = (
         f"the image carries the libraries of {image.compat_driver}, which data center GPUs can run"
@@ -173,7 +178,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
     if not runs:
         told = f"{asked} needs driver {least} or newer; here is {driver}"
         return Line(what, Status.WARNING if carries else Status.MISSING, told, compat, needed and not carries)
-    if gpus.cuda is not None and version(gpus.cuda) < version(image.cuda)[:2]:
+    if gpus.cuda is not None and version(gpus.cuda) < version(cuda)[:2]:
         told = (
             f"{asked} on a driver of CUDA {gpus.cuda}: runs by minor version compatibility, with its features"
         )
@@ -193,6 +198,16 @@ def image_line(image: Image) -> Line:
     cuda = f"CUDA {image.cuda}" if image.cuda else "no CUDA_VERSION in its environment"
     size = f"{gib(image.size)}, " if image.size is not None else ""
     return Line("image", Status.OK, f"{image.name}: {size}{cuda}")
+
+
+def engine_line(contents: Contents, engine: str) -> Line:
+    """Judge whether the image has the programs of the launch's engine."""
+    fit, what = engine_fit(contents, engine), "image.engine"
+    if fit.fits is True:
+        return Line(what, Status.OK, f"engine={engine}: {fit.why}", needed=True)
+    if fit.fits is False and contents.is_certain:
+        return Line(what, Status.MISSING, f"engine={engine}: {fit.why}", fit.fix, True)
+    return Line(what, Status.WARNING, f"engine={engine}: {fit.why}", fit.fix, True)
 
 
 def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterator[Line]:

@@ -18,6 +18,7 @@ _ORDER = (
     "pyxis.plugin",
     "pyxis.runtime",
     "image",
+    "image.engine",
     "image.stage",
     "enroot",
     "enroot.runtime",

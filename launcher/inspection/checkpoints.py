@@ -11,6 +11,7 @@ from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.inspection.ground import Ground, is_there, opened
 from launcher.preflight.path_facts import Lack
 from launcher.preflight.values import Values
+from launcher.runs.reading import read_text
 
 _MARKER = "complete.json"
 _NAMED = "resume.checkpoint"
@@ -159,7 +160,7 @@ def _newest(ground: Ground, values: Values) -> Iterator[Lack | None]:
 def _why_not_newest(directory: Path) -> str | None:
     """Why Megatron-LM would not find the iteration that its record names; no record is a fresh start."""
     try:
-        text = (directory / _NEWEST_OF_MEGATRON_LM).read_text(encoding="utf-8", errors="replace").strip()
+        text = read_text(directory / _NEWEST_OF_MEGATRON_LM, errors="replace").strip()
     except OSError:
         return None
     name = f"iter_{int(text):07d}" if text.isdecimal() and len(text) < 12 else text

@@ -11,13 +11,14 @@ from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.inspection.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
 from launcher.inspection.data_identity import ask_identity
-from launcher.inspection.ground import Ground, opened
+from launcher.inspection.ground import Ground
 from launcher.preflight.facts import Change, EarlierTraining
 from launcher.preflight.findings import full
 from launcher.preflight.values import Values
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
 from launcher.runs.marks import cancelled_by, read_lives
 from launcher.runs.paths import LAUNCHES, LaunchPaths
+from launcher.runs.reading import read_yaml
 from launcher.secrecy import hidden
 
 # What the shapes of the weights depend on, in either stack of a T5's.
@@ -26,7 +27,9 @@ _SHAPE = re.compile(
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels"
     r"|max_position_embeddings|position_embedding_type|activation|openai_gelu|normalization"
     r"|share_embeddings_and_output_weights|share_token_embeddings|share_decoder_tokens_head_embeddings|bias"
-    r"|layernorm_1p|apply_layernorm_1p|transformer_block_type|num_moe_experts|relative_attention_\w+"
+    r"|layernorm_1p|apply_layernorm_1p|transformer_block_type|relative_attention_\w+|qk_layernorm"
+    r"|num_moe_experts|moe_ffn_hidden_size|moe_shared_expert_intermediate_size|moe_layer_freq"
+    r"|multi_latent_attention|q_lora_rank|kv_lora_rank|qk_head_dim|qk_pos_emb_head_dim|v_head_dim"
     r"|override_vocab_size|arch|encoder_arch|decoder_arch)"
 )
 _TOKENIZER = re.compile(r"model\.tokenizer\.(library|type|model|vocab_file|merge_file|num_sentinel_tokens)")
@@ -37,7 +40,8 @@ _KIND = "run.model_type"
 _FREE = re.compile(
     r"run\.(?!model_type|blending_alpha).*|resume\..*|exp_manager\..*|name"
     r"|trainer\.(?!precision$|gradient_clip_val$|accumulate_grad_batches$).*"
-    r"|model\.(\w+_model_parallel_\w+|context_parallel_size|sequence_parallel|micro_batch_size|fsdp\w*"
+    r"|model\.(\w+_model_parallel_\w+|expert_tensor_parallel_size|account_for_\w+|context_parallel_size"
+    r"|sequence_parallel|micro_batch_size|fsdp\w*"
     r"|((encoder|decoder)\.)?activations_checkpoint\w*|((encoder|decoder)\.)?recompute_\w+|num_micro_batches\w*"
     r"|ub_tp_comm_overlap\w*|tp_comm\w*|nsys_profile\..*|gc_interval|\w*fusion|gradient_as_bucket_view"
     r"|sync_batch_comm|use_cpu_initialization|onnx_safe|use_flash_attention|attention_backend|transformer_engine"
@@ -133,16 +137,9 @@ def _trained_on(ground: Ground, manifest: Manifest | None) -> tuple[list[Any], s
 
 def _changes(ground: Ground, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:
     """How the configuration differs from that of a launch; ``None`` if the latter cannot be read."""
-    import yaml  # late: most runs are launched once
-
     try:
-        with opened(paths.config) as stream:
-            text = stream.read()
-        try:
-            before = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        except yaml.YAMLError:  # libyaml reads no path that is not UTF-8
-            before = yaml.safe_load(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        before = read_yaml(paths.config)
+    except (OSError, ValueError, TypeError):
         return None
     if not isinstance(before, dict):
         return None

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from launcher.drafting import Draft
 from launcher.inspection.earlier import earlier_training
+from launcher.inspection.ground import Ground
+from launcher.inspection.images import image_facts
 from launcher.inspection.job_names import same_job_name
 from launcher.inspection.keys import added_keys
 from launcher.inspection.paths import path_facts
@@ -48,6 +50,7 @@ def gather(
         open_secrets=open_secrets(made.plan) if look else None,
         lost_secrets=lost_secrets(made) if look else None,
         paths=path_facts(made) if look else None,
+        image=image_facts(Ground(made), look=look),
         earlier=earlier_training(made) if look else None,
         cluster=(cluster_of or _cluster)(made.plan) if look else None,
         node_gpus=_node_gpus(made),

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from launcher.drafting import choice_of
 from launcher.errors import nearest_files
 from launcher.inspection.ground import Ground, opened, tells_of, told
+from launcher.preflight.facts import ImageFacts
 from launcher.preflight.path_facts import Lack
+from launcher.releases import contents_by_file_name, contents_by_name
 
 if TYPE_CHECKING:
     from launcher.containers.choice import Choice
+    from launcher.releases import Contents
 
 _SUFFIXES = (".sqsh", ".squashfs")
-_REGISTRY = "an image of a registry is such as container=nvcr.io#nvidia/nemo:24.07"
+_NOT_RECORDED = "nobody recorded what is in {}: slipway image inspect --deep looks, and writes it down"
+_REGISTRY = "an image of a registry is such as container=nvcr.io#nvidia/nemo:25.07"
 
 
 def lost_image(ground: Ground) -> tuple[Lack, ...] | None:
@@ -57,6 +61,53 @@ def _made_by_us(ground: Ground) -> Choice | None:
 def _made_by(choice: Choice, ground: Ground) -> str:
     words = choice.command(ground.made.composition.config_dir, ground.made.template_dir)
     return f"slipway {shlex.join(words)}; or the same launch with --build"
+
+
+def image_facts(ground: Ground, *, look: bool) -> ImageFacts | None:
+    """Return what is known to be in the job's image, if the job trains in one.
+
+    Parameters
+    ----------
+    look
+        Read the record beside an image that is a file; without, nothing is told of such an image.
+    """
+    container = ground.plan.job.container
+    if container is None or not ground.in_container or ground.plan.job.config is None:
+        return None
+    contents = _contents(ground, container.image, look=look)
+    if contents is None and container.is_file and not look:
+        return None
+    missing = {} if contents is not None else {"contents": _NOT_RECORDED.format(container.image)}
+    return ImageFacts(contents, missing)
+
+
+def _contents(ground: Ground, image: str, *, look: bool) -> Contents | None:
+    if not image.startswith("/"):
+        # The job is told of a digest alone where the user named a tag as well.
+        return contents_by_name(ground.made.composition.config.container or image)
+    if look:
+        found = _of_file(Path(image))
+        if found is not None and found.is_certain:
+            return found
+    choice = _made_by_us(ground)
+    return contents_by_file_name(Path(image).name) if choice is None else _of_choice(choice, ground)
+
+
+def _of_file(path: Path) -> Contents | None:
+    # Imported late: many launches have no image that is a file.
+    from launcher.containers.contents import of_file
+
+    return of_file(path)
+
+
+def _of_choice(choice: Choice, ground: Ground) -> Contents | None:
+    from launcher.containers.choice import recipe_of
+    from launcher.containers.contents import of_recipe, of_reference
+
+    if choice.recipe is not None:
+        trees = ground.made.composition.config_dir, ground.made.template_dir
+        return of_recipe(recipe_of(choice.recipe, choice.flavor, *trees))
+    return of_reference(choice.source) if choice.source is not None else None
 
 
 def fetched_at_once(ground: Ground) -> tuple[Lack, ...] | None:

@@ -14,6 +14,7 @@ from launcher.inspection.data_sets import lost_data
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import fetched_at_once, lost_image
 from launcher.inspection.mounts import lost_mounts
+from launcher.inspection.scripts import lost_script
 from launcher.inspection.sharing import local_paths, results_value
 from launcher.inspection.tokenizers import lost_tokenizer
 from launcher.preflight.path_facts import Lack, PathFacts
@@ -35,6 +36,7 @@ def path_facts(made: Draft) -> PathFacts:
         checkpoint=lost_checkpoint(ground),
         image=lost_image(ground),
         fetched=fetched_at_once(ground),
+        script=lost_script(ground),
         mounts=lost_mounts(ground),
         results=_not_writable(made),
         local=local,

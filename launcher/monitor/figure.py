@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.monitor import formatting
 from launcher.monitor.curves import Curves, evenly, finite_points, outline, smooth
-from launcher.monitor.pictures import FAINT, INK, dress, new_figure, rendered, write_picture
+from launcher.monitor.pictures import FAINT, INK, as_label, dress, new_figure, rendered, write_picture
 from launcher.monitor.summary import Summary
 
 TRAIN = "#2f6db5"
@@ -66,7 +66,7 @@ def _draw_held_out(axes: Any, curves: Curves) -> None:
 def _draw_entropy(axes: Any, curves: Curves) -> None:
     if curves.held_out is None or curves.entropy is None:
         return
-    label = f"unigram entropy of the {curves.held_out.name} ({curves.entropy:.2f})"
+    label = as_label(f"unigram entropy of the {curves.held_out.name} ({curves.entropy:.2f})")
     axes.axhline(curves.entropy, color=ENTROPY, linewidth=1.5, linestyle=(0, (5, 3)), label=label, zorder=1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.errors import UserError
 from launcher.failures.reading import Reading, read_life
 from launcher.monitor import formatting
-from launcher.monitor.changes import Changes, changes_between
+from launcher.monitor.changes import Changes, Difference, changes_between, difference_of
 from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Start
 from launcher.monitor.log_files import FAILURES, link_log
@@ -107,6 +107,11 @@ class LaunchRow:
     damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
+    def differs(self) -> Difference | None:
+        """By what it is another training than an earlier launch of the run."""
+        return difference_of(self.launch.manifest) if self.launch else None
+
+    @property
     def commit(self) -> str | None:
         """The commit's first digits, with a * where not all was committed."""
         manifest = self.launch.manifest if self.launch else None
@@ -139,6 +144,7 @@ class LaunchRow:
             "added": list(self.changes.added),
             "removed": list(self.changes.removed),
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
+            "differs": self.differs.to_json() if self.differs else None,
             "reading": self.reading.to_json() if self.reading else None,
             "damaged_checkpoints": [one.to_json() for one in self.damaged],
             "lives": [life.to_json() for life in self.lives],

@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.monitor import formatting
+from launcher.monitor.changes import Difference, difference_of
 from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event
 from launcher.monitor.moments import since
@@ -106,9 +107,19 @@ class RunStatus:
             formatting.text(status.restarts or None),
             formatting.text(status.nodes),
             formatting.text(self.of_another),
-            formatting.text("; ".join(filter(None, (status.reasons, summary(self.damaged)))) or None),
+            formatting.text("; ".join(filter(None, self._reasons)) or None),
         ]
         return [one_line(value) for value in values]
+
+    @property
+    def _reasons(self) -> list[str | None]:
+        differs = self.differs.summary() if self.differs else None
+        return [self.status.reasons, differs, summary(self.damaged)]
+
+    @property
+    def differs(self) -> Difference | None:
+        """By what it is another training than an earlier launch of the run."""
+        return difference_of(self.launch.manifest) if self.launch else None
 
     @property
     def _size(self) -> str:
@@ -151,6 +162,7 @@ class RunStatus:
             "val_loss": finite(self.progress.validation_loss),
             "tokens_per_second": finite(self.progress.tokens_per_second),
             "eta_seconds": finite(self.eta),
+            "differs": self.differs.to_json() if self.differs else None,
             "damaged_checkpoints": [one.to_json() for one in self.damaged],
         }
 

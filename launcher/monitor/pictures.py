@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
+from launcher.errors import UserError, one_line
 
 INK = "#22272b"
 FAINT = "#6f7880"
@@ -44,8 +45,14 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
+def as_label(text: str) -> str:
+    """Return text as matplotlib draws it letter by letter: between dollars it would read a formula."""
+    return one_line(text).replace("$", r"\$")
+
+
 def dress(axes: Any, title: str, subtitle: str) -> None:
     """The title, and axes that stay behind what they measure."""
+    title, subtitle = as_label(title), as_label(subtitle)
     large, small = _fitting(title, 15, _TITLE), _fitting(subtitle, 9.5, _SUBTITLE)
     axes.set_title(title, loc="left", fontsize=large, fontweight="bold", color=INK, pad=24)
     below = axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=small, color=FAINT)
@@ -67,7 +74,10 @@ def _fitting(text: str, size: float, most: int) -> float:
 def rendered(figure: Any, title: str, suffix: str = "png") -> bytes:
     """The bytes of a figure as a png, svg or pdf."""
     content = BytesIO()
-    figure.savefig(content, format=suffix, metadata={"Title": title})
+    with warnings.catch_warnings():
+        # A letter that no font has is drawn as a box, which says as much.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(content, format=suffix, metadata={"Title": one_line(title)})
     return content.getvalue()
 
 

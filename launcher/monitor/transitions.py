@@ -69,7 +69,7 @@ def _started(lives: Sequence[Life], status: JobStatus) -> float | None:
 def _ended(
     launch: Launch, job_id: str, lives: Sequence[Life], status: JobStatus, started: float | None
 ) -> float | None:
-    """The end that the job recorded, else that of who ended it, else when its time was over."""
+    """The end that the job recorded, else that of who ended it, else when its time was over, else Slurm's."""
     if lives and all(life.ended is not None for life in lives):
         return _latest(life.ended for life in lives)
     by_user = cancelled_at(launch.paths.directory, job_id)
@@ -78,6 +78,8 @@ def _ended(
     ran = _seconds(status)
     if started is not None and ran is not None:
         return started + ran
+    if status.ended is not None:
+        return status.ended
     end = chain_end(launch.paths.directory) if launch.is_chain else None
     return end.ended if end is not None else None
 

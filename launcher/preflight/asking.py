@@ -13,7 +13,7 @@ from launcher.preflight.fitting import TRAINER, Check
 from launcher.preflight.registry import CHECKS
 
 # What is looked at beside the keys: the trainer says nothing of these.
-_OF_OTHERS = ("path.", "secret.", "cluster.", "memory.", "space.", "run.", "data.identity")
+_OF_OTHERS = ("path.", "image.", "secret.", "cluster.", "memory.", "space.", "run.", "data.identity")
 
 
 def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:
@@ -54,6 +54,11 @@ def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
 def is_asked(check: Check, facts: Facts) -> bool:
     """Whether a check has something to look at, or is told to have been skipped."""
     return all(_part(facts, name) is not _NOT_NEEDED for name in check.needs)
+
+
+def has_all(check: Check, facts: Facts) -> bool:
+    """Return True if each fact that a check needs is there."""
+    return all(_part(facts, name) is None for name in check.needs)
 
 
 class _Missing(NamedTuple):

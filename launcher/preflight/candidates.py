@@ -25,17 +25,34 @@ from launcher.preflight.shape import Shape, is_encoder_decoder, stacks_of
 from launcher.preflight.values import Values, divisors
 
 SEQUENCE = "model.sequence_parallel"
+# The embedding and the loss take the place of a layer each.
+COUNTED_ENDS = tuple(f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
+_OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
 _RECOMPUTE = "activations_checkpoint"
 _SIZES = frozenset(
-    map(full, (keys.TENSOR, keys.PIPELINE, keys.VIRTUAL, keys.CONTEXT, keys.MICRO, keys.SPLIT_RANK, SEQUENCE))
+    map(
+        full,
+        (
+            keys.TENSOR,
+            keys.PIPELINE,
+            keys.VIRTUAL,
+            keys.CONTEXT,
+            keys.MICRO,
+            keys.SPLIT_RANK,
+            SEQUENCE,
+            *COUNTED_ENDS,
+        ),
+    )
 )
 
 # Tensor parallel groups of more GPUs than this are nobody's wish, nor micro batches of more sequences.
 _MOST_TENSOR = 64
 _MOST_MICRO = 64
-# Sequences from this length on may be worth cutting, into so many parts at most.
+# Sequences from this length on may be worth cutting into as many parts as there are, up to so many; shorter
+# ones into parts that are no shorter than these.
 _LONG = 16384
 _MOST_CONTEXT = 16
+_SHORTEST_PART = 4096
 # More GPUs than there are in one place, and many times the layouts that a model of today has on them: a slip
 # of some digits must not take minutes.
 _MOST_GPUS = 2**20
@@ -85,6 +102,8 @@ def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
     }
     if is_encoder_decoder(values) and layout.pipeline != values.whole(keys.PIPELINE, 1):
         wanted[keys.SPLIT_RANK] = layout.pipeline // 2
+    if layout.counts_ends:
+        wanted.update(dict.fromkeys(COUNTED_ENDS, True))
     if layout.recompute != _own_recompute(values):
         for stack in stacks_of(values):
             start = f"{stack.node}.{_RECOMPUTE}"
@@ -125,6 +144,7 @@ def distance(layout: Layout, own: Layout) -> float:
     # These two hardly change what a step does, and follow from other sizes as often as not.
     far += abs(math.log2((layout.virtual or 1) / (own.virtual or 1))) / 2
     far += (layout.sequence_parallel != own.sequence_parallel) / 2
+    far += (layout.counts_ends != own.counts_ends) / 2
     return far + abs(effort(layout.recompute) - effort(own.recompute))
 
 
@@ -142,15 +162,15 @@ def layouts(values: Values, shape: Shape, counts: Sequence[int], engine: str) ->
             flags = splits.sequence_parallel(tensor, context)
             for pipeline in divisors(world // tensor // context) if flags else ():
                 data = world // (tensor * context * pipeline)
-                for virtual, micro in product(splits.virtual(pipeline), _micro_batches(shape, data)):
+                for (virtual, ends), micro in product(splits.virtual(pipeline), _micro_batches(shape, data)):
                     tried += 1
                     if tried > _MOST_TRIED:
                         return
-                    bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], NOTHING)
+                    bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], NOTHING, ends)
                     moved = shape_with(values, shape, bare)
                     if not all(_runs(values, moved, nodes) for nodes in counts):
                         continue
-                    for flag, recompute in product(flags, splits.recomputes(pipeline, virtual)):
+                    for flag, recompute in product(flags, splits.recomputes(pipeline, virtual, ends)):
                         yield bare._replace(sequence_parallel=flag, recompute=recompute)
 
 
@@ -181,20 +201,33 @@ class _Splits:
     def _with(self, changes: Mapping[str, Any]) -> Values:
         return Values(with_changes(self._values.config, changes))
 
-    def _virtual(self, pipeline: int) -> list[int | None]:
-        """The virtual sizes that a pipeline size can have, ``None`` among them; none if it cannot be."""
-        plain = self._pipeline(pipeline)
+    def _virtual(self, pipeline: int) -> list[tuple[int | None, bool]]:
+        """Return the virtual sizes that a pipeline size can have, and whether its ends count as layers.
+
+        None is among the sizes; there are none if the pipeline cannot be. The ends count where the layers
+        cannot be shared out else: 126 layers have no useful pipeline, and 126 + 2 have.
+        """
+        ends = not layers_fit(self._with(self._pipeline(pipeline, ends=False)))
+        if ends and not self._can_count_ends:
+            return []
+        plain = self._pipeline(pipeline, ends)
         values = self._with(plain)
         if not layers_fit(values) or _found(split_rank_problems(values, self._engine)):
             return []
         sizes: list[int | None] = [None]
         stacks = stacks_of(values)
         if pipeline > 1 and len(stacks) == 1:
-            for size in divisors(stacks[0].layers or 1):
+            for size in divisors((stacks[0].layers or 1) + 2 * ends):
                 tried = self._with({**plain, keys.VIRTUAL: size})
                 if size > 1 and layers_fit(tried) and not _found(virtual_problems(tried, self._engine)):
                     sizes.append(size)
-        return sizes
+        return [(size, ends) for size in sizes]
+
+    @property
+    def _can_count_ends(self) -> bool:
+        """Whether the engine has it (NeMo), and the user says nothing else of the first and last stage."""
+        told = (*COUNTED_ENDS, *_OWN_ENDS)
+        return self._engine == "nemo" and not any(self._values.raw(key) for key in told)
 
     def _sequence_parallel(self, tensor: int, context: int) -> list[bool]:
         """Its values with a tensor and a context size: on where there is something to share; the user's own.
@@ -206,18 +239,20 @@ class _Splits:
         can = [flag for flag in flags if (tensor > 1 or not flag) and self._can(tensor, context, flag)]
         return can or [False] * self._can(tensor, context, False)
 
-    def _recomputes(self, pipeline: int, virtual: int | None) -> list[Recompute]:
-        """The user's own; nothing, attention's core, half of the layers of a model chunk, all of them."""
-        stack = stacks_of(self._with(self._pipeline(pipeline)))[0]
-        chunk = (stack.layers or 1) // ((stack.stages or 1) * (virtual or 1))
+    def _recomputes(self, pipeline: int, virtual: int | None, ends: bool) -> list[Recompute]:
+        """Return the user's own; nothing, attention's core, half of a model chunk's layers, all of them."""
+        stack = stacks_of(self._with(self._pipeline(pipeline, ends)))[0]
+        chunk = ((stack.layers or 1) + 2 * ends) // ((stack.stages or 1) * (virtual or 1))
         own = _own_recompute(self._values)
         half = [Recompute("full", "block", chunk // 2)] if chunk > 1 else []
         others = (NOTHING, SELECTIVE, *half, EVERYTHING)
         return [own, *(option for option in others if effort(option) != effort(own))]
 
-    def _pipeline(self, size: int) -> dict[str, Any]:
-        """A pipeline size without virtual stages."""
+    def _pipeline(self, size: int, ends: bool) -> dict[str, Any]:
+        """Return the changes for a pipeline size without virtual stages."""
         changes: dict[str, Any] = {keys.PIPELINE: size, keys.VIRTUAL: None}
+        if ends:
+            changes.update(dict.fromkeys(COUNTED_ENDS, True))
         if is_encoder_decoder(self._values):
             changes[keys.SPLIT_RANK] = size // 2
         return changes
@@ -233,10 +268,10 @@ def _found(problems: Iterable[Finding]) -> bool:
 
 
 def _contexts(values: Values, own: int, world: int) -> list[int]:
-    """The user's own, none, and others where sequences are long."""
-    length = values.whole("model.encoder_seq_length", 0) or 0
-    others = divisors(world) if length >= _LONG and not is_encoder_decoder(values) else []
-    sizes = {1, own, *(size for size in others if size <= _MOST_CONTEXT)}
+    """Return the user's own, none, and others where sequences are long."""
+    length = 0 if is_encoder_decoder(values) else values.whole("model.encoder_seq_length", 0) or 0
+    most = _MOST_CONTEXT if length >= _LONG else length // _SHORTEST_PART
+    sizes = {1, own, *(size for size in divisors(world) if size <= most)}
     return [size for size in sorted(sizes) if world % size == 0]
 
 

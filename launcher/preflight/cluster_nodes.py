@@ -232,7 +232,8 @@ def _other_gpu(plan: Plan, facts: Facts) -> Iterator[Finding]:
     resources = plan.job.resources
     if resources.gpu is None:
         return
-    there = gpu_of(Resources(resources.nodes, resources.tasks_per_node), facts)
+    only = Resources(resources.nodes, resources.tasks_per_node, gpu_types=resources.gpu_types)
+    there = gpu_of(only, facts)
     if not there.is_assumed and there.gpu.name != resources.gpu:
         told = f"estimates count with it, and the GPUs of {partitions_text(plan, facts)} are {there.gpu.name}"
         yield warning("cluster.gpus", "cluster.gpu", resources.gpu, told, f"cluster.gpu={there.gpu.name}")

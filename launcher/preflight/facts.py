@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.path_facts import PathFacts
+from launcher.releases import Contents
 
 
 class LostSecret(NamedTuple):
@@ -70,6 +71,14 @@ class EarlierTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What is known to be in the job's image; `missing` says why nothing is."""
+
+    contents: Contents | None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Gathered beforehand and read-only; ``None`` is unknown, and skips the checks that need it.
 
@@ -88,6 +97,8 @@ class Facts:
         Files of secrets that are not there, or cannot be read.
     paths
         What this machine has of the files and directories that the job uses.
+    image
+        What is in the job's image; ``None`` if it runs in none, or nobody looked.
     earlier
         The newest launch of the run; ``None`` if no training is planned.
     cluster
@@ -107,6 +118,7 @@ class Facts:
     open_secrets: Mapping[str, str] | None = None
     lost_secrets: tuple[LostSecret, ...] | None = None
     paths: PathFacts | None = None
+    image: ImageFacts | None = None
     earlier: EarlierTraining | None = None
     cluster: ClusterFacts | None = None
     array_tasks: int | None = None

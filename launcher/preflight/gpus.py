@@ -13,6 +13,7 @@ from launcher.preflight.findings import Finding, error, full, warning
 from launcher.preflight.shape import DEVICES
 from launcher.preflight.values import Values, count
 
+CHECK = "layout.gpus"
 _GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
 _PER_TASK = "cluster.gpus_per_task"
 
@@ -21,11 +22,28 @@ def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator
     """One task per GPU: `trainer.devices` on each node, as many GPUs from the cluster, with the precision."""
     if values.raw("trainer.accelerator") == "cpu":
         return
-    yield from _precision(values, gpu_of(resources, facts))
+    counted = gpu_of(resources, facts)
+    yield from _type(resources, counted)
+    yield from _precision(values, counted)
     if resources.gpus_per_task is not None:
         yield from _per_task(resources.tasks_per_node, resources.gpus_per_task, facts.node_gpus)
     else:
         yield from _per_node(resources)
+
+
+def _type(resources: Resources, counted: Counted) -> Iterator[Finding]:
+    """The type of GPU that is named is one that is known, and that is asked for."""
+    if counted.is_unclear:
+        told = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
+        fix = f"cluster.gpu={counted.gpu.name}, or another of docs/memory.md; cluster.gpu_types adds one"
+        yield warning(CHECK, "cluster.gpu", None, told, fix)
+    asked = resources.gpus_per_node if resources.gpus_per_task is None else resources.gpus_per_task
+    if resources.gpu_type is not None and resources.gres is None and asked is not None:
+        key = "gpus_per_node" if resources.gpus_per_task is None else "gpus_per_task"
+        told = f"the job asks with cluster.{key}={asked}, of any type"
+        also = (f"cluster.{key}",)
+        shown = f"gpu:{resources.gpu_type}"
+        yield warning(CHECK, "cluster.gres", shown, told, "cluster.gpu_request=gres", also)
 
 
 def _precision(values: Values, counted: Counted) -> Iterator[Finding]:
@@ -34,15 +52,18 @@ def _precision(values: Values, counted: Counted) -> Iterator[Finding]:
     if is_assumed:
         return
     if values.flag("model.fp8") and not gpu.has_fp8:
-        told = f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it before the H100"
-        yield error("layout.gpus", "model.fp8", True, told, f"{full('model.fp8')}=False")
+        told = (
+            f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
+            " which L4, L40S and H100 have"
+        )
+        yield error(CHECK, "model.fp8", True, told, f"{full('model.fp8')}=False")
     precision = values.raw("trainer.precision")
     if precision_of(values) == "bf16" and not gpu.has_bf16:
         told = (
             f"{gpu.name} ({source}) has no bf16, which is new with the A100: fused kernels refuse it, and"
             " others are slow"
         )
-        yield warning("layout.gpus", "trainer.precision", precision, told, f"{full('trainer.precision')}=16")
+        yield warning(CHECK, "trainer.precision", precision, told, f"{full('trainer.precision')}=16")
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
@@ -54,19 +75,19 @@ def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
 def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
     """GPUs that are asked for by the task: a node must have them all, and a task uses one."""
     if each == 0:
-        yield error("layout.gpus", _PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
+        yield error(CHECK, _PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
     elif node is not None and tasks * each > node:
         told = (
             f"{count(tasks, 'task')} to a node ({full(DEVICES)}) need {tasks * each} GPUs, and it has {node}"
         )
         ways = [f"{_PER_TASK}=1"] * (each > 1) + [f"{full(DEVICES)}={node}"] * (0 < node < tasks)
-        yield error("layout.gpus", _PER_TASK, each, told, " and ".join(ways) or None, also=(DEVICES,))
+        yield error(CHECK, _PER_TASK, each, told, " and ".join(ways) or None, also=(DEVICES,))
     elif each > 1:
         told = f"a task uses one GPU: {count(tasks * (each - 1), 'GPU')} of each node would be idle"
-        yield warning("layout.gpus", _PER_TASK, each, told, f"{_PER_TASK}=1")
+        yield warning(CHECK, _PER_TASK, each, told, f"{_PER_TASK}=1")
     elif node is not None and tasks < node:
         told = f"{count(node - tasks, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
-        yield warning("layout.gpus", _PER_TASK, each, told, f"{full(DEVICES)}={node}", also=(DEVICES,))
+        yield warning(CHECK, _PER_TASK, each, told, f"{full(DEVICES)}={node}", also=(DEVICES,))
 
 
 def _per_node(resources: Resources) -> Iterator[Finding]:
@@ -77,8 +98,8 @@ def _per_node(resources: Resources) -> Iterator[Finding]:
     shown = resources.gres if key == "cluster.gres" else given
     if given < tasks:
         told = f"{count(tasks, 'task')} to a node ({full(DEVICES)}), and {count(given, 'GPU')} for them"
-        yield error("layout.gpus", key, shown, told, f"{full(DEVICES)}={given or 1}", also=(DEVICES,))
+        yield error(CHECK, key, shown, told, f"{full(DEVICES)}={given or 1}", also=(DEVICES,))
     else:
         idle = given - tasks
         told = f"{count(idle, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
-        yield warning("layout.gpus", key, shown, told, f"{full(DEVICES)}={given}", also=(DEVICES,))
+        yield warning(CHECK, key, shown, told, f"{full(DEVICES)}={given}", also=(DEVICES,))

@@ -57,8 +57,8 @@ def world_problem(shape: Shape, nodes: int) -> Finding | None:
 
 def experts_problem(shape: Shape, nodes: int) -> Finding | None:
     """Expert tensor × expert × pipeline divides the world too (megatron/core/parallel_state.py)."""
-    size = shape.expert_tensor * shape.expert * shape.pipeline
-    if shape.expert == 1 or nodes * shape.devices % size == 0:
+    size = shape.experts
+    if (shape.expert == 1 and shape.expert_tensor == shape.tensor) or nodes * shape.devices % size == 0:
         return None
     return error(
         "layout.experts",

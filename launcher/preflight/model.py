@@ -51,6 +51,9 @@ def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
         for (name, what), size in zip(_DIVIDED.items(), sizes, strict=True):
             if size is not None:
                 yield f"{stack.node}.{name}", size, what
+    shared = values.whole("model.moe_shared_expert_intermediate_size")
+    if shared is not None:
+        yield "model.moe_shared_expert_intermediate_size", shared, "hidden units of the shared expert"
     vocabulary = values.whole("model.override_vocab_size")  # any other is padded to a multiple
     if vocabulary is not None:
         yield "model.override_vocab_size", vocabulary, "tokens"
@@ -96,13 +99,23 @@ def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str] | None:
 def _uneven(values: Values, stack: Stack, how: str) -> Finding:
     if stack.node == "model":
         key, what = keys.PIPELINE, "pipeline"
-        fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}"
+        fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}{_counting_ends(values, stack)}"
     else:
         key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
         fix = f"{stack.node}.num_layers by the {stack.stages} stages that it has"
     value = values.raw(key)
     told = f"{what} {stack.stages} does not divide {how} ({full(stack.node + '.num_layers')})"
     return error("layout.layers", key, value, told, fix, also=(f"{stack.node}.num_layers",))
+
+
+def _counting_ends(values: Values, stack: Stack) -> str:
+    """Return what makes a pipeline even whose ends have room for the embedding and the loss."""
+    flags = [f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss")]
+    layers, stages = stack.layers or 0, stack.stages or 1
+    if stages == 1 or (layers + 2) % stages or any(values.raw(key) for key in flags):
+        return ""
+    pasted = " and ".join(f"+{full(key)}=True" for key in flags)
+    return f"; or {pasted} (NeMo), which count as a layer each: {layers + 2} / {stages}"
 
 
 def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
@@ -249,19 +262,6 @@ def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
         f"such as {pipeline // 2}: half of the stages each",
         also=(keys.PIPELINE,),
     )
-
-
-def expert_problems(values: Values) -> Iterator[Finding]:
-    """Experts are whole on a rank: expert parallel divides them (megatron/core: moe/moe_layer.py)."""
-    expert, experts = values.whole(keys.EXPERT, 1), values.whole("model.num_moe_experts")
-    if expert is None or expert == 1:
-        return
-    if values.raw("model.num_moe_experts") is None:
-        yield error("layout.experts", keys.EXPERT, expert, "the model has no experts", "1")
-    elif experts is not None and experts % expert:
-        valid = f"valid expert sizes: {listed(divisors(experts))}"
-        told = f"does not divide {experts} experts"
-        yield error("layout.experts", keys.EXPERT, expert, told, valid, also=("model.num_moe_experts",))
 
 
 def width_problems(values: Values) -> Iterator[Finding]:

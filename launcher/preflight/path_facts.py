@@ -45,7 +45,7 @@ class PathFacts:
 
     Attributes
     ----------
-    tokenizer, data, checkpoint, image, mounts
+    tokenizer, data, checkpoint, image, mounts, script
         What is not there, or not what it should be.
     fetched
         The image of a registry that many nodes would fetch at once.
@@ -69,6 +69,7 @@ class PathFacts:
     checkpoint: tuple[Lack, ...] | None = None
     image: tuple[Lack, ...] | None = None
     fetched: tuple[Lack, ...] | None = None
+    script: tuple[Lack, ...] | None = None
     mounts: tuple[Lack, ...] | None = None
     results: tuple[Lack, ...] | None = None
     local: LocalPaths | None = None

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.preflight.findings import Finding, error
+from launcher.preflight.findings import Finding, error, full, warning
 from launcher.preflight.shape import stacks_of
 from launcher.preflight.values import Values
 
 _GRANULARITIES = ("full", "selective")
 _METHODS = ("block", "uniform")
+# Parts of a layer that selective recomputing knows, the last not in megatron-core 0.12, and what some need.
+_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+_NEEDED = {"moe_act": "model.moe_grouped_gemm", "mla_up_proj": "model.multi_latent_attention"}
+_NAMED = "model.recompute_modules"
+# NeMo's, of which neither the memory nor the time is estimated.
+_PARTIAL = (
+    "num_micro_batches_with_partial_activation_checkpoints",
+    "activations_checkpoint_layers_per_pipeline",
+)
 
 
 def recompute_problems(values: Values) -> Iterator[Finding]:
@@ -30,6 +39,8 @@ def recompute_problems(values: Values) -> Iterator[Finding]:
             yield from _full(values, start)
         else:
             yield from _selective(values, start)
+            yield from _modules(values)
+        yield from _partial(values, stack.node)
 
 
 def _full(values: Values, start: str) -> Iterator[Finding]:
@@ -42,6 +53,15 @@ def _full(values: Values, start: str) -> Iterator[Finding]:
         yield _problem(f"{start}_num_layers", None, told, f"{start}_granularity")
 
 
+def _partial(values: Values, node: str) -> Iterator[Finding]:
+    """Warn of layers or micro batches that are not recomputed after all: estimates count all of them."""
+    for name in _PARTIAL:
+        value = values.raw(f"{node}.{name}")
+        if value:
+            told = "memory and time are estimated without it, as if all micro batches recomputed alike"
+            yield warning("model.recompute", f"{node}.{name}", value, told)
+
+
 def _selective(values: Values, start: str) -> Iterator[Finding]:
     method, layers = values.raw(f"{start}_method"), values.raw(f"{start}_num_layers")
     if method is not None and method not in _METHODS:
@@ -49,6 +69,18 @@ def _selective(values: Values, start: str) -> Iterator[Finding]:
     if layers is not None:
         told = "activations_checkpoint_granularity=selective is for all layers; null is needed here"
         yield _problem(f"{start}_num_layers", layers, told, f"{start}_granularity")
+
+
+def _modules(values: Values) -> Iterator[Finding]:
+    named = values.raw(_NAMED)
+    if named is None:
+        return
+    if not isinstance(named, (list, tuple)) or not all(name in _MODULES for name in named):
+        yield _problem(_NAMED, named, f"expected a list of {', '.join(_MODULES)}, or null")
+        return
+    for name, key in _NEEDED.items():
+        if name in named and not values.flag(key):
+            yield _problem(_NAMED, named, f"{name} needs {full(key)}=True", key)
 
 
 def _problem(key: str, value: Any, told: str, *also: str) -> Finding:

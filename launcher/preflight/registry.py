@@ -8,6 +8,8 @@ from launcher.preflight import (
     data,
     earlier,
     elastic,
+    experts,
+    images,
     memory,
     model,
     names,
@@ -72,9 +74,9 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "layout.experts",
-        "expert parallel divides the experts, and nodes × GPUs",
+        "expert and expert tensor parallel divide the experts, and nodes × GPUs",
         lambda plan, facts: (
-            *of_nemo(model.expert_problems)(plan, facts),
+            *of_engine(experts.layout_problems)(plan, facts),
             *at_node_count("layout.experts")(plan, facts),
         ),
     ),
@@ -107,6 +109,16 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("batch.accumulation", "gradients are accumulated once", of_nemo(batches.accumulation_problems)),
     Check("model.heads", "heads divide the hidden size, groups the heads", of_nemo(model.width_problems)),
+    Check(
+        "model.experts",
+        "the router's numbers fit the experts, and layers with experts are what the engine builds",
+        of_engine(experts.expert_problems),
+    ),
+    Check(
+        "model.attention",
+        "multi-latent attention has its sizes, and a sliding window is one that the engine has",
+        of_engine(experts.attention_problems),
+    ),
     Check(
         "model.sequence",
         "the data's sequences are as long as the model's, and there are positions for them",
@@ -225,6 +237,23 @@ CHECKS: tuple[Check, ...] = (
         "many nodes do not fetch an image of a registry at once",
         paths.lack_problems("image.fetch", lambda found: found.fetched),
         needs=("paths.fetched",),
+    ),
+    Check(
+        "image.engine",
+        "the image has what the engine runs",
+        images.engine_problems,
+        needs=("image.contents",),
+    ),
+    Check(
+        "image.network",
+        "NCCL finds the plugin for EFA, where FI_PROVIDER=efa",
+        images.network_problems,
+    ),
+    Check(
+        "path.script",
+        "a checkout that the engine's program is in has it",
+        paths.lack_problems("path.script", lambda found: found.script),
+        needs=("paths.script",),
     ),
     Check(
         "path.mounts",

@@ -62,6 +62,11 @@ class Shape(NamedTuple):
         """The GPUs that one copy of the model takes."""
         return self.tensor * self.pipeline * self.context
 
+    @property
+    def experts(self) -> int:
+        """The GPUs that one copy of the routed experts takes."""
+        return self.expert_tensor * self.expert * self.pipeline
+
     def data(self, nodes: int) -> int:
         """The data parallel size, where the world can be divided."""
         return nodes * self.devices // self.model

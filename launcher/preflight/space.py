@@ -29,11 +29,12 @@ def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     more = max(1, saved.most - there)
     left = f"{told_bytes(free)} are free" + (" (by the quota)" if paths and paths.free_by == "quota" else "")
     if saved.size > free:
-        yield error(
+        tell, whose = (warning, " of this machine's own disk") if _is_own_disk(plan, facts) else (error, "")
+        yield tell(
             "space.checkpoints",
             _DIRECTORY,
             values.raw(_DIRECTORY),
-            f"a checkpoint takes about {told_bytes(saved.size)}, and {left}",
+            f"a checkpoint takes about {told_bytes(saved.size)}, and {left}{whose}",
             "base_results_dir=... where there is more space",
         )
     elif more * saved.size > free:
@@ -47,6 +48,12 @@ def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
             _fix(saved, there + free // saved.size, plan.job.engine),
             also=(_DIRECTORY,),
         )
+
+
+def _is_own_disk(plan: Plan, facts: Facts) -> bool:
+    """Return True if the nodes of the job cannot write to the disk that was looked at, as on a laptop."""
+    local = facts.paths.local if facts.paths is not None else None
+    return local is not None and bool(local.results) and max(plan.job.resources.node_counts) > 1
 
 
 def _fix(saved: Checkpoints, room: int, engine: str) -> str:

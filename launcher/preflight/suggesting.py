@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import Any
 
+from launcher.attained import attained
 from launcher.plan import Plan
 from launcher.preflight import shape as keys
 from launcher.preflight.candidates import (
@@ -21,9 +23,12 @@ from launcher.preflight.candidates import (
     with_changes,
 )
 from launcher.preflight.elastic import is_elastic
+from launcher.preflight.estimates.countable import precision_of
 from launcher.preflight.estimates.gpu import gpu_of
 from launcher.preflight.estimates.memory import StageMemory, estimate_memory
-from launcher.preflight.estimates.speed import Layout, Speed
+from launcher.preflight.estimates.reading import uncounted
+from launcher.preflight.estimates.sizes import sized
+from launcher.preflight.estimates.speed import Layout, Speed, running_of
 from launcher.preflight.estimates.work import work_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, full
@@ -34,6 +39,12 @@ from launcher.preflight.values import Values, count
 
 # Layouts whose steps differ by less than this part are equals.
 _EQUAL = 0.01
+# One that fills more than so much of what it may take comes after others that are less than so much slower:
+# what a longer sequence, another NCCL or a fragment takes more would end it.
+_FULL = 0.92
+_WORTH_ROOM = 0.03
+# NeMo sends and adds up gradients in this type; 32 bits unless it is named.
+GRADIENTS = "model.optim.grad_sync_dtype"
 # The checks that a layout has a part in.
 _ASKED = ("layout.", "batch.", "elastic.", "model.recompute")
 # Where a layout that recomputes all does not fit by so much, no other one of its sizes is tried.
@@ -76,9 +87,19 @@ class Suggester:
         self._own = layout_of(self._values, self.shape) if self.shape is not None else None
         # The least micro batch that was too much for a layout: more of it is too.
         self._too_much: dict[Layout, int] = {}
+        self._times: dict[Layout, float] = {}
+        self._hopes: dict[tuple[int, ...], bool] = {}
         self._stages: dict[Layout, tuple[StageMemory, ...] | None] = {}
-        work = work_of(self._values, self.shape.devices, plan.job.engine) if self.shape is not None else None
-        self._speed = Speed(work, self.counted.gpu, self.nodes) if work is not None else None
+        self._speed = self._speed_of(plan) if self.shape is not None else None
+
+    def _speed_of(self, plan: Plan) -> Speed | None:
+        assert self.shape is not None
+        engine, work = plan.job.engine, work_of(self._values, self.shape.devices, plan.job.engine)
+        if work is None:
+            return None
+        running = running_of(self._values, engine, work.vocabulary)
+        constants = attained(plan.assumptions.attained)
+        return Speed(work, running, self.counted.gpu, self.nodes, constants)
 
     @cached_property
     def own(self) -> Suggestion | None:
@@ -96,21 +117,36 @@ class Suggester:
         return max(stage.total for stage in stages) <= self.limit if stages else None
 
     def best(self) -> Iterator[Suggestion]:
-        """Those that fit, the fastest first, of equals the nearest.
+        """Yield those that fit, the fastest first, of equals the nearest.
 
-        One of each tensor × pipeline × context: the others differ from it in little.
+        One of each tensor × pipeline × context: the others differ from it in little. Those that leave little
+        of the memory come later than they are fast.
         """
-        seen = set()
-        for layout in self._ranked(self._by_speed):
-            sizes = (layout.tensor, layout.pipeline, layout.context)
-            if sizes not in seen and (found := self._fitting(layout)) is not None:
-                seen.add(sizes)
-                yield found
+        seen: set[tuple[int, ...]] = set()
+        full: list[tuple[float, int, Suggestion]] = []
+        for number, layout in enumerate(self._ranked(self._by_speed)):
+            seconds = self._seconds(layout) or 0.0
+            while full and full[0][0] < seconds:
+                yield from self._unseen(heappop(full)[2], seen)
+            if _sizes(layout) in seen or (found := self._fitting(layout)) is None:
+                continue
+            if found.fullest is not None and found.fullest.total > _FULL * self.limit:
+                heappush(full, (seconds * (1 + _WORTH_ROOM), number, found))
+            else:
+                yield from self._unseen(found, seen)
+        while full:
+            yield from self._unseen(heappop(full)[2], seen)
+
+    @staticmethod
+    def _unseen(found: Suggestion, seen: set[tuple[int, ...]]) -> Iterator[Suggestion]:
+        if _sizes(found.layout) not in seen:
+            seen.add(_sizes(found.layout))
+            yield found
 
     @property
     def work(self) -> int:
         """What looking for layouts has taken so far, by and large, in layouts."""
-        return sum(map(len, self._groups)) + _ESTIMATE * len(self._stages)
+        return sum(map(len, self._groups.values())) + _ESTIMATE * len(self._stages)
 
     def nearest(self) -> Suggestion | None:
         """The one that fits with the least to change."""
@@ -138,28 +174,40 @@ class Suggester:
     @cached_property
     def smallest(self) -> Suggestion | None:
         """The one that takes the least memory, of those with the least micro batch that recompute all."""
-        made = [self._made(self._least(group)) for group in self._groups]
+        made = [self._made(self._least(group)) for group in self._groups.values()]
         return min(made, key=lambda one: one.fullest.total if one.fullest else 0, default=None)
 
     @cached_property
     def _layouts(self) -> list[Layout]:
-        """All that the arithmetic allows, less those with sizes that no memory would do for."""
-        return [layout for group in self._groups if self._has_hope(group) for layout in group]
+        """All that the arithmetic allows, less those whose parameters are too much already."""
+        groups = self._groups.items()
+        return [layout for sizes, group in groups if not self._is_too_large(sizes) for layout in group]
 
     @cached_property
-    def _groups(self) -> list[list[Layout]]:
+    def _groups(self) -> dict[tuple[int, ...], list[Layout]]:
         """All that the arithmetic allows, by the sizes that a model is divided by."""
         if self.shape is None:
-            return []
+            return {}
         groups: dict[tuple[int, ...], list[Layout]] = {}
         job = self.plan.job
         for layout in layouts(self._values, self.shape, job.resources.node_counts, job.engine):
-            groups.setdefault((layout.tensor, layout.pipeline, layout.context), []).append(layout)
-        return list(groups.values())
+            groups.setdefault(_sizes(layout), []).append(layout)
+        return groups
 
-    def _has_hope(self, group: list[Layout]) -> bool:
-        least = self._fullest(self._least(group))
-        return least is None or least.total <= _HOPELESS * self.limit
+    def _is_too_large(self, sizes: tuple[int, ...]) -> bool:
+        """Whether what a GPU keeps of parameters is too much already, before anything is estimated."""
+        if self._speed is None or not has_gpus(self.plan):
+            return False
+        tensor, pipeline, _ = sizes
+        return self._speed.bytes_at_least(tensor * pipeline) > self.limit
+
+    def _has_hope(self, layout: Layout) -> bool:
+        """Whether any layout with these sizes may fit: the one of them that takes the least does, nearly."""
+        sizes = _sizes(layout)
+        if sizes not in self._hopes:
+            least = self._fullest(self._least(self._groups[sizes]))
+            self._hopes[sizes] = least is None or least.total <= _HOPELESS * self.limit
+        return self._hopes[sizes]
 
     @staticmethod
     def _least(group: list[Layout]) -> Layout:
@@ -185,6 +233,8 @@ class Suggester:
     def _fitting(self, layout: Layout) -> Suggestion | None:
         alike = layout._replace(micro=0)
         if layout.micro >= self._too_much.get(alike, layout.micro + 1):
+            return None
+        if not self._has_hope(layout):
             return None
         fullest = self._fullest(layout)
         if fullest is not None and fullest.total > self.limit:
@@ -216,13 +266,29 @@ class Suggester:
         return estimate_memory(with_changes(self._config, changes), self.nodes, self.plan.job.engine)
 
     def _seconds(self, layout: Layout) -> float | None:
-        return self._speed.step(layout, self._with(layout)) if self._speed is not None else None
+        if self._speed is None or self.shape is None:
+            return None
+        if layout not in self._times:
+            shape = self.shape._replace(
+                tensor=layout.tensor,
+                pipeline=layout.pipeline,
+                virtual=layout.virtual,
+                context=layout.context,
+                micro=layout.micro,
+            )
+            self._times[layout] = self._speed.step(layout, shape)
+        return self._times[layout]
 
     def _fullest(self, layout: Layout) -> StageMemory | None:
         if layout not in self._stages:
             self._stages[layout] = self._estimate(changes_to(self._values, layout))
         stages = self._stages[layout]
         return max(stages, key=lambda stage: stage.total) if stages else None
+
+
+def _sizes(layout: Layout) -> tuple[int, ...]:
+    """Return the sizes that a model is divided by."""
+    return layout.tensor, layout.pipeline, layout.context
 
 
 def _told(finding: Finding) -> tuple[str, str]:
@@ -238,6 +304,29 @@ def with_nodes(plan: Plan, nodes: int) -> Plan:
     resources = replace(plan.job.resources, nodes=nodes, max_nodes=None)
     config = with_changes(plan.job.config or {}, {keys.NODES: nodes})
     return replace(plan, job=replace(plan.job, config=config, resources=resources))
+
+
+def with_half_gradients(plan: Plan) -> Plan | None:
+    """Return a plan with gradients in bf16; None where its engine has none, or it has them already."""
+    values = Values(plan.job.config or {})
+    if plan.job.engine != "nemo" or precision_of(values) != "bf16" or values.raw(GRADIENTS) is not None:
+        return None
+    return replace(plan, job=replace(plan.job, config=with_changes(values.config, {GRADIENTS: "bf16"})))
+
+
+def own_with_half_gradients(suggester: Suggester) -> Suggestion | None:
+    """Return the user's own layout with gradients in bf16, where these alone make it fit."""
+    own, changes = suggester.own, {GRADIENTS: "bf16"}
+    if own is None or suggester.fits(own) or with_half_gradients(suggester.plan) is None:
+        return None
+    return replace(own, changes=changes) if suggester.has_room(changes) else None
+
+
+def best_with_half_gradients(plan: Plan, facts: Facts) -> Iterator[Suggestion]:
+    """Yield the layouts that fit with gradients in bf16, the fastest first."""
+    halved = with_half_gradients(plan)
+    for found in Suggester(halved, facts).best() if halved is not None else ():
+        yield replace(found, changes={GRADIENTS: "bf16", **found.changes})
 
 
 def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
@@ -261,16 +350,25 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
 
 def _least_bytes(plan: Plan) -> int:
     """What all GPUs together hold at the least: the weights, and Adam's copy of them and its two moments."""
-    work = work_of(Values(plan.job.config or {}), 1, plan.job.engine)
-    return (2 + 3 * 4) * work.parameters if work is not None else 0
+    model = sized(Values(plan.job.config or {}))
+    return (2 + 3 * 4) * model.parameters if model is not None else 0
 
 
 def would_fit(plan: Plan, facts: Facts) -> str:
-    """Lines that name layouts that fit: the nearest, the fastest; or what `why_none` tells."""
+    """Lines that name layouts that fit: the nearest, the fastest; or what `why_none` tells.
+
+    Layouts whose memory is not counted are not named.
+    """
     config = plan.job.config or {}
+    why = uncounted(Values(config)) if has_gpus(plan) else None
+    if why is not None:
+        return f"no layout is suggested: {why}"
     suggester = Suggester(plan, facts)
     nearest = suggester.nearest()
     if nearest is None:
+        halved = next(best_with_half_gradients(plan, facts), None)
+        if halved is not None:
+            return f"would fit, with gradients in bf16: {_pasted(config, halved)}"
         return why_none(suggester, on_least_nodes(plan, facts), config)
     lines = [f"would fit: {_pasted(config, nearest)}"]
     fastest = next(suggester.best(), None)
@@ -278,6 +376,9 @@ def would_fit(plan: Plan, facts: Facts) -> str:
         saved = 1 - fastest.seconds / nearest.seconds
         if saved > 2 * _EQUAL:
             lines.append(f"so would, with {saved:.0%} less time for a step: {_pasted(config, fastest)}")
+    halved = own_with_half_gradients(suggester)
+    if halved is not None:
+        lines.append(f"so would this layout, with gradients in bf16: {_pasted(config, halved)}")
     return "\n".join(lines)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from launcher.plan import Plan
 from launcher.preflight.estimates.cost import Cost, estimate_cost
+from launcher.preflight.estimates.sizes import sized
 from launcher.preflight.facts import Facts
-from launcher.preflight.findings import Finding, warning
-from launcher.preflight.values import count
+from launcher.preflight.findings import Finding, Severity, full, warning
+from launcher.preflight.values import Values, count
 
 _DAY = 24 * 3600
 _LONGEST = 365 * _DAY
@@ -23,6 +24,7 @@ def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """
     cost = estimate_cost(plan, facts)
     if cost is None:
+        yield from _not_told(plan)
         return
     limit_key, links = f"{plan.job.stage}.run.time_limit", plan.job.chain.links
     if cost.links is not None and 1 < links < cost.links:
@@ -44,6 +46,18 @@ def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
             "fewer steps, or more nodes; estimates.mfu=... where it is known better",
             also=("trainer.num_nodes",),
         )
+
+
+def _not_told(plan: Plan) -> Iterator[Finding]:
+    """Say that nothing is modelled of how fast experts are, where the rest of the estimate is there."""
+    values = Values(plan.job.config or {})
+    model = sized(values)
+    if model is None or not model.has_experts or not values.whole(_STEPS) or plan.assumptions.mfu is not None:
+        return
+    key = "model.num_moe_experts"
+    why = f"{full(key)}={values.raw(key)}: how long experts take is not modelled: estimates.mfu=... says it"
+    told = f"not looked at: how long the training takes ({why})"
+    yield Finding("time.training", Severity.SKIPPED, None, told, why=why)
 
 
 def _length(cost: Cost) -> str:

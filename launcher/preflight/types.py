@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from launcher.preflight import shape
+from launcher.preflight.estimates.countable import LATENT, LATENT_QUERY
 from launcher.preflight.findings import Finding, error
 from launcher.preflight.shape import is_encoder_decoder
 from launcher.preflight.values import Values, is_number, is_whole
 
 _SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"
 _STACK = "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels"
+_EXPERTS = "router_topk ffn_hidden_size shared_expert_intermediate_size router_num_groups router_group_topk"
 _STACKS = ("model", "model.encoder", "model.decoder")
 
 # Whole numbers, with the least that is valid.
@@ -24,6 +26,8 @@ _WHOLE: dict[str, int] = {
     "model.make_vocab_size_divisible_by": 1,
     "model.override_vocab_size": 1,
     "model.num_moe_experts": 1,
+    **{f"model.moe_{name}": 1 for name in _EXPERTS.split()},
+    **{f"model.{name}": 1 for name in (*LATENT, LATENT_QUERY)},
     "model.pipeline_model_parallel_split_rank": 0,
     "model.microbatch_group_size_per_vp_stage": 1,
     "model.seed": 0,
@@ -67,11 +71,13 @@ _NUMBERS: dict[str, Range] = {
     "model.layernorm_epsilon": _POSITIVE,
     **{f"{stack}.{name}_dropout": _DROPOUT for stack in _STACKS for name in ("hidden", "attention", "ffn")},
     "model.data.masked_lm_prob": Range(below=1),
+    "model.moe_expert_capacity_factor": _POSITIVE,
 }
 
 _MODEL_FLAGS = (
     "sequence_parallel megatron_amp_O2 mcore_gpt mcore_t5 fp8 fsdp overlap_p2p_comm batch_p2p_comm"
-    " transformer_engine ub_tp_comm_overlap"
+    " transformer_engine ub_tp_comm_overlap multi_latent_attention qk_layernorm moe_grouped_gemm"
+    " moe_layer_recompute moe_pad_expert_input_to_capacity moe_router_enable_expert_bias fp8_params"
 )
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
@@ -80,7 +86,18 @@ _FLAGS = (
 )
 
 # Keys that the checks read, whether or not a shipped configuration shows them.
-KEYS = frozenset((*_WHOLE, *_NUMBERS, *_FLAGS))
+KEYS = frozenset(
+    (
+        *_WHOLE,
+        *_NUMBERS,
+        *_FLAGS,
+        "model.moe_layer_freq",
+        "model.moe_router_score_function",
+        "model.window_size",
+        "model.window_attn_skip_freq",
+        "model.recompute_modules",
+    )
+)
 
 
 def whole_problems(values: Values) -> Iterator[Finding]:

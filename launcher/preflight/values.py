@@ -25,7 +25,8 @@ class Values:
     def raw(self, key: str) -> Any:
         node: Any = self.config
         for name in key.split("."):
-            if not isinstance(node, Mapping) or name not in node:
+            # A dict is told from the rest without asking an abstract class: thousands of layouts are read.
+            if not isinstance(node, (dict, Mapping)) or name not in node:
                 return None
             node = node[name]
         return node
@@ -33,7 +34,7 @@ class Values:
     def node(self, key: str) -> Mapping[str, Any] | None:
         """The keys below a key; ``None`` if it holds a value, or nothing."""
         found = self.raw(key)
-        return found if isinstance(found, Mapping) else None
+        return found if isinstance(found, (dict, Mapping)) else None
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
         """A whole number of at least `least`; the default where there is none."""

@@ -38,6 +38,7 @@ TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
 _BINDING = TEMPLATE_DIR / "binding.sh"
 _ATTACH = TEMPLATE_DIR / "attach.sh"
 _STAGE_IMAGE = TEMPLATE_DIR / "stage_image.sh"
+_MEGATRON_LM = TEMPLATE_DIR / "megatron_lm.py"
 _RESILIENCE = tuple(TEMPLATE_DIR / f"{name}.sh" for name in ("resilience", "ending", "judging"))
 _NEMO_CHECKPOINTS = TEMPLATE_DIR / "nemo_checkpoints.sh"
 
@@ -53,6 +54,7 @@ class Rendered:
     `script` is submitted, `task` is what each of its tasks runs, and `binding` holds the functions that
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
+    `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
     `resilience` holds the functions by which `script` is a link of a chain, and `failure_rules` the rules by
     which it judges its end.
     """
@@ -64,6 +66,7 @@ class Rendered:
     resilience: str
     failure_rules: str
     stage_image: str | None = None
+    megatron_lm: str | None = None
 
     def files(self, paths: LaunchPaths) -> dict[Path, str]:
         """The text of each file of a launch's directory."""
@@ -74,7 +77,11 @@ class Rendered:
             paths.resilience: self.resilience,
             paths.failure_rules: self.failure_rules,
         }
-        optional = {paths.binding: self.binding, paths.stage_image: self.stage_image}
+        optional = {
+            paths.binding: self.binding,
+            paths.stage_image: self.stage_image,
+            paths.megatron_lm: self.megatron_lm,
+        }
         return files | {path: text for path, text in optional.items() if text is not None}
 
 
@@ -134,6 +141,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             resilience=_resilience(plan.job.engine),
             failure_rules=rules_file(),
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
+            megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
         )
     except UserError:
         raise
@@ -146,6 +154,10 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
 def _stages_image(plan: Plan) -> bool:
     container = plan.job.container
     return container is not None and container.is_staged and plan.scheduler != "local"
+
+
+def _starts_megatron_lm(plan: Plan) -> bool:
+    return plan.job.stage == "training" and plan.job.engine == "megatron_lm"
 
 
 def _counts(plan: Plan) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import one_line
-from launcher.secrecy import MASK, known_values, without_secrets
+from launcher.secrecy import MASK, known_values, suspect_lines, without_secrets
 
 _PATIENCE = 30.0  # seconds, of one git
 # More are data that somebody forgot to ignore; the manifest and the commit must do.
@@ -26,6 +26,8 @@ _PROGRAMS = (
 _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), re.compile(r"-----END ")
 # A line of a private key whose beginning is not in the diff.
 _KEY_LINE = re.compile(r"[+ -](?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9+/]{64}")
+_KEY_LENGTH = 65
+_HEADINGS = ("diff --git ", "@@ ", "GIT binary patch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +114,20 @@ def _bounded_diff(top: Path) -> str | None:
 def _without_secrets(diff: str) -> str:
     """Return a diff with secrets masked; each line stays a line of its file."""
     known = known_values()
+    suspects = suspect_lines(diff, known)
     found, program, binary, in_key = [], False, False, False
-    for line in diff.split("\n"):
-        if line.startswith(("diff --git ", "@@ ")):
-            binary = in_key = False
-        if line.startswith("diff --git "):
-            program = line.rstrip('"').endswith(_PROGRAMS)
-        if line == "GIT binary patch":
-            binary = True
+    for number, line in enumerate(diff.split("\n")):
+        if line.startswith(_HEADINGS):
+            binary, in_key = line == "GIT binary patch", False
+            if line.startswith("diff --git "):
+                program = line.rstrip('"').endswith(_PROGRAMS)
         if binary:
             found.append(line)
-        elif in_key or _KEY_LINE.fullmatch(line):
+        elif in_key or (len(line) == _KEY_LENGTH and _KEY_LINE.fullmatch(line)):
             in_key = in_key and not _KEY_ENDS.search(line)
             found.append(line[:1] + MASK)
+        elif number not in suspects:
+            found.append(line)
         else:
             begins = _KEY_BEGINS.search(line)
             in_key = bool(begins) and not _KEY_ENDS.search(line)

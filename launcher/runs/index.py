@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS launches (
     tag BLOB PRIMARY KEY, run BLOB, run_dir BLOB, number INTEGER, job_id BLOB,
     scheduler BLOB, slurm_conf BLOB, user BLOB, created BLOB
 );
+CREATE TABLE IF NOT EXISTS silent (slurm_conf BLOB PRIMARY KEY, since REAL);
 CREATE INDEX IF NOT EXISTS by_job ON launches (job_id);
 CREATE INDEX IF NOT EXISTS by_run ON launches (run);
 CREATE INDEX IF NOT EXISTS by_dir ON launches (run_dir);
@@ -144,6 +145,21 @@ class Index:
             some = tags[start : start + _AT_ONCE]
             found += self._entries(f"tag IN ({', '.join('?' * len(some))})", some)
         return {entry.tag: entry for entry in found}
+
+    def silent_since(self, moment: float) -> dict[str, float]:
+        """The clusters, by their configurations, that did not answer since a moment, each with when."""
+        question = f"SELECT slurm_conf, since FROM silent WHERE since > {float(moment)!r}"
+        return {os.fsdecode(row[0]): float(row[1]) for row in self._ask(question)}
+
+    def note_silence(self, slurm_conf: str, moment: float | None) -> None:
+        """Remember that a cluster did not answer at a moment; with ``None`` that it did."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM silent WHERE slurm_conf = ?", (_blob(slurm_conf),))
+            if moment is not None:
+                connection.execute("INSERT INTO silent VALUES (?, ?)", (_blob(slurm_conf), moment))
+
+        self._do(write, None)
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
         """Take in launches that were seen just now, and the directories that their runs lie in.

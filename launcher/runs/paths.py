@@ -109,6 +109,11 @@ class LaunchPaths:
         return self.directory / "binding.sh"
 
     @property
+    def megatron_lm(self) -> Path:
+        """What finds Megatron-LM's script in the job."""
+        return self.directory / "megatron_lm.py"
+
+    @property
     def stage_image(self) -> Path:
         """What copies the image to a node's own disk."""
         return self.directory / "stage_image.sh"

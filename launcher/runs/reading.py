@@ -20,6 +20,9 @@ TEXT_LIMIT = 4 << 20
 # A YAML parser takes a second for that much.
 YAML_LIMIT = 1 << 19
 _YAML_DEPTH = 64
+# How a path that is not UTF-8 is written: libyaml does not read that, and the parser in Python is slow.
+_ODD_ESCAPE = re.compile(r"\\uD[89A-F]", re.IGNORECASE)
+_SLOW_YAML_LIMIT = 1 << 17
 # Of a log or of metrics, a longer line is read in pieces.
 LONGEST_LINE = 1 << 20
 
@@ -123,7 +126,12 @@ def read_json(path: Path, limit: int = TEXT_LIMIT) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a configuration that the launcher wrote, which has no aliases: these can blow up what is read.
+    """Read a configuration that the launcher wrote; see `parse_yaml`."""
+    return parse_yaml(read_text(path, YAML_LIMIT))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML that the launcher wrote, which has no aliases: these can blow up what is read.
 
     Raises
     ------
@@ -132,8 +140,9 @@ def read_yaml(path: Path) -> Any:
     """
     import yaml
 
-    text = read_text(path, YAML_LIMIT)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if len(text) <= _SLOW_YAML_LIMIT and _ODD_ESCAPE.search(text):
+        loader = yaml.SafeLoader
     try:
         depth = 0
         for event in yaml.parse(text, loader):

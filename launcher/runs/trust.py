@@ -102,7 +102,7 @@ def _why_creatable(directory: str) -> str | None:
 
 def _why_open(path: str, found: os.stat_result) -> str | None:
     if found.st_uid not in _trusted_users():
-        return f"{path} belongs to {_name(found.st_uid)}"
+        return f"{path} belongs to {user_name(found.st_uid)}"
     if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
         return None
     if found.st_mode & stat.S_IWOTH:
@@ -145,7 +145,8 @@ def _slurm_users(slurm_conf: str | None) -> frozenset[int]:
     return frozenset(found)
 
 
-def _name(user: int) -> str:
+def user_name(user: int) -> str:
+    """Return the name of a user's number, as far as it has one."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

@@ -98,7 +98,8 @@ class JobStatus:
     the time it ran, as ``[D-]HH:MM:SS``; `exit_code` is ``None`` until it is known. `restarts` is how often
     the job was requeued. Of an array `tasks` has the state of each task by its number, and the other fields
     sum them up. Of a chain `chain` has all its jobs, and the other fields are about the current one. `why` is
-    what the job itself found out about its end, where that says more.
+    what the job itself found out about its end, where that says more. `ended` is when it ended, in Unix
+    seconds, where the scheduler was asked for that: of a job that left no mark of its end.
     """
 
     state: State
@@ -110,6 +111,7 @@ class JobStatus:
     tasks: Mapping[str, State] = field(default_factory=dict)
     chain: Links | None = None
     why: str | None = None
+    ended: float | None = field(default=None, compare=False)
 
     @property
     def reasons(self) -> str | None:
@@ -295,6 +297,12 @@ class Scheduler(Protocol):
 
     def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         """`save` for many jobs, as `cancel_all` is `cancel` for many."""
+
+    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """`hold` for many jobs, as `cancel_all` is `cancel` for many."""
+
+    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """`release` for many jobs, as `cancel_all` is `cancel` for many; `NotHeld` of one that is not."""
 
     def save(self, job_id: str) -> None:
         """Let a running job's payload save and leave, as its script does before a time limit."""

@@ -95,6 +95,14 @@ class LocalScheduler:
         """One after the other."""
         return one_by_one(self.save, job_ids)
 
+    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Refuse each: nothing waits here."""
+        return one_by_one(self.hold, job_ids)
+
+    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        """Refuse each: nothing waits here."""
+        return one_by_one(self.release, job_ids)
+
     def save(self, job_id: str) -> None:
         """Tell a job's script to let its payload save."""
         self._signal(job_id, os.kill, signal.SIGUSR1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pwd
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from launcher.schedulers.records import (
     SEPARATOR,
     SQUEUE_FORMAT,
     Record,
+    parse_ends,
     parse_sacct,
     parse_squeue,
 )
@@ -30,6 +32,7 @@ _ACCOUNTING_SECONDS = 10.0
 # Slurm forgets a submission that no answer came to long before; this bounds what sacct looks through.
 _OLDEST_INTENT = timedelta(days=7)
 
+_ACCOUNTING = "Slurm's accounting"
 _SQUEUE = ("squeue", "--noheader", "--states=all", f"--Format={SQUEUE_FORMAT}")
 _SACCT = ("sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations", "--duplicates")
 
@@ -75,6 +78,32 @@ class Questions:
         """What the accounting has of each life of some jobs; nothing where there is none, or no answer."""
         return self._sacct([f"--jobs={part}" for part in _parts(job_ids)])
 
+    def ends(self, job_ids: Sequence[str]) -> dict[str, float]:
+        """When jobs, or tasks of arrays, ended, as far as the queue or the accounting tells: in Unix seconds.
+
+        Of an array that is when the last of its tasks did.
+
+        Raises
+        ------
+        Unreachable
+            If nobody answers.
+        """
+        environment = {**self._environment, "SLURM_TIME_FORMAT": "%s"}
+        wanted = sorted({job_id.partition("_")[0] for job_id in job_ids})
+        fields = f"JobArrayID:{SEPARATOR},EndTime:{SEPARATOR}"
+        queue = ["squeue", "--noheader", "--states=all", f"--Format={fields}"]
+        queue += [f"--jobs={part}" for part in _parts(wanted)[:1]]
+        told = parse_ends(self._patience.ask(queue, environment).stdout)
+        missing = [job_id for job_id in wanted if job_id not in told]
+        if missing and self.unaccounted is None:
+            accounting = [*_SACCT, "--format=JobID,End", *(f"--jobs={part}" for part in _parts(missing))]
+            with contextlib.suppress(Unreachable):
+                answer = self._patience.ask(
+                    accounting, environment, who=_ACCOUNTING, timeout=_ACCOUNTING_SECONDS, again=False
+                )
+                told = parse_ends(answer.stdout) | told
+        return told
+
     def accounting_since(self, intents: Sequence[Intent]) -> list[Record]:
         """What the accounting has of the jobs of some users since their first intent, a week at most."""
         now = datetime.now(UTC)
@@ -105,7 +134,7 @@ class Questions:
             answer = self._patience.ask(
                 command,
                 self._environment,
-                who="Slurm's accounting",
+                who=_ACCOUNTING,
                 timeout=_ACCOUNTING_SECONDS,
                 again=False,
             )

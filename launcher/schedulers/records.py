@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED
+from launcher.schedulers.arrays import expand
 from launcher.schedulers.base import State
 from launcher.schedulers.words import state_of
 
@@ -151,6 +152,20 @@ def parse_sacct(text: str) -> list[Record]:
         found.append((submit, record))
     # Slurm writes a new submit time for each life.
     return [record for _, record in sorted(found, key=lambda item: item[0])]
+
+
+def parse_ends(text: str) -> dict[str, float]:
+    """Read the ends of jobs, arrays and their tasks, in Unix seconds; an array's is that of its last task."""
+    found: dict[str, float] = {}
+    for line in text.split("\n"):
+        job_id, _, end = line.rstrip(SEPARATOR).partition(SEPARATOR)
+        if not _JOB_ID.fullmatch(job_id) or not end.isascii() or not end.isdecimal():
+            continue
+        of, _, tasks = job_id.partition("_")
+        numbers = expand(tasks.strip("[]").partition("%")[0]) if tasks else []
+        for name in (of, *(f"{of}_{number}" for number in numbers)):
+            found[name] = max(found.get(name, 0.0), float(end))
+    return found
 
 
 def by_job(records: Iterable[Record]) -> dict[str, list[Record]]:

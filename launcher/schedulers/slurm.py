@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, file_mode
 from launcher.runs.files import link_or_copy
+from launcher.runs.marks import cancelled_at, read_lives
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.schedulers import slurm_verbs as verbs
@@ -45,6 +48,10 @@ _WOULD_WAIT = (
 _DEFAULT_ARRAY = 1001
 
 _VERB_SECONDS = 60.0
+
+# When jobs without marks ended, by their Slurm's configuration, their launch and their id: Slurm is asked
+# once, however often a run is looked at.
+_ends: dict[tuple[str | None, Path, str], float | None] = {}
 
 # One for all, so that a controller that is silent is not asked anew for each question.
 _PATIENCE = Patience()
@@ -145,8 +152,22 @@ class SlurmScheduler:
         ]
         accounted = by_ticket(each, self._questions.accounting(ended) if ended else ())
         blind = self._questions.unaccounted
-        told = {one: of_ticket(one, live[one], accounted[one], blind) for one in each}
+        told = self._with_ends({one: of_ticket(one, live[one], accounted[one], blind) for one in each})
         return {ticket.tag: of_chain(ticket, [told[one] for one in ticket.each]) for ticket in tickets}
+
+    def _with_ends(self, told: Mapping[Ticket, JobStatus]) -> dict[Ticket, JobStatus]:
+        """Add when jobs ended that left no mark of it, such as one that was cancelled while it waited."""
+        unknown = {
+            one: (self._slurm_conf, one.launch_dir, one.job_id)
+            for one, status in told.items()
+            if _left_no_mark(one, status)
+        }
+        fresh = {key: one.job_id for one, key in unknown.items() if key not in _ends}
+        if fresh:
+            with contextlib.suppress(UserError):  # that Slurm answers no more is no news of these
+                ends = self._questions.ends([*fresh.values()])
+                _ends.update({key: ends.get(job_id) for key, job_id in fresh.items()})
+        return {**told, **{one: replace(told[one], ended=_ends.get(key)) for one, key in unknown.items()}}
 
     def largest_array(self) -> int:
         """How many tasks a job array may have.
@@ -171,6 +192,12 @@ class SlurmScheduler:
 
     def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
         return verbs.many(verbs.save_many, self._run, job_ids, self._known_of)
+
+    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return verbs.many(verbs.hold_many, self._run, job_ids, self._known_of)
+
+    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return verbs.many(verbs.release_many, self._run, job_ids, self._known_of)
 
     def save(self, job_id: str) -> None:
         verbs.save(self._run, job_id, self._known(job_id))
@@ -200,6 +227,14 @@ class SlurmScheduler:
                 f"cluster.slurm_conf={self._slurm_conf!r}: no such file",
                 hint="for cluster=sandbox, boot it first: slipway sandbox up",
             )
+
+
+def _left_no_mark(ticket: Ticket, status: JobStatus) -> bool:
+    """Whether a job is over, never began as far as it left marks, and nobody noted when it was cancelled."""
+    if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
+        return False
+    launch_dir, job_id = ticket.launch_dir, ticket.job_id
+    return cancelled_at(launch_dir, job_id) is None and not read_lives(launch_dir, job_id)
 
 
 def _queue_tells_all(ticket: Ticket, records: Sequence[Record]) -> bool:

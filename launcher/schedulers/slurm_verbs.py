@@ -21,7 +21,7 @@ Known = Mapping[str, Sequence[Record]]
 Ask = Callable[[Sequence[str]], Known]
 
 _HELD_WORDS = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-# In what scancel complains of one job among many.
+# In what scancel and scontrol complain of one job among many.
 _ABOUT_JOB = re.compile(r"\bjob(?: id|id)? (\d+(?:_\d+)?)\b")
 # Jobs that one command is about, so that it is answered in time and its arguments are not too long.
 _AT_ONCE = 250
@@ -55,7 +55,7 @@ def _nothing_runs(job_id: str, known: Sequence[Record]) -> UserError:
 
 def hold(run: Run, job_id: str, known: Sequence[Record]) -> None:
     """Hold what waits of a job."""
-    waiting = [record for record in _living(job_id, known) if record.state is State.PENDING]
+    waiting = list(filter(_waits, _living(job_id, known)))
     if not waiting:
         raise UserError(
             f"job {job_id} has begun: only a job that waits can be held", hint="to end it: slipway cancel RUN"
@@ -65,14 +65,49 @@ def hold(run: Run, job_id: str, known: Sequence[Record]) -> None:
         _act(run, job_id, ["scontrol", "uhold", _for_scontrol(record)], "held", known)
 
 
+def hold_many(run: Run, known: Known, ask: Ask) -> dict[str, UserError]:
+    """Hold what waits of many jobs with one scontrol; what it did not hold and says nothing of, singly."""
+    return _scontrol_many(run, known, ask, "uhold", lambda one: _waits(one) and not is_held(one), hold)
+
+
+def release_many(run: Run, known: Known, ask: Ask) -> dict[str, UserError]:
+    """Release what is held of many jobs with one scontrol; what it did not release, singly."""
+    return _scontrol_many(run, known, ask, "release", is_held, release)
+
+
+def _scontrol_many(
+    run: Run,
+    known: Known,
+    ask: Ask,
+    verb: str,
+    is_meant: Callable[[Record], bool],
+    singly: Callable[[Run, str, Sequence[Record]], None],
+) -> dict[str, UserError]:
+    meant = {job_id: list(filter(is_meant, records)) for job_id, records in known.items()}
+    arguments = [_for_scontrol(record) for records in meant.values() for record in records]
+    answer = run(["scontrol", verb, *arguments]) if arguments else _DONE
+    # Where nothing is to be done, `singly` says why.
+    left = {job_id: known[job_id] for job_id, records in meant.items() if not records}
+    wrong: dict[str, UserError] = {}
+    if answer.code != 0:
+        acted_on = {job_id: known[job_id] for job_id, records in meant.items() if records}
+        wrong = _refused(answer, "held" if verb == "uhold" else "released", acted_on)
+        now = ask([job_id for job_id in acted_on if job_id not in wrong])
+        left |= {job_id: records for job_id, records in now.items() if any(map(is_meant, records))}
+    return wrong | one_by_one(lambda job_id: singly(run, job_id, left[job_id]), list(left))
+
+
+def _waits(record: Record) -> bool:
+    return record.state is State.PENDING
+
+
 def release(run: Run, job_id: str, known: Sequence[Record]) -> None:
     """Release what is held of a job."""
     held = [record for record in _living(job_id, known) if is_held(record)]
     if not held:
         raise NotHeld(f"job {job_id} is not held: it is {_summary(known)}")
     for record in held:
-        hint = "an administrator held it" if _has_reason(record, HELD_BY_ADMIN) else None
-        _act(run, job_id, ["scontrol", "release", _for_scontrol(record)], "released", known, hint)
+        _act(run, job_id, ["scontrol", "release", _for_scontrol(record)], "released", known)
 
 
 def many(
@@ -147,7 +182,7 @@ def _refused(answer: Answer, done: str, known: Known) -> dict[str, UserError]:
 
 
 def _lines_of(answer: Answer) -> dict[str, str]:
-    """What scancel complains of, by the job that it names."""
+    """What scancel or scontrol complains of, by the job that it names."""
     return {found[1]: line for line in answer.stderr.splitlines() if (found := _ABOUT_JOB.search(line))}
 
 
@@ -190,20 +225,19 @@ def _act(
     command: Sequence[str],
     done: str,
     known: Sequence[Record],
-    hint: str | None = None,
     may_be_over: bool = False,
 ) -> None:
     answer = run(command)
     # scancel that is told to try later does so, and fails without a word where the job has ended by then.
     if answer.code == 0 or (may_be_over and not answer.stderr.strip()):
         return
-    raise _refusal(job_id, done, answer.stderr, known, hint)
+    raise _refusal(job_id, done, answer.stderr, known)
 
 
-def _refusal(
-    job_id: str, done: str, stderr: str, known: Sequence[Record], hint: str | None = None
-) -> UserError:
+def _refusal(job_id: str, done: str, stderr: str, known: Sequence[Record]) -> UserError:
     told = words(stderr)
+    by_admin = done == "released" and any(_has_reason(record, HELD_BY_ADMIN) for record in known)
+    hint = "an administrator held it" if by_admin else None
     if any(sign in told for sign in _NOT_ALLOWED):
         owner = known[0].user
         hint = hint or f"the job is {owner}'s: {owner} can, or an administrator"

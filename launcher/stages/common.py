@@ -10,7 +10,8 @@ from pathlib import Path
 
 from launcher.config import schema
 from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
-from launcher.errors import UserError, shown
+from launcher.errors import UserError, nearest, shown
+from launcher.hardware import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.secrecy import is_secret_key
@@ -27,13 +28,17 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 _IMAGE_FILE = (".sqsh", ".squashfs")
 
+# GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
+# (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
+_OTHERS = ("a10",)
+
 # Names that mean something else in the script. To some of bash's own it assigns by evaluating the value.
 _TAKEN = re.compile(
     r"(?P<bash>BASH\w*|SHELLOPTS|POSIXLY_CORRECT|S?RANDOM|SECONDS|LINENO|EPOCH\w*|OPT(IND|ARG|ERR)|E?UID|PPID"
     r"|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|COMP_\w+|IFS|ENV|PS4|TMOUT|GLOBIGNORE|_|REPLY|MAPFILE)"
     r"|(?P<slurm>SBATCH_\w+|SLURM_(JOB|STEP|TASK|ARRAY|RESTART|SUBMIT|NODE)\w*"
     r"|SLURM_(PROCID|LOCALID|GTIDS|CPUS_ON_NODE|N(TASKS|NODES|PROCS)\w*))"
-    r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLIPWAY_TAG)"
+    r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLIPWAY_(TAG|GPUS))"
     r"|(?P<script>[a-z][a-z0-9]*|launch_dir|container_name|image_digits|job_id|tasks_ended|by_hand|submitted_with)",
     re.ASCII,
 )
@@ -75,7 +80,7 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
     """The request of a job that uses the cluster's GPUs, `tasks` to a node."""
-    request = _gpu_request(cluster)
+    request, table = _gpu_request(cluster), _gpu_types(cluster)
     return Resources(
         nodes=nodes,
         tasks_per_node=tasks,
@@ -84,11 +89,63 @@ def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: 
         gpus_per_task=cluster.gpus_per_task if request == "gpus_per_task" else None,
         gres=cluster.gres if request == "gres" else None,
         cpus_per_task=cluster.cpus_per_task,
-        gpu=cluster.gpu,
+        gpu=_gpu(cluster.gpu, {**GPUS, **table}) if cluster.gpu is not None else None,
+        gpu_type=gres_type(cluster.gres),
         memory=cluster.mem,
         exclusive=cluster.exclusive,
         time_limit=run.time_limit,
+        gpu_types=table,
     )
+
+
+def _gpu_types(cluster: ClusterConfig) -> dict[str, Gpu]:
+    """Return the GPUs that the site adds to the table, or changes."""
+    rows = {name: row.model_dump(exclude_none=True) for name, row in cluster.gpu_types.items()}
+    try:
+        return with_site(rows)
+    except MissingFigures as error:
+        key = f"cluster.gpu_types.{error.name}"
+        near = nearest(error.name, GPUS)
+        raise UserError(
+            f"{key}: not in the table, and without {', '.join(error.keys)}",
+            key=key,
+            hint=f"did you mean {near[0]}?" if near else "docs/memory.md has what a new GPU needs",
+        ) from error
+
+
+def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
+    """Return the name in the table of the GPU that a user means."""
+    meant = named(name, table)
+    if len(meant) == 1:
+        return meant[0].name
+    if meant:
+        names = [gpu.name for gpu in meant]
+        what, hint = " or ".join(names), " or ".join(f"cluster.gpu={each}" for each in names)
+    else:
+        short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
+        what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
+        valid = f"valid: {', '.join(table)}; others: cluster.gpu_types"
+        hint = f"did you mean {near[0]}?\n{valid}" if near else valid
+    raise UserError(f"cluster.gpu={shown(name)}: {what}", key="cluster.gpu", hint=hint)
+
+
+def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
+    """Return the GPUs that a name may be a slip of: one of other letters and other digits is another GPU."""
+    letters, digits = _parts(name)
+    if letters + digits in _OTHERS:
+        return []
+    parts = {each: _parts(each) for each in nearest(name, valid, count=5)}
+    return [
+        each
+        for each, (its_letters, its_digits) in parts.items()
+        if letters == its_letters or digits == its_digits
+    ]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return the letters and the digits of a GPU's name, without what comes after it: ``h``, ``100``."""
+    model = plain_name(name).partition(" ")[0]
+    return re.sub(r"\d", "", model), re.sub(r"\D", "", model)
 
 
 def _gpu_request(cluster: ClusterConfig) -> str:

@@ -1,6 +1,8 @@
 """engine=megatron_lm: Megatron-LM's own scripts, their options derived from the same configuration.
 
-The options are those of Megatron-LM core_v0.12.3, the release whose megatron-core NeMo 2.4 has.
+The options are those that the parsers of Megatron-LM core_v0.12.3, whose megatron-core NeMo 2.4 has, and of
+core_v0.16.1 share (`megatron/training/arguments.py`); what differs between releases is decided in the job, by
+`templates/megatron_lm.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 from launcher.config.schema import ModelType, RunConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Payload
+from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.megatron_lm_model import model_options, stack_of
 from launcher.stages.megatron_lm_options import Options
@@ -24,14 +27,18 @@ _DECAY = {
 }
 
 _NARROW = ("16", "16-mixed")
+_WIDE = ("32", "32-true")
 
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 
-_TOKENIZERS = ("GPT2BPETokenizer", "BertWordPieceCase", "BertWordPieceLowerCase")
+_OF_GPT = "GPT2BPETokenizer"
+_TOKENIZERS = (_OF_GPT, "BertWordPieceCase", "BertWordPieceLowerCase")
 
 
-def megatron_lm_payload(config: RunConfig, model_type: ModelType, written: Mapping[str, Any]) -> Payload:
-    """A script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
+def megatron_lm_payload(
+    config: RunConfig, model_type: ModelType, written: Mapping[str, Any], paths: LaunchPaths
+) -> Payload:
+    """Return a script of Megatron-LM's, which reads no file of ours: `written` becomes its arguments.
 
     Raises
     ------
@@ -43,7 +50,9 @@ def megatron_lm_payload(config: RunConfig, model_type: ModelType, written: Mappi
         argv=(
             common.python(config),
             "-u",
-            f"{root}/pretrain_{model_type}.py",
+            str(paths.megatron_lm),
+            root,
+            model_type,
             *megatron_lm_arguments(written, model_type),
         ),
         working_dir=root,
@@ -88,6 +97,7 @@ def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Options:
     if virtual is not None and virtual > 1:
         layers = stack_of(model, model_type)["num_layers"]
         options.value("--num-layers-per-virtual-pipeline-stage", layers // (pipeline * virtual))
+        options.flag("--no-overlap-p2p-communication", not model.get("overlap_p2p_comm"))
     if model.get("context_parallel_size", 1) > 1:
         options.value("--context-parallel-size", model["context_parallel_size"])
     options.flag("--sequence-parallel", model.get("sequence_parallel"))
@@ -108,7 +118,7 @@ def _precision(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type:
         options.value("--loss-scale-window", model.get("native_amp_growth_interval"))
         options.value("--hysteresis", model.get("hysteresis"))
         options.flag("--apply-query-key-layer-scaling", _scales_scores(trainer, model, model_type))
-    elif precision not in ("32", "32-true"):
+    elif precision not in _WIDE:
         raise UserError(
             f"training.trainer.precision={shown(trainer.get('precision'))}: not one of Megatron-LM's",
             key="training.trainer.precision",
@@ -140,8 +150,10 @@ def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
     options.value("--adam-beta1", betas[0])
     options.value("--adam-beta2", betas[1])
     options.value("--adam-eps", optim.get("eps"))
-    options.value("--clip-grad", trainer.get("gradient_clip_val"))
-    if optim.get("name") in _DISTRIBUTED:
+    options.value("--clip-grad", trainer.get("gradient_clip_val") or 0.0)  # Megatron-LM clips unless told
+    # In 32 bits core_v0.16.1 saves the distributed optimizer and cannot load it: it copies into a view of a
+    # parameter (megatron/core/optimizer/distrib_optimizer.py, _set_main_param_and_optimizer_states).
+    if optim.get("name") in _DISTRIBUTED and str(trainer.get("precision")) not in _WIDE:
         options.flag("--use-distributed-optimizer", True)
         options.flag("--overlap-grad-reduce", optim.get("overlap_grad_sync"))
         # Megatron-LM gathers parameters early only where it reduces gradients early.
@@ -151,7 +163,10 @@ def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
 
 
 def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
-    """The learning rate; NeMo counts the steps at its lowest value, Megatron-LM those before."""
+    """Return the schedule's options: NeMo counts the steps at its lowest value, Megatron-LM those before.
+
+    Where the warm-up and those leave none to fall in, NeMo warms up and falls at once; Megatron-LM wants one.
+    """
     sched, steps = optim.get("sched") or {}, trainer["max_steps"]
     name = sched.get("name")
     if name not in _DECAY:
@@ -168,7 +183,7 @@ def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
     options.value("--lr", optim.get("lr"))
     options.value("--min-lr", sched.get("min_lr"))
     options.value("--lr-decay-style", _DECAY[name])
-    options.value("--lr-decay-iters", steps - (sched.get("constant_steps") or 0))
+    options.value("--lr-decay-iters", max(steps - (sched.get("constant_steps") or 0), (warmup or 0) + 1))
     options.value("--lr-warmup-iters", warmup)
     return options
 
@@ -176,6 +191,12 @@ def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
 def _data(model: Mapping[str, Any], model_type: ModelType) -> Options:
     data, options = model["data"], Options()
     if data.get("data_impl") == "mock":
+        if model_type != "gpt":
+            raise UserError(
+                "training.model.data.data_impl=mock: Megatron-LM makes up data for a GPT only",
+                key="training.model.data.data_impl",
+                hint="training.model.data.data_impl=mmap",
+            )
         options.flag("--mock-data", True)
     else:
         options.values("--data-path", data.get("data_prefix"))
@@ -189,17 +210,26 @@ def _data(model: Mapping[str, Any], model_type: ModelType) -> Options:
     else:
         options.value("--mask-prob", data.get("masked_lm_prob"))
         options.value("--short-seq-prob", data.get("short_seq_prob"))
-    return options + _tokenizer(model.get("tokenizer", {}))
+    return options + _tokenizer(model.get("tokenizer", {}), model_type)
 
 
-def _tokenizer(tokenizer: Mapping[str, Any]) -> Options:
+def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> Options:
     options, library, kind = Options(), tokenizer.get("library"), tokenizer.get("type")
+    if library == "megatron" and kind == _OF_GPT and model_type != "gpt":
+        raise UserError(
+            f"training.model.tokenizer.type={kind}: Megatron-LM's has no masks and no sentinels",
+            key="training.model.tokenizer.type",
+            hint=f"valid for a T5 or a BERT: {', '.join(name for name in _TOKENIZERS if name != _OF_GPT)}, "
+            "or training.model.tokenizer.library=sentencepiece",
+        )
     if library == "megatron" and kind in _TOKENIZERS:
         options.value("--tokenizer-type", kind)
         options.value("--vocab-file", tokenizer.get("vocab_file"))
         options.value("--merge-file", tokenizer.get("merge_file"))
     elif library == "sentencepiece":
-        options.value("--tokenizer-type", "GPTSentencePieceTokenizer")
+        # That of a T5 or a BERT has masks.
+        kind = "GPTSentencePieceTokenizer" if model_type == "gpt" else "SentencePieceTokenizer"
+        options.value("--tokenizer-type", kind)
         options.value("--tokenizer-model", tokenizer.get("model"))
     elif library == "huggingface":
         options.value("--tokenizer-type", "HuggingFaceTokenizer")
@@ -219,14 +249,17 @@ def _saving_and_logging(
     trainer: Mapping[str, Any], exp_manager: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Options:
     checkpoint = exp_manager["checkpoint_callback_params"]
-    interval = trainer.get("val_check_interval")
+    interval = _whole(trainer, "val_check_interval")
     options = Options()
-    options.value("--save", checkpoint["dirpath"])
+    if exp_manager.get("create_checkpoint_callback", True):
+        options.value("--save", checkpoint["dirpath"])
+        options.value("--save-interval", checkpoint.get("every_n_train_steps") or interval)
     if exp_manager.get("resume_if_exists"):
         options.value("--load", checkpoint["dirpath"])
-    options.value("--save-interval", checkpoint.get("every_n_train_steps") or interval)
+        # Else it refuses to go on with another number of steps than the checkpoint's.
+        options.flag("--override-opt_param-scheduler", True)
     options.value("--eval-interval", interval)
-    options.value("--eval-iters", trainer.get("limit_val_batches"))
+    options.value("--eval-iters", _whole(trainer, "limit_val_batches"))
     options.value("--log-interval", trainer.get("log_every_n_steps"))
     options.value("--tensorboard-dir", exp_manager.get("explicit_log_dir"))
     options.flag("--log-throughput", True)
@@ -238,8 +271,28 @@ def _saving_and_logging(
     return options
 
 
+def _whole(trainer: Mapping[str, Any], key: str) -> int | None:
+    """Return a number of steps; Lightning takes fractions too, of which only none is a number of steps.
+
+    Raises
+    ------
+    UserError
+        If it is a fraction.
+    """
+    value = trainer.get(key)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float) and value == 0.0:
+        return 0
+    raise UserError(
+        f"training.trainer.{key}={shown(value)}: Megatron-LM has no fractions of a data set",
+        key=f"training.trainer.{key}",
+        hint="a whole number",
+    )
+
+
 def _minutes(text: str) -> int:
-    """``DD:HH:MM:SS`` in whole minutes.
+    """Return ``DD:HH:MM:SS`` in whole minutes.
 
     Raises
     ------

@@ -7,15 +7,50 @@ from typing import Any
 
 from launcher.config.schema import ModelType
 from launcher.errors import UserError, shown
+from launcher.stages.megatron_lm_experts import expert_options
 from launcher.stages.megatron_lm_options import Options
 
 # NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
 _OFF = {
-    "bias_activation_fusion": "--no-bias-gelu-fusion",
     "bias_dropout_add_fusion": "--no-bias-dropout-fusion",
     "masked_softmax_fusion": "--no-masked-softmax-fusion",
     "persist_layer_norm": "--no-persist-layer-norm",
     "bias": "--disable-bias-linear",
+}
+
+# NeMo's switches that are off unless said otherwise, and how Megatron-LM is told that one is on.
+_ON = {
+    "qkv_bias": "--add-qkv-bias",
+    "fp32_residual_connection": "--fp32-residual-connection",
+    "rotary_interleaved": "--rotary-interleaved",
+    "scale_positional_embedding": "--use-rope-scaling",
+    "cross_entropy_loss_fusion": "--cross-entropy-loss-fusion",
+    "defer_embedding_wgrad_compute": "--defer-embedding-wgrad-compute",
+}
+
+# Further numbers, handed on where they are set.
+_VALUES = {
+    "init_method_std": "--init-method-std",
+    "hidden_dropout": "--hidden-dropout",
+    "attention_dropout": "--attention-dropout",
+    "layernorm_epsilon": "--norm-epsilon",
+    "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
+    "scale_factor": "--rope-scaling-factor",
+    "wgrad_deferral_limit": "--wgrad-deferral-limit",
+}
+
+# What changes the model and Megatron-LM has no option for, with the only value that it trains.
+_FIXED = {
+    "use_scaled_init_method": True,
+    "normalize_attention_scores": True,
+    "openai_gelu": False,
+    "headscale": False,
+    "transformer_block_type": "pre_ln",
+    "ffn_dropout": 0.0,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "old_context_len": 8192,
+    "override_vocab_size": None,
 }
 
 _ACTIVATIONS = {
@@ -34,8 +69,9 @@ _NORMS: dict[str, tuple[str, ...]] = {
 
 _POSITIONS = {"learned_absolute": "learned_absolute", "rope": "rope", "none": "none"}
 
-# What a T5's encoder and decoder may differ in.
-_OF_A_STACK = ("num_layers", "arch", "activations_checkpoint_num_layers")
+# What a T5's encoder and decoder may differ in. Not in layers: no release reads its own --decoder-num-layers
+# (core_v0.12.3, 0.16.1 and 0.19.0), the decoder gets the encoder's number.
+_OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
 
 def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, Any]:
@@ -63,13 +99,27 @@ def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, An
 def model_options(model: Mapping[str, Any], model_type: ModelType) -> Options:
     """Shape, batches and initialisation of the model, and how its layers are computed."""
     stack = stack_of(model, model_type)
+    path = "training.model.encoder" if model_type == "t5" else "training.model"
+    _check_fixed(model, "training.model")
+    _check_fixed(stack, path)
     return (
         _shape(model, stack, model_type)
         + _batches(model)
-        + _layers(stack, "training.model.encoder" if model_type == "t5" else "training.model")
+        + _layers(stack, path)
         + _implementation(model, stack)
         + _recomputation(stack)
+        + expert_options(model)
     )
+
+
+def _check_fixed(node: Mapping[str, Any], path: str) -> None:
+    for key, only in _FIXED.items():
+        if node.get(key) not in (only, None):
+            raise UserError(
+                f"{path}.{key}={shown(node[key])}: Megatron-LM has no option for that",
+                key=f"{path}.{key}",
+                hint=f"with engine=megatron_lm: {path}.{key}={'null' if only is None else only}",
+            )
 
 
 def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> Options:
@@ -101,30 +151,39 @@ def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: Model
 
 
 def _batches(model: Mapping[str, Any]) -> Options:
-    options = Options()
+    options, rampup = Options(), model.get("rampup_batch_size")
+    if rampup is not None:
+        raise UserError(
+            f"training.model.rampup_batch_size={shown(rampup)}: Megatron-LM has it for trainings that are "
+            "measured in samples only, and this one is measured in steps",
+            key="training.model.rampup_batch_size",
+            hint="training.model.rampup_batch_size=null",
+        )
     options.value("--micro-batch-size", model["micro_batch_size"])
     options.value("--global-batch-size", model["global_batch_size"])
-    options.values("--rampup-batch-size", model.get("rampup_batch_size"))
     return options
 
 
 def _layers(stack: Mapping[str, Any], path: str) -> Options:
     options = Options()
-    options.value("--init-method-std", stack.get("init_method_std"))
-    options.value("--hidden-dropout", stack.get("hidden_dropout"))
-    options.value("--attention-dropout", stack.get("attention_dropout"))
-    options.value("--norm-epsilon", stack.get("layernorm_epsilon"))
-    options.extend(_one_of(_NORMS, stack, path, "normalization", "layernorm"))
+    for key, name in _VALUES.items():
+        options.value(name, stack.get(key))
+    norm = "layernorm1p" if stack.get("layernorm_zero_centered_gamma") else "layernorm"
+    options.extend(_one_of(_NORMS, stack, path, "normalization", norm))
     activation = _one_of(_ACTIVATIONS, stack, path, "activation", "gelu")
     if activation is not None:
         options.flag(activation, True)
+    fusion = "--no-bias-swiglu-fusion" if activation == "--swiglu" else "--no-bias-gelu-fusion"
+    # There is no such kernel for a squared ReLU, and megatron-core refuses to look for one.
+    options.flag(fusion, stack.get("bias_activation_fusion") is False or activation == "--squared-relu")
     positions = _one_of(_POSITIONS, stack, path, "position_embedding_type", "learned_absolute")
     options.value("--position-embedding-type", positions)
     if positions == "rope":
         options.value("--rotary-percent", stack.get("rotary_percentage"))
         options.value("--rotary-base", stack.get("rotary_base"))
-    options.flag("--add-qkv-bias", stack.get("qkv_bias"))
-    options.flag("--fp32-residual-connection", stack.get("fp32_residual_connection"))
+        options.flag("--no-rope-fusion", not stack.get("apply_rope_fusion"))
+    for key, name in _ON.items():
+        options.flag(name, stack.get(key))
     for key, name in _OFF.items():
         options.flag(name, stack.get(key) is False)
     return options
@@ -135,6 +194,10 @@ def _implementation(model: Mapping[str, Any], stack: Mapping[str, Any]) -> Optio
     options.value("--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local")
     options.flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
     options.flag("--use-cpu-initialization", model.get("use_cpu_initialization"))
+    options.flag("--fp16-lm-cross-entropy", model.get("fp16_lm_cross_entropy"))
+    if model.get("gc_interval"):
+        options.flag("--manual-gc", True)
+        options.value("--manual-gc-interval", model["gc_interval"])
     return options
 
 

@@ -11,7 +11,7 @@ from launcher.errors import UserError
 # What the whole launch has; the root's keys of the same names were derived from them.
 _OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
 
-_MAPPINGS = ("env_vars", "sbatch")
+_MAPPINGS = ("env_vars", "sbatch", "gpu_types")
 
 
 def stage_cluster(cluster: ClusterConfig, stage: str, changes: Mapping[str, Any]) -> ClusterConfig:
@@ -31,8 +31,9 @@ def stage_cluster(cluster: ClusterConfig, stage: str, changes: Mapping[str, Any]
             raise UserError(
                 f"{path}.{key}: not a stage's own, but the launch's", key=f"{path}.{key}", hint=f"{other}=..."
             )
-    merged = {**cluster.model_dump(), **changes}
+    ours = cluster.model_dump()
+    merged = {**ours, **changes}
     for key in _MAPPINGS:
         if isinstance(changes.get(key), Mapping):
-            merged[key] = {**getattr(cluster, key), **changes[key]}
+            merged[key] = {**ours[key], **changes[key]}
     return parse(ClusterConfig, merged, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
 from launcher.errors import Mistakes, UserError, shown
+from launcher.hardware import trainer_rows
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import chains, common
@@ -23,10 +25,11 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
     chains.check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
     written = _launch_config(training, paths, config.engine, _node_range(config))
+    resources = _resources(config, training, trainer)
     return Job(
         stage="training",
         engine=config.engine,
-        resources=_resources(config, training, trainer),
+        resources=resources,
         queue=replace(
             common.queue(config.cluster, training.run), signal=chains.save_signal(config, training.run)
         ),
@@ -37,7 +40,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
             readable={Path(config.data_dir): "data_dir"} if _reads_data_dir(config, written) else {},
         ),
         config=written,
-        environment={**_environment(config, training, written), **common.environment(config)},
+        environment={**_environment(config, training, written, resources), **common.environment(config)},
         srun_args=tuple(config.cluster.srun_args),
         merge_stderr=config.cluster.stderr_to_stdout,
         chain=chains.chain(config, _checkpoints(written)),
@@ -99,15 +102,20 @@ def _payload(
         case "nemo":
             return nemo_payload(config, training, paths)
         case "megatron_lm":
-            return megatron_lm_payload(config, training.run.model_type, written)
+            return megatron_lm_payload(config, training.run.model_type, written, paths)
         case "megatron":
             return _megatron_payload(config, paths)
 
 
-def _environment(config: RunConfig, training: TrainingConfig, written: dict[str, Any]) -> dict[str, str]:
-    if config.engine != "megatron_lm":
-        return {}
-    return megatron_lm_environment(written, training.run.model_type)
+def _environment(
+    config: RunConfig, training: TrainingConfig, written: dict[str, Any], resources: Resources
+) -> dict[str, str]:
+    if config.engine == "megatron":
+        rows = trainer_rows(resources.gpu_types)
+        return {"SLIPWAY_GPUS": json.dumps(rows)} if rows else {}
+    if config.engine == "megatron_lm":
+        return megatron_lm_environment(written, training.run.model_type)
+    return {}
 
 
 def _megatron_payload(config: RunConfig, paths: LaunchPaths) -> Payload:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import UserError, one_line
 from launcher.runs.index import Entry, Index
@@ -17,8 +21,14 @@ from launcher.tracking.scanning import entries_of, is_run, runs_below
 if TYPE_CHECKING:
     from launcher.schedulers.base import Scheduler
 
+T = TypeVar("T")
+
 RESULTS_VARIABLE = "SLIPWAY_RESULTS_DIR"
 _MOST_CLUSTERS = 4  # that are asked for a job: a user has few, throw-away ones leave many
+# For how long they are waited for: the one that this shell is of, and those that are remembered.
+_OWN_SECONDS, _SECONDS = 10.0, 5.0
+# One that is remembered, and was silent, is not asked again for so long.
+_REST_SECONDS = 600.0
 
 
 class Known:
@@ -38,6 +48,7 @@ class Known:
         self.always = _unique([base, *(Path(path).expanduser() for path in given if path)])
         self.index = Index()
         self.silent: list[str] = []
+        self._gone: set[str | None] = set()
         self._entries: dict[Path, list[Entry]] = {}
         self._all: list[Entry] | None = None
 
@@ -92,12 +103,7 @@ class Known:
 
     def located(self, job_id: str) -> list[Entry]:
         """The launch whose script a scheduler says the job has: also of a job that a colleague submitted."""
-        for scheduler in self._schedulers():
-            try:
-                script = scheduler.locate(job_id)
-            except UserError as error:
-                self._could_not(error)
-                continue
+        for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
             entry = _launch_of(script) if script is not None else None
             if entry is not None:
                 self.index.remember([entry])
@@ -108,34 +114,104 @@ class Known:
 
     def trees_of_jobs(self) -> list[Path]:
         """The trees of the jobs that schedulers know as this user's, without those that are known already."""
-        found: list[Path] = []
-        for scheduler in self._schedulers():
-            try:
-                scripts = scheduler.scripts()
-            except UserError as error:
-                self._could_not(error)
-                continue
-            found += [run_dir.parent for script in scripts if (run_dir := _run_of(script)) is not None]
+        scripts = [script for some in self._ask_all(lambda scheduler: scheduler.scripts()) for script in some]
+        found = [run_dir.parent for script in scripts if (run_dir := _run_of(script)) is not None]
         return [tree for tree in _unique(found) if tree not in self.trees]
 
-    def _schedulers(self) -> Iterator[Scheduler]:
-        # Imported late: most look-ups need none.
-        from launcher.schedulers.registry import scheduler_for
+    def _ask_all(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
+        """Ask all schedulers at once, and none that was silent before; yield the answers in their order."""
+        asked = [one for one in self._clusters if one.slurm_conf not in self._gone]
+        answers: list[T | UserError] = [_silence(one) for one in asked]
 
-        yield scheduler_for("local", None)
+        def ask(number: int) -> None:
+            try:
+                answers[number] = question(asked[number].scheduler)
+            except UserError as error:
+                answers[number] = error
+
+        # Daemons: a command that cannot be ended keeps nobody waiting.
+        threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(asked))]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for number, (one, thread) in enumerate(zip(asked, threads, strict=True)):
+            thread.join(max(0.0, start + one.patience - time.monotonic()))
+            answer = answers[number]
+            if isinstance(answer, UserError):
+                self._could_not(one, answer)
+            else:
+                self._heard(one)
+                yield answer
+
+    @cached_property
+    def _clusters(self) -> list[_Cluster]:
+        # Imported late: most look-ups need none.
+        from launcher.schedulers.local import LocalScheduler
+        from launcher.schedulers.patience import Patience
+        from launcher.schedulers.slurm import SlurmScheduler
+
+        def slurm(conf: str | None, seconds: float) -> _Cluster:
+            patience = Patience(last_start=0, answer_timeout=seconds)
+            return _Cluster(conf, SlurmScheduler(conf, patience), seconds)
+
+        own = os.environ.get("SLURM_CONF")
         remembered = [entry for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
         there = [entry for entry in remembered if _has_configuration(entry)]
-        seen = [entry.usable_slurm_conf for entry in there]
-        for conf in list(dict.fromkeys([os.environ.get("SLURM_CONF"), *seen]))[:_MOST_CLUSTERS]:
-            yield scheduler_for("slurm", conf)
+        confs = dict.fromkeys(entry.usable_slurm_conf for entry in there)
+        others = [conf for conf in confs if conf is not None and conf != own][: _MOST_CLUSTERS - 1]
+        return [
+            _Cluster("", LocalScheduler(), _SECONDS),
+            slurm(own, _OWN_SECONDS),
+            *(slurm(conf, _SECONDS) for conf in others if not self._is_at_rest(conf)),
+        ]
 
-    def _could_not(self, error: UserError) -> None:
+    def _is_at_rest(self, slurm_conf: str) -> bool:
+        """Tell whether a cluster was silent a moment ago, and say that it is not asked."""
+        since = self._silent_clusters.get(slurm_conf)
+        if since is None:
+            return False
+        at = time.strftime("%H:%M", time.localtime(since))
+        told = f"SLURM_CONF={one_line(slurm_conf)} did not answer at {at}, and was not asked again"
+        self.silent.append(f"{told}; to ask it: export SLURM_CONF={one_line(shlex.quote(slurm_conf))}")
+        return True
+
+    @cached_property
+    def _silent_clusters(self) -> dict[str, float]:
+        return self.index.silent_since(time.time() - _REST_SECONDS)
+
+    def _heard(self, one: _Cluster) -> None:
+        if one.slurm_conf and one.slurm_conf in self._silent_clusters:
+            self.index.note_silence(one.slurm_conf, None)
+
+    def _could_not(self, one: _Cluster, error: UserError) -> None:
         from launcher.schedulers.commands import Silent
 
-        told = error.message.splitlines()[0]
         # That there is no Slurm here is no news to anybody.
-        if isinstance(error, Silent) and told not in self.silent:
-            self.silent.append(told)
+        if not isinstance(error, Silent):
+            return
+        self._gone.add(one.slurm_conf)
+        if one.slurm_conf:
+            self.index.note_silence(one.slurm_conf, time.time())
+        where = f"SLURM_CONF={one_line(one.slurm_conf)}: " if one.slurm_conf else ""
+        self.silent.append(where + error.message.splitlines()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """A scheduler that can be asked for a job, and for how many seconds it is waited for.
+
+    `slurm_conf` is that of a Slurm, ``None`` of the machine's own; of this machine without Slurm it is empty.
+    """
+
+    slurm_conf: str | None
+    scheduler: Scheduler
+    patience: float
+
+
+def _silence(one: _Cluster) -> UserError:
+    from launcher.schedulers.commands import Silent
+
+    return Silent(f"Slurm does not answer: nothing within {one.patience:.0f} s")
 
 
 def _has_configuration(entry: Entry) -> bool:

@@ -44,6 +44,9 @@ def drained(yard: Yard) -> Iterator[None]:
 def told(yard: Yard, run: str) -> None:
     """A payload of NeMo's, which prints what it is told."""
     body = 'echo "link $link: rank $RANK of $WORLD_SIZE, ${!#}"\n((link > 1)) || wait_to_save 3\n'
+    script = yard.directory / "examples/nlp/language_modeling/megatron_gpt_pretraining.py"
+    script.parent.mkdir(parents=True)
+    script.touch()
     settings = ["engine=nemo", f"nemo_path={yard.directory}", RANGE, "resilience.links=3"]
     settings += [f"training.model.tokenizer.{file}=null" for file in ("vocab_file", "merge_file")]
     # One task a node: told of tasks, sbatch would give no more nodes than the least number has of them.

@@ -54,7 +54,9 @@ def test_the_same_again_is_no_difference(capsys: Capsys) -> None:
     ("override", "expected"),
     [
         ("training.trainer.limit_val_batches=7", ["-  limit_val_batches: 4", "+  limit_val_batches: 7"]),
-        ("env_vars.NCCL_DEBUG=INFO", ["+export NCCL_DEBUG=INFO"]),
+        ("env_vars.NCCL_DEBUG=INFO", ["+export NCCL_DEBUG=INFO", "+  NCCL_DEBUG: INFO"]),
+        # Where neither the script nor the job's configuration differs.
+        ("estimates.gpu_hour_price=2.5", ["-  gpu_hour_price: null", "+  gpu_hour_price: 2.5"]),
         ("+training.model.new_key=[1,2]", ["+  new_key: [1, 2]"]),
         ("~training.model.make_vocab_size_divisible_by", ["-  make_vocab_size_divisible_by: 128"]),
     ],

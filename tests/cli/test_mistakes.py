@@ -149,6 +149,16 @@ COMPOSING: list[tuple[list[str], list[str]]] = [
         ["image.flavor=dev: there is no such key", "`slipway image build NAME image.flavor=dev`"],
     ),
     (["~training.model.optin"], ["~training.model.optin: there is no such key", "'training.model.optim'"]),
+    # mappings that a site fills
+    (
+        ["estimates.attained={gpus: {h100: {half: 0.6}}, links: 0.7}"],
+        ["added with +", "'+estimates.attained={gpus: {h100: {half: 0.6}}, links: 0.7}'"],
+    ),
+    (["cluster.gpu_types.l4-24gb.nic_gbit_s=9"], ["to add it: +cluster.gpu_types.l4-24gb.nic_gbit_s=9"]),
+    (
+        ["+estimates.attained={links: 7}"],
+        ["estimates.attained.links=7: expected", "command line: +estimates.attained={links: 7}"],
+    ),
     (["~cluster.mem"], ["cluster.mem: this key is needed", "command line: ~cluster.mem"]),
     # values
     (

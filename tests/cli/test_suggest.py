@@ -56,6 +56,18 @@ def test_the_first_one_taken_is_the_users_own_and_fits(capsys: pytest.CaptureFix
     assert after["suggestions"][0]["overrides"] == []
 
 
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a30-24gb"])
+def test_what_our_trainer_refuses_in_every_layout_is_refused(
+    gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["training=mixtral/mixtral_8x7b", f"cluster.gpu={gpu}", "engine=megatron"]
+    assert main(["suggest", *words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "training.model.expert_model_parallel_size=8: mixtures of experts are not in this" in told.err
+    assert "[engine.megatron]" in told.err
+
+
 def test_nodes_is_short_for_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     short, long = (told(capsys, *WORDS, word) for word in ("nodes=4", "training.trainer.num_nodes=4"))
     assert short == long
@@ -79,6 +91,19 @@ def test_tasks_without_gpus_have_layouts_too(capsys: pytest.CaptureFixture[str])
     assert lines[3] == "1  as it is"
 
 
+def test_experts_come_nearest_first_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """How long their steps take is not estimated; how much memory they take is."""
+    words = ["training=mixtral/mixtral_8x7b", "cluster.gpu=h100-80gb", "--top", "2"]
+    assert main(["suggest", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("training.model.num_moe_experts=8: how long experts take is not estimated")
+    assert all(line.endswith(" ?") for line in lines[4:6])
+    assert lines[6] == "1  as it is"
+    found = told(capsys, *words)
+    assert found["steps_not_timed"].startswith("training.model.num_moe_experts=8: ")
+    assert all(one["memory_bytes"] < found["memory_limit_bytes"] for one in found["suggestions"])
+
+
 def test_our_trainer_is_asked_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +125,10 @@ def test_our_trainer_is_asked_too(
     ("words", "expected"),
     [
         (["training=gpt3/5b", "nodes=many"], "nodes=many: expected a number of nodes"),
+        (
+            ["training=gpt3/5b", "cluster.gpu=h100-80gb", "training.model.fsdp=True"],
+            "training.model.fsdp=True: FSDP is not counted yet; layouts that cannot be weighed are not",
+        ),
         (["training=gpt3/5b", "nodes=0"], "nodes=0: expected a number of nodes"),
         (["training=gpt3/5b", "--top", "0"], "--top 0: a number of layouts, from 1 on"),
         (["training=gpt3/5b", "training.model.hidden_size=wide"], "training.model.hidden_size='wide': "),

@@ -160,6 +160,8 @@ def test_most_of_the_reference_has_the_derived_max_time_anyway() -> None:
 
 def test_every_size_of_the_tree_is_of_the_reference_or_sourced_elsewhere() -> None:
     own = {"gpt3/tiny", "t5/tiny", *(f"gpt2/{name}" for name in ("124m", "355m", "774m", "1558m", "distil"))}
+    own |= {*(f"mixtral/mixtral_8x{size}" for size in ("7b", "22b"))}
+    own |= {*(f"deepseek/deepseek_{name}" for name in ("v2_lite", "v3"))}
     assert set(list_options("training")) == set(SIZES) | own
 
 

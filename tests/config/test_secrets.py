@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import secrecy, secret_forms
 from launcher.cli.app import main
 from launcher.config.compose import CONF_DIR, compose, list_options
 from launcher.config.secrets import check_secrets
@@ -183,6 +184,42 @@ def test_any_text_keeps_its_form_and_loses_the_secret(before: str, after: str) -
 def test_a_text_without_secrets_is_left_alone(text: str) -> None:
     plain = re.sub(r"[:=@?&-]", " ", text)
     assert printable(plain) == plain
+
+
+LONG = "abcdefgh12345678" * 3
+# What texts with secrets are made of: each form, names and what gives them a value.
+PARTS = [
+    *("-----BEGIN A PRIVATE KEY-----", f"hf_{LONG}A", f"ghp_{LONG}", f"github_pat_{LONG}", f"glsoat-{LONG}"),
+    *(f"xoxb-{LONG}", f"xapp-{LONG}", f"nvapi-{LONG}", f"pypi-{LONG}", f"npm_{LONG}", f"dckr_pat_{LONG}"),
+    *(f"AIza{LONG}", f"ya29.{LONG}", f"sk-{LONG}", f"rk_live_{LONG}", f"ASIA{LONG.upper()}", "wandb login "),
+    *(f"eyJ{LONG}.eyJ{LONG}", "WandB", "0123456789" * 4, "https://", "://me:", "@host/", "discordapp.com"),
+    *("/api/webhooks/", "hooks.slack.com/workflows/", "webhook.office.com/", "api.telegram.org/bot", "&sas="),
+    *("X-Goog-Credential=", "X-Amz-Security-Token=", "sig=", "?my.passwd=", ";key=", "proxy-authorization: "),
+    *("Bearer ", "docker login", " -p ", "sshpass -p ", "curl", " -u me:", "login me ", "password ", "ſİg="),
+    *("HF_TOKEN", "api_key", "MY_CREDS", "GIT_PAT", "DB_PWD", "A_JWT", "passphrase", "=", ": ", "'", '"'),
+    *("setenv ", "--", "oc.env:", "${", "}", ",", " ", "\n", LONG, "value"),
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=8).map("".join))
+def test_what_is_looked_for_first_leaves_out_no_secret(text: str) -> None:
+    """A text without a form's cue has none of that form."""
+    found = secrecy.secrets_in(text)
+    every = " ".join(cues for _, cues, _ in secret_forms._FORMS)
+    secrecy._secrets_in.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secret_forms, "folded_letters", lambda text: every)
+        assert secrecy.secrets_in(text) == found
+    suspects = secrecy.suspect_lines(text, secrecy.known_values())
+    for number, line in enumerate(text.split("\n")):
+        assert number in suspects or without_secrets(line) == without_secrets(line, literals=True) == line
+
+
+def test_a_login_that_never_comes_is_not_looked_for_in_every_way() -> None:
+    """Each option could be read in two ways, and n of them in 2^n."""
+    text = "wandb login " + "--host " * 200
+    assert without_secrets(text) == text
+    assert VALUE not in without_secrets(f"wandb login --host x --relogin --host=y {VALUE}")
 
 
 def test_values_of_the_environment_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,9 @@ class FakeScheduler:
         self.acts += [("save", job_id) for job_id in job_ids]
         return {}
 
+    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return one_by_one(self.hold, job_ids)
+
     def hold(self, job_id: str) -> None:
         self.acts.append(("hold", job_id))
         if job_id in self.errors:

@@ -64,6 +64,12 @@ class ChainScheduler:
         self._do("hold", job_id)
         self.jobs[job_id] = HELD
 
+    def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return one_by_one(self.hold, job_ids)
+
+    def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
+        return one_by_one(self.release, job_ids)
+
     def release(self, job_id: str) -> None:
         self._do("release", job_id)
 

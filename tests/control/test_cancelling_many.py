@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +29,8 @@ for argument; do
     for job in "${{wanted[@]}}"; do
         [[ -e queue/$job ]] || continue
         script=/r/submitted/$(<tags/$job).1_submission.sh
-        printf '%s{s}' "$job" "$job" "$(<queue/$job)" None "" 0:01 0 0 ada "$script"
+        reason=$(cat "reasons/$job" 2>/dev/null || echo None)
+        printf '%s{s}' "$job" "$job" "$(<queue/$job)" "$reason" "" 0:01 0 0 ada "$script"
         echo
     done
 done
@@ -51,12 +54,32 @@ exit $code
 """
 
 
+_SCONTROL = """#!/bin/bash
+cd {here}
+echo "scontrol $*" >>calls
+verb=$1; shift
+code=0
+for job; do
+    if grep -qx "$job" theirs; then
+        echo "Access/permission denied for job $job" >&2
+        code=1
+    elif [[ $verb = uhold ]]; then
+        echo JobHeldUser >"reasons/$job"
+    else
+        rm -f "reasons/$job"
+    fi
+    [[ ! -e stops ]] || {{ echo "slurm_suspend error" >&2; exit 1; }}
+done
+exit $code
+"""
+
+
 class CountedSlurm:
     """What waits or runs, and how often Slurm was called."""
 
     def __init__(self, here: Path) -> None:
         self.here = here
-        for name in ("queue", "tags"):
+        for name in ("queue", "tags", "reasons"):
             (here / name).mkdir(parents=True)
         for name in ("calls", "theirs"):
             (here / name).touch()
@@ -71,6 +94,9 @@ class CountedSlurm:
     def not_ours(self, *jobs: str) -> None:
         (self.here / "theirs").write_text("".join(f"{job}\n" for job in jobs))
 
+    def held(self) -> set[str]:
+        return {path.name for path in (self.here / "reasons").iterdir()}
+
     def queue(self) -> set[str]:
         return {path.name for path in (self.here / "queue").iterdir()}
 
@@ -84,7 +110,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedSlurm:
     programs = tmp_path / "bin"
     programs.mkdir()
     here = tmp_path / "slurm"
-    for name, text in (("squeue", _SQUEUE), ("scancel", _SCANCEL), ("sacct", "#!/bin/bash\nexit 1\n")):
+    texts = {"squeue": _SQUEUE, "scancel": _SCANCEL, "scontrol": _SCONTROL, "sacct": "#!/bin/bash\nexit 1\n"}
+    for name, text in texts.items():
         (programs / name).write_text(text.format(here=here, s=SEPARATOR))
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -94,9 +121,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedSlurm:
     return CountedSlurm(here)
 
 
-def cancel(capsys: Capsys, *words: str) -> tuple[int, list[str], list[str]]:
+def cancel(capsys: Capsys, *words: str, verb: str = "cancel") -> tuple[int, list[str], list[str]]:
     capsys.readouterr()
-    code = main(["cancel", *words])
+    code = main([verb, *words])
     told = capsys.readouterr()
     return code, told.out.splitlines(), told.err.splitlines()
 
@@ -190,3 +217,113 @@ def test_many_are_told_to_save_at_once(slurm: CountedSlurm, capsys: Capsys) -> N
     first, second = slurm.calls("scancel")
     assert first == "scancel 13" and second.startswith("scancel --batch --signal=USR1 ")
     assert slurm.queue() == {str(number) for number in range(1, 13)}
+
+
+@pytest.mark.parametrize(("verb", "done"), [("hold", "held"), ("release", "released")])
+def test_as_many_calls_to_hold_forty_jobs_as_four(
+    slurm: CountedSlurm, capsys: Capsys, verb: str, done: str
+) -> None:
+    names = runs(slurm, 44)
+    if verb == "release":
+        assert cancel(capsys, *names, verb="hold")[0] == 0
+    before = len(slurm.calls())
+    assert cancel(capsys, *names[:4], verb=verb)[0] == 0
+    few = len(slurm.calls()) - before
+    code, out, err = cancel(capsys, *names[4:], verb=verb)
+    assert (code, err) == (0, [])
+    assert len(slurm.calls()) - few - before == few == 3, slurm.calls()
+    assert len(told_of(out, f"{done} job")) == len(out) == 40
+    assert len(slurm.held()) == (44 if verb == "hold" else 0)
+    was, (code, out, err) = len(slurm.calls()), cancel(capsys, *names, verb=verb)
+    assert (code, err) == (0, [])
+    assert len(told_of(out, "it is held already" if verb == "hold" else "it is not held")) == 44
+    assert len(slurm.calls()) - was <= 2
+
+
+def test_refusals_among_many_that_are_held(slurm: CountedSlurm, capsys: Capsys) -> None:
+    names = runs(slurm, 40)
+    slurm.not_ours("7", "31")
+    code, out, err = cancel(capsys, *names, verb="hold")
+    assert (code, len(told_of(out, "held job")), len(out)) == (1, 38, 38)
+    assert err == [
+        line
+        for job in ("31", "7")
+        for line in (
+            f"slipway: job {job} of r{job:0>3} (launch {job}) was not held:"
+            f" Access/permission denied for job {job}",
+            "  the job is ada's: ada can, or an administrator",
+        )
+    ]
+    assert len(slurm.calls("scontrol")) == 1 and len(slurm.calls("squeue")) <= 4
+
+
+def test_what_one_scontrol_passed_over_is_held_singly(slurm: CountedSlurm, capsys: Capsys) -> None:
+    (slurm.here / "stops").touch()
+    code, out, err = cancel(capsys, *runs(slurm, 3), verb="hold")
+    # Of each that is held singly the stub complains: what the queue says afterwards counts.
+    assert slurm.held() == {"1", "2", "3"}, (code, out, err)
+
+
+def test_what_runs_is_not_held_among_many(slurm: CountedSlurm, capsys: Capsys) -> None:
+    slurm.job("a", 1, "RUNNING")
+    slurm.job("a", 2)
+    slurm.job("b", 3, "RUNNING")
+    code, out, err = cancel(capsys, "a", "b", verb="hold")
+    assert (code, slurm.held()) == (2, {"2"})
+    assert [line.partition(":")[0] for line in out] == [
+        "held job 2 of a (launch 2)",
+        "left job 1 of a (launch 1) alone",
+    ]
+    assert "job 3 of b (launch 3) cannot be held: it is RUNNING" in err[0]
+
+
+_FULL, _NO_READER = '"$@" >/dev/full', '"$@" | true; exit ${PIPESTATUS[0]}'
+_SEVEN = "jobs 7, 6, 5, 4, 3 and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("verb", "line", "told"),
+    [
+        ("cancel", _FULL, f"cancelled {_SEVEN}"),
+        ("cancel --json", _FULL, f"cancelled {_SEVEN}"),
+        ("cancel", _NO_READER, f"cancelled {_SEVEN}"),
+        ("cancel --save", _FULL, f"cancelled {_SEVEN}; told job 8 to save and leave"),
+        ("hold", _FULL, f"held {_SEVEN}"),
+        ("release", _FULL, "released job 1"),
+    ],
+)
+def test_what_was_done_is_told_where_the_output_is_lost(
+    slurm: CountedSlurm, verb: str, line: str, told: str
+) -> None:
+    """Exit code 2 would say that nothing was."""
+    names = runs(slurm, 7)
+    if verb == "cancel --save":
+        names.append("r008")
+        slurm.job("r008", 8, "RUNNING")
+    if verb == "release":
+        (slurm.here / "reasons" / "1").write_text("JobHeldUser")
+    code, err = slipway(line, [*verb.split(), *names])
+    assert code == 4, err
+    assert f"slipway: done all the same: {told}\n" in err
+    assert "Traceback" not in err
+
+
+def test_where_nothing_was_done_the_code_says_so(slurm: CountedSlurm) -> None:
+    names = runs(slurm, 2)
+    slurm.not_ours(*"12")
+    code, err = slipway(_FULL, ["cancel", *names])
+    assert code == 1, err  # each refusal is told on stderr
+    code, err = slipway(_FULL, ["release", *names])
+    assert code == 2, err
+    assert "all the same" not in err
+
+
+def slipway(line: str, words: Sequence[str]) -> tuple[int, str]:
+    """Run a line of bash with `slipway WORDS` as its arguments; return its exit code and its stderr."""
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", sys.executable, "-m", "launcher.cli.app", *words],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr

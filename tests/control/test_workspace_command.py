@@ -117,7 +117,7 @@ def test_everything_arrives_as_it_is(desk: Desk) -> None:
         "--ntasks=1",
         "--kill-on-bad-exit=1",
         "--export=ALL",
-        "--container-image=nvcr.io#nvidia/nemo:24.07",
+        "--container-image=nvcr.io#nvidia/nemo:25.07",
         f"--container-mounts={results}:{results},{data}:{data}:ro,/fsx data:/fsx:ro",
         f"--container-env={','.join(made.plan.job.container_variables)}",
         "--no-container-mount-home",

@@ -13,6 +13,7 @@ from launcher.doctor.judging_slurm import pyxis_lines, pyxis_node_lines, slurm_l
 from launcher.doctor.judging_tools import (
     apptainer_line,
     credential_lines,
+    engine_line,
     file_lines,
     gpu_lines,
     image_line,
@@ -23,6 +24,7 @@ from launcher.doctor.judging_tools import (
 )
 from launcher.doctor.lines import Status
 from launcher.doctor.proven import PYTHON, SLURM
+from launcher.releases import contents_of
 from tests.doctor.machines import (
     BARE,
     FILE,
@@ -430,3 +432,33 @@ def test_pythons_and_extras() -> None:
     assert told(python_lines("3.11.7", versions, (True, "")))["trainer"] == "ok!"
     assert told(python_lines("3.11.7", versions, (True, "not on this machine")))["trainer"] == "warning!"
     assert "trainer" not in told(python_lines("3.11.7", versions, None))
+
+
+@pytest.mark.parametrize(
+    ("tag", "engine", "status"),
+    [
+        ("25.07", "nemo", Status.OK),
+        ("26.04", "nemo", Status.MISSING),
+        ("27.01", "nemo", Status.WARNING),
+        ("26.02", "megatron", Status.OK),
+        ("25.07", "megatron", Status.MISSING),
+    ],
+)
+def test_an_image_has_what_the_engine_runs(tag: str, engine: str, status: Status) -> None:
+    contents = contents_of("nvcr.io", "nvidia/nemo", tag)
+    assert contents is not None
+    line = engine_line(contents, engine)
+    assert (line.what, line.status) == ("image.engine", status)
+    assert (line.fix is None) is (status is Status.OK)
+    assert engine_line(replace(contents, is_certain=False), engine).status in (Status.OK, Status.WARNING)
+
+
+def test_a_driver_is_compared_with_the_cuda_of_the_table() -> None:
+    known = Image("x", why="skopeo is not here", contents=contents_of("nvcr.io", "nvidia/nemo", "26.04"))
+    old, new = (machine(gpus=gpus(driver=driver)) for driver in ("550.54.15", "580.65.06"))
+    line = one(gpu_lines(old, known, is_node=True), "gpu.image")
+    assert (line.status, line.needed) == (Status.MISSING, True)
+    assert "CUDA 13.1.1, as nvcr.io/nvidia/nemo:26.04 has it needs driver 580 or newer" in line.found
+    assert one(gpu_lines(new, known, is_node=True), "gpu.image").status is Status.OK
+    # What the image itself tells counts for more.
+    assert one(gpu_lines(old, replace(known, cuda="12.4.1"), is_node=True), "gpu.image").status is Status.OK

@@ -134,6 +134,8 @@ def test_an_instruction_that_fails(
     need("buildah")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    # As on a disk of overlays: without layers of their own instructions leave no container.
+    monkeypatch.setattr(Builder, "_layers", "--layers=true")
     template = kitchen / "templates/failing.Dockerfile.j2"
     template.write_text(TEMPLATE.replace("> /etc/made", "; nosuchprogram --now"))
     assert main(["image", "build", "small", "image.template=failing", *options]) == 2
@@ -283,7 +285,7 @@ def test_a_stale_base_is_asked_for_anew(base: str, words: dict[str, str], tmp_pa
             word for builder, word in words.items() if builder == name
         ]
         assert command[-1] == str(tmp_path) and "a b=c=d" in command and "--platform" not in command
-        assert ("--layers=true" in command) == (name != "docker")
+        assert ("--layers=true" in command) == ("--force-rm" in command) == (name != "docker")
 
 
 def test_the_registry_of_the_base(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_the_registry_does_not_let_one_in(
     assert f"skopeo login {guarded_registry.host}" in said or "skopeo login REGISTRY" in said
     assert login not in said
     assert "not it" not in said
+    whose = "without a login" if password is None else f"as {USER}, of {auth}"
+    assert f"the registry was asked {whose}\n" in said
     assert not place.left()
 
 
@@ -201,7 +203,10 @@ def test_the_registry_cannot_be_reached(capsys: Capsys, place: Place) -> None:
 def test_there_is_no_such_image(capsys: Capsys, place: Place, registry: Registry, tiny_image: str) -> None:
     said = refused(capsys, *place.imported(f"{registry.host}/team/tiny:0.0"))
     assert "no such image" in said
+    assert "team/tiny has no tag 0.0 (of " in said and "nearest: 1\n" in said
     assert not place.left()
+    said = refused(capsys, *place.imported(f"{registry.host}/team/nothing_of_this_name:1"))
+    assert "no such image" in said and "or it is private" in said and "without a login" in said
 
 
 @pytest.fixture(scope="module")

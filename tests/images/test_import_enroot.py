@@ -13,6 +13,7 @@ import pytest
 
 from launcher.containers import routes
 from launcher.containers.importing import ImportOptions, import_image
+from launcher.containers.progress import Silent
 from launcher.containers.references import Reference
 from launcher.containers.remote import Access
 from launcher.containers.squashing import SQUASH_OPTIONS
@@ -103,6 +104,20 @@ def test_what_enroot_cannot_is_done_without_it(stand_in: Path, tiny_image: str, 
     assert "enroot failed with exit code 1" in raised.value.message
     assert "enroot: Could not process JSON input" in raised.value.message
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"tiny.sqsh", "tiny.sqsh.json"}
+
+
+def test_an_image_that_enroot_alone_does_not_find(
+    stand_in: Path, tiny_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image is there: nobody is told that there is none."""
+    need("umoci")
+    replace(stand_in, "echo '[ERROR] URL http://x/v2/y returned error code: 404 Not Found' >&2\nexit 1")
+    notes: list[str] = []
+    monkeypatch.setattr(Silent, "note", lambda _, text: notes.append(text))
+    import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
+    note = notes[0]
+    assert "Enroot does not find" in note and "and skopeo does\nimported without Enroot" in note
+    assert "there is no such image" not in note
 
 
 def test_what_enroot_does_not_read_goes_past_it(told: Path, tiny_layout: Path, tmp_path: Path) -> None:

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from launcher.containers import routes, space, tools
 from launcher.containers.complaints import explained
+from launcher.containers.importing import import_image
 from launcher.containers.progress import Plain, bars_on, megabytes
+from launcher.containers.references import Reference
+from launcher.containers.remote import Remote
 from launcher.containers.rootfs import configure, inside, make_readable
 from launcher.containers.space import Needs, Place, place
 from launcher.containers.squashing import compression_for
@@ -276,6 +280,33 @@ def test_a_long_message_keeps_its_end() -> None:
     said = f"Error parsing image name: {'pinging a registry: ' * 40}x509: certificate has expired"
     told = str(explained("look up x", "skopeo", 1, [said]))
     assert "skopeo: ... " in told and "x509: certificate has expired" in told
+
+
+def test_advice_of_a_registry_without_tls_can_be_pasted() -> None:
+    names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
+    error = explained("look up x", "skopeo", 1, ["manifest unknown"], names, plain_http=True)
+    assert "`skopeo list-tags --tls-verify=false docker://localhost:5000/team/x`" in str(error)
+    error = explained("look up x", "skopeo", 1, ["connection refused"], names, plain_http=True)
+    assert "`curl -I http://localhost:5000/v2/`" in str(error)
+    with pytest.raises(UserError, match="--tls-verify=false docker:"):
+        tools.run(
+            ["sh", "-c", "echo manifest unknown >&2; false", "--tls-verify=false"], doing="x", names=names
+        )
+
+
+def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[space.Needs] = []
+
+    def full(needs: space.Needs, *_: object) -> Path:
+        asked.append(needs)
+        raise UserError("no room")
+
+    monkeypatch.setattr(space, "place", full)
+    monkeypatch.setattr(routes, "choose", lambda *_: routes.ENROOT)
+    monkeypatch.setattr(routes, "look_up", lambda *_: (Remote("sha256:a", 70, 1000, ImageConfig()), None))
+    with pytest.raises(UserError, match="no room"):
+        import_image(Reference.parse("registry.example/x:1"), tmp_path / "x.sqsh")
+    assert [needs.temporary for needs in asked] == [1070]
 
 
 def test_a_failure_shows_no_secret() -> None:

@@ -8,12 +8,15 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.cli.app import main
+from launcher.containers import probe
 from launcher.containers.choosing import locate
 from launcher.containers.importing import ImportOptions, import_image
 from launcher.containers.inspecting import inspect
@@ -78,6 +81,25 @@ def test_the_screen(imported: Path, capsys: Capsys) -> None:
     head, row = (line.split("  ") for line in capsys.readouterr().out.splitlines())
     assert [cell.strip() for cell in head if cell][:3] == ["IMAGE", "SIZE", "COMPRESSION"]
     assert row[0] == "tiny.sqsh" and "zstd" in row
+
+
+def test_a_python_without_its_library_says_so() -> None:
+    """As that of Debian's python3-minimal, which has no `json`."""
+    program = f"import runpy, sys; sys.modules['json'] = None; runpy.run_path({probe.__file__!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("it is a Python without its standard library")
+
+
+def test_volumes_are_shown(imported: Path, tmp_path: Path, capsys: Capsys) -> None:
+    image = Path(shutil.copy2(imported, tmp_path / "tiny.sqsh"))
+    record = json.loads(sidecar_path(imported).read_text())
+    record["config"]["volumes"] = ["/data", "/two words"]
+    sidecar_path(image).write_text(json.dumps(record))
+    assert main(["image", "inspect", str(image)]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " ")
+    assert lines["volumes"] == "/data '/two words'"
 
 
 def test_secrets_of_an_image_are_not_shown(tmp_path: Path, capsys: Capsys) -> None:

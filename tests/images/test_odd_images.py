@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers import finishing, rootfs, routes
-from launcher.containers.complaints import explained
+from launcher.containers import building, finishing, importing, rootfs, routes
+from launcher.containers.builders import BUILDERS, Builder
+from launcher.containers.complaints import Complaint, explained
 from launcher.containers.credentials import enroot_login
-from launcher.containers.importing import import_image
+from launcher.containers.importing import ImportOptions, import_image
 from launcher.containers.locking import locked
+from launcher.containers.progress import Silent
+from launcher.containers.recipes import recipe
 from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, names_of
+from launcher.containers.remote import Access, Remote, names_of
 from launcher.containers.store import ImageConfig
 from launcher.errors import UserError
 from launcher.file_systems import Mount
@@ -122,3 +125,111 @@ def test_where_neither_program_is_let_in_it_says_how_to_log_in(monkeypatch: pyte
     with pytest.raises(UserError, match="the registry does not let you in") as told:
         routes.look_up(routes.ENROOT, Reference.parse("a.b/c:1"), Access())
     assert "skopeo login a.b" in str(told.value)
+
+
+def skopeo_that_refuses(
+    here: Path, monkeypatch: pytest.MonkeyPatch, said: str, tags: str = "", user: str = ""
+) -> None:
+    """Put a skopeo first in PATH whose look-ups fail; it may have a login, and list tags."""
+    script = f"""#!/bin/sh
+case "$*" in
+*list-tags*) [ '{tags}' ] && echo '{{"Tags": [{tags}]}}' ;;
+*--get-login*) [ '{user}' ] && echo '{user}' ;;
+*) echo '{said}' >&2 && exit 1 ;;
+esac
+"""
+    (here / "skopeo").write_text(script)
+    (here / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+
+
+def refusal(image: str = "nvcr.io#nvidia/nemo:24.99", access: Access | None = None) -> str:
+    with pytest.raises(Complaint) as told:
+        routes.look_up(routes.SKOPEO, Reference.parse(image), access or Access())
+    return str(told.value)
+
+
+UNKNOWN = "reading manifest 24.99 in nvcr.io/nvidia/nemo: manifest unknown"
+DENIED = "reading manifest 24.99 in nvcr.io/nvidia/nemo: denied: requested access to the resource is denied"
+
+
+def test_of_a_tag_that_is_not_there_the_nearest_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skopeo_that_refuses(tmp_path, monkeypatch, UNKNOWN, '"23.11", "24.07", "24.09", "latest"')
+    said = refusal()
+    assert "nvidia/nemo has no tag 24.99 (of 4 tags)" in said
+    assert "nearest: 24.09, 24.07" in said and "skopeo list-tags docker://nvcr.io/nvidia/nemo" in said
+    assert "private" not in said
+
+
+def test_a_repository_that_is_not_there_may_be_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skopeo_that_refuses(tmp_path, monkeypatch, UNKNOWN)
+    said = refusal()
+    assert "there is no such image" in said and "or it is private" in said
+    assert "the registry was asked without a login" in said
+    assert "`skopeo login nvcr.io`" in said
+
+
+def test_a_refusal_tells_whose_login_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skopeo_that_refuses(tmp_path, monkeypatch, DENIED, user="bob")
+    said = refusal()
+    assert "the registry was asked as bob, of the logins of skopeo and docker" in said
+    assert "look at the name" in said
+    given = Access(authfile=tmp_path / "auth.json")
+    assert f"asked as bob, of {tmp_path}/auth.json" in refusal(access=given)
+
+
+def test_a_refusal_tells_the_login_of_enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skopeo_that_refuses(tmp_path, monkeypatch, DENIED)
+    monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path))
+    (tmp_path / ".credentials").write_text("machine nvcr.io login alice password hunter22\n")
+    with pytest.raises(Complaint) as told:
+        import_image(
+            Reference.parse("nvcr.io#nvidia/nemo:24.99"), tmp_path / "x.sqsh", ImportOptions(via="skopeo")
+        )
+    assert f"asked as alice, of {tmp_path}/.credentials" in str(told.value)
+    assert "hunter22" not in str(told.value)
+
+
+@pytest.mark.parametrize("theirs", ["x.sqsh", "x.sqsh.json"])
+def test_a_colleagues_file_in_a_sticky_directory_is_seen_before_the_import(
+    theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    images.chmod(0o1777)
+    (images / theirs).write_text("theirs")
+    # Both the directory and the file are another user's.
+    monkeypatch.setattr(importing.os, "geteuid", lambda: os.getuid() + 4242)
+    monkeypatch.setattr(routes, "choose", lambda *_: routes.SKOPEO)
+    remote = Remote("sha256:0", 1, 1, ImageConfig())
+    monkeypatch.setattr(routes, "look_up", lambda *_: (remote, remote.digest))
+    monkeypatch.setattr(routes, "make", lambda *_: pytest.fail("it was imported"))
+    with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as told:
+        import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")
+    assert str(images / theirs) in str(told.value) and "images_dir=DIR" in str(told.value)
+    assert [path.name for path in images.iterdir()] == [theirs]
+
+
+def test_a_directory_that_may_not_be_written_to_is_seen_before_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock may be there all the same, left by a colleague."""
+    (tmp_path / ".x.sqsh.lock").touch()
+    monkeypatch.setattr(importing.os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="permission denied"):
+        importing.check_replaceable(tmp_path / "x.sqsh")
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_full_disk_tells_of_layers_of_earlier_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise explained("build x", name, 1, ["write: no space left on device"])
+
+    monkeypatch.setattr("launcher.containers.tools.run", fails)
+    with pytest.raises(Complaint, match="no space is left") as told:
+        building.build(recipe("nemo"), Builder(name), {}, Silent())
+    assert f"{name} keeps layers of earlier builds: `{Builder(name).cleanup}`" in (told.value.hint or "")

@@ -109,17 +109,17 @@ def test_the_trainer_is_in_the_image_for_it() -> None:
 
 def test_a_base_without_a_digest_is_warned_of() -> None:
     (warning,) = recipe("nemo").warnings
-    assert "image.base=nvcr.io#nvidia/nemo:24.09 is not pinned" in warning
-    assert "skopeo inspect --format '{{.Digest}}' docker://nvcr.io/nvidia/nemo:24.09" in warning
+    assert "image.base=nvcr.io#nvidia/nemo:25.07 is not pinned" in warning
+    assert "skopeo inspect --format '{{.Digest}}' docker://nvcr.io/nvidia/nemo:25.07" in warning
 
 
-@pytest.mark.parametrize("pin", [f"image.digest={DIGEST}", f"image.base=nvcr.io#nvidia/nemo:24.09@{DIGEST}"])
+@pytest.mark.parametrize("pin", [f"image.digest={DIGEST}", f"image.base=nvcr.io#nvidia/nemo:25.07@{DIGEST}"])
 def test_a_pinned_base(pin: str) -> None:
     made = recipe("nemo", None, [pin])
     assert made.warnings == ()
     assert f"\nFROM nvcr.io/nvidia/nemo@{DIGEST}\n" in made.dockerfile
     assert made.labels["org.opencontainers.image.base.digest"] == DIGEST
-    assert made.labels["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/nemo:24.09"
+    assert made.labels["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/nemo:25.07"
 
 
 def labels_of(made: Recipe) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,9 @@ import yaml
 from launcher.sandbox import Sandbox
 from tests.integration.conftest import SLIPWAY
 
+# Each step goes on from those before it: none is left out.
+pytestmark = [pytest.mark.slurm, pytest.mark.trainer]
+
 # What makes 126m small enough for the machine of a test; everything else is as the wrapper has it.
 SHRUNK = " ".join(
     [
@@ -286,8 +289,6 @@ $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh --dry-run
     assert not (Path(reader["TARGET_PATH"]) / "results/gpt3_126m").exists()
 
 
-@pytest.mark.slurm
-@pytest.mark.trainer
 def test_5_pretraining_126m_on_two_nodes(reader: Reader, sandbox: Sandbox) -> None:
     # The sandbox's nodes have no image and no GPU, and the machine two cores.
     reader.types(f"export SLURM_CONF={sandbox.environment()['SLURM_CONF']}; export ENROOT_IMAGE=null")
@@ -326,8 +327,6 @@ MAX_STEPS=3 GLOBAL_BATCH_SIZE=16 $TEST_CASE_PATH/bmk-pretrain-gpt3-126m2.sh {SHR
     assert max(json.loads(line).get("step", 0) for line in metrics) == 3
 
 
-@pytest.mark.slurm
-@pytest.mark.trainer
 def test_5_another_launch_overwrites_nothing(reader: Reader) -> None:
     """In the document it would overwrite all files but the log."""
     told = reader.types(

@@ -46,6 +46,9 @@ def test_a_warning_becomes_the_signal_that_nemo_saves_on(
     stand_in = tmp_path / "python"
     stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
+    script = tmp_path / "examples/nlp/language_modeling/megatron_gpt_pretraining.py"
+    script.parent.mkdir(parents=True)
+    script.touch()
     environment = sandbox.environment()
     overrides = [
         "training=gpt3/126m",

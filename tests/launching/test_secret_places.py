@@ -59,7 +59,7 @@ PLACES = {
     "sbatch export": typed(f"cluster.sbatch.export='HF={VALUE}'"),
     "comment by reference": typed("cluster.comment='${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
     "variable by reference": typed("env_vars.MY_STUFF='${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
-    "unknown key by reference": typed("training.model.foo='${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
+    "unknown key by reference": typed("+training.model.foo='${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
     "pass-through key": typed(f"+training.exp_manager.wandb_logger_kwargs.api_key={VALUE}"),
     "env_vars": typed(f"env_vars.HF_TOKEN={VALUE}"),
     "cluster.env_vars": typed(f"cluster.env_vars.DB_PWD={VALUE}"),
@@ -75,7 +75,7 @@ PLACES = {
         "+training.model.foo='${oc.env:HF_TOKEN}'", "cluster.comment='${training.model.foo}'", HF_TOKEN=VALUE
     ),
     "name by reference": typed("training.run.name='a_${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
-    "directory by reference": typed("base_results_dir='/nowhere/${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
+    "directory by reference": typed("base_results_dir='/proc/nowhere/${oc.env:HF_TOKEN}'", HF_TOKEN=VALUE),
     "mount": typed("container_mounts=['/x:/${oc.env:HF_TOKEN}']", HF_TOKEN=VALUE),
     "escaped in an address": typed(
         f"env_vars.X=%40{VALUE}%2F", secret=f"%40{VALUE}%2F", DB_PASSWORD=f"@{VALUE}/"

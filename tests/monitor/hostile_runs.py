@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
 import resource
 import signal
 import socket
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+import yaml
 from hypothesis import strategies as st
 
+from launcher import drafting
+from launcher.cli import diff, show, sweep
 from launcher.cli.app import main
+from launcher.config.compose import Composition, compose
+from launcher.config.stored import stored_text
+from launcher.monitor import board_views, follow
+from launcher.monitor import logs as log_reading
 
 NOBODY = 65534
 HUGE = 20 << 30
@@ -30,6 +41,7 @@ ODD_TEXTS = [
     "", " ", "abc", "0", "-1", "08", "0x10", "1e3", "17", "17_2", "77_1", "17_99999999", "5_[1-", "5_[1-3]",
     "--user=root", "../x", "..", ".", "9" * 20, "9" * 5000, "é", "٣", "²", "\x1b]0;owned\x07", "\x1b[2J",
     "\x9b31m", "a\rb", "a\nb", "a\0b", "\u202egnp", "\ud800", "\udcff", "x" * 300, "x" * 100_000,
+    "$\\frac{1$", "$x$",
     "a[$(touch canary)]", "$(touch canary)", "`touch canary`", "; touch canary", "%s%n", "{}", "[", "'", '"',
     "2026-01-01T00:00:00", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-23:59", "nan", "inf", "null",
     "/dev/zero", "slurm", "local", "allocation", "megatron", "nemo", "megatron_lm", "data_preparation",
@@ -150,12 +162,16 @@ records = (
             },
         ),
         _object(_RECORD_KEYS),
-        st.fixed_dictionaries({"name": odd_values, "launch": odd_values, "values": odd_values}),
+        st.fixed_dictionaries({"name": odd_values, "launch": odd_values, "values": odd_values})
+        | st.fixed_dictionaries(
+            {"name": st.sampled_from(["p", "launches"]), "launch": odd_values, "values": _object(["a", "b"])}
+        ),
     )
     | junk
     | special
 )  # fmt: skip
 
+_ROOT_KEYS = ["training", "cluster", "stages", "container", "env_vars", "base_results_dir", "launcher_dir"]
 _CHECKPOINT = st.builds(Thing, st.just("json"), _object(["step", "serial", "files"])) | junk | special
 
 # Each file of a launch that is read, by what may lie in its place.
@@ -185,6 +201,9 @@ FILES: dict[str, st.SearchStrategy[Thing]] = {
     "../../checkpoints/latest_checkpointed_iteration.txt": logs,
     "../../checkpoints": special,
     "../../loss.png": special,
+    "root_config.yaml": junk | special | st.builds(Thing, st.just("root config"), _object(_ROOT_KEYS)),
+    "../../p/launches/1/launcher.json": junk | special,
+    "../../p/launches": special,
     "../2/launcher.json": junk | special,
     "../99999999999999999999/launcher.json": junk | special,
     "../3": special,
@@ -228,6 +247,8 @@ def put(path: Path, thing: Thing) -> None:
         path.write_bytes(thing.content)
     elif thing.kind == "json":
         path.write_text(json.dumps(thing.content))
+    elif thing.kind == "root config":
+        path.write_text(json.dumps(yaml.safe_load(root_config(path.parents[3])) | thing.content))
     elif thing.kind == "lines":
         path.write_text("".join(f"{json.dumps(line)}\n" for line in thing.content))
     elif thing.kind == "fifo":
@@ -303,7 +324,7 @@ def run(base: Path, *words: str) -> tuple[int, str, str]:
     resource.setrlimit(resource.RLIMIT_AS, (_used() + _MEMORY, limits[1]))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*words, "--base-results-dir", str(base)])
+            code = main([*words, _where(words[0], base)])
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -314,6 +335,48 @@ def run(base: Path, *words: str) -> tuple[int, str, str]:
         stream.flush()
         texts.append(stream.buffer.getvalue().decode("utf-8", "replace"))  # type: ignore[attr-defined]
     return code, texts[0], texts[1]
+
+
+# Verbs that compose a configuration, which says where runs are.
+_COMPOSING = ("check", "diff", "launch", "render", "show")
+
+
+def _where(verb: str, base: Path) -> str:
+    return f"base_results_dir={base}" if verb in _COMPOSING else f"--base-results-dir={base}"
+
+
+class _Clock:
+    """The module `time` for a display that is looked at three times, at once, and then left with Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def sleep(self, seconds: float) -> None:
+        self._looks += 1
+        if self._looks % 3 == 0:
+            raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@contextlib.contextmanager
+def in_a_moment() -> Iterator[None]:
+    """Let nothing that watches wait, or watch for long, and the same words be composed once."""
+    composed: dict[tuple[str, ...], Composition] = {}
+
+    def compose_once(overrides: list[str], config_dir: Path | None = None) -> Composition:
+        key = tuple(overrides)
+        if key not in composed:
+            composed[key] = compose(overrides, config_dir)
+        return composed[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (follow, log_reading, board_views, sweep):
+            patch.setattr(module, "time", _Clock())
+        for module in (diff, drafting, show):
+            patch.setattr(module, "compose", compose_once)
+        yield
 
 
 def _used() -> int:
@@ -338,3 +401,42 @@ def verbs_about(run_name: str) -> list[tuple[str, ...]]:
         ("verify", run_name),
         ("verify", run_name, "--json"),
     ]
+
+
+_TINY = (
+    "training=gpt3/tiny", "cluster=bcm", "engine=megatron", "container=null", "cluster.python=/bin/true",
+    "training.run.dependency=null", "training.model.data.data_impl=mock", "training.run.name={run}",
+)  # fmt: skip
+# The other verbs that read a run, many of which take longer: of each example of the property one.
+FURTHER_VERBS: list[tuple[str, ...]] = [
+    ("plot", "{run}"),
+    ("plot", "{run}", "--no-terminal", "--output", "{base}/{run}/mine.png"),
+    ("follow", "{run}"),
+    ("logs", "{run}", "-f"),
+    ("status", "{run}", "--watch"),
+    ("status", "{run}", "--watch", "--json"),
+    ("sweep", "--results", "{run}"),
+    ("sweep", "--results", "{run}", "--json"),
+    ("sweep", "--results", "{run}", "--wait"),
+    ("diff", *_TINY),
+    ("diff", *_TINY, "--launch", "1"),
+    ("show", *_TINY),
+    ("check", *_TINY, "--no-check=scheduler"),
+    ("check", *_TINY, "--no-check=scheduler", "engine=megatron_lm"),
+    ("render", *_TINY),
+    ("render", "--launch-dir", "{base}/{run}/launches/1"),
+    ("launch", *_TINY, "--dry-run", "--launch-number=1", "--tag=theirs-1"),
+]
+
+
+@functools.cache
+def root_config(base: Path) -> str:
+    """The stored configuration of a launch."""
+    words = [word.format(run="theirs") for word in _TINY]
+    made = drafting.draft(drafting.Request([*words, f"base_results_dir={base}"], command=[]))
+    return stored_text(drafting.stored_config(made), {})
+
+
+def further_verb(number: int, run_name: str, base: Path) -> tuple[str, ...]:
+    """One of these, about a run."""
+    return tuple(word.format(run=run_name, base=base) for word in FURTHER_VERBS[number % len(FURTHER_VERBS)])

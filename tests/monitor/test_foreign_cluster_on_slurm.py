@@ -55,6 +55,7 @@ def test_looking_at_a_run_loads_no_plugin_of_its_author(
         healthy = Runs(base).launch("healthy", tag=TAG, job_id=_submitted(base, own), slurm_conf=own)
         Runs(base).launch("theirs", job_id="77", slurm_conf=str(conf))
         code, out, err = run(base, "status", "--json")
+        assert not canary.exists(), err
         rows = {row["run"]: row for row in json.loads(out)}
         assert rows["healthy"]["state"] in ("PENDING", "RUNNING"), healthy
         assert rows["theirs"]["state"] == "UNKNOWN" and code == 3

@@ -15,6 +15,7 @@ from launcher.monitor.changes import changes_between
 from launcher.monitor.history import history
 from launcher.runs.provenance import gather
 from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.states import INTERRUPTED_REASON
 from tests.job_marks import leave
 
 Capsys = pytest.CaptureFixture[str]
@@ -100,6 +101,33 @@ def test_each_life_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, capsy
     assert lines[4].split()[:4] == ["11,", "life", "2", "REQUEUED"]
     assert "00:00:30" in lines[4]
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_why_a_requeued_job_ended_is_told_once(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    directory = runs.launch()
+    leave(directory, "11", started=1000.0, ended=1050.0, code=75)
+    leave(directory, "11", life=1, started=1100.0, ended=1130.0, code=75)
+    interrupted = JobStatus(State.INTERRUPTED, INTERRUPTED_REASON, "n1", "00:00:30", 75, restarts=1)
+    scheduler.set("11", interrupted)
+    slipway(runs, "gpt3_tiny")
+    assert capsys.readouterr().out.count("saved before its end") == 1
+
+
+def test_another_training_under_the_same_name(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    changes: list[dict[str, Any]] = [{"key": "training.model.optim.lr", "old": 6e-4, "new": 3e-4}]
+    changes += [{"key": f"training.model.k{number}", "old": None, "new": "x"} for number in range(9)]
+    differs = {"launch": 1, "changes": changes}
+    runs.launch()
+    runs.launch(number=2, differs=differs)
+    for job in ("11", "12"):
+        scheduler.set(job, State.COMPLETED)
+    first, second = told(runs, capsys, "gpt3_tiny")
+    assert (first["differs"], second["differs"]) == (None, differs)
+    slipway(runs, "gpt3_tiny")
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("another training than launch 1:")
+    assert lines[at + 1] == "training.model.optim.lr: 0.0006 → 0.0003"
+    assert lines[at + 9] == "and 2 more"
 
 
 def test_each_task_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:

@@ -13,8 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_runs import NOBODY, HostileRun, Thing, hostile_runs, run, verbs_about
+from hostile_runs import (
+    FILES,
+    FURTHER_VERBS,
+    NOBODY,
+    HostileRun,
+    Thing,
+    further_verb,
+    hostile_runs,
+    in_a_moment,
+    root_config,
+    run,
+    verbs_about,
+)
 from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
 from job_marks import leave
 from monitor_samples import Runs, append, log, whole_training
 
@@ -25,7 +38,7 @@ from launcher.schedulers.patience import Patience
 
 # By hand: SLIPWAY_HOSTILE_EXAMPLES=2000 pytest tests/monitor/test_hostile_runs.py
 _EXAMPLES = int(os.environ.get("SLIPWAY_HOSTILE_EXAMPLES", "100"))
-_CODES = {0, 1, 2, 3, 4, 75}
+_CODES = {0, 1, 2, 3, 4, 75, 130}
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 _HEALTHY, _TAG = "healthy", "20261121-120000-abcdef"
 
@@ -78,6 +91,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     directory = Runs(base).launch(_HEALTHY, tag=_TAG, job_id="77", user="root")
     append(directory, whole_training(0, 100)[:-1])
     leave(directory, "77", started=1000.0)
+    (directory / "root_config.yaml").write_text(root_config(base))
     log(directory, "77").write_text("all is well\n")
     script = directory / "submitted" / f"{_TAG}.1_submission.sh"
     separator = "\x1f"
@@ -99,11 +113,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
         patch.delenv("SLIPWAY_RESULTS_DIR", raising=False)
         patch.chdir(here)
         patch.setattr(slurm, "_PATIENCE", Patience(rest=0.0))
-        told = {}
-        for words in verbs_about(_HEALTHY):
-            code, out, _ = run(base, *words)
-            told[words] = (code, out)
-        yield Tree(base, here, told)
+        with in_a_moment():
+            told = {}
+            for words in verbs_about(_HEALTHY):
+                code, out, _ = run(base, *words)
+                told[words] = (code, out)
+            yield Tree(base, here, told)
 
 
 def evil_configuration(here: Path) -> Path:
@@ -153,7 +168,8 @@ def check(tree: Tree, verbs: Sequence[tuple[str, ...]]) -> None:
     for words in (*verbs, *_OF_TREE):
         code, out, err = run(tree.base, *words)
         assert code in _CODES, (words, code, err)
-        told = err if words[0] == "logs" else out + err
+        # What programs read is printed as it is where there is no terminal.
+        told = err if words[0] in ("logs", "render", "launch") else out + err
         assert not _CONTROLS.search(told), (words, _CONTROLS.search(told))
         assert "Traceback" not in err
     _check_healthy(tree)
@@ -178,13 +194,28 @@ def test_any_run_directory_costs_its_own_row_only(tree: Tree) -> None:
         ],
         suppress_health_check=list(HealthCheck),
     )
-    @given(hostile=strategy)
-    @example(hostile=HostileRun({"job_id": "77_1"}, None))  # a point of an array of the healthy id
-    def any_run(hostile: HostileRun) -> None:
+    @given(hostile=strategy, further=st.integers(0, len(FURTHER_VERBS) - 1))
+    @example(hostile=HostileRun({"job_id": "77_1"}, None), further=0)  # a point of an array of the healthy id
+    def any_run(hostile: HostileRun, further: int) -> None:
         with planted(tree, hostile):
-            check(tree, verbs_about("theirs"))
+            check(tree, [*verbs_about("theirs"), further_verb(further, "theirs", tree.base)])
 
     any_run()
+
+
+@pytest.mark.parametrize("number", range(len(FURTHER_VERBS)))
+def test_every_further_verb_reads_a_healthy_run(tree: Tree, number: int) -> None:
+    """Otherwise the property would try a verb that is refused for a reason of its own."""
+    code, out, err = run(tree.base, *further_verb(number, _HEALTHY, tree.base))
+    is_refused = FURTHER_VERBS[number][0] == "sweep"  # which the run is none
+    assert code in ((2,) if is_refused else (0, 1, 3, 130)), err
+    assert bool(out) is not is_refused
+
+
+@pytest.mark.parametrize("number", range(len(FURTHER_VERBS)))
+def test_no_further_verb_waits_for_a_fifo(tree: Tree, number: int) -> None:
+    with planted(tree, HostileRun({}, None, dict.fromkeys(FILES, Thing("fifo")))):
+        check(tree, [further_verb(number, "theirs", tree.base)])
 
 
 # the breaks that this began with
@@ -255,6 +286,36 @@ def test_following_waits_for_no_fifo(tree: Tree, fast: None) -> None:
         for words in (("follow", "theirs"), ("logs", "-f", "theirs")):
             code, _, err = run(tree.base, *words)
             assert code == 1, err
+
+
+@pytest.mark.parametrize("name", ["$\\frac{1$", "a\x1b[2J\nb", "\udcff", "漢" * 70])
+def test_any_name_is_the_title_of_a_picture(tree: Tree, name: str) -> None:
+    """Matplotlib reads a formula between dollars, and breaks on one that is none."""
+    files = {"results/metrics.jsonl": Thing("lines", whole_training(0, 10))}
+    with planted(tree, HostileRun({"run": name}, None, files)):
+        check(tree, [("plot", "theirs")])
+        assert (tree.base / "theirs" / "loss.png").stat().st_size
+
+
+_CANARY = "{{ cycler.__init__.__globals__.os.system('touch canary') }}"
+
+
+def test_templates_of_somebody_else_are_not_rendered(tree: Tree) -> None:
+    """A launch is rendered again with the templates that are stored with it, and Jinja's run any code."""
+    files = {"templates/task.sh.j2": Thing("text", _CANARY), "root_config.yaml": Thing("root config", {})}
+    with planted(tree, HostileRun({}, None, files, owned_by_nobody=True)):
+        launch = tree.base / "theirs" / "launches" / "1"
+        if os.geteuid() != 0:
+            (launch / "templates").chmod(0o777)
+        check(tree, [("render", "--task", f"--launch-dir={launch}")])
+        code, _, err = run(tree.base, "render", "--task", f"--launch-dir={launch}")
+        assert code == 2
+        assert f"{launch}/templates: templates can run commands, and these are not trusted" in err
+        for path in (launch.parents[1], *launch.parents[1].rglob("*")):
+            os.chown(path, os.geteuid(), os.getegid())
+            path.chmod(0o755)
+        assert run(tree.base, "render", "--task", f"--launch-dir={launch}")[0] == 0  # one's own is
+        (tree.here / "canary").unlink()
 
 
 def test_the_index_forgets_what_is_not_trusted(tree: Tree) -> None:

@@ -76,6 +76,28 @@ def test_status_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsy
     assert (item["restarts"], item["user"], item["eta_seconds"]) == (1, "u", None)
 
 
+def test_another_training_is_told(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+    changes = [{"key": f"training.model.{name}", "old": 1, "new": 2} for name in ("seed", "lr", "k", "l")]
+    runs.launch(differs={"launch": 1, "changes": changes})
+    scheduler.set("11", RUNNING)
+    assert slipway(runs, "status") == 0
+    assert "another training than launch 1: other model.seed, model.lr and 2 more" in capsys.readouterr().out
+    slipway(runs, "status", "--json")
+    assert json.loads(capsys.readouterr().out)[0]["differs"] == {"launch": 1, "changes": changes}
+
+
+@pytest.mark.parametrize(
+    "differs", [{}, {"launch": 1}, {"launch": True, "changes": []}, {"launch": 1, "changes": [1, {"key": 2}]}]
+)
+def test_what_tells_no_difference(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys, differs: dict[str, Any]
+) -> None:
+    runs.launch(differs=differs)
+    scheduler.set("11", RUNNING)
+    slipway(runs, "status", "--json")
+    assert json.loads(capsys.readouterr().out)[0]["differs"] is None
+
+
 def test_all_live_launches_of_a_run_are_told(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
     """An earlier launch is hidden by a newer one only when it is over."""
     requeued, array = runs.launch(number=1), runs.launch(number=2)

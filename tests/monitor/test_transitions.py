@@ -99,6 +99,13 @@ def test_a_job_that_was_cancelled_while_it_waited(runs: Runs, scheduler: FakeSch
     assert abs((seconds(last) or 0) - time.time()) < 60
 
 
+def test_a_job_that_slurm_alone_knows_the_end_of(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
+    """One that waited, and was cancelled with scancel."""
+    runs.launch()
+    scheduler.set("11", JobStatus(State.CANCELLED, "by me", elapsed="00:00:00", ended=1000.0))
+    assert told() == (CREATED, None, "1970-01-01T00:16:40Z", "1970-01-01T00:16:40Z")
+
+
 def test_a_chain_that_was_ended_between_its_links(runs: Runs, scheduler: FakeScheduler, told: Any) -> None:
     launch = runs.launch(links=3)
     end_chain(launch, ChainEnd("me", "cancelled", 3000.0))

@@ -58,12 +58,12 @@ def names_asked_for(source: str) -> Iterator[str]:
 def main() -> None:
     import nemo
     from lightning.pytorch import Trainer
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
     from nemo.utils.exp_manager import ExpManagerConfig
     from omegaconf import OmegaConf
 
     schema = OmegaConf.to_container(OmegaConf.structured(ExpManagerConfig))
-    names = {field.name for field in dataclasses.fields(TransformerConfig)}
+    names = {field.name for field in dataclasses.fields(MLATransformerConfig)}
     root = Path(nemo.__file__).parent
     for place in _READ:
         path = root / place

@@ -46,7 +46,12 @@ def test_the_wheel_holds_what_the_checkout_has_and_nothing_else(
     wheel: Path, checkout: dict[str, bytes]
 ) -> None:
     assert contents(wheel) == checkout
-    for name in ("launcher/conf/config.yaml", "launcher/templates/sbatch.sh.j2", "launcher/py.typed"):
+    for name in (
+        "launcher/conf/config.yaml",
+        "launcher/templates/sbatch.sh.j2",
+        "launcher/py.typed",
+        "launcher/releases.json",
+    ):
         assert name in checkout
 
 

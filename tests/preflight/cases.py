@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.plan import Container
-from launcher.preflight.facts import Change, EarlierTraining, Facts, LostSecret
+from launcher.preflight.facts import Change, EarlierTraining, Facts, ImageFacts, LostSecret
 from launcher.preflight.findings import Severity
 from launcher.preflight.path_facts import Lack, LocalPath, LocalPaths, PathFacts
+from launcher.releases import contents_of
 from tests.preflight.clusters import CLUSTER
 from tests.preflight.plans import GPT, KNOWN
 
@@ -17,6 +18,7 @@ P = "model.pipeline_model_parallel_size"
 V = "model.virtual_pipeline_model_parallel_size"
 C = "model.context_parallel_size"
 E = "model.expert_model_parallel_size"
+ETP = "model.expert_tensor_parallel_size"
 SPLIT = "model.pipeline_model_parallel_split_rank"
 B = "model.global_batch_size"
 RECOMPUTE = "model.activations_checkpoint"
@@ -60,6 +62,11 @@ def per_task(each: int, node: int | None) -> dict[str, Any]:
     """A job that asks for GPUs by the task, on nodes of so many."""
     asked = {"gpus_per_node": None, "gpus_per_task": each}
     return {"plan": {"resources": asked}, "facts": replace(KNOWN, node_gpus=node)}
+
+
+def of_type(gpu_type: str) -> dict[str, Any]:
+    """What a job asks for that names the type of its GPUs in `--gres`."""
+    return {"gpus_per_node": None, "gres": f"gpu:{gpu_type}:8", "gpu_type": gpu_type}
 
 
 def node_range(least: int, most: int, **more: Any) -> dict[str, Any]:
@@ -113,5 +120,32 @@ def in_container(pyxis: bool) -> dict[str, Any]:
     }
 
 
+def in_image(tag: str, engine: str = "nemo", **environment: str) -> dict[str, Any]:
+    """A job in one of NVIDIA's images of NeMo."""
+    contents = contents_of("nvcr.io", "nvidia/nemo", tag)
+    container = Container(f"nvcr.io#nvidia/nemo:{tag}", ())
+    return {
+        "plan": {"container": container, "engine": engine, "environment": environment},
+        "facts": replace(KNOWN, image=ImageFacts(contents)),
+    }
+
+
 PREFIX = "model.data.data_prefix"
 MMAP = {"model.data.data_impl": "mmap"}
+
+MEGATRON_LM = {"engine": "megatron_lm"}
+MOE = {
+    "model.num_moe_experts": 8,
+    "model.moe_router_topk": 2,
+    E: 8,
+    T: 2,
+    "model.sequence_parallel": True,
+}
+LATENT = {
+    "model.multi_latent_attention": True,
+    "model.q_lora_rank": None,
+    "model.kv_lora_rank": 512,
+    "model.qk_head_dim": 128,
+    "model.qk_pos_emb_head_dim": 64,
+    "model.v_head_dim": 128,
+}

@@ -16,6 +16,7 @@ from tests.preflight.cases import (
     earlier,
     good,
     in_container,
+    in_image,
     lacking,
     lost,
     on_disks,
@@ -47,6 +48,19 @@ JOB_CASES = [
     good("chain.resume", {"exp_manager.resume_if_exists": False}, plan=chained(links=1)),
     bad("time.save", {}, "as soon as it begins", plan=chained(links=1, signal="B:USR1@86400")),
     good("time.save", {}, plan=chained(links=1, signal="B:USR1@86399")),
+    # images; further cases are in test_image_checks.py
+    bad(
+        "image.engine",
+        {},
+        "nemo:26.04 lacks NeMo's",
+        "container=nvcr.io#nvidia/nemo:25.07",
+        **in_image("26.04"),
+    ),
+    good("image.engine", {}, **in_image("25.07")),
+    warns("image.network", {}, "spcx", "libnccl-net.so", **in_image("26.08", FI_PROVIDER="efa")),
+    good("image.network", {}, **in_image("26.08")),
+    bad("path.script", {}, "nemo_path='/no/x': there is no such file", facts=lacking("script", "nemo_path")),
+    good("path.script", {}, facts=replace(KNOWN, paths=PathFacts(script=()))),
     # time
     bad(
         "time.limit",
@@ -188,7 +202,7 @@ JOB_CASES = [
         "would fit: training.model.",
         plan={"resources": {"gpu": "a100-80gb"}},
     ),
-    bad("memory.fits", {"model.num_layers": 96}, "which is assumed", "(cluster.gpu=... says which)"),
+    bad("memory.fits", {"model.num_layers": 240}, "which is assumed", "(cluster.gpu=... says which)"),
     warns("memory.fits", {"model.micro_batch_size": 8}, "which is assumed", "too little", "would fit:"),
     good("memory.fits", {"model.micro_batch_size": 8}, plan={"resources": {"gpu": "h200-141gb"}}),
     good("memory.fits", {"model.num_layers": 96, "trainer.accelerator": "cpu"}),

@@ -8,7 +8,8 @@ from __future__ import annotations
 # Llama 3 are for H100 alone (llama/h100), on which Meta trained it (Llama team 2024, arXiv 2407.21783,
 # section 3.3.1), and the measurements of long sequences say h100 in their names. GPT-2 and Llama 1, of
 # which nothing is told, are as GPT-3 and Llama 2.
-_FOR_H100 = ("llama/llama3", "_16k", "_32k", "_64k")
+# NeMo 2.4's recipes of Mixtral and DeepSeek are for GPUs of 80 GB too.
+_FOR_H100 = ("llama/llama3", "_16k", "_32k", "_64k", "mixtral/", "deepseek/")
 
 
 def gpu_for(size: str) -> str | None:

@@ -35,8 +35,13 @@ def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
 
 
 def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image(here / "nemo.sqsh")  # that of a registry would be fetched by all of its nodes at once
-    words = ["training=gpt3/126m", "cluster=bcm", "cluster.gpu=a100-80gb", f"container={here}/nemo.sqsh"]
+    image(here / "nemo-25.07.sqsh")  # that of a registry would be fetched by all of its nodes at once
+    words = [
+        "training=gpt3/126m",
+        "cluster=bcm",
+        "cluster.gpu=a100-80gb",
+        f"container={here}/nemo-25.07.sqsh",
+    ]
     assert main(["check", *words]) == 0
     layout, memory, stage, time, compute, space, cluster, script, verdict = (
         capsys.readouterr().out.splitlines()
@@ -58,7 +63,7 @@ def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) ->
     skipped = sum(check.id.startswith("cluster.") for check in CHECKS)
     asked = len(CHECKS) - 1  # the image is a file: there is none of a registry's to fetch
     assert verdict == f"{asked - skipped} of {asked} checks found nothing; {skipped + 1} skipped"
-    assert sorted(path.name for path in here.iterdir()) == ["data", "nemo.sqsh"]
+    assert sorted(path.name for path in here.iterdir()) == ["data", "nemo-25.07.sqsh"]
 
 
 def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(
@@ -142,6 +147,80 @@ def test_what_estimates_cannot_count_with_is_refused(
         f"slipway: {words}: {told}",
         f"  from the command line: {words}",
     ]
+
+
+@pytest.fixture
+def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks at anything but the configuration fails; the data are not there either."""
+    monkeypatch.chdir(tmp_path / "data")
+
+    def look(*args: object, **options: object) -> None:
+        raise AssertionError("an estimate looks at nothing")
+
+    for name in (
+        "path_facts",
+        "earlier_training",
+        "same_job_name",
+        "open_secrets",
+        "lost_secrets",
+        "_cluster",
+    ):
+        monkeypatch.setattr(f"launcher.inspection.gathering.{name}", look)
+    monkeypatch.setattr("launcher.cli.check.readiness.check", look)
+    monkeypatch.setattr("launcher.cli.check.scheduler_for", look)
+    monkeypatch.setattr("launcher.inspection.paths.room_at", look)
+
+
+ESTIMATE = ["check", "training=gpt3/5b", "--estimate"]
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_looks_at_nothing_but_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ESTIMATE, "cluster.gpu=b200"]) == 0
+    told = capsys.readouterr().out
+    names = [line.partition(":")[0] for line in told.splitlines()]
+    assert names[:6] == ["gpt3_5b", "memory", "  stage 0 (24 layers)", "time", "compute", "space"]
+    asked = sum(not check.needs for check in CHECKS) + 2  # keys.unknown and engine.megatron
+    assert told.splitlines()[6:] == [f"{asked} of {asked} checks found nothing"]
+    assert " of 179.1 GiB" in told and "(b200-180gb; cluster.gpu)" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_has_nothing_to_say_of_the_image(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ESTIMATE, "cluster.gpu=b200", "container=nvcr.io#nvidia/nemo:26.04"]) == 0
+    assert "image." not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_says_which_gpu_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ESTIMATE) == 0
+    told = capsys.readouterr().out
+    assert "warning: cluster.gpu=null: the estimates count with a100-80gb [layout.gpus]\n" in told
+    assert main([*ESTIMATE, "cluster.gres=gpu:mi300x:8", "cluster.gpu_request=gres"]) == 0
+    told = capsys.readouterr().out
+    assert "warning: cluster.gpu=null: cluster.gres=gpu:mi300x is no GPU that is known here; " in told
+    assert told.count("warning: ") == 1
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_as_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ESTIMATE, "cluster.gpu=gb300", "training.model.micro_batch_size=3", "--json"]
+    assert main(asked) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert [(item["id"], item["severity"]) for item in told["findings"]] == [("batch.global", "error")]
+    assert main([*ESTIMATE, "cluster.gpu=gb300", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["memory"]["gpu"]["name"] == "gb300-279gb" and told["memory"]["gpu"]["assumed"] is False
+    assert told["cost"]["peak"] == 2500e12 and told["findings"] == []
+
+
+def test_what_trains_nothing_has_no_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]"]
+    assert main(["check", *preparing, "--estimate"]) == 2
+    assert "--estimate: stages=[data_preparation] trains nothing" in capsys.readouterr().err
 
 
 def test_a_picture_of_tasks_without_gpus_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.cli.check_views import Looked, print_screen
 from launcher.cli.cost_view import cost_lines
 from launcher.cli.memory_figure import require_suffix, write_figure
 from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_table
+from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.hardware import GPUS
 from launcher.monitor.pictures import write_picture
@@ -21,8 +25,10 @@ from launcher.plan import Assumptions, Plan
 from launcher.preflight.estimates.cost import Cost
 from launcher.preflight.estimates.gpu import Counted
 from launcher.preflight.estimates.memory import StageMemory
-from launcher.preflight.estimates.overview import Memory
+from launcher.preflight.estimates.overview import Memory, overview
+from launcher.preflight.facts import Facts
 from tests.preflight.plans import GPT, plan_of
+from tests.preflight.screens import Terminal
 
 GIB = 2**30
 A100 = Counted(GPUS["a100-80gb"], "cluster.gpu")
@@ -39,17 +45,16 @@ def memory(*stages: StageMemory, margin: float = 0.1) -> Memory:
     return Memory(stages, A100, margin)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def set_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    for name, value in {"COLUMNS": str(columns), "LINES": "40", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[Memory], list[str]]:
     """Draws on 80 columns without colours: what is told must not hang on them."""
-    for name, value in {"COLUMNS": "80", "LINES": "40", "TERM": "dumb"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    set_width(monkeypatch, 80)
 
     def draw(estimated: Memory) -> list[str]:
         with contextlib.redirect_stdout(Terminal()) as screen:
@@ -184,6 +189,35 @@ def test_how_many_checkpoints_are_kept_is_told(kept: int | None, told: str) -> N
 def test_without_a_time_limit_there_are_no_jobs_to_count() -> None:
     told = dict(cost_lines(plan_of(GPT), replace(COST, links=None)))["time"]
     assert told == "34.0 days: 143,051 steps of 20.5 s"
+
+
+@cache
+def looked_at(training: str) -> Looked:
+    made = draft(Request([f"training={training}", "cluster.gpu=a100-80gb"], []))
+    return Looked(made, overview(made.plan, Facts()), ["layout.world"], [])
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 200])
+@pytest.mark.parametrize("training", ["gpt3/5b", "gpt3/175b"])
+def test_a_summary_is_no_wider_than_the_terminal(
+    width: int, training: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_width(monkeypatch, width)
+    with contextlib.redirect_stdout(Terminal()) as screen:
+        print_screen(looked_at(training))
+    assert max(map(len, screen.getvalue().splitlines())) <= width
+    # Broken between words, and nothing is lost: what goes on is indented.
+    told = re.sub(r"\n +", " ", screen.getvalue())
+    assert re.search(r" tasks: tensor \d × pipeline \d .* × data \d+; global batch 2048 = micro batch ", told)
+    assert re.search(r"^compute: .* FLOPs on \d[\d,]+ GPUs at MFU .* GPU-hours$", told, re.MULTILINE)
+    assert told.splitlines()[-1] == "1 of 1 checks found nothing"
+
+
+def test_in_a_pipe_no_line_is_broken() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as pipe:
+        print_screen(looked_at("gpt3/5b"))
+    names = [line.partition(":")[0] for line in pipe.getvalue().splitlines()]
+    assert names == ["gpt3_5b", "memory", "  stage 0 (24 layers)", "time", "compute", "space", names[-1]]
 
 
 def test_a_picture_is_of_the_kind_that_its_name_says(tmp_path: Path) -> None:

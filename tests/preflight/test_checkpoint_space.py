@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from launcher.preflight.estimates.checkpoints import Checkpoints, checkpoints_of
 from launcher.preflight.estimates.sizes import sized
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity
-from launcher.preflight.path_facts import PathFacts
+from launcher.preflight.path_facts import LocalPath, LocalPaths, PathFacts
 from launcher.preflight.space import checkpoint_problems
 from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, changed, plan_of
@@ -98,6 +99,21 @@ def test_a_checkpoint_that_has_no_room_is_an_error() -> None:
         " a checkpoint takes about 70.7 GB, and 70 GB are free"
     )
     assert found_with(0.0707, there=7) == []
+
+
+def test_a_full_disk_of_a_laptop_is_a_warning() -> None:
+    """Several nodes do not write to a disk of this machine's own, however full it is."""
+    own = LocalPaths((LocalPath("base_results_dir", "/results", "ext4", "/"),), ())
+    paths = PathFacts(free_bytes=10**9, checkpoints_there=0, local=own)
+    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), Facts(paths=paths))
+    assert found.severity is Severity.WARNING
+    assert found.message.endswith("and 1 GB are free of this machine's own disk")
+    shared = replace(paths, local=LocalPaths((), ()))
+    (found,) = checkpoint_problems(plan_of(changed(GPT, SIZES)), Facts(paths=shared))
+    assert found.severity is Severity.ERROR
+    alone = plan_of(changed(GPT, {**SIZES, "trainer.num_nodes": 1}))
+    (found,) = checkpoint_problems(alone, Facts(paths=paths))
+    assert found.severity is Severity.ERROR
 
 
 def test_checkpoints_that_have_no_room_together_are_a_warning() -> None:

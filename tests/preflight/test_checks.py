@@ -21,10 +21,11 @@ CASES = [*MODEL_CASES, *JOB_CASES]
 def findings_of(case: Case) -> list[Finding]:
     more = dict(case.plan)
     ranks, links, queue = more.pop("ranks", None), more.pop("links", 1), more.pop("queue", {})
-    container = more.pop("container", None)
+    container, environment = more.pop("container", None), more.pop("environment", {})
     plan = plan_of(changed(case.base, case.changes), **more)
     asked = replace(plan.job.queue, **queue)
-    plan = replace(plan, job=replace(plan.job, chain=Chain(links=links), queue=asked, container=container))
+    told = {"queue": asked, "container": container, "environment": environment}
+    plan = replace(plan, job=replace(plan.job, chain=Chain(links=links), **told))
     if ranks is not None:
         plan = replace(plan, job=replace(plan.job, profile=Profile(ranks, ("cuda",), "/profiles")))
     return [finding for finding in run_checks(plan, case.facts) if finding.id == case.id]

@@ -77,9 +77,10 @@ def test_interleaved_stages_begin_more() -> None:
 @pytest.mark.parametrize(
     ("changes", "more"),
     [
-        # Queries and keys again, and cosines and sines of both, whatever the size of the micro batch.
-        ({"position_embedding_type": "rope"}, 4 * 2048 * 4 * 1024 + 8 * 2048 * 64),
-        ({"position_embedding_type": "rope", "apply_rope_fusion": True}, 4 * 2048 * 4 * 1024),
+        # Cosines and sines of queries and keys, whatever the size of the micro batch: these are kept rotated
+        # alone, for Transformer Engine copies the values out of what they came in.
+        ({"position_embedding_type": "rope"}, 8 * 2048 * 64),
+        ({"position_embedding_type": "rope", "apply_rope_fusion": True}, 0),
         # A quarter as many keys and values.
         ({"num_query_groups": 4}, -4 * 2048 * 4 * 768),
         # Two halves and their product instead of what goes into GELU and what comes out.
@@ -100,6 +101,24 @@ def test_what_a_layer_keeps_of_its_options(changes: dict[str, Any], more: int) -
         return many.activations - few.activations
 
     assert of_a_layer(**changes) - of_a_layer() == more
+
+
+def test_attention_without_transformer_engine_keeps_what_was_rotated_too() -> None:
+    """The values are a view of queries, keys and values in one, which stay as they came."""
+
+    def of_a_layer(engine: str, **options: Any) -> int:
+        few, many = (
+            stages(training(**(SMALL | layout(1, 1, 4, 32) | options | {"num_layers": layers})), engine)[0]
+            for layers in (8, 9)
+        )
+        return many.activations - few.activations
+
+    rope = {"position_embedding_type": "rope", "apply_rope_fusion": True}
+    unfused = {"transformer_engine": False}
+    both = 4 * 2048 * 4 * 1024
+    assert of_a_layer("megatron", **rope) - of_a_layer("megatron") == both
+    assert of_a_layer("megatron_lm", **rope, **unfused) - of_a_layer("megatron_lm", **unfused) == both
+    assert of_a_layer("nemo", **rope) == of_a_layer("nemo")
 
 
 def recomputed(method: str, layers: int) -> int:
@@ -154,7 +173,9 @@ def test_the_bytes_of_a_parameter(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_moe_experts": 8},
+        {"mtp_num_layers": 1},
+        {"num_moe_experts": 8, "moe_layer_freq": "([0]*3+[1]*13)"},
+        {"multi_latent_attention": True},
         {"fsdp": True},
         {"override_vocab_size": None},
         {"num_layers": None},
@@ -171,7 +192,7 @@ def test_what_cannot_be_told(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"model.num_moe_experts": 8}, "training.model.num_moe_experts=8: experts are not counted yet"),
+        ({"model.cpu_offloading": True}, "training.model.cpu_offloading=True: what is offloaded"),
         ({"model.override_vocab_size": None}, "training.model.override_vocab_size=... says it"),
     ],
 )

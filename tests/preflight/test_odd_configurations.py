@@ -23,8 +23,10 @@ from launcher.preflight.path_facts import PathFacts
 from launcher.preflight.suggesting import Suggester, would_fit
 from launcher.preflight.types import KEYS
 from launcher.preflight.values import Values
+from tests.preflight.cases import LATENT, MOE
 from tests.preflight.plans import GPT, KNOWN, T5, changed, plan_of
 
+SPARSE = changed(GPT, {**MOE, **LATENT, "model.moe_layer_freq": [0, *[1] * 23], "model.window_size": [9, 0]})
 FACTS = replace(KNOWN, paths=PathFacts(free_bytes=10**12, checkpoints_there=0))
 HUGE = 10**400
 NUMBERS = (0, 1, -1, 7, 1.5, float("nan"), float("inf"), 1e308, 1e-308, 2**40, 2**62, 2**64, HUGE)
@@ -46,7 +48,7 @@ def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
-@pytest.mark.parametrize("base", [GPT, T5], ids=["gpt", "t5"])
+@pytest.mark.parametrize("base", [GPT, T5, SPARSE], ids=["gpt", "t5", "experts"])
 def test_whatever_a_key_holds_nothing_fails(base: dict[str, Any], engine: str) -> None:
     chosen = random.Random(engine + str(len(base["model"])))
     keys = sorted({*keys_of(base), *KEYS, "model.tokenizer", "model.tokenizer.num_sentinel_tokens"})

@@ -19,8 +19,10 @@ def test_a_shipped_size_passes_on_its_stock_node_count(size: str) -> None:
     plan = plan_launch(compose(overrides).config, number=1, tag="tag")
     found = run_checks(plan, KNOWN)
     assert [finding.message for finding in found if finding.severity is Severity.ERROR] == []
-    # The measuring sizes do fewer steps than their schedule was made for.
-    assert {finding.id for finding in found} <= {"schedule.warmup"}
+    # The measuring sizes do fewer steps than their schedule was made for; how fast experts are is not known.
+    told = {finding.id for finding in found if finding.severity is not Severity.SKIPPED}
+    assert told <= {"schedule.warmup"}
+    assert {finding.id for finding in found} - told <= {"time.training"}
     assert plan.job.config is not None
     summary = summarize(plan.job.config, plan.job.resources.nodes)
     assert summary is not None

@@ -190,6 +190,28 @@ def test_the_job_finds_out_the_digest_of_its_image(tmp_path: Path) -> None:
     assert [path.name for path in mark.parent.iterdir()] == ["image.sha256"]
 
 
+def test_an_image_is_hashed_once(tmp_path: Path) -> None:
+    """A job takes the checksum of the record beside the image, if that is of the file as it is."""
+    image = tmp_path / "an $image.sqsh"
+    image.write_bytes(b"squashfs" * 1000)
+    state = image.stat()
+    record = {"version": 1, "sha256": "d" * 64, "size": state.st_size, "modified": int(state.st_mtime)}
+    image.with_name(f"{image.name}.json").write_text(json.dumps(record, indent=2))
+    directory, block = image_block(tmp_path, image)
+    marks = directory / "marks"
+
+    def found() -> str:
+        shutil.rmtree(marks, ignore_errors=True)
+        marks.mkdir(parents=True)
+        program = f"set -euo pipefail\nmarks=$1 life=7.0\n{block}\nwait $!"
+        subprocess.run(["bash", "-c", program, "bash", marks], check=True)
+        return (marks / "image.sha256").read_text().split()[0]
+
+    assert found() == "d" * 64
+    os.utime(image, (1, 1))
+    assert found() == hashlib.sha256(image.read_bytes()).hexdigest()
+
+
 def test_an_image_that_is_not_used_is_not_told_of(tmp_path: Path) -> None:
     image = tmp_path / "an image.sqsh"
     image.write_bytes(b"squashfs")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.runs.marks import note_cancelled
 from launcher.schedulers.base import Intent, State, Ticket
 from launcher.schedulers.commands import Answer, Unreachable
 from launcher.schedulers.patience import Patience
-from launcher.schedulers.records import SEPARATOR
+from launcher.schedulers.records import SEPARATOR, parse_ends
 from launcher.schedulers.slurm import SlurmScheduler
 from tests.job_marks import leave
 
@@ -116,6 +117,41 @@ def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
     assert "Slurm's accounting does not answer" in caplog.text
     slurm.scheduler.statuses(tickets(3, tmp_path))
     assert slurm.programs == ["squeue", "sacct", "squeue"], "left alone for a while"
+
+
+class Ended(Slurm):
+    """Knows when jobs ended: 0 in the queue, 1 in the accounting."""
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
+        answer = super().run(command, environment, timeout)
+        if not any("EndTime" in option or "=JobID,End" in option for option in command):
+            return answer
+        assert environment["SLURM_TIME_FORMAT"] == "%s"
+        job_id = "0" if command[0] == "squeue" else "1"
+        return Answer(0, f"{job_id}{SEPARATOR}{1000 + int(job_id)}{SEPARATOR}\nrubbish\n", "")
+
+
+def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> None:
+    lines = [queue_line(str(number), "CANCELLED", f"tag-{number}") for number in range(4)]
+    lines = [line.replace("1:00", "0:00") for line in lines]
+    slurm = Ended(Answer(0, "".join(lines), ""), NO_ACCOUNTING)
+    by_user, began = tickets(4, tmp_path)[2:]
+    by_user.launch_dir.mkdir()
+    note_cancelled(by_user.launch_dir, "2", "me")
+    began.launch_dir.mkdir()
+    leave(began.launch_dir, "3", started=1.0)
+    for _ in range(2):
+        told = slurm.scheduler.statuses(tickets(4, tmp_path))
+        assert [told[f"tag-{number}"].ended for number in range(4)] == [1000.0, 1001.0, None, None]
+    assert slurm.programs == ["squeue", "sacct", "squeue", "sacct", "squeue", "sacct"]
+    asked = [option for command in slurm.asked[2:4] for option in command if option.startswith("--jobs")]
+    assert asked == ["--jobs=0,1", "--jobs=1"]
+
+
+def test_the_end_of_an_array_is_that_of_its_last_task() -> None:
+    rows = {"7_[2-3%1]": 20, "7_0": 30, "7_1": 10, "8": 5, "9": "N/A", "x": 1}
+    told = parse_ends("".join(f"{job}{SEPARATOR}{end}{SEPARATOR}\n" for job, end in rows.items()))
+    assert told == {"7": 30.0, "7_0": 30.0, "7_1": 10.0, "7_2": 20.0, "7_3": 20.0, "8": 5.0}
 
 
 def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:

@@ -21,25 +21,38 @@ REVIEWED = {
     "t5_220m": ["training=t5/220m", *_GELU],
 }
 
-# Options of Megatron-LM core_v0.12.3 (megatron/training/arguments.py) that describe a training.
+# Options that describe a training, of Megatron-LM core_v0.12.3 and, but for the encoder's stages, of 0.16.1
+# (megatron/training/arguments.py). tests/megatron_lm asks their parsers.
 _NAMES = """
     adam-beta1 adam-beta2 adam-eps add-qkv-bias apply-layernorm-1p apply-query-key-layer-scaling
-    attention-dropout bf16 clip-grad context-parallel-size data-cache-path data-path decoder-num-layers
-    decoder-seq-length disable-bias-linear encoder-num-layers encoder-pipeline-model-parallel-size
-    encoder-seq-length eod-mask-loss eval-interval eval-iters exit-duration-in-mins exit-signal-handler
-    ffn-hidden-size fp16 fp32-residual-connection fp8-amax-compute-algo fp8-amax-history-len fp8-format
-    fp8-margin global-batch-size group-query-attention hidden-dropout hidden-size hysteresis init-method-std
+    attention-dropout bf16 clip-grad context-parallel-size cross-entropy-loss-fusion data-cache-path
+    data-path decoder-num-layers decoder-seq-length defer-embedding-wgrad-compute disable-bias-linear
+    encoder-num-layers encoder-pipeline-model-parallel-size encoder-seq-length eod-mask-loss eval-interval
+    eval-iters exit-duration-in-mins exit-signal-handler ffn-hidden-size fp16 fp16-lm-cross-entropy
+    fp32-residual-connection fp8-amax-compute-algo fp8-amax-history-len fp8-format fp8-margin
+    global-batch-size group-query-attention hidden-dropout hidden-size hysteresis init-method-std
     initial-loss-scale kv-channels load log-interval log-throughput loss-scale-window lr lr-decay-iters
-    lr-decay-style lr-warmup-iters make-vocab-size-divisible-by mask-prob max-position-embeddings merge-file
-    micro-batch-size min-lr mock-data no-bias-dropout-fusion no-bias-gelu-fusion
-    no-gradient-accumulation-fusion no-masked-softmax-fusion no-persist-layer-norm norm-epsilon normalization
+    lr-decay-style lr-warmup-iters make-vocab-size-divisible-by manual-gc manual-gc-interval mask-prob
+    max-position-embeddings merge-file micro-batch-size min-lr mock-data no-bias-dropout-fusion
+    no-bias-gelu-fusion no-bias-swiglu-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion
+    no-overlap-p2p-communication no-persist-layer-norm no-rope-fusion norm-epsilon normalization
     num-attention-heads num-layers num-layers-per-virtual-pipeline-stage num-query-groups num-workers
-    overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size position-embedding-type
-    rampup-batch-size recompute-granularity recompute-method recompute-num-layers reset-attention-mask
-    reset-position-ids rotary-base rotary-percent save save-interval seed seq-length sequence-parallel
-    short-seq-prob split squared-relu swiglu tensor-model-parallel-size tensorboard-dir tokenizer-model
-    tokenizer-type tp-comm-overlap train-iters transformer-impl untie-embeddings-and-output-weights
-    use-cpu-initialization use-distributed-optimizer vocab-extra-ids vocab-file weight-decay
+    overlap-grad-reduce overlap-param-gather override-opt_param-scheduler pipeline-model-parallel-size
+    position-embedding-type recompute-granularity recompute-method recompute-num-layers reset-attention-mask
+    reset-position-ids rope-scaling-factor rotary-base rotary-interleaved rotary-percent
+    rotary-seq-len-interpolation-factor save save-interval seed seq-length sequence-parallel short-seq-prob
+    split squared-relu swiglu tensor-model-parallel-size tensorboard-dir tokenizer-model tokenizer-type
+    tp-comm-overlap train-iters transformer-impl untie-embeddings-and-output-weights use-cpu-initialization
+    use-distributed-optimizer use-rope-scaling vocab-extra-ids vocab-file weight-decay wgrad-deferral-limit
+"""
+_NAMES += """
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers expert-model-parallel-size
+    expert-tensor-parallel-size kv-lora-rank moe-aux-loss-coeff moe-ffn-hidden-size moe-grouped-gemm
+    moe-layer-freq moe-router-bias-update-rate moe-router-dtype moe-router-enable-expert-bias
+    moe-router-group-topk moe-router-load-balancing-type moe-router-num-groups moe-router-pre-softmax
+    moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
+    moe-shared-expert-intermediate-size moe-token-dispatcher-type multi-latent-attention num-experts
+    q-lora-rank recompute-modules qk-head-dim qk-layernorm qk-pos-emb-head-dim v-head-dim
 """
 OPTIONS = {f"--{name}" for name in _NAMES.split()}
 
@@ -80,6 +93,19 @@ def value_of(argv: tuple[str, ...], option: str) -> str:
     return argv[argv.index(option) + 1]
 
 
+def test_experts_narrow_attention_and_uneven_stages() -> None:
+    argv = job_of("training=deepseek/deepseek_v3").payload.argv
+    # Megatron-LM takes a list of digits without spaces.
+    assert value_of(argv, "--moe-layer-freq") == f"[0,0,0{',1' * 58}]"
+    assert value_of(argv, "--num-experts") == "256"
+    assert value_of(argv, "--expert-model-parallel-size") == "32"
+    assert value_of(argv, "--q-lora-rank") == "1536"
+    assert value_of(argv, "--decoder-first-pipeline-num-layers") == "3"
+    assert {"--multi-latent-attention", "--qk-layernorm", "--moe-grouped-gemm"} <= set(argv)
+    assert argv[argv.index("--recompute-modules") + 1 :][:2] == ("mla_up_proj", "layernorm")
+    assert "--q-lora-rank" not in job_of("training=deepseek/deepseek_v2_lite").payload.argv
+
+
 def test_parallel_layers_and_precision() -> None:
     job = job_of(
         "training=gpt3/5b",
@@ -106,18 +132,102 @@ def test_a_pipelined_t5_has_its_stages_counted_apart() -> None:
 
 def test_signals_and_places() -> None:
     payload = job_of("megatron_lm_path=/opt/Megatron-LM", "cluster.python=/opt/bin/python").payload
-    assert payload.argv[:3] == ("/opt/bin/python", "-u", "/opt/Megatron-LM/pretrain_gpt.py")
+    launch = "/shared/results/gpt3_126m/launches/1"
+    start = ("/opt/bin/python", "-u", f"{launch}/megatron_lm.py", "/opt/Megatron-LM", "gpt")
+    assert payload.argv[:5] == start
     assert payload.save_signal == "TERM"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "present", "absent"),
+    [
+        ([], ["--override-opt_param-scheduler"], ["--no-rope-fusion"]),
+        (["training=llama/llama3_1_8b"], ["--use-rope-scaling", "--manual-gc"], ["--no-rope-fusion"]),
+        (
+            ["training=llama/llama1_7b"],
+            ["--no-bias-swiglu-fusion", "--no-rope-fusion"],
+            ["--use-rope-scaling"],
+        ),
+        (
+            ["training=llama/llama3_1_405b"],
+            ["--defer-embedding-wgrad-compute"],
+            ["--no-overlap-p2p-communication"],
+        ),
+        (
+            ["training=gpt3/175b", "training.model.overlap_p2p_comm=False"],
+            ["--no-overlap-p2p-communication"],
+            [],
+        ),
+        (["+training.model.activation=squared-relu"], ["--no-bias-gelu-fusion"], []),
+        (["+training.model.layernorm_zero_centered_gamma=True"], ["--apply-layernorm-1p"], []),
+        (
+            ["training.exp_manager.create_checkpoint_callback=False"],
+            ["--load"],
+            ["--save", "--save-interval"],
+        ),
+        (["training.exp_manager.resume_if_exists=False"], ["--save"], ["--override-opt_param-scheduler"]),
+        (["training.trainer.precision=32"], [], ["--use-distributed-optimizer", "--overlap-grad-reduce"]),
+    ],
+)
+def test_switches_say_what_the_configuration_says(
+    overrides: list[str], present: list[str], absent: list[str]
+) -> None:
+    argv = set(job_of(*overrides).payload.argv)
+    assert set(present) <= argv
+    assert not set(absent) & argv
+
+
+@pytest.mark.parametrize(
+    ("overrides", "option", "value"),
+    [
+        (["training.trainer.limit_val_batches=0.0"], "--eval-iters", "0"),
+        (["training.trainer.gradient_clip_val=null"], "--clip-grad", "0.0"),
+        # 100 steps, all of them of the warm-up
+        (["training=gpt3/5b_16k"], "--lr-decay-iters", "116"),
+        (["training=llama/llama3_1_8b", "+training.model.scale_factor=4"], "--rope-scaling-factor", "4"),
+        (["training=llama/llama3_1_405b"], "--wgrad-deferral-limit", "50"),
+        (["training=llama/llama3_1_8b"], "--manual-gc-interval", "100"),
+    ],
+)
+def test_values_say_what_the_configuration_says(overrides: list[str], option: str, value: str) -> None:
+    assert value_of(job_of(*overrides).payload.argv, option) == value
+
+
+def test_a_t5_with_sentencepiece_has_masks() -> None:
+    tokenizer = [
+        f"training.model.tokenizer.{text}" for text in ("library=sentencepiece", "model=/d/t5.model")
+    ]
+    argv = job_of("training=t5/220m", *_GELU, *tokenizer).payload.argv
+    assert value_of(argv, "--tokenizer-type") == "SentencePieceTokenizer"
 
 
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
+        (["training.model.rampup_batch_size=[32,32,1000]"], "training.model.rampup_batch_size"),
+        (["training.trainer.limit_val_batches=0.5"], "training.trainer.limit_val_batches"),
+        (["training.trainer.val_check_interval=0.1"], "training.trainer.val_check_interval"),
+        (["training=t5/220m", *_GELU, "training.model.data.data_impl=mock"], "training.model.data.data_impl"),
+        (["training=t5/tiny", *_GELU], "training.model.tokenizer.type"),
+        (["+training.model.headscale=True"], "training.model.headscale"),
+        (["+training.model.override_vocab_size=512"], "training.model.override_vocab_size"),
+        (
+            ["training=t5/220m", *_GELU, "training.model.decoder.num_layers=6"],
+            "training.model.decoder.num_layers",
+        ),
         (["training=t5/220m"], "training.model.encoder.activation"),
         (["training.model.optim.sched.name=PolynomialDecay"], "training.model.optim.sched.name"),
         (["training.trainer.precision=64"], "training.trainer.precision"),
         (["training.model.tokenizer.library=byte-level"], "training.model.tokenizer.library"),
         (["training.model.fsdp=True"], "training.model.fsdp"),
+        (
+            ["training=mixtral/mixtral_8x7b", "+training.model.moe_token_dropping=True"],
+            "training.model.moe_token_dropping",
+        ),
+        (
+            ["training=deepseek/deepseek_v2_lite", "training.model.rope_type=yarn"],
+            "training.model.rope_type",
+        ),
         (["training.trainer.max_time=90"], "training.trainer.max_time"),
         (["megatron_lm_path=Megatron-LM"], "megatron_lm_path"),
         (

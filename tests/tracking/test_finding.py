@@ -18,16 +18,18 @@ from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import read_manifest
 from launcher.tracking import scanning
 from launcher.tracking.finding import Found, find, runs_in
-from launcher.tracking.known import Known
+from launcher.tracking.known import Known, _Cluster
 
 BASE = Path("results")
+_CLUSTERS = Known.__dict__["_clusters"]  # those that there are, in place of which most tests have one
 
 
 @pytest.fixture(autouse=True)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The only scheduler there is."""
     fake = Cluster()
-    monkeypatch.setattr(Known, "_schedulers", lambda self: iter([fake]))
+    only = _Cluster(None, fake, 5.0)  # type: ignore[arg-type]  # it can do what is asked here
+    monkeypatch.setattr(Known, "_clusters", [only])
     return fake
 
 
@@ -150,6 +152,66 @@ def test_a_name_that_is_not_there(tmp_path: Path, cluster: Cluster) -> None:
     assert "the controller does not answer" in told
     with pytest.raises(UserError, match="names no run"):
         find("", BASE)
+
+
+_SILENT = """#!/bin/sh
+echo "$SLURM_CONF" >>{here}/asked
+# Nobody but the others ends the waiting: those that are asked one after the other never are all there.
+until [ "$(sort -u {here}/asked | wc -l)" = 4 ]; do sleep 0.02; done
+echo "$SLURM_CONF" >>{here}/together
+case $SLURM_CONF in *-awake.conf|"") exit 0;; esac
+exec sleep 60
+"""
+
+
+def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Known, "_clusters", _CLUSTERS)
+    monkeypatch.setattr("launcher.tracking.known._SECONDS", 2.0)
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    confs = [tmp_path / f"{name}.conf" for name in ("dead", "gone", "is-awake")]
+    for conf in confs:
+        conf.touch(mode=0o644)
+        launch(tmp_path / "x" / conf.stem, slurm_conf=str(conf))
+        remembered(tmp_path / "x" / conf.stem)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("squeue", "sacct"):
+        (programs / name).write_text(_SILENT.format(here=tmp_path))
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match="no run 'unheard-of'") as raised:
+        find("unheard-of", BASE)
+    told = str(raised.value)
+    for conf in confs[:2]:
+        assert f"SLURM_CONF={conf}: Slurm does not answer: nothing within 2 s" in told
+    assert f"SLURM_CONF={confs[2]}" not in told
+    assert set((tmp_path / "together").read_text().split("\n")) == {"", *map(str, confs)}
+    # The next time the silent ones are left alone; the others are not.
+    (tmp_path / "together").unlink()
+    with pytest.raises(UserError) as raised:
+        find("unheard-of", BASE)
+    for conf in confs[:2]:
+        assert f"SLURM_CONF={conf} did not answer at " in str(raised.value)
+        assert f"and was not asked again; to ask it: export SLURM_CONF={conf}" in str(raised.value)
+    assert (tmp_path / "together").read_text().split() == [str(confs[2])]
+    # One that this shell is of is asked in any case.
+    monkeypatch.setenv("SLURM_CONF", str(confs[0]))
+    monkeypatch.setattr("launcher.tracking.known._OWN_SECONDS", 0.5)
+    with pytest.raises(UserError) as raised:
+        find("unheard-of", BASE)
+    assert f"SLURM_CONF={confs[0]}: Slurm does not answer: nothing within 0 s" in str(raised.value)
+
+
+def test_a_cluster_that_answers_again_is_asked_again(tmp_path: Path) -> None:
+    index = Index()
+    index.note_silence("/a/slurm.conf", 100.0)
+    index.note_silence("/a/slurm.conf", 200.0)
+    assert index.silent_since(150.0) == {"/a/slurm.conf": 200.0}
+    assert index.silent_since(250.0) == {}
+    index.note_silence("/a/slurm.conf", None)
+    assert index.silent_since(0.0) == {}
 
 
 # by a job's id
@@ -354,8 +416,8 @@ import sys
 from pathlib import Path
 from launcher.errors import UserError
 from launcher.tracking.finding import find
-from launcher.tracking.known import Known
-Known._schedulers = lambda self: iter([])
+from launcher.tracking.known import Known, _Cluster
+Known._clusters = []
 for word in sys.argv[2:]:
     try:
         found = find(word, Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from datetime import datetime
 from pathlib import Path
@@ -52,3 +53,12 @@ def test_each_transition_has_its_time(tmp_path: Path, request: pytest.FixtureReq
     ended = row("COMPLETED")
     assert begin < ended["started"] <= ended["ended"] == ended["last_transition"] <= time.time() + 1
     assert ended["ended"] - ended["started"] >= 1
+    # Of a job that waits nobody but Slurm knows when it was cancelled with scancel.
+    run_command(SLIPWAY, "launch", *words, cwd=tmp_path, **conf)
+    begin = time.time() - 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", conf["SLURM_CONF"])
+        subprocess.run(["scancel", "--state=PENDING", "--jobname=nemo-megatron-gpt3_tiny"], check=True)
+    cancelled = row("CANCELLED")
+    assert cancelled["started"] is None
+    assert begin < cancelled["ended"] == cancelled["last_transition"] <= time.time() + 1

@@ -15,7 +15,8 @@ import torch
 from trainer.config.architecture import Architecture
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
-from trainer.report.flops import layer_flops, model_flops, peak_flops
+from trainer.report import flops
+from trainer.report.flops import layer_flops, model_flops, peak_flops, unknown_peak
 from trainer.report.memory import used_bytes
 from trainer.report.progress import Pace, step_line
 from trainer.report.provenance import write_git_info, write_packages
@@ -105,22 +106,63 @@ def test_nemos_formula_for_llama(shape: Architecture) -> None:
     assert model_flops(llama, 32000) == pytest.approx(told, rel=1e-12)
 
 
-def test_peaks_are_known_by_the_names_that_torch_tells() -> None:
-    names = {
-        "NVIDIA A100-PCIE-40GB": 312.0,
-        "NVIDIA H100 80GB HBM3": 989.4,
-        "NVIDIA H100 PCIe": 756.0,
-        "NVIDIA H100 NVL": 835.5,
-        "NVIDIA H200": 989.4,
-        "NVIDIA GH200 480GB": 989.4,
-        "NVIDIA B200": 2250.0,
-        "NVIDIA GB200": 2500.0,
-    }
-    assert {name: (peak_flops(name, "bf16") or 0) / 1e12 for name in names} == names
+@pytest.mark.parametrize(
+    ("device", "teraflops"),
+    [
+        ("Tesla V100-SXM2-32GB", None),  # it has no bf16
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100-PCIE-40GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA GH200 144G HBM3e", 989.4),
+        ("NVIDIA H800", 989.4),
+        ("NVIDIA H20", 148),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA B300 SXM6 AC", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA GB300", 2500),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 480),
+        ("NVIDIA A40", 149.7),
+        ("NVIDIA A30", 165),
+        ("NVIDIA L4", 121),
+        # Better not told than guessed: an A10 is no A100, and a seventh of one is none either.
+        ("NVIDIA A10", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA A100-SXM-64GB", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA H20-3e", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_peak_of_a_gpu_by_the_name_that_torch_tells(device: str, teraflops: float | None) -> None:
+    peak = peak_flops(device, "bf16")
+    assert peak == (teraflops * 1e12 if teraflops is not None else None)
+    told = unknown_peak(device, "bf16")
+    assert told is None if peak is not None else told is not None and device in told and "no MFU" in told
+
+
+def test_the_peaks_of_a_sites_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"name": "mi300x", "names": "(amd instinct )?mi300x", "peak_tflops": {"bf16": 1307}}
+    changed = {"name": "h100-80gb", "names": "h100 80gb hbm3", "peak_tflops": {"bf16": 900}}
+    monkeypatch.setenv("SLIPWAY_GPUS", json.dumps([own, changed]))
+    flops._gpus.cache_clear()
+    try:
+        peaks = [peak_flops(name, "bf16") for name in ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")]
+        assert peaks == [1307e12, 900e12]
+        assert peak_flops("NVIDIA H200", "bf16") == 989.4e12
+    finally:
+        flops._gpus.cache_clear()
+
+
+def test_a_peak_without_tensor_cores() -> None:
     assert peak_flops("NVIDIA A100-SXM4-40GB", "fp32") == 19.5e12
-    # Better not told than guessed: an A10 is no A100.
-    assert peak_flops("NVIDIA A10", "bf16") is None
-    assert peak_flops("NVIDIA GeForce RTX 4090", "bf16") is None
+    assert peak_flops("Tesla V100-SXM2-32GB", "fp32") == 15.7e12
 
 
 def test_the_time_to_the_end_after_a_resume_counts_the_steps_that_remain() -> None:

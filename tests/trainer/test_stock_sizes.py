@@ -23,6 +23,7 @@ from trainer.data.vocabulary import read_vocabulary
 from trainer.errors import UserError
 
 FAMILIES = ("gpt2", "gpt3", "llama", "t5")
+EXPERTS = [size for size in list_options("training") if size.split("/")[0] in ("deepseek", "mixtral")]
 SIZES = [size for size in list_options("training") if size.split("/")[0] in FAMILIES]
 
 
@@ -59,6 +60,13 @@ def test_the_one_size_that_is_refused_is_told_what_is_valid(sweep: Sweep) -> Non
     told = r"model\.pipeline_model_parallel_size=2: .*valid here: 1 or null"
     with pytest.raises(UserError, match=told):
         check_keys(flatten(written(sweep, "t5/41b")))
+
+
+@pytest.mark.parametrize("size", EXPERTS)
+def test_experts_are_refused_by_name(sweep: Sweep, size: str) -> None:
+    told = r"model\.expert_model_parallel_size=\d+: mixtures of experts .*engine=nemo and engine=megatron_lm"
+    with pytest.raises(UserError, match=told):
+        check_keys(flatten(written(sweep, size)))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -51,6 +51,8 @@ _NO_OVERLAP = Irrelevant("gradients are reduced after the backward pass")
 _LEGACY = Irrelevant("an option of NeMo's old model classes, not of megatron-core's")
 
 _ROPE_SCALING = "megatron-core scales rotary positions with Llama 3.1's numbers"
+_EXPERTS = "mixtures of experts are not in this version: engine=nemo and engine=megatron_lm have them"
+_ATTENTION = "megatron-core's attention is whole here: engine=nemo and engine=megatron_lm have others"
 _TEXT = Irrelevant("the text was tokenized beforehand")
 _DEFERRED = Irrelevant("it needs Apex's accumulation of gradients")
 
@@ -201,6 +203,15 @@ KEYS: dict[str, Status] = {
         ),
         _FP8_OFF,
     ),
+    # model: experts, and attention of other kinds
+    "model.name": Irrelevant("a specification of NeMo's layers"),
+    "model.num_moe_experts": Refused((None, 0), _EXPERTS),
+    "model.expert_model_parallel_size": Refused((1, None), _EXPERTS),
+    "model.expert_tensor_parallel_size": Refused((1, None), _EXPERTS),
+    "model.multi_latent_attention": Refused((False, None), _ATTENTION),
+    "model.window_size": Refused((None,), _ATTENTION),
+    "model.qk_layernorm": Refused((False, None), _ATTENTION),
+    "model.mtp_num_layers": Refused((None, 0), _EXPERTS),
     # model: fusions and communication
     "model.transformer_engine": Implemented(
         on_cpu="Transformer Engine needs CUDA: megatron-core's local layers"

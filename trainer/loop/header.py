@@ -16,6 +16,7 @@ from trainer.loop.session import Session
 from trainer.model.backends import attention_backend, uses_transformer_engine
 from trainer.optim.build import DISTRIBUTED_OPTIMIZERS, uses_distributed_optimizer
 from trainer.optim.schedule import remark
+from trainer.report.flops import unknown_peak
 from trainer.report.progress import count, number
 
 
@@ -141,6 +142,10 @@ def _notes(session: Session) -> list[str]:
     settings, device = session.settings, session.place.device
     shape, name = settings.architecture, settings.optimization.name
     notes = []
+    if device.type == "cuda" and (
+        unknown := unknown_peak(torch.cuda.get_device_name(device), settings.precision)
+    ):
+        notes.append(unknown)
     if settings.accelerator in ("gpu", "cuda") and device.type == "cpu":
         notes.append(f"note: trainer.accelerator={settings.accelerator}: there is no CUDA device, so the CPU")
     if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):

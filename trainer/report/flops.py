@@ -15,30 +15,19 @@ For a GPT of l layers, hidden size h, ffn 4h, sequence s and vocabulary V, that 
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from trainer.config.architecture import Architecture
 
 GATED = ("geglu", "reglu", "swiglu")
 
-# Dense peak rates in TFLOP/s, without sparsity, from NVIDIA's data sheets; fp32 is the CUDA cores' rate,
-# because torch multiplies fp32 matrices in fp32 and not in TF32 unless it is told to. Names as torch tells
-# them; the first pattern that fits counts.
-_PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
-    (r"\bGB200\b", {"bf16": 2500.0, "fp32": 80.0}),  # GB200 NVL72 data sheet: 5,000 sparse
-    (r"\bB200\b", {"bf16": 2250.0, "fp32": 75.0}),  # HGX B200 data sheet: 4,500 sparse
-    (r"\bH[12]00 NVL\b", {"bf16": 835.5, "fp32": 60.0}),  # H100 and H200 NVL data sheets: 1,671 sparse
-    (r"\bH100 PCIe\b", {"bf16": 756.0, "fp32": 51.0}),  # H100 data sheet: 1,513 sparse
-    (
-        r"\b(GH200|H200|H100)\b",
-        {"bf16": 989.4, "fp32": 66.9},
-    ),  # H100, H200 and GH200 data sheets: 1,979 sparse
-    (r"\bA100\b", {"bf16": 312.0, "fp32": 19.5}),  # A100 data sheet
-    (r"\bA30\b", {"bf16": 165.0, "fp32": 10.3}),  # A30 data sheet
-    (r"\bA40\b", {"bf16": 149.7, "fp32": 37.4}),  # A40 data sheet
-    (r"\bL40S\b", {"bf16": 362.05, "fp32": 91.6}),  # L40S data sheet: 733 sparse
-)
+# What Slurm, NVML and torch write in front of a GPU's name.
+_MAKERS = re.compile(r"^(?:(?:nvidia|tesla) )+")
 
 
 def layer_flops(shape: Architecture, length: int, context: int | None = None) -> int:
@@ -81,19 +70,38 @@ def model_flops(shape: Architecture, vocabulary: int, encoder: Architecture | No
 
 
 def peak_flops(device: str, precision: Literal["bf16", "fp32"]) -> float | None:
-    """Return the dense peak of a GPU in FLOP/s; None if it is not in the table.
+    """Return the dense peak of a GPU in FLOP/s; None if ``gpus.json`` does not have it.
 
     Parameters
     ----------
     device
         Its name, as ``torch.cuda.get_device_name`` tells it.
     precision
-        What the matrices are multiplied in.
+        What the matrices are multiplied in. That of fp32 is the CUDA cores' rate, because torch multiplies
+        fp32 matrices in fp32 and not in TF32 unless it is told to.
     """
-    for pattern, rates in _PEAK_TFLOPS:
-        if re.search(pattern, device.replace("-", " ")):
-            return rates[precision] * 1e12
-    return None
+    name = _MAKERS.sub("", " ".join(re.findall(r"[a-z0-9]+", device.lower())))
+    peaks = {row["peak_tflops"].get(precision) for row in _gpus() if re.fullmatch(row["names"], name)}
+    # A name may leave the memory open, which is all the same here.
+    peak = peaks.pop() if len(peaks) == 1 else None
+    return peak * 1e12 if peak is not None else None
+
+
+def unknown_peak(device: str, precision: Literal["bf16", "fp32"]) -> str | None:
+    """Return the note that a GPU's MFU cannot be told; None if it can."""
+    if peak_flops(device, precision) is not None:
+        return None
+    return f"note: {device}: its peak in {precision} is not known (trainer/gpus.json), so no MFU is told"
+
+
+@cache
+def _gpus() -> list[dict[str, Any]]:
+    """Read the table; what a site says of its own GPUs (`cluster.gpu_types`) comes with the job."""
+    table = Path(__file__).resolve().parents[1] / "gpus.json"
+    rows = json.loads(table.read_text(encoding="utf-8"))["gpus"]
+    site = json.loads(os.environ.get("SLIPWAY_GPUS", "[]"))
+    own = {row["name"] for row in site}
+    return [*site, *(row for row in rows if row["name"] not in own)]
 
 
 def _attention(shape: Architecture, queries: int, keys: int) -> int:

@@ -14,7 +14,14 @@ _OF_MODEL = (
     "model.tensor_model_parallel_size",
     "model.data.seq_length_dec",
     "model.tokenizer.num_sentinel_tokens",
+    "model.num_moe_experts",
+    "model.moe_router_topk",
+    "model.moe_ffn_hidden_size",
+    "model.moe_shared_expert_intermediate_size",
 )
+# What multi-latent attention is made of, each a size that must be there, and one that may be none.
+LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+LATENT_QUERY = "q_lora_rank"
 _NODES = ("model.tokenizer", "model.data")
 _LENGTH = "model.encoder_seq_length"
 _PRECISIONS = ("bf16", "16", "32")
@@ -36,7 +43,28 @@ def is_countable(values: Values) -> bool:
         and None not in needed
         and all(_is_left_out(values, key) or values.whole(key) for key in (*optional, *_OF_MODEL))
         and all(_is_left_out(values, key) or values.node(key) is not None for key in _NODES)
+        and (model_type_of(values) == "gpt" or not values.raw("model.num_moe_experts"))
+        and _has_latent_sizes(values)
+        and has_layer_flags(values, "moe_layer_freq", values.raw("model.num_moe_experts"))
+        and has_layer_flags(values, "window_attn_skip_freq", values.raw("model.window_size"))
     )
+
+
+def _has_latent_sizes(values: Values) -> bool:
+    if not values.raw("model.multi_latent_attention"):
+        return True
+    query = f"model.{LATENT_QUERY}"
+    sizes = [values.whole(f"model.{name}") for name in LATENT]
+    return None not in sizes and (_is_left_out(values, query) or values.whole(query) is not None)
+
+
+def has_layer_flags(values: Values, name: str, is_used: object) -> bool:
+    """Return True if a key that tells which layers have something is a number, or a flag for each layer."""
+    given = values.raw(f"model.{name}")
+    if not is_used or given is None or values.whole(f"model.{name}") is not None:
+        return True
+    flags = isinstance(given, (list, tuple)) and all(flag in (0, 1) for flag in given)
+    return flags and len(given) == values.whole("model.num_layers")
 
 
 def _is_left_out(values: Values, key: str) -> bool:

@@ -6,7 +6,11 @@ alone, two operations for each multiply-add, and the backward pass as twice the 
 
 - attention is counted in full, though causal attention needs but half of its scores;
 - the logits are those of the padded vocabulary, which are computed;
-- what recomputing activations does once more is not counted.
+- what recomputing activations does once more is not counted;
+- of a mixture of experts the router, the shared expert, and as many experts as a token goes to are counted,
+  as if no token were dropped.
+
+A causal window of w tokens has s w - w² / 2 scores instead of s² / 2: counted in full, twice as many.
 
 For a GPT of l layers, hidden size h, ffn 4h, sequence s and vocabulary V, that is
 72 B s l h² (1 + s/6h + V/12lh) for a batch of B sequences.
@@ -18,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from launcher.parameters import expert_width, sparse_layers
 
 Node = Mapping[str, Any]
 
@@ -38,7 +44,7 @@ def sample_flops(model: Node, vocabulary: int, model_type: str = "gpt") -> int:
         forward = _t5(model, vocabulary)
     else:
         length = sample_tokens(model, model_type)
-        forward = model["num_layers"] * _layer(model, length) + _logits(model, length, vocabulary)
+        forward = _layers(model, length) + _logits(model, length, vocabulary)
         if model_type == "bert":  # the language model's head has a dense layer of its own
             forward += 2 * length * model["hidden_size"] ** 2
     return int(3 * forward)
@@ -58,22 +64,83 @@ def _t5(model: Node, vocabulary: int) -> int:
     return int(forward + _logits(decoder, targets, vocabulary))
 
 
+def _layers(model: Node, length: int) -> int:
+    """Count the forward FLOPs of the layers of a GPT or BERT for one sequence."""
+    layers = model["num_layers"]
+    sparse, windowed = sparse_layers(model, 0, layers), windowed_layers(model)
+    attention = windowed * _self_attention(model, length, attention_window(model) or length)
+    attention += (layers - windowed) * _self_attention(model, length, length)
+    experts = sparse * _experts(model, length) if sparse else 0
+    return int(attention + experts + (layers - sparse) * _mlp(model, length, model["ffn_hidden_size"]))
+
+
 def _layer(model: Node, length: int) -> int:
-    """The forward FLOPs of one layer for one sequence."""
-    return _attention(model, length, length) + _mlp(model, length)
+    """The forward FLOPs of one layer of a T5 for one sequence."""
+    return _attention(model, length, length) + _mlp(model, length, model["ffn_hidden_size"])
 
 
-def _attention(model: Node, queries: int, keys: int) -> int:
+def _self_attention(model: Node, length: int, window: int) -> int:
+    pairs = 2 * length * window - window * window if window < length else length * length
+    if model.get("multi_latent_attention"):
+        return _latent_attention(model, length, pairs)
+    return _attention(model, length, length, pairs)
+
+
+def attention_window(model: Node) -> int | None:
+    """Return how many tokens a sliding window has, the token itself included; ``None`` without one.
+
+    `window_size` is of the tokens before and behind, -1 for all (megatron/core/transformer/
+    transformer_config.py).
+    """
+    size = model.get("window_size")
+    before = size[0] if isinstance(size, (list, tuple)) and size else None
+    return before + 1 if isinstance(before, int) and before >= 0 else None
+
+
+def windowed_layers(model: Node) -> int:
+    """Count the layers that attend to a sliding window.
+
+    With `window_attn_skip_freq` N every N-th layer attends to all; a list has a flag for each layer.
+    """
+    layers, skip = int(model["num_layers"]), model.get("window_attn_skip_freq")
+    if attention_window(model) is None:
+        return 0
+    if isinstance(skip, (list, tuple)):
+        return sum(map(bool, skip))
+    return layers - layers // skip if isinstance(skip, int) and skip > 0 else layers
+
+
+def _latent_attention(model: Node, length: int, pairs: int) -> int:
+    """Count multi-latent attention as a training computes it (arXiv 2405.04434, section 2.1)."""
+    hidden, heads = model["hidden_size"], model["num_attention_heads"]
+    rank, query_rank = model["kv_lora_rank"], model.get("q_lora_rank")
+    plain, rotated, value = model["qk_head_dim"], model["qk_pos_emb_head_dim"], model["v_head_dim"]
+    query = heads * (plain + rotated)
+    weights = query_rank * (hidden + query) if query_rank else hidden * query
+    weights += hidden * (rank + rotated) + rank * heads * (plain + value) + heads * value * hidden
+    return int(2 * length * weights + 2 * pairs * (query + heads * value))
+
+
+def _experts(model: Node, length: int) -> int:
+    """Count the router, the shared expert, and as many routed ones as a token goes to."""
+    inner = (model.get("moe_router_topk") or 2) * expert_width(model)
+    shared = model.get("moe_shared_expert_intermediate_size") or 0
+    router = 2 * length * model["hidden_size"] * model["num_moe_experts"]
+    return int(router + _mlp(model, length, inner + shared))
+
+
+def _attention(model: Node, queries: int, keys: int, pairs: int | None = None) -> int:
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
     channels = model.get("kv_channels") or hidden // heads
     width, shared = heads * channels, (model.get("num_query_groups") or heads) * channels
     projections = 2 * queries * hidden * width * 2  # of the queries, and of the output
     projections += 2 * keys * hidden * shared * 2  # of the keys, and of the values
-    return int(projections + 2 * queries * keys * width * 2)  # the scores, and the values that they weigh
+    # The scores, and the values that they weigh.
+    return int(projections + 2 * (queries * keys if pairs is None else pairs) * width * 2)
 
 
-def _mlp(model: Node, length: int) -> int:
-    hidden, inner = model["hidden_size"], model["ffn_hidden_size"]
+def _mlp(model: Node, length: int, inner: int) -> int:
+    hidden = model["hidden_size"]
     matrices = 3 if str(model.get("activation", "gelu")).endswith("glu") else 2
     return int(2 * length * hidden * inner * matrices)
 

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from launcher.hardware import ASSUMED, GPUS, Gpu
+from launcher.hardware import ASSUMED, GPUS, Gpu, named
 from launcher.plan import Resources
 from launcher.preflight.facts import Facts
 
-_GRES_TYPE = re.compile(r"gpu:([\w.-]+):\d+")
+_NOBODY = "assumed: cluster.gpu is null"
 
 
 class Counted(NamedTuple):
-    """A GPU and who says that it is there; `is_assumed` if nobody does."""
+    """A GPU and who says that it is there; `is_assumed` if nobody does, or not clearly."""
 
     gpu: Gpu
     source: str
     is_assumed: bool = False
 
+    @property
+    def is_unclear(self) -> bool:
+        """Whether a type is named that no GPU, or more than one, is known by."""
+        return self.is_assumed and self.source != _NOBODY
+
+
+def known_gpus(resources: Resources) -> Mapping[str, Gpu]:
+    """Return the table of GPUs with what the site adds to it, or changes."""
+    return {**GPUS, **resources.gpu_types} if resources.gpu_types else GPUS
+
 
 def gpu_of(resources: Resources, facts: Facts) -> Counted:
-    """`cluster.gpu`, else what `cluster.gres` names, else what the cluster says, else what is assumed."""
+    """Return `cluster.gpu`, else what `cluster.gres` or the cluster names, else an assumption."""
+    table = known_gpus(resources)
     if resources.gpu is not None:
-        return Counted(GPUS[resources.gpu], "cluster.gpu")
-    named = _GRES_TYPE.fullmatch(resources.gres or "")
-    if named and (found := _by_site_name(named[1])):
-        return Counted(found, f"cluster.gres={resources.gres}")
+        return Counted(table[resources.gpu], "cluster.gpu")
+    told = resources.gpu_type
+    if told is not None:
+        return _meant(told, f"cluster.gres=gpu:{told}", table)
     types = facts.cluster.gpu_types if facts.cluster is not None else None
-    if types and len(types) == 1 and (found := _by_site_name(types[0])):
-        return Counted(found, f"the cluster's {types[0]}")
-    return Counted(ASSUMED, "assumed: cluster.gpu is null", is_assumed=True)
+    if types and len(types) == 1:
+        return _meant(types[0], f"the cluster's {types[0]}", table)
+    return Counted(table[ASSUMED.name], _NOBODY, is_assumed=True)
 
 
-def _by_site_name(name: str) -> Gpu | None:
-    """The GPU that a site means: ``h100``, ``nvidia_h100_80gb_hbm3``; ``None`` if it is one of several."""
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    found = [gpu for gpu in GPUS.values() if words >= set(gpu.name.split("-"))]
-    if not found:
-        found = [gpu for gpu in GPUS.values() if gpu.name.partition("-")[0] in words]
-    return found[0] if len(found) == 1 else None
+def _meant(told: str, source: str, table: Mapping[str, Gpu]) -> Counted:
+    """Return the one GPU that a name means, or an assumption that says so."""
+    meant = named(told, table)
+    if len(meant) == 1:
+        return Counted(meant[0], source)
+    why = " or ".join(gpu.name for gpu in meant) if meant else "no GPU that is known here"
+    # Of an A100 or a V100 of two sizes the larger one, as where nobody says anything.
+    gpu = max(meant, key=lambda one: one.memory) if meant else table[ASSUMED.name]
+    return Counted(gpu, f"assumed: {source} is {why}", is_assumed=True)

@@ -19,6 +19,7 @@ from launcher.preflight.estimates.activations import (
     kept_by_embedding,
     kept_by_layer,
     kept_by_output,
+    kept_by_sparse_layer,
     layer_of,
     working_memory,
 )
@@ -44,9 +45,10 @@ class _Recompute(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A stack as its activations go: bytes of one micro batch."""
+    """A stack as its activations go: bytes of one micro batch; `sparse` is a layer with experts."""
 
     layer: Kept
+    sparse: Kept
     input: Kept
     working: Kept
     embedding: Kept
@@ -106,7 +108,7 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
     for number, (part, layers) in enumerate(zip(parts, chunk.layers, strict=True)):
         if chunk.embeds and layers:
             total = total.plus(part.embedding)
-        total = total.plus(_layers(part, layers))
+        total = total.plus(_layers(part, layers, chunk.sparse))
         if chunk.closes[number]:
             total = total.plus(part.closing)
     if len(parts) > 1 and chunk.layers[1]:
@@ -118,13 +120,16 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
     return total
 
 
-def _layers(part: _Part, layers: int) -> Kept:
+def _layers(part: _Part, layers: int, sparse: int) -> Kept:
     if part.recompute is None:
-        return part.layer.times(layers)
+        return part.layer.times(layers - sparse).plus(part.sparse.times(sparse))
     if part.recompute.method == "uniform":
         return part.input.times(-(-layers // part.recompute.layers))
     again = min(part.recompute.layers, layers)
-    return part.input.times(again).plus(part.layer.times(layers - again))
+    # The layers that keep all are the last ones, and those with experts are taken to be.
+    kept, kept_sparse = layers - again, min(sparse, layers - again)
+    dense = part.layer.times(kept - kept_sparse)
+    return part.input.times(again).plus(dense).plus(part.sparse.times(kept_sparse))
 
 
 def _working(parts: list[_Part], chunk: Chunk) -> Kept:
@@ -136,7 +141,8 @@ def _working(parts: list[_Part], chunk: Chunk) -> Kept:
         needed = part.working
         if part.recompute is not None:
             again = part.recompute.layers if part.recompute.method == "uniform" else 1
-            needed = needed.plus(part.layer.times(min(again, layers)))
+            most = part.sparse if chunk.sparse else part.layer
+            needed = needed.plus(most.times(min(again, layers)))
         found = max(found, needed, key=sum)
     return found
 
@@ -151,6 +157,7 @@ def _part(training: Training, number: int) -> _Part:
         kept = kept_by_decoder_layer(layer, length, training.lengths[0])
     return _Part(
         layer=kept.times(tokens),
+        sparse=kept_by_sparse_layer(layer, length).times(tokens),
         input=Kept(whole=layer.hidden * layer.residual).times(tokens),
         working=working_memory(layer, length).times(tokens),
         embedding=kept_by_embedding(layer).times(tokens),

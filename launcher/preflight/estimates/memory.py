@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.parameters import Size
 from launcher.preflight.estimates.in_flight import activations_of
-from launcher.preflight.estimates.reading import training_of
-from launcher.preflight.estimates.split import parameters_of, stages_of
+from launcher.preflight.estimates.reading import Training, training_of
+from launcher.preflight.estimates.split import Chunk, layers_of, parameters_of, stages_of
 from launcher.preflight.estimates.states import bytes_per_parameter
 
 
@@ -38,26 +39,44 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
     """The memory of each pipeline stage, the first one first.
 
     ``None`` where it cannot be told: a value is missing or wrong, the layout does not fit the nodes, the
-    vocabulary is not known, or the tasks have no GPU; nor of a mixture of experts, or of FSDP.
+    vocabulary is not known, or the tasks have no GPU; nor of what `reading.uncounted` names.
     """
     training = training_of(config, nodes, engine)
     stages = stages_of(training) if training is not None else None
     if training is None or stages is None:
         return None
-    each = bytes_per_parameter(training)
+    each, tensor = bytes_per_parameter(training), training.shape.tensor
     found = []
     for number, (stage, kept) in enumerate(zip(stages, activations_of(training, stages), strict=True)):
-        parameters = parameters_of(training.parts, stage).on_rank(training.shape.tensor)
+        held = parameters_of(training.parts, stage)
+        dense, routed = held.on_rank(tensor), _routed(training, held)
+        parameters = dense + routed
+        matrices = _matrices(training, stage) if each.quantized else 0
         found.append(
             StageMemory(
                 stage=number,
                 layers=sum(sum(chunk.layers) for chunk in stage),
                 parameters=parameters,
-                weights=parameters * each.weight,
+                weights=parameters * each.weight + matrices * each.quantized,
                 gradients=parameters * each.gradient,
-                optimizer=-(-parameters * each.optimizer // each.shared_by),
+                optimizer=-(-dense * each.optimizer // each.shared_by)
+                + -(-routed * each.optimizer // each.experts_shared_by),
                 activations=kept.activations,
                 logits=kept.logits,
             )
         )
     return tuple(found)
+
+
+def _routed(training: Training, size: Size) -> int:
+    """Return the parameters of routed experts on one GPU."""
+    return size.routed // (training.shape.expert * training.shape.expert_tensor)
+
+
+def _matrices(training: Training, stage: tuple[Chunk, ...]) -> int:
+    """Return the parameters of the layers' matrices on one GPU, which FP8 has copies of."""
+    total = Size()
+    for chunk in stage:
+        for layers, stack in zip(chunk.layers, training.parts.stacks, strict=True):
+            total += layers_of(stack, layers, chunk.sparse)
+    return total.split // training.shape.tensor + _routed(training, total)

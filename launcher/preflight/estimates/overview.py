@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.plan import Plan
-from launcher.preflight.estimates.cost import Cost, estimate_cost
+from launcher.preflight.estimates.cost import Amount, Cost, amount_of, estimate_cost
 from launcher.preflight.estimates.gpu import Counted, gpu_of
 from launcher.preflight.estimates.memory import StageMemory, estimate_memory
 from launcher.preflight.facts import Facts
@@ -48,9 +48,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What a plan will take; ``None`` is what cannot be told."""
+    """What a plan will take; ``None`` is what cannot be told: of some models `amount` can, and `cost` not."""
 
     memory: Memory | None
+    amount: Amount | None
     cost: Cost | None
 
 
@@ -60,4 +61,4 @@ def overview(plan: Plan, facts: Facts) -> Overview:
     stages = estimate_memory(job.config, job.resources.nodes, job.engine) if job.config is not None else None
     counted = gpu_of(job.resources, facts)
     memory = Memory(stages, counted, plan.assumptions.memory_margin) if stages else None
-    return Overview(memory, estimate_cost(plan, facts))
+    return Overview(memory, amount_of(plan), estimate_cost(plan, facts))

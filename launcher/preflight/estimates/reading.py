@@ -15,7 +15,9 @@ from launcher.preflight.values import Values
 
 # Features that put weights or activations elsewhere than is counted here, as people call them.
 _NOT_COUNTED = {
-    "model.num_moe_experts": "experts are not counted yet",
+    "model.mtp_num_layers": "multi-token prediction is not counted yet",
+    "model.moe_latent_size": "experts in a latent space are not counted yet",
+    "model.pipeline_model_parallel_layout": "layers that are listed by stage are not counted yet",
     "model.fsdp": "FSDP is not counted yet",
     "model.cpu_offloading": "what is offloaded to the host is not counted yet",
 }
@@ -48,9 +50,20 @@ class Training:
         return self.shape.tensor > 1 and self.values.flag("model.sequence_parallel")
 
     @property
+    def expert_data(self) -> int:
+        """The copies of each routed expert (megatron/core/parallel_state.py: expert data parallel)."""
+        return max(self.data * self.shape.model // self.shape.experts, 1)
+
+    @property
     def precision(self) -> str:
         """``bf16``, ``16`` or ``32``."""
         return precision_of(self.values)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the matrices of the layers are multiplied in FP8, by Transformer Engine."""
+        has_engine = self.engine != "megatron" and self.values.flag("model.transformer_engine")
+        return has_engine and self.values.flag("model.fp8") and self.precision != "32"
 
     @property
     def has_half_weights(self) -> bool:

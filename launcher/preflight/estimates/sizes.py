@@ -14,7 +14,7 @@ class Sized(NamedTuple):
     """A model whose sizes are all known.
 
     `vocabulary` is padded. `flops` are the model FLOPs of one sample, forward and backward, and `tokens` what
-    it counts as.
+    it counts as. `has_experts` tells a mixture of experts, `parameters` those of all of them.
     """
 
     model_type: str
@@ -22,15 +22,13 @@ class Sized(NamedTuple):
     parameters: int
     flops: int
     tokens: int
+    has_experts: bool = False
 
 
 def sized(values: Values) -> Sized | None:
-    """A job's model; ``None`` where a size is missing or none, or the vocabulary is not known.
-
-    Mixtures of experts are not counted.
-    """
+    """Return a job's model; ``None`` where a size is missing or none, or the vocabulary is not known."""
     model, model_type = values.node("model"), model_type_of(values)
-    if model is None or model.get("num_moe_experts") or not is_countable(values):
+    if model is None or not is_countable(values):
         return None
     vocabulary = vocabulary_size(model)
     if vocabulary is None:
@@ -41,4 +39,5 @@ def sized(values: Values) -> Sized | None:
         count_parameters(model, vocabulary, model_type),
         sample_flops(model, vocabulary, model_type),
         sample_tokens(model, model_type),
+        bool(model.get("num_moe_experts")),
     )

@@ -1,48 +1,37 @@
-"""How long a step takes in one layout compared with another: good for ranking them, not for a calendar.
+"""How long a step takes in one layout, on one type of GPU: what `check` tells and `suggest` ranks by.
 
-What is counted: the matrix products, with their tiles; what is read and written besides; what tensor, context
-and data parallel send and the GPUs wait for; what is recomputed; the slowest pipeline stage, and its bubble.
-docs/suggest.md has the formulas, their sources and what they were compared with.
+What is counted: the matrix products, with their tiles; the core of attention; what is read and written
+besides; what tensor, context, pipeline and data parallel send and the GPUs wait for; what is recomputed; the
+slowest pipeline stage, and its bubble; the optimizer. docs/suggest.md has the formulas, their sources and
+what they were compared with; the constants are in `attained.json`.
 """
 
 from __future__ import annotations
 
+from math import log2
 from typing import NamedTuple
 
+from launcher.attained import Attained, Products
 from launcher.hardware import Gpu
+from launcher.preflight.estimates.countable import model_type_of
 from launcher.preflight.estimates.work import Stack, Work
 from launcher.preflight.shape import Shape
+from launcher.preflight.values import Values
 
-# The part of the peak that a large matrix product gets, and the side of the tiles it is made of: a product of
-# m × k × n loses about one tile in each (NVIDIA, "Matrix Multiplication Background User's Guide": tile and
-# wave quantization).
-_BEST = 0.8
-_TILE = 128
-# Of what memory and links could carry at most.
-_OF_MEMORY = 0.8
-_OF_LINKS = 0.8
-# What a layer's forward pass takes at the very least: its kernels are launched one after the other.
-_LAUNCHES = 1.5e-4
-# What is left to wait for where sending overlaps with computing (ub_tp_comm_overlap, overlap_p2p_comm).
-_NOT_HIDDEN = 0.5
-
-
-class _Wires(NamedTuple):
-    """Bytes per second of a GPU: its memory, its links to the others of a node, its share of the network."""
-
-    memory: float
-    node: float
-    network: float
-
-
-# The data sheets of the GPUs and of NVIDIA's machines with them: NVLink in one direction, and the InfiniBand
-# of a DGX-1, a DGX A100 and a DGX H100 divided by its eight GPUs.
-_WIRES = {
-    "v100": _Wires(0.9e12, 150e9, 6.25e9),
-    "a100": _Wires(2.0e12, 300e9, 25e9),
-    "h100": _Wires(3.35e12, 450e9, 50e9),
-    "h200": _Wires(4.8e12, 450e9, 50e9),
-}
+# Nobody publishes the network of some GPUs: that of the A100's machines is taken, 200 Gbit/s for each.
+_NETWORK = 25e9
+# PCIe 4.0 × 16, for GPUs without NVLink.
+_PCIE = 32e9
+# The two products of attention's core are five in its backward pass, as a fused kernel computes the scores
+# once more: Dao 2023 (arXiv 2307.08691), section 4.1.
+_FUSED_BACKWARD = 2.5
+# What an optimizer reads and writes of a parameter: its gradient, a master copy, two moments, and the weight.
+_OPTIMIZER_BYTES = 30
+_ADAM_AT_LEAST = 10
+# From here on a T5's vocabulary is that of mT5.
+_LARGE_VOCABULARY = 200_000
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+_HALF = ("bf16", "bfloat16")
 
 
 class Recompute(NamedTuple):
@@ -53,14 +42,17 @@ class Recompute(NamedTuple):
     layers: int | None = None
 
     def part(self, layers: int) -> float:
-        """The part of the layers of a model chunk that is computed again as a whole."""
+        """Return the part of the layers of a model chunk that is computed again as a whole."""
         if self.granularity != "full":
             return 0.0
         return min((self.layers or 0) / max(layers, 1), 1.0) if self.method == "block" else 1.0
 
 
 class Layout(NamedTuple):
-    """What a user may change to fit a model on its GPUs and to be faster there."""
+    """What a user may change to fit a model on its GPUs and to be faster there.
+
+    `counts_ends`: the embedding and the loss take the place of a layer each, in the first and the last stage.
+    """
 
     tensor: int
     pipeline: int
@@ -69,113 +61,276 @@ class Layout(NamedTuple):
     micro: int
     sequence_parallel: bool
     recompute: Recompute
+    counts_ends: bool = False
+
+
+class Running(NamedTuple):
+    """How an engine runs a model, as far as its speed depends on it.
+
+    `gradient_bytes` are those of a gradient that is sent, `shares_optimizer` whether data parallel ranks
+    share the optimizer. `own_ends` are the layers that the first and the last stage are told to have, and
+    `counted_ends` whether the embedding and the loss count as one.
+    """
+
+    engine: str
+    family: str
+    fp8: bool
+    gradient_bytes: int
+    shares_optimizer: bool
+    own_ends: tuple[int | None, int | None]
+    counted_ends: tuple[bool, bool]
+
+
+def running_of(values: Values, engine: str, vocabulary: int) -> Running:
+    """Read from a job's configuration how its engine runs the model."""
+    family = model_type_of(values)
+    if family == "t5" and vocabulary >= _LARGE_VOCABULARY:
+        family = "mt5"
+    places, parts = ("first", "last"), ("embedding", "loss")
+    first, last = (values.whole(f"model.num_layers_in_{place}_pipeline_stage") for place in places)
+    embedding, loss = (values.flag(f"model.account_for_{part}_in_pipeline_split") for part in parts)
+    return Running(
+        engine=engine,
+        family=family,
+        fp8=values.flag("model.fp8"),
+        gradient_bytes=2 if values.raw("model.optim.grad_sync_dtype") in _HALF else 4,
+        shares_optimizer=values.raw("model.optim.name") in _DISTRIBUTED,
+        own_ends=(first, last),
+        counted_ends=(embedding, loss),
+    )
+
+
+class _Layer(NamedTuple):
+    """Seconds of a layer for a micro batch; `core` is attention's in the forward pass."""
+
+    forward: float
+    backward: float
+    core: float
 
 
 class Speed:
     """The seconds of a step of one model, on one number of nodes of one type of GPU."""
 
-    def __init__(self, work: Work, gpu: Gpu, nodes: int) -> None:
-        self._work, self._gpu, self._nodes = work, gpu, nodes
-        self._wires = _WIRES.get(gpu.name.partition("-")[0], _WIRES["a100"])
-        self._layers: dict[tuple[Stack, Layout], tuple[float, float]] = {}
+    def __init__(self, work: Work, running: Running, gpu: Gpu, nodes: int, attained: Attained) -> None:
+        self._work, self._running, self._nodes, self._attained = work, running, nodes, attained
+        self._world = nodes * work.devices
+        self._products = attained.products(gpu.generation, gpu.capability)
+        self._half = gpu.peak * self._products.half
+        self._linear, self._tile = self._half, attained.tile_half
+        self._is_fp8 = running.fp8 and self._products.fp8 is not None and "fp8" in gpu.peaks
+        if self._is_fp8:
+            assert self._products.fp8 is not None
+            self._linear, self._tile = gpu.peaks["fp8"] * self._products.fp8, attained.tile_fp8
+        self._attention = gpu.peak * self._products.attention
+        self._memory = gpu.memory_bandwidth * attained.memory
+        # NVLink joins a node's GPUs, of some machines those of several nodes; where it does not, PCIe does.
+        self._joined = max(gpu.nvlink_gpus, work.devices) if gpu.nvlink else work.devices
+        node = gpu.nvlink if gpu.nvlink and gpu.nvlink_gpus >= work.devices else _PCIE
+        self._node = node * attained.links
+        self._network = (_NETWORK if gpu.nic is None else gpu.nic) * attained.links
+        self._layers: dict[tuple[Stack, int, int, int, bool], _Layer] = {}
+        self._ends: dict[tuple[int, int, int], float] = {}
+
+    @property
+    def products(self) -> Products:
+        """What the GPU attains, and whose figures say so."""
+        return self._products
+
+    @property
+    def counts_fp8(self) -> bool:
+        """Whether products are in FP8: it is asked for, the GPU has it, and somebody says how fast it is."""
+        return self._is_fp8
+
+    def bytes_at_least(self, parts: int) -> float:
+        """Return what a GPU keeps of parameters at the least, where so many GPUs share a copy of the model.
+
+        A weight in 16 bits, its gradient, and Adam's states: Apex keeps but what a weight lacks of 32 bits.
+        """
+        each = 2.0 + self._running.gradient_bytes
+        if self._running.shares_optimizer:
+            each += _ADAM_AT_LEAST * parts / self._world
+        return self._work.parameters / parts * each
 
     def step(self, layout: Layout, shape: Shape) -> float:
-        """The seconds of a step; `shape` is that of the layout.
+        """Return the seconds of a step; `shape` is that of the layout.
 
         The pipeline's bubble is (p - 1) / v micro batches: Narayanan et al. 2021 (arXiv 2104.04473), section
         2.2.2. The others wait for the slowest stage, which may be the last, for its logits.
         """
-        stages = [self._stage(stack, layout) for stack in self._work.stacks]
-        slowest = max(max(stages[:-1], default=0.0), stages[-1] + self._logits(layout))
-        if layout.pipeline == 1:
-            slowest = sum(stages) + self._logits(layout)
+        slowest = self._slowest(layout)
         bubble = (layout.pipeline - 1) / (layout.virtual or 1)
-        return slowest * (shape.micro_batches(self._nodes) + bubble) + self._reduction(layout, shape, slowest)
+        seconds = slowest * (shape.micro_batches(self._nodes) + bubble)
+        seconds += self._data_parallel(layout, shape, slowest) + self._optimizer(layout, shape)
+        table = self._attained
+        seconds += table.step
+        seconds *= 1 + table.straggling * log2(self._nodes)
+        return seconds * table.engines[self._running.engine] * table.families[self._running.family]
 
-    def _stage(self, stack: Stack, layout: Layout) -> float:
-        """The slowest stage of a stack: one micro batch, forward and backward."""
-        stages = self._work.stages(stack, layout.pipeline)
-        layers = -(-stack.layers // stages)
+    def _slowest(self, layout: Layout) -> float:
+        """Return the seconds of the slowest stage for a micro batch, forward and backward."""
+        stacks, logits = self._work.stacks, self._logits(layout)
+        if layout.pipeline == 1:
+            return sum(self._stage(stack, layout, stack.layers) for stack in stacks) + logits
+        longest = 0.0
+        for stack in stacks:
+            layers, last = self._layers_of(stack, layout)
+            seconds = self._stage(stack, layout, layers)
+            if stack is stacks[-1]:
+                seconds = max(seconds, self._stage(stack, layout, last) + logits)
+            longest = max(longest, seconds + self._handing_over(stack, layout))
+        return longest
+
+    def _layers_of(self, stack: Stack, layout: Layout) -> tuple[int, int]:
+        """Return the layers of most stages of a stack, and of its last one."""
+        stages, total = self._work.stages(stack, layout.pipeline), stack.layers
+        embedding, loss = (True, True) if layout.counts_ends else self._running.counted_ends
+        first, last = self._running.own_ends
+        total += embedding + loss - (first or 0) - (last or 0)
+        stages -= (first is not None) + (last is not None)
+        most = -(-total // max(stages, 1))
+        return max(most, first or 0), (most if last is None else last) - loss
+
+    def _stage(self, stack: Stack, layout: Layout, layers: int) -> float:
+        """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
         # Only what of a layout a layer depends on; thousands of layouts share it.
-        alike = layout._replace(pipeline=1, virtual=None, recompute=Recompute())
-        if (stack, alike) not in self._layers:
-            self._layers[stack, alike] = self._layer(stack, alike)
-        forward, attention = self._layers[stack, alike]
+        alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
+        found = self._layers.get(alike)
+        if found is None:
+            found = self._layers[alike] = self._layer(stack, layout)
+        forward, backward, core = found
         recompute = layout.recompute
         again = recompute.part(-(-layers // (layout.virtual or 1))) * forward
         if recompute.granularity == "selective":
-            again = attention
-        # Two products in the backward pass for each one of the forward pass.
-        return layers * (3 * forward + again) + self._handing_over(stack, layout)
+            again = core
+        return layers * (forward + backward + again)
 
-    def _layer(self, stack: Stack, layout: Layout) -> tuple[float, float]:
-        """Seconds of the forward pass of a layer, and of its attention's core in that."""
-        tensor, context = layout.tensor, layout.context
-        tokens = layout.micro * stack.length / context
-        products = sum(self._product(tokens, *sides) for sides in stack.products(tensor))
-        core = self._core(stack, layout)
+    def _layer(self, stack: Stack, layout: Layout) -> _Layer:
+        tensor = layout.tensor
+        tokens = layout.micro * stack.length / layout.context
+        sides = list(stack.products(tensor))
+        products = sum(_product(tokens, *side, self._linear, self._tile) for side in sides)
+        core, core_backward = self._core(stack, layout)
         # Norms, dropouts and residuals, which sequence parallel shares out (Korthikanti et al. 2022, arXiv
         # 2205.05198, section 4.2.2), and the activation of the MLP.
         whole = 22 * tokens * stack.hidden / (tensor if layout.sequence_parallel else 1)
         inner = (2 * stack.ways_in + 2) * tokens * stack.ffn / tensor
-        moved = (whole + inner) / (_OF_MEMORY * self._wires.memory)
-        # Both schemes send as much: an all-reduce is a reduce-scatter and an all-gather.
+        moved = (whole + inner) / self._memory
+        # FP8 casts what goes into a product: forward its input, backward the gradient of its output.
+        casts = self._attained.casts * tokens / self._memory if self._is_fp8 else 0.0
+        cast, cast_backward = (casts * sum(side[way] for side in sides) for way in (0, 1))
+        # Both schemes send as much: an all-reduce is a reduce-scatter and an all-gather; backward as forward.
         sent = stack.reductions * 2 * tokens * stack.hidden * 2 * (tensor - 1) / tensor
-        waits = sent / (_OF_LINKS * self._link(tensor)) * (_NOT_HIDDEN if self._work.overlaps_tensor else 1)
-        return max(products + core + moved, _LAUNCHES) + waits, core
+        if self._is_fp8 and layout.sequence_parallel:  # gathered in 8 bits, scattered in 16
+            sent *= 0.75
+        waits = sent / self._link(tensor)
+        if self._work.overlaps_tensor:
+            waits *= self._attained.exposed_tensor
+        least = self._attained.launch
+        forward = max(products + core + moved + cast, least) + waits
+        # Two products in the backward pass for each one of the forward pass.
+        backward = max(2 * (products + moved) + core_backward + cast_backward, 2 * least) + waits
+        return _Layer(forward, backward, core)
 
-    def _product(self, rows: float, inner: float, columns: float) -> float:
-        ideal = 2 * rows * inner * columns / (_BEST * self._gpu.peak)
-        return ideal * (1 + _TILE / rows) * (1 + _TILE / inner) * (1 + _TILE / columns)
-
-    def _core(self, stack: Stack, layout: Layout) -> float:
-        """The two products of the attention's core, its softmax and dropout, and keys that go around."""
+    def _core(self, stack: Stack, layout: Layout) -> tuple[float, float]:
+        """Return the seconds of attention's core, forward and backward, with the keys that go around."""
         tensor, context = layout.tensor, layout.context
-        seconds = 0.0
+        forward = backward = 0.0
         for attended in stack.attends_to:
             pairs = layout.micro * stack.length * attended / context
-            computed = 4 * pairs * stack.width / tensor / (_BEST * self._gpu.peak)
+            flops = 4 * pairs * stack.width / tensor
             if self._work.flash:
-                computed /= 2 if stack.causal else 1
+                computed = flops / (2 if stack.causal else 1) / self._attention
+                again = _FUSED_BACKWARD * computed
             else:
-                computed += 10 * pairs * stack.heads / tensor / (_OF_MEMORY * self._wires.memory)
+                # Scores in 16 bits, their softmax and its dropout: Korthikanti et al. 2022, section 4.1.
+                computed = flops / self._half + 10 * pairs * stack.heads / tensor / self._memory
+                again = 2 * computed
             sent = 2 * 2 * layout.micro * attended * stack.kv_width / tensor * (context - 1) / context
-            # Keys and values of the other ranks arrive while what is there is computed with.
-            seconds += max(computed, sent / (_OF_LINKS * self._link(tensor * context)))
-        return seconds
+            around = sent / self._link(tensor * context)
+            # Keys and values of the other ranks arrive while what is there is computed with; backward, their
+            # gradients go around too.
+            forward += max(computed, around)
+            backward += max(again, 2 * around)
+            # Each part of the keys gives a part of the output, which is added to the others; backward, of the
+            # gradients of the queries.
+            added = self._attained.rings * layout.micro * stack.length / context * stack.width / tensor
+            parts = added * (context - 1) / self._memory
+            forward, backward = forward + parts, backward + parts
+        return forward, backward
 
     def _logits(self, layout: Layout) -> float:
-        """The output layer and the loss of a micro batch, forward and backward."""
-        last = self._work.stacks[-1]
-        tokens = layout.micro * last.length / layout.context
-        share = self._work.vocabulary / layout.tensor
-        moved = 16 * tokens * share / (_OF_MEMORY * self._wires.memory)
-        return 3 * self._product(tokens, last.hidden, share) + moved
+        """Return the seconds of the output layer and the loss of a micro batch, forward and backward."""
+        key = layout.tensor, layout.context, layout.micro
+        if key not in self._ends:
+            last = self._work.stacks[-1]
+            tokens = layout.micro * last.length / layout.context
+            share = self._work.vocabulary / layout.tensor
+            product = _product(tokens, last.hidden, share, self._half, self._attained.tile_half)
+            self._ends[key] = 3 * product + 16 * tokens * share / self._memory
+        return self._ends[key]
 
     def _handing_over(self, stack: Stack, layout: Layout) -> float:
-        """What each chunk of a stage sends on and back for a micro batch, and waits for."""
-        if layout.pipeline == 1:
-            return 0.0
-        size = 2 * layout.micro * stack.length * stack.hidden / (layout.context * layout.tensor)
-        link = self._link(layout.tensor * layout.context * layout.pipeline)
-        waits = 2 * (layout.virtual or 1) * size / (_OF_LINKS * link)
-        return waits * (_NOT_HIDDEN if self._work.overlaps_pipeline else 1)
+        """Return what each chunk of a stage sends on and back for a micro batch, and waits for.
 
-    def _reduction(self, layout: Layout, shape: Shape, micro_batch: float) -> float:
-        """What data parallel waits for: gradients, and parameters where each rank updates a part of them.
-
-        4 bytes for a gradient and 2 for a parameter. Where it overlaps, the last micro batch's backward pass
-        and the first one's forward pass hide it.
+        Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):
+        the next stage is in another node, if there is one.
         """
-        data = shape.data(self._nodes) * layout.context
-        if data == 1:
+        size = 2 * layout.micro * stack.length * stack.hidden / (layout.context * layout.tensor)
+        link = self._node if self._world <= self._joined else self._network
+        waits = 2 * (layout.virtual or 1) * size / link
+        return waits * (self._attained.exposed_pipeline if self._work.overlaps_pipeline else 1)
+
+    def _data_parallel(self, layout: Layout, shape: Shape, micro_batch: float) -> float:
+        """Return the seconds that data parallel waits for: gradients, and parameters that others updated.
+
+        Where it overlaps, gradients are sent during the last micro batch's backward pass, and parameters
+        during the first one's forward pass; with model chunks, while the other chunks are computed too.
+        """
+        group = shape.data(self._nodes) * layout.context
+        if group == 1:
             return 0.0
+        link = self._ring(layout.tensor, group)
+        each = self._work.parameters / (layout.tensor * layout.pipeline) * (group - 1) / group / link
+        gradients, parameters = self._running.gradient_bytes * each, 2 * each
+        if not self._running.shares_optimizer:  # an all-reduce, and nothing to gather
+            gradients, parameters = 2 * gradients, 0.0
+        if not self._work.overlaps_data:
+            return gradients + parameters
+        chunks = layout.virtual or 1
+        hidden = micro_batch * (1 + (layout.pipeline - 1) * (chunks - 1) / chunks)
+        # What is hidden takes SMs and memory bandwidth from what hides it.
+        least = self._attained.exposed_data
+        waits = max(gradients * least, gradients - hidden * 2 / 3)
+        return waits + max(parameters * least, parameters - hidden / 3)
+
+    def _ring(self, tensor: int, group: int) -> float:
+        """Return the bandwidth of a data parallel group's ring.
+
+        The group's members in a node have a port each, and NCCL's rings use all of them at a time: with
+        tensor size 1 eight times as much goes out of a node as with 8.
+        """
+        members = max(self._joined // tensor, 1)
+        if group <= members:
+            return self._node
+        return min(self._node, members * self._network)
+
+    def _optimizer(self, layout: Layout, shape: Shape) -> float:
+        """Return the seconds of the optimizer, which reads and writes its states once."""
         mine = self._work.parameters / (layout.tensor * layout.pipeline)
-        sent = (4 + 2) * mine * (data - 1) / data
-        link = self._link(layout.tensor * data)
-        seconds = sent / (_OF_LINKS * link)
-        return max(0.0, seconds - micro_batch) if self._work.overlaps_data else seconds
+        if self._running.shares_optimizer:
+            mine /= shape.data(self._nodes) * layout.context
+        return _OPTIMIZER_BYTES * mine / self._memory
 
     def _link(self, group: int) -> float:
-        """The slowest link of groups of so many neighbouring GPUs."""
-        return self._wires.network if self._work.devices % group else self._wires.node
+        """Return the slowest link of groups of so many neighbouring GPUs."""
+        is_joined = self._world <= self._joined or self._joined % group == 0
+        return self._node if group <= self._joined and is_joined else self._network
+
+
+def _product(rows: float, inner: float, columns: float, rate: float, tile: float) -> float:
+    """Return the seconds of a matrix product; each of its sides is longer by a tile.
+
+    NVIDIA, "Matrix Multiplication Background User's Guide": tile and wave quantization.
+    """
+    ideal = 2 * rows * inner * columns / rate
+    return ideal * (1 + tile / rows) * (1 + tile / inner) * (1 + tile / columns)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.parameters import Parts, Size
+from launcher.parameters import Parts, Size, sparse_layers
+from launcher.parameters import Stack as Parameters
 from launcher.preflight.estimates.reading import Training
 from launcher.preflight.shape import Stack
 from launcher.preflight.values import Values
@@ -20,12 +21,14 @@ class Chunk(NamedTuple):
     """What a GPU computes of the model in one go.
 
     `layers` are those of each stack. `embeds` and `closes`: whether the embedding is in it, and the end of
-    each stack, with its norm; the end of the last stack has the output too.
+    each stack, with its norm; the end of the last stack has the output too. `sparse` of the layers, which are
+    of one stack, have a mixture of experts.
     """
 
     layers: tuple[int, ...]
     embeds: bool
     closes: tuple[bool, ...]
+    sparse: int = 0
 
     @property
     def has_output(self) -> bool:
@@ -49,7 +52,7 @@ def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
     total = Size()
     for chunk in stage:
         for layers, closes, stack in zip(chunk.layers, chunk.closes, parts.stacks, strict=True):
-            total += stack.layer * layers
+            total += layers_of(stack, layers, chunk.sparse)
             if closes:
                 total += stack.norm
         if chunk.embeds:
@@ -59,6 +62,11 @@ def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
             if parts.is_tied and not embeds:
                 total += parts.words
     return total
+
+
+def layers_of(stack: Parameters, layers: int, sparse: int) -> Size:
+    """Return what some layers of a stack have, `sparse` of them with experts."""
+    return stack.layer * (layers - sparse) + stack.sparse * sparse
 
 
 def _of_one_stack(
@@ -74,13 +82,26 @@ def _of_one_stack(
     if values.flag(f"{stack.node}.account_for_loss_in_pipeline_split"):
         counts[-1][-1] -= 1
     last = (pipeline - 1, virtual - 1)
+    sparse = _sparse_by_chunk(values, counts)
     return tuple(
         tuple(
-            Chunk((layers,), embeds=(stage, chunk) == (0, 0), closes=((stage, chunk) == last,))
+            Chunk((layers,), (stage, chunk) == (0, 0), ((stage, chunk) == last,), sparse[stage][chunk])
             for chunk, layers in enumerate(chunks)
         )
         for stage, chunks in enumerate(counts)
     )
+
+
+def _sparse_by_chunk(values: Values, counts: list[list[int]]) -> list[list[int]]:
+    """Count the layers with experts of each stage's chunks: the first chunks of all stages come first."""
+    model, found, start = values.node("model") or {}, [[0] * len(chunks) for chunks in counts], 0
+    if not model.get("num_moe_experts"):
+        return found
+    for chunk in range(len(counts[0])):
+        for stage, chunks in enumerate(counts):
+            found[stage][chunk] = sparse_layers(model, start, start + chunks[chunk])
+            start += chunks[chunk]
+    return found
 
 
 def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] | None:

@@ -7,10 +7,17 @@ from typing import NamedTuple
 
 from launcher.parameters import count_parameters, vocabulary_size
 from launcher.preflight.estimates.countable import has_fused_attention, is_countable, model_type_of
+from launcher.preflight.findings import full
 from launcher.preflight.shape import Stack as Found
 from launcher.preflight.shape import is_encoder_decoder, stacks_of
 from launcher.preflight.values import Values
 
+# What the time of a step is not known of, as people call it.
+_NOT_TIMED = {
+    "model.num_moe_experts": "how long experts take is not estimated",
+    "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
+    "model.window_size": "how long attention to a sliding window takes is not estimated",
+}
 # A vocabulary of this size is counted with where the tokenizer's is not known.
 _VOCABULARY = 50_304
 
@@ -19,8 +26,7 @@ class Stack(NamedTuple):
     """Layers that are alike. `attends_to` has the length of what each attention of a layer looks at.
 
     `width` and `kv_width` are those of all queries and of all keys, `ways_in` the matrices on the way into
-    the MLP, `experts` how many of them a token goes to, `reductions` how often tensor parallel ranks add up
-    their parts in a forward pass.
+    the MLP, `reductions` how often tensor parallel ranks add up their parts in a forward pass.
     """
 
     layers: int
@@ -30,7 +36,6 @@ class Stack(NamedTuple):
     kv_width: int
     ffn: int
     ways_in: int
-    experts: int
     length: int
     attends_to: tuple[int, ...]
     causal: bool
@@ -44,8 +49,8 @@ class Stack(NamedTuple):
         for _ in self.attends_to:
             yield self.hidden, (self.width + 2 * self.kv_width) / tensor
             yield self.width / tensor, self.hidden
-        yield self.hidden, self.experts * self.ways_in * self.ffn / tensor
-        yield self.experts * self.ffn / tensor, self.hidden
+        yield self.hidden, self.ways_in * self.ffn / tensor
+        yield self.ffn / tensor, self.hidden
 
 
 class Work(NamedTuple):
@@ -68,9 +73,9 @@ class Work(NamedTuple):
 
 
 def work_of(values: Values, devices: int, engine: str) -> Work | None:
-    """What a job's model comes to; ``None`` if one of its sizes is not known."""
+    """What a job's model comes to; ``None`` if one of its sizes is not known, or how long it takes."""
     model, stacks = values.node("model"), _stacks(values)
-    if model is None or not stacks or not is_countable(values):
+    if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
     return Work(
@@ -83,6 +88,14 @@ def work_of(values: Values, devices: int, engine: str) -> Work | None:
         overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
         overlaps_data=values.flag("model.optim.overlap_grad_sync"),
     )
+
+
+def untimed(values: Values) -> str | None:
+    """Return why the steps of a good configuration are not timed, with the key; ``None`` if they are."""
+    for key, why in _NOT_TIMED.items():
+        if values.raw(key):
+            return f"{full(key)}={values.raw(key)}: {why}"
+    return None
 
 
 def _stacks(values: Values) -> tuple[Stack, ...]:
@@ -102,7 +115,6 @@ def _stacks(values: Values) -> tuple[Stack, ...]:
 def _stack(values: Values, found: Found, length: int, attends_to: tuple[int, ...]) -> Stack:
     assert found.layers and found.hidden and found.heads
     head = found.kv_channels or max(found.hidden // found.heads, 1)
-    experts = values.whole("model.moe_router_topk", 1) if values.whole("model.num_moe_experts") else 1
     return Stack(
         layers=found.layers,
         hidden=found.hidden,
@@ -111,7 +123,6 @@ def _stack(values: Values, found: Found, length: int, attends_to: tuple[int, ...
         kv_width=head * (found.groups or found.heads),
         ffn=found.ffn or 4 * found.hidden,
         ways_in=2 if str(values.raw(f"{found.node}.activation")).endswith("glu") else 1,
-        experts=experts or 1,
         length=length,
         attends_to=attends_to,
         causal=found.node != "model.encoder",

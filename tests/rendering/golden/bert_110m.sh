@@ -115,7 +115,7 @@ say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR
 srun \
     --kill-on-bad-exit=1 \
     --export=ALL \
-    '--container-image=nvcr.io#nvidia/nemo:24.07' \
+    '--container-image=nvcr.io#nvidia/nemo:25.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
     --container-env=MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     --no-container-mount-home \

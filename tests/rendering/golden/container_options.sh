@@ -115,7 +115,7 @@ say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR
 srun \
     --kill-on-bad-exit=1 \
     --export=ALL \
-    '--container-image=nvcr.io#nvidia/nemo:24.07' \
+    '--container-image=nvcr.io#nvidia/nemo:25.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro \
     --container-mount-home \
     --container-readonly \
@@ -123,7 +123,7 @@ srun \
     --no-container-entrypoint \
     --container-workdir=/work \
     --container-save=/shared/saved.sqsh \
-    --container-name=nemo-499e8ed9d752 \
+    --container-name=nemo-10e66a458912 \
     --container-env=LD_LIBRARY_PATH,PATH,MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     bash "$launch_dir/task.sh" \
     /shared/venv/bin/python \

@@ -30,6 +30,11 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+def forget(name: str) -> None:
+    """Change nothing of one module."""
+    _waiting.pop(name, None)
+
+
 def forget_all() -> None:
     """Change nothing from now on."""
     _waiting.clear()

@@ -1,0 +1,233 @@
+"""Releases of NVIDIA's images and of Megatron-LM: what each holds.
+
+The facts are those of `releases.json`, each with its source. A fact that could not be verified is not there,
+and is ``None`` here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+NVIDIA = "nvcr.io"
+Family = Literal["nemo", "pytorch"]
+_REPOSITORIES: Mapping[str, Family] = {
+    "nvidia/nemo": "nemo",
+    "ea-bignlp/nemofw-training": "nemo",
+    "ea-bignlp/ga-participants/nemofw-training": "nemo",
+    "nvidia/pytorch": "pytorch",
+}
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+# The tags of NVIDIA's own releases of an image, such as `25.07.01`, `24.01.framework` and `26.06-py3`; others
+# (`24.01.speech`, `25.11.nemotron_3_nano`) may hold something else than the release of their month does.
+_RELEASES: Mapping[str, re.Pattern[str]] = {
+    "nvidia/nemo": re.compile(r"\d\d\.\d\d(\.\d\d)?(\.framework)?"),
+    "ea-bignlp/nemofw-training": re.compile(r"\d\d\.\d\d(\.\d\d)?(-py3)?"),
+    "ea-bignlp/ga-participants/nemofw-training": re.compile(r"\d\d\.\d\d(\.\d\d)?(-py3)?"),
+    "nvidia/pytorch": re.compile(r"\d\d\.\d\d-py3"),
+}
+# 25.07 of `25.07`, `25.07.01`, `26.06-py3`, `25.11.nemotron_3_nano`.
+_MONTH = re.compile(r"(\d\d\.\d\d)(?![\d])")
+# An image of a registry as people, Pyxis, Enroot and skopeo write it; whether it is one, others have judged.
+_NAME = re.compile(
+    r"(?:docker://)?(?:[^@/#]+@)?(?P<registry>[^/#@]+)[#/](?P<repository>[^:@#]+)"
+    r"(?::(?P<tag>(?!sha\d+:)[^:@]+))?(?:[:@](?P<digest>sha\d+:.*))?"
+)
+# `nvidia+nemo+25.07.sqsh`, as Enroot and the store call it, and `nemo-25.07.sqsh`, as people do.
+_FILE = re.compile(r"(?<![a-z0-9])(?P<family>nemo|pytorch)[+_:-](?P<month>\d\d\.\d\d)(?!\d)", re.IGNORECASE)
+
+
+# What the Python of an image tells of itself.
+_ASKED = ("nemo", "megatron_core", "python", "cuda", "transformer_engine")
+
+
+class Source(NamedTuple):
+    """The origin of a fact: `primary` is NVIDIA's word or file, `secondary` another's, or an inference."""
+
+    kind: Literal["primary", "secondary"]
+    date: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is known of an image; ``None`` is not known.
+
+    Attributes
+    ----------
+    origin
+        The release that it is, or was built on: ``nvcr.io/nvidia/nemo:25.07``.
+    family
+        NVIDIA's image of that name; ``None`` for another one.
+    month
+        The release in the table; ``None`` if the table has none of the tag.
+    is_certain
+        Whether more than the name of a file tells the origin.
+    was_asked
+        Whether its own Python told what is installed: what it did not tell is not there.
+    nemo, megatron_core, python, cuda, transformer_engine
+        Versions.
+    pytorch
+        The release of NVIDIA's PyTorch image that it is built on.
+    pretraining
+        Whether it has NeMo's scripts megatron_*_pretraining.py and the models that they import.
+    mcore_optimizer
+        Whether its NeMo knows the optimizer `mcore_distributed_optim`.
+    nccl_net_plugin
+        The image's own value of NCCL_NET_PLUGIN.
+    efa_plugin
+        The path of its aws-ofi-nccl, where NCCL does not take it by itself.
+    aws_ofi_nccl
+        The version of that plugin.
+    """
+
+    origin: str
+    family: Family | None = None
+    month: str | None = None
+    is_certain: bool = True
+    was_asked: bool = False
+    nemo: str | None = None
+    megatron_core: str | None = None
+    pytorch: str | None = None
+    python: str | None = None
+    cuda: str | None = None
+    transformer_engine: str | None = None
+    pretraining: bool | None = None
+    mcore_optimizer: bool | None = None
+    nccl_net_plugin: str | None = None
+    efa_plugin: str | None = None
+    aws_ofi_nccl: str | None = None
+
+
+class MegatronLm(NamedTuple):
+    """A release of Megatron-LM: `scripts` are the paths of its programs by type of model."""
+
+    tag: str
+    date: str
+    megatron_core: str
+    python: str | None
+    scripts: Mapping[str, str]
+
+
+@cache
+def table() -> Mapping[str, Any]:
+    """Return the file of releases as it is."""
+    text = Path(__file__).with_name("releases.json").read_text(encoding="utf-8")
+    content: Mapping[str, Any] = json.loads(text)
+    return content
+
+
+@cache
+def sources() -> Mapping[str, Source]:
+    """Return the sources of the facts, by the words that the facts name them with."""
+    return {name: Source(**source) for name, source in table()["sources"].items()}
+
+
+@cache
+def images() -> tuple[Contents, ...]:
+    """Return the images of the table, the oldest first within a family."""
+    return tuple(_contents(row) for row in table()["images"])
+
+
+@cache
+def megatron_lm() -> tuple[MegatronLm, ...]:
+    """Return the releases of Megatron-LM, the oldest first."""
+    return tuple(
+        MegatronLm(row["tag"], row["date"], row["megatron_core"], row["python"], row["scripts"])
+        for row in table()["megatron_lm"]
+    )
+
+
+def _contents(row: Mapping[str, Any]) -> Contents:
+    values = {name: value for name, (value, _) in row["facts"].items()}
+    family = _REPOSITORIES[row["image"].partition("/")[2]]
+    return Contents(f"{row['image']}:{row['tag']}", family, row["tag"], **values)
+
+
+def contents_of(
+    registry: str | None, repository: str, tag: str | None, digest: str | None = None
+) -> Contents | None:
+    """Return what the table knows of an image by its name; ``None`` for one that is not NVIDIA's.
+
+    An image of another repository whose name ends in ``nvidia/nemo`` is taken for a copy, and one whose tag
+    says more than a release for that release with changes: neither is certain.
+    """
+    family = next((of for name, of in _REPOSITORIES.items() if f"/{repository}".endswith(f"/{name}")), None)
+    if family is None:
+        return None
+    month = _MONTH.match(tag or "")
+    end = f"@{digest}" if tag is None and digest is not None else f":{tag or 'latest'}"
+    name = f"{registry}/" * bool(registry) + repository + end
+    is_certain = registry == NVIDIA and repository in _RELEASES
+    if month is None:
+        return _named(name, family, None, is_certain=is_certain)
+    is_release = is_certain and _RELEASES[repository].fullmatch(tag or "") is not None
+    return _named(name, family, month[1], is_certain=is_release)
+
+
+def contents_by_name(text: str) -> Contents | None:
+    """Return what the table knows of an image of a registry, in any spelling of its name."""
+    name = _NAME.fullmatch(text)
+    if name is None:
+        return None
+    registry, repository = name["registry"], name["repository"]
+    if not ("." in registry or ":" in registry or registry == "localhost"):
+        registry, repository = "docker.io", f"{registry}/{repository}"
+    return contents_of(registry, repository, name["tag"], name["digest"])
+
+
+def contents_by_file_name(name: str) -> Contents | None:
+    """Return what the table knows of a squashfs by the name of its file alone, which is not certain."""
+    match = _FILE.search(name)
+    if match is None:
+        return None
+    family: Family = "nemo" if match["family"].lower() == "nemo" else "pytorch"
+    return _named(f"{NVIDIA}/nvidia/{family}:{match['month']}", family, match["month"], is_certain=False)
+
+
+def _named(name: str, family: Family, month: str | None, *, is_certain: bool) -> Contents:
+    for row in images():
+        if (row.family, row.month) == (family, month):
+            return replace(row, origin=name, is_certain=is_certain)
+    return Contents(name, family, is_certain=is_certain)
+
+
+def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> Contents:
+    """Return the contents with what the image's own Python told, which says more than a table.
+
+    Parameters
+    ----------
+    installed
+        As `launcher.containers.probing` tells it.
+    """
+    told: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
+    if "nemo_models" in installed:
+        kinds = [set((installed.get(name) or "").split()) for name in ("nemo_models", "nemo_scripts")]
+        told["pretraining"] = bool(kinds[0] & kinds[1])
+    return replace(contents, was_asked=True, is_certain=True, **told)
+
+
+def version(text: str | None) -> tuple[int, ...]:
+    """Return the numbers of a version; none if it is none."""
+    found = _VERSION.match((text or "").strip())
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def newest_with_pretraining() -> Contents:
+    """Return the newest image that has NeMo's Megatron scripts and models."""
+    return [row for row in images() if row.pretraining][-1]
+
+
+def newest_with_core(least: tuple[int, ...], below: tuple[int, ...]) -> Contents:
+    """Return the newest image with a megatron-core from `least` on, and older than `below`."""
+    return [row for row in images() if row.megatron_core and least <= version(row.megatron_core) < below][-1]
+
+
+def for_pyxis(contents: Contents) -> str:
+    """Return the name of an image of the table as `container` takes it: ``nvcr.io#nvidia/nemo:25.07``."""
+    return contents.origin.replace("/", "#", 1)

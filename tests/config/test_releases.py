@@ -1,0 +1,143 @@
+"""The table of releases: every fact has a source, and the page, the tree and the recipes agree with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.containers.contents import of_reference
+from launcher.containers.references import Reference
+from launcher.releases import (
+    Contents,
+    contents_by_file_name,
+    contents_by_name,
+    contents_of,
+    for_pyxis,
+    images,
+    megatron_lm,
+    newest_with_pretraining,
+    sources,
+    table,
+    version,
+)
+
+
+def test_the_page_is_not_stale(repository: Path) -> None:
+    command = [sys.executable, repository / "scripts" / "releases_page.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_fact_has_a_source_and_no_source_is_idle() -> None:
+    used = {source for row in table()["images"] for _, source in row["facts"].values()}
+    used |= {row["source"] for row in table()["megatron_lm"]}
+    assert used == set(sources())
+    for source in sources().values():
+        assert source.kind in ("primary", "secondary") and source.date[:3] == "202"
+        assert source.where.startswith("https://")
+
+
+def test_every_fact_is_one_that_is_known_by_name() -> None:
+    names = {each.name for each in fields(Contents)} - {
+        "origin",
+        "family",
+        "month",
+        "is_certain",
+        "was_asked",
+    }
+    for row in table()["images"]:
+        assert set(row["facts"]) <= names
+        assert all(value is not None for value, _ in row["facts"].values())
+
+
+@pytest.mark.parametrize("family", ["nemo", "pytorch"])
+def test_releases_are_in_their_order(family: str) -> None:
+    months = [version(row.month) for row in images() if row.family == family]
+    assert months == sorted(set(months))
+
+
+def test_releases_of_megatron_lm_are_in_their_order() -> None:
+    cores = [version(release.megatron_core) for release in megatron_lm()]
+    assert cores == sorted(cores)
+    assert [release.date for release in megatron_lm()][-1] == "2026-08-22"
+
+
+def test_the_tree_has_the_newest_image_that_works(repository: Path) -> None:
+    best = for_pyxis(newest_with_pretraining())
+    bcm = yaml.safe_load((repository / "conf/cluster/bcm.yaml").read_text())
+    nemo = yaml.safe_load((repository / "conf/image/nemo.yaml").read_text())
+    assert bcm["container"] == nemo["base"] == best == "nvcr.io#nvidia/nemo:25.07"
+
+
+@pytest.mark.parametrize(
+    ("registry", "repository", "tag", "month", "is_certain"),
+    [
+        ("nvcr.io", "nvidia/nemo", "25.07", "25.07", True),
+        ("nvcr.io", "nvidia/nemo", "25.07.01", "25.07", True),
+        ("nvcr.io", "nvidia/nemo", "24.01.01.framework", "24.01", True),
+        ("nvcr.io", "ea-bignlp/nemofw-training", "23.07-py3", "23.07", True),
+        ("nvcr.io", "nvidia/pytorch", "26.06-py3", "26.06", True),
+        ("registry.example.org:5000", "mirror/nvidia/nemo", "25.07", "25.07", False),
+        ("nvcr.io", "nvidia/nemo", "25.071", None, True),
+        ("nvcr.io", "nvidia/nemo", "26.12", None, True),
+        ("nvcr.io", "nvidia/nemo", None, None, True),
+    ],
+)
+def test_an_image_is_found_by_its_name(
+    registry: str, repository: str, tag: str | None, month: str | None, is_certain: bool
+) -> None:
+    found = contents_of(registry, repository, tag)
+    assert found is not None and (found.month, found.is_certain) == (month, is_certain)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvcr.io#nvidia/nemo:26.04",
+        "nvcr.io/nvidia/nemo:26.04",
+        "docker://nvcr.io/nvidia/nemo:26.04",
+        "docker://nvcr.io#nvidia/nemo:26.04",
+        "$oauthtoken@nvcr.io#nvidia/nemo:26.04",
+        "docker://$oauthtoken@nvcr.io/nvidia/nemo:26.04",
+        f"nvcr.io/nvidia/nemo:26.04@sha256:{'0' * 64}",
+        f"nvcr.io#nvidia/nemo:26.04@sha256:{'0' * 64}",
+        f"nvcr.io#nvidia/nemo:sha256:{'0' * 64}",
+        "registry.example.org:5000/mirror/nvidia/nemo:26.04",
+        "registry.example.org:5000#mirror/nvidia/nemo",
+        "docker.io/library/python:3.11",
+        "python:3.11",
+        "nvidia/nemo:26.04",
+        "team/nemo",
+    ],
+)
+def test_a_name_is_read_as_images_read_it(text: str) -> None:
+    assert contents_by_name(text) == of_reference(Reference.parse(text))
+
+
+@pytest.mark.parametrize("repository", ["library/python", "nvidia/cuda", "team/nemo", "othernvidia/nemo"])
+def test_images_of_others_are_not_guessed(repository: str) -> None:
+    assert contents_of("nvcr.io", repository, "25.07") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "month"),
+    [
+        ("nvidia+nemo+25.07.sqsh", "25.07"),
+        ("nvidia+nemo+25.07.01.sqsh", "25.07"),
+        ("NeMo-24.07.sqsh", "24.07"),
+        ("nvcr.io+nvidia+pytorch+26.06-py3.sqsh", "26.06"),
+        ("nemo.sqsh", None),
+        ("nemo-run-308e1f6dbc6f.sqsh", None),
+        ("mynemo-25.07.sqsh", None),
+        ("nemo-125.07.sqsh", None),
+    ],
+)
+def test_a_file_name_tells_a_release_without_certainty(name: str, month: str | None) -> None:
+    found = contents_by_file_name(name)
+    assert (found.month if found else None) == month
+    assert found is None or not found.is_certain

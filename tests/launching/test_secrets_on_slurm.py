@@ -1,0 +1,155 @@
+"""Secrets given by reference, on a real Slurm: the tasks have them, and nobody else can read them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from launcher.sandbox import Sandbox
+from tests.integration.conftest import SLIPWAY, run_command
+
+# In two parts, as a launch keeps what differs from the commit.
+VALUE = "S3CRET" + "value7"
+# By the variable that the job gets, with the form that each has.
+SECRETS = {
+    "HF_TOKEN": f"hf_{VALUE}AbCdEfGhIjKlMnOpQ",
+    "WANDB_API_KEY": hashlib.sha1(VALUE.encode()).hexdigest(),
+    "https_proxy": f"http://me:{VALUE}proxy@proxy.example:3128",
+    "GIT_MIRROR": f"https://{VALUE}git@host.example/x.git",
+    "MY_STUFF": f"plain{VALUE}",
+}
+# Of the launching shell, which sbatch hands over, and which no key refers to in the end.
+SHELL = {"HF_TOKEN": f"hf_{VALUE}OfTheShellAbCdEfGh", "DB_PASSWORD": f"shell{VALUE}"}
+# Each task tells the checksums of what it was given, and stays until it is told to end.
+PAYLOAD = """#!/bin/bash
+[[ ${SLURM_JOB_ID:-} ]] || exit 0
+for name in NAMES; do echo "$name=$(printf '%s' "${!name}" | sha256sum | cut -c -64)"; done
+touch HERE/begun-$SLURM_PROCID
+until [[ -e HERE/go ]]; do sleep 0.1; done
+"""
+
+
+class Processes(threading.Thread):
+    """The command lines of all processes while it runs; of this machine, which is all of the nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: set[bytes] = set()
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.02):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    self.seen.add(path.read_bytes())
+
+
+@contextmanager
+def watched() -> Iterator[set[bytes]]:
+    processes = Processes()
+    processes.start()
+    try:
+        yield processes.seen
+    finally:
+        processes.over.set()
+        processes.join()
+
+
+@pytest.mark.slurm
+def test_a_secret_that_a_job_has_by_reference_is_nowhere_else(tmp_path: Path, sandbox: Sandbox) -> None:
+    results, cache = tmp_path / "results", tmp_path / "cache"
+    words = _overrides(tmp_path)
+    slurm_conf = sandbox.environment()["SLURM_CONF"]
+    printed = []
+
+    def slipway(*command: str, check: int | None = 0) -> str:
+        variables = {**SHELL, "SLURM_CONF": slurm_conf, "SLIPWAY_CACHE_DIR": str(cache)}
+        done = run_command(SLIPWAY, *command, cwd=tmp_path, check=check, **variables)
+        printed.append(done.stdout + done.stderr)
+        return done.stdout
+
+    def slurm(*command: str) -> str:
+        done = run_command(*command, cwd=tmp_path, SLURM_CONF=slurm_conf)
+        printed.append(done.stdout + done.stderr)
+        return done.stdout
+
+    with watched() as command_lines:
+        slipway("launch", *words, "env_vars.HF_TOKEN='${oc.env:HF_TOKEN}'", check=2)
+        assert "env_files={HF_TOKEN: " in printed[-1]
+        job = json.loads(slipway("launch", *words, "--json"))["job_id"]
+        marks = results / "secret" / "launches" / "1" / "marks"
+        _wait_for(marks / "job.2", tmp_path / "begun-0", tmp_path / "begun-1")
+        next_job = (marks / "job.2").read_text().strip()
+        for one in (job, next_job):
+            assert f"JobId={one}" in slurm("scontrol", "show", "job", "-d", one)
+            assert "begin_link" in slurm("scontrol", "write", "batch_script", one, "-")
+        slurm("scontrol", "show", "step", job)
+        slurm("squeue", "--all", "--format=%all")
+        slipway("status", "--json")
+        slipway("attach", "secret", "--", "true")
+        kept = _files_with(sandbox.options.directory, SECRETS)
+        sent = _files_with(sandbox.options.directory, SHELL)
+        readable = [path for path in sent if path.stat().st_mode & 0o077]
+        (tmp_path / "go").touch()
+        _wait_for(marks / f"{job}.0.ended.json")
+    if sandbox.options.accounting:
+        assert job in slurm("sacct", "--format=ALL", "--parsable2", f"--jobs={job},{next_job}")
+    for verb in ("history", "logs", "verify"):
+        slipway(verb, "secret", check=None)
+    slipway("render", f"--launch-dir={marks.parent}")
+
+    log = "\n".join(path.read_text() for path in marks.parent.glob("log-*"))
+    for name, value in SECRETS.items():
+        assert log.count(f"{name}={hashlib.sha256(value.encode()).hexdigest()}") == 2, log
+    assert any(b"trainer.pretrain" in line for line in command_lines)
+    secrets = [value.encode() for value in (*SECRETS.values(), *SHELL.values())]
+    assert [line for line in command_lines if any(value in line for value in secrets)] == []
+    assert [text for text in printed if any(value in text.encode() for value in secrets)] == []
+    for directory in (results, cache):
+        assert _files_with(directory, SECRETS) + _files_with(directory, SHELL) == []
+    assert kept == []
+    # Slurm keeps the shell's environment, for its own user and root alone.
+    assert {path.name for path in sent} == {"environment"}
+    assert readable == []
+
+
+def _overrides(here: Path) -> list[str]:
+    """Write the files of the secrets and the payload; return what a launch is called with."""
+    files, python = here / "files", here / "python"
+    files.mkdir(mode=0o700)
+    for name, value in SECRETS.items():
+        (files / name).write_text(f"{value}\n")
+    python.write_text(PAYLOAD.replace("NAMES", " ".join(SECRETS)).replace("HERE", str(here)))
+    python.chmod(0o755)
+    return [
+        *("cluster=sandbox", "training=gpt3/tiny", "training.model.data.data_impl=mock"),
+        *("training.trainer.num_nodes=2", "training.trainer.devices=1"),
+        *("training.model.tensor_model_parallel_size=1", "training.run.name=secret", "resilience.links=2"),
+        *(f"cluster.python={python}", f"wandb_api_key_file={files}/WANDB_API_KEY"),
+        *(f"env_files.{name}={files}/{name}" for name in SECRETS if name != "WANDB_API_KEY"),
+    ]
+
+
+def _files_with(directory: Path, secrets: Mapping[str, str]) -> list[Path]:
+    """Return the files below a directory that hold a secret; Slurm removes some of them meanwhile."""
+    values = [value.encode() for value in secrets.values()]
+    found = []
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and any(value in path.read_bytes() for value in values):
+                found.append(path)
+    return found
+
+
+def _wait_for(*paths: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, paths
+        time.sleep(0.1)

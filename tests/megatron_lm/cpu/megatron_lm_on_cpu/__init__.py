@@ -1,0 +1,126 @@
+"""What Megatron-LM's scripts take for granted on GPU machines, for a CPU; the lines that stop them are named.
+
+Every change is made right after the import of the module that it concerns; Megatron-LM's code is untouched.
+The hooks, torch's calls and Adam are those of tests/nemo/cpu, which must be on PYTHONPATH too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import sys
+from contextlib import nullcontext
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+from nemo_on_cpu import torch_calls  # and with it all of its hooks
+from nemo_on_cpu.hooks import after_import, forget
+
+forget("megatron.core.fusions.fused_softmax")  # its change is for the masks that NeMo makes
+
+
+@after_import(
+    "megatron.training.global_vars"
+)  # the first that its package imports, before any line that stops
+def _use_the_cpu(_: Any) -> None:
+    import torch
+
+    torch_calls._use_the_cpu(_)
+    cuda = torch.cuda
+    # megatron/training/initialize.py, _initialize_distributed: without a device no parallel state is made.
+    cuda.device_count = lambda: 1
+    # megatron/training/utils.py, get_device_arch_version: 9 is Hopper.
+    cuda.get_device_properties = lambda *_: SimpleNamespace(major=9, minor=0, multi_processor_count=1)
+    cuda.get_device_capability = lambda *_: (9, 0)
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        setattr(cuda, name, lambda *_: 0)
+    cuda.memory_stats = lambda *_: {}
+    # megatron/training/training.py, get_model: the model is wrapped on a stream of its own.
+    cuda.Stream, cuda.stream = _Stream, lambda _: nullcontext()
+    cuda.current_stream = cuda.default_stream = lambda *_: _Stream()
+    _start_gloo(torch.distributed)
+    _use_the_new_numpy()
+
+
+def _use_the_new_numpy() -> None:
+    """core_v0.12.3's megatron/core/dist_checkpointing/validation.py has `np.product`; numpy 2 has not."""
+    import numpy
+
+    if not hasattr(numpy, "product"):
+        numpy.product = numpy.prod  # type: ignore[attr-defined]
+
+
+class _Stream:
+    """All of a CPU's work is done when a call returns."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def wait_stream(self, _: object) -> None:
+        pass
+
+
+def _start_gloo(distributed: Any) -> None:
+    """NCCL needs GPUs; all groups of the process are made with its first one's backend."""
+    start = distributed.init_process_group
+
+    @functools.wraps(start)
+    def start_with_gloo(*arguments: Any, **options: Any) -> Any:
+        return start(*arguments, **{**options, "backend": "gloo"})
+
+    distributed.init_process_group = start_with_gloo
+
+
+@after_import("megatron.core.tensor_parallel.random")
+def _one_generator(random: Any) -> None:
+    """It warns where the CPU's generator moves under that of a GPU: here they are one."""
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
+
+
+@after_import("megatron.training.initialize")
+def _without_cuda(initialize: Any) -> None:
+    """`assert torch.cuda.is_available(), "Megatron requires CUDA."` in initialize_megatron."""
+    initialize.initialize_megatron = functools.partial(initialize.initialize_megatron, allow_no_cuda=True)
+
+
+@after_import("megatron.training.checkpointing")
+def _no_fp8(checkpointing: Any) -> None:
+    """core_v0.12.3 asks Transformer Engine for its version before it loads a checkpoint, also without FP8."""
+    name = "fix_fp8_params_lose_precision_when_loading_dist_ckpt"
+    if hasattr(checkpointing, name):
+        setattr(checkpointing, name, lambda _: None)
+
+
+@after_import("megatron.core.optimizer")
+def _adam_of_apex(optimizer: Any) -> None:
+    """nemo_on_cpu's Adam counts steps as Apex's; torch's own ends at `assert len(steps) == 1` on loading."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    optimizer.USING_PYTORCH_OPTIMIZER = False
+    distrib_optimizer.USING_APEX_OPTIMIZER = True
+
+
+@after_import("megatron.core.datasets")
+def _compiled_helpers(_: Any) -> None:
+    """The index helpers of megatron-core's wheel, which the scripts would compile into the checkout."""
+    name = "megatron.core.datasets.helpers_cpp"
+    files = metadata.files("megatron-core") or ()
+    path = next(str(file.locate()) for file in files if file.name.startswith("helpers_cpp."))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
+@after_import("megatron.core.datasets.utils")
+def _compile_nothing(utils: Any) -> None:
+    utils.compile_helpers = lambda: None
+
+
+@after_import("megatron.legacy.fused_kernels")
+def _load_no_kernels(kernels: Any) -> None:
+    """`[cuda_dir + "/bin/nvcc", "-V"]` in _get_cuda_bare_metal_version, without CUDA None + a text."""
+    kernels.load = lambda _: None

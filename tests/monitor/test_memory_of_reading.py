@@ -1,0 +1,56 @@
+"""The memory of the verbs that read a long run: it does not grow with what its steps and its logs hold."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from job_marks import leave
+from monitor_samples import COMPLETED, FakeScheduler, Runs, append, end, held_out, log, start, train
+
+from launcher.cli.app import main
+
+pytestmark = pytest.mark.usefixtures("fast")
+
+_SHORT, _STEPS = 50, 30_000
+_LOG = 12 << 20
+# A block of a file at a time, and of each step a few numbers in columns.
+_MOST = 6 << 20
+
+
+def _run(base: Path, name: str, steps: int, log_bytes: int) -> None:
+    launch = Runs(base).launch(name, job_id="11" if steps == _STEPS else "12")
+    losses = [train(step, loss=3.0 - step / 10_000) for step in range(1, steps + 1)]
+    path = append(launch, [start(max_steps=steps), held_out(), *losses, end(steps, 1000.0 + steps)])
+    assert path.stat().st_size > 100 * steps
+    log(launch, "11").write_bytes(b"nothing that tells of an error\n" * (log_bytes // 31))
+    leave(launch, "11" if steps == _STEPS else "12", started=1000.0)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("long")
+    _run(base, "short", _SHORT, 1 << 10)
+    _run(base, "long", _STEPS, _LOG)
+    return base
+
+
+@pytest.mark.parametrize("verb", ["verify", "plot", "follow"])
+def test_a_long_run_takes_little_memory(
+    base: Path, scheduler: FakeScheduler, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job in ("11", "12"):
+        scheduler.set(job, COMPLETED)
+    json_ = [] if verb == "follow" else ["--json"]
+    assert main([verb, "short", *json_, "--base-results-dir", str(base)]) in (0, 1)  # modules are imported
+    capsys.readouterr()
+    tracemalloc.start()
+    try:
+        assert main([verb, "long", *json_, "--base-results-dir", str(base)]) in (0, 1)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    told = capsys.readouterr().out
+    assert str(_STEPS) in told
+    assert most < _MOST, f"{most >> 10} KiB"
