@@ -18,6 +18,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor import settings as supervisor_settings
+
 LAUNCHES = "launches"
 NEWEST = "newest"
 MANIFEST = "launcher.json"
@@ -119,14 +121,14 @@ class LaunchPaths:
         return self.directory / "stage_image.sh"
 
     @property
-    def resilience(self) -> Path:
-        """Functions that the script reads to be a link of a chain, and to tell how it ended."""
-        return self.directory / "resilience.sh"
+    def supervisor(self) -> Path:
+        """The program that keeps the job."""
+        return self.directory / "supervisor.pyz"
 
     @property
-    def failure_rules(self) -> Path:
-        """The rules that it judges its end by."""
-        return self.directory / "failure_rules.tsv"
+    def supervisor_settings(self) -> Path:
+        """What it is told of this launch."""
+        return self.directory / supervisor_settings.NAME
 
     @property
     def attach_script(self) -> Path:
