@@ -29,6 +29,8 @@ _SAVED_AND_LEFT = re.compile(
 )
 _REACHED_MAX_STEPS = re.compile(r"max_steps=[0-9]+. reached")
 _EXIT_SAVED = 75
+# Words for a job that Slurm takes from its nodes to begin it again, or may do so: its own are COMPLETING and None.
+REQUEUED, REQUEUED_OR_CANCELLED = "REQUEUED", "REQUEUED_OR_CANCELLED"
 
 
 class Link:
@@ -86,14 +88,15 @@ class Link:
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
         self._leave(fields)  # should Slurm not answer in time
         record = self._own_record()
-        facts = self._facts(self._job.id, code, record, signalled)
+        facts = self._facts(self._job.id, code, record and self._named(record), signalled)
         judged, ending = self._judge(self._job.id, facts, hosts, self._job.began)
         got_on = checkpoints.is_newer(self._progress(), self._before)
         step = chain.after_end(
             self._chain, self._job.link, ending, self._failures, got_on, self._has_successor()
         )
         ending = step.ending or ending
-        fields.update(judged, state=facts.state if record else None)
+        state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
+        fields.update(judged, state="CANCELLED" if facts.state == "CANCELLED" else state)
         fields.update(_fields_of(ending))
         self._leave(fields)
         is_over = step.phase is chain.Phase.OVER
@@ -161,6 +164,14 @@ class Link:
         if self._settings.scheduler != "slurm" or not self._slurm.job_id:
             return None
         return self._slurm.show_job(self._slurm.job_id)
+
+    def _named(self, record: JobRecord) -> JobRecord:
+        """Tell a job that is put back into the queue from a cancelled one: only its restarts differ yet."""
+        is_ending = plain_word(record.state) == "COMPLETING" and record.reason == "None"
+        if not is_ending or record.preempted[:1].isdigit() or not record.requeue:
+            return record
+        is_requeued = record.restarts > int(self._job.life.rpartition(".")[2])
+        return record._replace(state=REQUEUED if is_requeued else REQUEUED_OR_CANCELLED)
 
     def _facts(
         self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]

@@ -179,7 +179,7 @@ class Slurm:
         return answer
 
     def _run(self, command: Sequence[str], seconds: float, as_submitted: bool = False) -> Answer:
-        environment = self._submitted_environment() if as_submitted else _plain_environment()
+        environment = self._submitted_environment() if as_submitted else self._environment()
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the command inherits it
         try:
             process = subprocess.Popen(
@@ -201,6 +201,11 @@ class Slurm:
             _kill(process)
             return Answer(None, "", f"{command[0]}: no answer within {seconds} seconds")
         return Answer(process.returncode, *(text.decode("utf-8", "replace") for text in (output, errors)))
+
+    def _environment(self) -> Dict[str, str]:
+        """Return the environment of a question: the job's own, whatever the script exports for the tasks."""
+        given = self._job.environment
+        return {name: value for name, value in given.items() if not name.startswith(_CHANGE_ANSWERS)}
 
     def _submitted_environment(self) -> Dict[str, str]:
         """Return the environment in which this job was submitted, without what Slurm set for it."""
@@ -227,10 +232,6 @@ def submitted_id(answer: Answer) -> Optional[str]:
         if match and match.end() == len(line.strip()):
             return match.group(1)
     return None
-
-
-def _plain_environment() -> Dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_CHANGE_ANSWERS)}
 
 
 def _word(text: str) -> str:
