@@ -1,7 +1,7 @@
 """The settings of a launch's jobs, ``supervisor.json`` in the launch directory: written by the launcher."""
 
 import json
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 NAME = "supervisor.json"
 
@@ -105,7 +105,7 @@ class Settings(NamedTuple):
     checkpoints: Optional[str] = None
     failures: Optional[str] = None
     vboost: bool = False
-    host_arguments: tuple = ()
+    host_arguments: Tuple[str, ...] = ()
     chain: ChainSettings = ChainSettings()
     container: Optional[ContainerSettings] = None
 
@@ -136,4 +136,4 @@ def from_json(content: Dict[str, Any]) -> Settings:
         )
         return Settings(**values)
     except (TypeError, AttributeError) as error:
-        raise ValueError("{} is not of this version: {}".format(NAME, error))
+        raise ValueError(f"{NAME} is not of this version: {error}") from error
