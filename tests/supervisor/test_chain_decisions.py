@@ -36,7 +36,7 @@ ENDINGS = {
     "failed": Ending("continue", "failed", "its tasks failed"),
     "node_failed": Ending("exclude", "node_failed", "a node of it failed", ("n1",)),
     "preempted": Ending("continue", "preempted", "another job took its nodes"),
-    "requeued": Ending("continue", "requeued", "it was put back into the queue"),
+    "requeued": Ending("continue", "ended_by_user", "somebody cancelled or requeued it"),
     # Its node died: the next link judges it.
     "lost": Ending("exclude", "node_failed", "a node of it failed", ("n2",)),
     "lost_cancelled": Ending("continue", "lost", "it ended without a word"),
