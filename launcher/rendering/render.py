@@ -22,7 +22,6 @@ from jinja2 import (
 )
 
 from launcher.errors import UserError, check_directory
-from launcher.failures.rules import rules_file
 from launcher.leaks import LEAKS
 from launcher.plan import Binding, Plan
 from launcher.rendering.chain import chain_settings
@@ -55,8 +54,7 @@ class Rendered:
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
     `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
-    `resilience` holds the functions by which `script` is a link of a chain, and `failure_rules` the rules by
-    which it judges its end.
+    `resilience` holds the functions by which `script` is a link of a chain.
     """
 
     script: str
@@ -64,7 +62,6 @@ class Rendered:
     binding: str | None
     attach: str
     resilience: str
-    failure_rules: str
     stage_image: str | None = None
     megatron_lm: str | None = None
 
@@ -75,7 +72,6 @@ class Rendered:
             paths.task_script: self.task,
             paths.attach_script: self.attach,
             paths.resilience: self.resilience,
-            paths.failure_rules: self.failure_rules,
         }
         optional = {
             paths.binding: self.binding,
@@ -139,7 +135,6 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
             resilience=_resilience(plan.job.engine),
-            failure_rules=rules_file(),
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
             megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
         )

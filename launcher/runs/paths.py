@@ -121,11 +121,6 @@ class LaunchPaths:
         return self.directory / "resilience.sh"
 
     @property
-    def failure_rules(self) -> Path:
-        """The rules that it judges its end by."""
-        return self.directory / "failure_rules.tsv"
-
-    @property
     def attach_script(self) -> Path:
         """What `slipway attach` runs on a node."""
         return self.directory / "attach.sh"

@@ -13,10 +13,9 @@ from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.records import LAUNCH_FAILURE, Record
 from launcher.schedulers.words import why_waiting
 from supervisor.marks import Life, cancelled_by, read_lives
+from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
-# What our trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
-EXIT_INTERRUPTED = 75
 INTERRUPTED_REASON = "saved before its end: launching again continues"
 
 ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
