@@ -26,7 +26,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ GIVEN_UP = "given-up"
 # A list of ten thousand nodes, and what else a job tells.
 _MARK_BYTES = 1 << 20
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
+# Of the second link of a chain, or a further one.
+_LATER_CLAIM = re.compile(rf"{JOB_MARK}\.([2-9]|[1-9][0-9]{{1,5}})", re.ASCII)
 _HIGHEST_EXIT_CODE = 255
 
 _STARTED, _ENDED, _CANCELLED = ".started.json", ".ended.json", ".cancelled.json"
@@ -82,6 +84,8 @@ class Life:
         The nodes that the verdict names.
     why
         The verdict's reason, a sentence.
+    tag
+        That of the job's script; a job of an earlier version tells none.
     """
 
     job_id: str
@@ -103,31 +107,42 @@ class Life:
     verdict: str | None = None
     excluded: str | None = None
     why: str | None = None
+    tag: str | None = None
 
     @property
     def task(self) -> str | None:
         """The number of an array's task."""
         return self.job_id.partition("_")[2] or None
 
+    def is_of(self, tags: Collection[str]) -> bool:
+        """Return False if its job tells a tag that is none of these, those of a launch."""
+        return not tags or self.tag is None or self.tag in tags
+
     @property
     def is_over(self) -> bool:
         return self.exit_code is not None
 
 
-def read_lives(launch_dir: Path, job_id: str | None = None) -> list[Life]:
+def read_lives(launch_dir: Path, job_id: str | None = None, tags: Collection[str] = ()) -> list[Life]:
     """The lives of a launch's job in the order in which they began.
 
     Parameters
     ----------
     job_id
         That of the job, of the array or of one task of it; lives of another job are passed over.
+    tags
+        Those of the launch: a life that tells another tag is of a launch that was here before.
     """
     found: dict[str, dict[str, Any]] = {}
     for path in _files(launch_dir / MARKS):
         stem = path.name.removesuffix(_STARTED).removesuffix(_ENDED)
         found.setdefault(stem, {}).update(_read(path))
     lives = [life for stem, content in found.items() if (life := _life(stem, content))]
-    return _in_order(life for life in lives if job_id in (None, life.job_id, life.job_id.partition("_")[0]))
+    return _in_order(
+        life
+        for life in lives
+        if job_id in (None, life.job_id, life.job_id.partition("_")[0]) and life.is_of(tags)
+    )
 
 
 def _in_order(lives: Iterable[Life]) -> list[Life]:
@@ -196,18 +211,26 @@ def chain_end(launch_dir: Path) -> ChainEnd | None:
 
 def link_jobs(launch_dir: Path) -> list[str]:
     """The ids of the jobs of a launch's chain in their order, as far as they are known."""
-    found: list[str] = []
-    while (job := _job_in(_claimed(launch_dir, len(found) + 1))) is not None:
-        found.append(job)
-    return found
+    first = first_job(launch_dir)
+    return [*([first] if first else []), *later_jobs(launch_dir).values()]
 
 
-def later_jobs(launch_dir: Path) -> list[str]:
-    """The same without the first, which the launcher knows."""
-    found: list[str] = []
-    while (job := _job_in(_claimed(launch_dir, len(found) + 2))) is not None:
-        found.append(job)
-    return found
+def later_jobs(launch_dir: Path, tags: Collection[str] = ()) -> dict[int, str]:
+    """The same without the first, which the launcher knows, by the numbers of their links.
+
+    A claim that could not be written, as on a full disk, hides none after it; its job's own marks stand in.
+    `tags` is as in `read_lives`.
+    """
+    names = _names(launch_dir / MARKS)
+    links = [int(match[1]) for name in names if (match := _LATER_CLAIM.fullmatch(name))]
+    found = {link: job for link in links if (job := _job_in(_claimed(launch_dir, link)))}
+    marked = {name.partition(".")[0] for name in names if name.endswith((_STARTED, _ENDED))}
+    unclaimed = marked - {first_job(launch_dir), *found.values()}
+    if unclaimed:
+        for life in read_lives(launch_dir, tags=tags):
+            if life.job_id in unclaimed and life.link > 1:  # a script that was submitted by hand says 1
+                found.setdefault(life.link, life.job_id)
+    return dict(sorted(found.items()))
 
 
 def first_job(launch_dir: Path) -> str | None:
@@ -270,11 +293,14 @@ def image_digest(launch_dir: Path) -> str | None:
 
 
 def _files(directory: Path) -> list[Path]:
+    return [directory / name for name in _names(directory) if name.endswith((_STARTED, _ENDED))]
+
+
+def _names(directory: Path) -> list[str]:
     try:
-        entries = sorted(directory.iterdir())
+        return sorted(path.name for path in directory.iterdir() if path.name[0] != ".")
     except OSError:
         return []
-    return [path for path in entries if path.name.endswith((_STARTED, _ENDED)) and path.name[0] != "."]
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -308,6 +334,7 @@ def _life(stem: str, content: Mapping[str, Any]) -> Life | None:
         verdict=_text(content, "verdict"),
         excluded=_text(content, "excluded"),
         why=_text(content, "why"),
+        tag=_text(content, "tag"),
     )
 
 

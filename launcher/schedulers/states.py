@@ -185,7 +185,7 @@ def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]
     found: dict[int | None, JobStatus] = {}
     for life in lives:
         if life.job_id.partition("_")[0] == last and (life.task is None or life.task.isdigit()):
-            found[int(life.task) if life.task else None] = _of_life(life)
+            found[int(life.task) if life.task else None] = of_life(life)
     return found
 
 
@@ -270,7 +270,8 @@ _ENDED_BY_SLURM: Mapping[str, State] = {
 }
 
 
-def _of_life(life: Life) -> JobStatus:
+def of_life(life: Life) -> JobStatus:
+    """What one life of a job is by the marks that it left."""
     code = life.exit_code
     ended_by_slurm = _ENDED_BY_SLURM.get(life.state or "")
     if code is None and ended_by_slurm:  # its node failed, and the next link of its chain judged it
