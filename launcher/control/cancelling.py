@@ -12,10 +12,11 @@ from pathlib import Path
 from launcher.control.acting import Done, Outcome, again, by_scheduler, give_up, is_unanswered, over
 from launcher.control.targets import Target
 from launcher.errors import UserError
-from launcher.runs.marks import ChainEnd, end_chain, note_cancelled
+from launcher.runs.marks import ChainEnd, claim, end_chain, note_cancelled
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
-from launcher.schedulers.base import Scheduler, State
+from launcher.schedulers.base import Links, Scheduler, State
+from launcher.tracking.launches import Launch
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 
@@ -114,28 +115,38 @@ def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     """Let no further link of the chains do anything; find those that wait, also without a claim."""
-    chains = [(ending, ending.target.launch, ending.target.links) for ending in endings]
-    lost: Mapping[str, Sequence[str]] = {}
-    growing = []
-    for ending, launch, links in chains:
-        if launch is None or links is None:
-            continue
+    chains = [
+        (ending, launch, links)
+        for ending in endings
+        if (launch := ending.target.launch) and (links := ending.target.links)
+    ]
+    for ending, _, _ in chains:
         try:
             end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
         except OSError:
             ending.is_marked = False
-        if len(links.jobs) < links.most:
-            growing.append(replace(launch.intent, link=None))
+    growing = [
+        replace(launch.intent, link=None) for _, launch, links in chains if len(links.jobs) < links.most
+    ]
+    found: Mapping[str, Mapping[int, Sequence[str]]] = {}
     if growing:
         # Also links of which the answer to their submission, or their claim, was lost.
         with contextlib.suppress(UserError):
-            lost = scheduler.find(growing)
+            found = scheduler.find_links(growing)
     for ending, launch, links in chains:
-        if launch is None or links is None:
-            continue
+        jobs_of = sorted(found.get(launch.intent.tag, {}).items())
+        lost = {link: [job for job in jobs if job not in links.jobs] for link, jobs in jobs_of}
+        _claim(launch, links, {link: jobs[0] for link, jobs in lost.items() if jobs})
         known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
-        found = lost.get(launch.intent.tag, ()) if len(links.jobs) < links.most else ()
-        ending.further = [*known, *(job_id for job_id in found if job_id not in links.jobs)]
+        ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
+
+
+def _claim(launch: Launch, known: Links, lost: Mapping[int, str]) -> None:
+    """Put links on record whose claims are missing, so that their ends can be waited for, and told."""
+    on_record = launch.links
+    for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():
+        if link not in on_record:
+            claim(launch.paths.directory, job_id, link)
 
 
 def _that_wait(ending: _Ending) -> Iterator[list[str]]:

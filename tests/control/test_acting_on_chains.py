@@ -14,7 +14,7 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
-from launcher.runs.marks import cancelled_by, chain_end, claim
+from launcher.runs.marks import cancelled_by, chain_end, claim, link_jobs
 from launcher.runs.provenance import user
 from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket, one_by_one
 from launcher.schedulers.chains import of_chain
@@ -141,18 +141,21 @@ def test_refused_save_ends_nothing(scheduler: ChainScheduler, capsys: Capsys) ->
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.COMPLETING])
-def test_chain_that_looks_over_is_ended_too(scheduler: ChainScheduler, state: State, capsys: Capsys) -> None:
+def test_chain_that_looks_over_is_ended_too(
+    scheduler: ChainScheduler, state: State, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A link may live of which no claim tells, and which Slurm did not tell of a moment ago."""
     scheduler.jobs |= {"18": JobStatus(state), "19": JobStatus(State.FAILED)}
-    scheduler.find_links = lambda intents: {}  # type: ignore[method-assign]
+    monkeypatch.setattr(scheduler, "find_links", lambda intents: {})
     assert main(["cancel", "a"]) == 0
     assert chain_end(DIRECTORY) is not None and scheduler.acts == []
-    told = "it is over" if state.is_final else "it is ending"
-    assert f"{told}: " in capsys.readouterr().out
-    scheduler.lost = ["20"]
+    what = "it is over" if state.is_final else "it is ending"
+    assert f"{what}: " in capsys.readouterr().out
+    monkeypatch.setattr(scheduler, "find_links", lambda intents: {intents[0].tag: {1: ["17"], 4: ["20"]}})
     assert main(["cancel", "a"]) == 0
     assert scheduler.acts == [("cancel", "20")]
-    assert f"{told}, but not job 20 of its chain, cancelled now: " in capsys.readouterr().out
+    assert f"{what}, but not job 20 of its chain, cancelled now: " in capsys.readouterr().out
+    assert link_jobs(DIRECTORY) == ["17", "18", "19", "20"], "it is on record now, so that its end is told"
 
 
 def test_a_waiting_link_that_stays_leaves_by_itself(scheduler: ChainScheduler, capsys: Capsys) -> None:
