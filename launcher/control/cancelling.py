@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.control.acting import Done, Outcome, again, by_scheduler, give_up, is_unanswered, over
 from launcher.control.targets import Target
 from launcher.errors import UserError
-from launcher.runs.marks import ChainEnd, claim, end_chain, note_cancelled
+from launcher.runs.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
 from launcher.schedulers.base import Links, Scheduler, State
@@ -25,7 +25,9 @@ _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 class _Ending:
     """A job that is to end, and what went wrong with that.
 
-    `is_over` is set where it has ended already, and only `further` links of its chain may live.
+    `is_over` is set where it has ended already, and only `further` links of its chain may live; `cancelled`
+    are those that were ended. `is_marked` is unset where the mark that ends the chain could not be left, and
+    `is_ended_now` set where it was not there before.
     """
 
     target: Target
@@ -33,6 +35,7 @@ class _Ending:
     saves: bool
     is_over: bool = False
     is_marked: bool = True
+    is_ended_now: bool = False
     further: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     error: UserError | None = None
@@ -122,7 +125,7 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     ]
     for ending, _, _ in chains:
         try:
-            end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
+            ending.is_ended_now = end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
         except OSError:
             ending.is_marked = False
     growing = [
@@ -222,4 +225,6 @@ def _outcome(ending: _Ending, now: Target | None) -> Outcome:
         return Outcome(ending.target, Done.UNKNOWN, ending.error.message)
     if not now.may_live or now.state is State.COMPLETING:
         return over(now)
+    if ending.is_ended_now and not ending.cancelled:
+        take_back_end(ending.directory)
     return Outcome(now, Done.REFUSED, str(ending.error))

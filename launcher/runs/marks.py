@@ -187,8 +187,8 @@ class ChainEnd:
     ended: float | None = None
 
 
-def end_chain(launch_dir: Path, end: ChainEnd) -> None:
-    """Keep all links that have not begun from doing anything, unless the chain has ended already.
+def end_chain(launch_dir: Path, end: ChainEnd) -> bool:
+    """Keep all links that have not begun from doing anything; return False if the chain has ended already.
 
     Raises
     ------
@@ -198,7 +198,13 @@ def end_chain(launch_dir: Path, end: ChainEnd) -> None:
     (launch_dir / MARKS).mkdir(exist_ok=True)
     ended = time.time() if end.ended is None else end.ended
     told = {"by": end.by, "why": end.why, "ended": int(ended)}
-    _write_once(launch_dir / MARKS, CHAIN_ENDED_MARK, json.dumps(told))
+    return _write_once(launch_dir / MARKS, CHAIN_ENDED_MARK, json.dumps(told))
+
+
+def take_back_end(launch_dir: Path) -> None:
+    """Let a chain go on that was ended a moment ago, to cancel it, and whose jobs then were not cancelled."""
+    with contextlib.suppress(OSError):
+        (launch_dir / MARKS / CHAIN_ENDED_MARK).unlink()
 
 
 def chain_end(launch_dir: Path) -> ChainEnd | None:
@@ -256,8 +262,8 @@ def claim(launch_dir: Path, holder: str, link: int = 1) -> str:
     return _claimed(launch_dir, link) or holder
 
 
-def _write_once(directory: Path, name: str, content: str) -> None:
-    """Write a mark unless it is there: whoever comes first writes it."""
+def _write_once(directory: Path, name: str, content: str) -> bool:
+    """Write a mark unless it is there: whoever comes first writes it. Return True if that is this call."""
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{JOB_MARK}-") as whole:
         os.fchmod(whole.fileno(), 0o666 & ~umask())
         whole.write(f"{content}\n")
@@ -266,10 +272,14 @@ def _write_once(directory: Path, name: str, content: str) -> None:
         try:
             (directory / name).hardlink_to(whole.name)
         except FileExistsError:
-            pass
+            return False
         except OSError:  # no links on this file system
-            with contextlib.suppress(FileExistsError), (directory / name).open("x") as mark:
-                mark.write(f"{content}\n")
+            try:
+                with (directory / name).open("x") as mark:
+                    mark.write(f"{content}\n")
+            except FileExistsError:
+                return False
+    return True
 
 
 def _claim_name(link: int) -> str:

@@ -140,6 +140,16 @@ def test_refused_save_ends_nothing(scheduler: ChainScheduler, capsys: Capsys) ->
     assert scheduler.jobs["19"] is PENDING and chain_end(DIRECTORY) is None
 
 
+def test_refused_cancellation_ends_nothing(scheduler: ChainScheduler) -> None:
+    """As of a colleague's run in a directory that both may write."""
+    scheduler.errors |= {job: UserError(f"job {job} was not cancelled: denied") for job in ("18", "19")}
+    assert main(["cancel", "a"]) == 1
+    assert scheduler.acts == [("cancel", "19"), ("cancel", "18")] and chain_end(DIRECTORY) is None
+    del scheduler.errors["19"]
+    assert main(["cancel", "a"]) == 1
+    assert chain_end(DIRECTORY) is not None, "its next link is gone"
+
+
 @pytest.mark.parametrize("state", [State.FAILED, State.COMPLETING])
 def test_chain_that_looks_over_is_ended_too(
     scheduler: ChainScheduler, state: State, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
