@@ -185,7 +185,7 @@ def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]
     found: dict[int | None, JobStatus] = {}
     for life in lives:
         if life.job_id.partition("_")[0] == last and (life.task is None or life.task.isdigit()):
-            found[int(life.task) if life.task else None] = _of_life(life)
+            found[int(life.task) if life.task else None] = of_life(life)
     return found
 
 
@@ -253,7 +253,8 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-def _of_life(life: Life) -> JobStatus:
+def of_life(life: Life) -> JobStatus:
+    """Return what one life of a job is by the marks that it left."""
     code = life.exit_code
     ended_by_slurm = _ended_by_slurm(life.state)
     if code is None and ended_by_slurm:  # its node failed, and the next link of its chain judged it
