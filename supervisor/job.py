@@ -51,4 +51,8 @@ class Job(NamedTuple):
 
 
 class Leave(Exception):
-    """The job has nothing to do: its message says why."""
+    """The job has nothing to do: its message says why, and `code` is its exit code."""
+
+    def __init__(self, why: str, code: int = 0) -> None:
+        super().__init__(why)
+        self.code = code

@@ -24,11 +24,13 @@ from jinja2 import (
 from launcher.errors import UserError, check_directory
 from launcher.leaks import LEAKS
 from launcher.plan import Binding, Plan
-from launcher.rendering.chain import chain_settings
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
-from launcher.rendering.srun import host_arguments, srun_arguments
+from launcher.rendering.srun import srun_arguments
+from launcher.rendering.supervision import supervisor_settings
+from launcher.rendering.supervisor import supervisor_archive
 from launcher.runs.paths import LaunchPaths
+from supervisor.settings import to_json
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
@@ -38,8 +40,6 @@ _BINDING = TEMPLATE_DIR / "binding.sh"
 _ATTACH = TEMPLATE_DIR / "attach.sh"
 _STAGE_IMAGE = TEMPLATE_DIR / "stage_image.sh"
 _MEGATRON_LM = TEMPLATE_DIR / "megatron_lm.py"
-_RESILIENCE = tuple(TEMPLATE_DIR / f"{name}.sh" for name in ("resilience", "ending", "judging"))
-_NEMO_CHECKPOINTS = TEMPLATE_DIR / "nemo_checkpoints.sh"
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 # Of a stage that is no job of tasks.
@@ -54,24 +54,26 @@ class Rendered:
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
     `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
-    `resilience` holds the functions by which `script` is a link of a chain.
+    `supervisor` is the program that keeps the job, and `settings` is what it is told of this launch.
     """
 
     script: str
     task: str
     binding: str | None
     attach: str
-    resilience: str
+    supervisor: bytes
+    settings: str
     stage_image: str | None = None
     megatron_lm: str | None = None
 
-    def files(self, paths: LaunchPaths) -> dict[Path, str]:
-        """The text of each file of a launch's directory."""
-        files = {
+    def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
+        """Return the content of each file of a launch's directory."""
+        files: dict[Path, str | bytes] = {
             paths.script: self.script,
             paths.task_script: self.task,
             paths.attach_script: self.attach,
-            paths.resilience: self.resilience,
+            paths.supervisor: self.supervisor,
+            paths.supervisor_settings: self.settings,
         }
         optional = {
             paths.binding: self.binding,
@@ -121,10 +123,8 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "salloc_arguments": salloc_arguments(plan),
         "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in LEAKS)),
-        **_counts(plan),
+        "argv": _arguments(plan),
         "srun_arguments": srun_arguments(plan.job),
-        "host_arguments": host_arguments(plan.job),
-        "chain_settings": chain_settings(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),
         **_world(plan.scheduler),
     }
@@ -134,7 +134,8 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
-            resilience=_resilience(plan.job.engine),
+            supervisor=supervisor_archive(),
+            settings=to_json(supervisor_settings(plan)),
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
             megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
         )
@@ -155,34 +156,22 @@ def _starts_megatron_lm(plan: Plan) -> bool:
     return plan.job.stage == "training" and plan.job.engine == "megatron_lm"
 
 
-def _counts(plan: Plan) -> dict[str, Any]:
-    """How many nodes and tasks there are, and the payload's arguments, which may tell it of that.
-
-    Of a range of nodes the script counts those that the job got, in ``nodes``.
-    """
+def _arguments(plan: Plan) -> tuple[Any, ...]:
+    """Return the payload's arguments, which may tell it how many of a range of nodes the job got."""
     resources, payload = plan.job.resources, plan.job.payload
-    if resources.max_nodes is None:  # known, as it always is without Slurm
-        return {"node_count": resources.nodes, "argv": payload.argv}
-    told = [] if payload.nodes_key is None else [RawShell(f'"{payload.nodes_key}=$nodes"')]
-    return {
-        "node_count": RawShell('"$nodes"'),
-        "argv": (*payload.argv, *told),
-    }
+    if resources.max_nodes is None or payload.nodes_key is None:
+        return payload.argv
+    return (*payload.argv, RawShell(f'"{payload.nodes_key}=$SLURM_JOB_NUM_NODES"'))
 
 
 def _world(scheduler: str) -> dict[str, RawShell]:
     """How many tasks there are, as each of them is told when it starts: in all, and on its node."""
-    if scheduler == "local":  # the script exports them
+    if scheduler == "local":  # the supervisor exports them
         return {"world_size": RawShell('"$WORLD_SIZE"'), "local_world_size": RawShell('"$LOCAL_WORLD_SIZE"')}
     return {
         "world_size": RawShell('"$SLURM_NTASKS"'),
         "local_world_size": RawShell("$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))"),
     }
-
-
-def _resilience(engine: str) -> str:
-    parts = (*_RESILIENCE, _NEMO_CHECKPOINTS) if engine == "nemo" else _RESILIENCE
-    return "\n".join(part.read_text(encoding="utf-8").removeprefix("#!/bin/bash\n") for part in parts)
 
 
 def render_template(name: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:

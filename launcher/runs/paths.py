@@ -18,6 +18,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor import settings as supervisor_settings
 from supervisor.marks import MARKS
 
 LAUNCHES = "launches"
@@ -116,9 +117,14 @@ class LaunchPaths:
         return self.directory / "stage_image.sh"
 
     @property
-    def resilience(self) -> Path:
-        """Functions that the script reads to be a link of a chain, and to tell how it ended."""
-        return self.directory / "resilience.sh"
+    def supervisor(self) -> Path:
+        """The program that keeps the job."""
+        return self.directory / "supervisor.pyz"
+
+    @property
+    def supervisor_settings(self) -> Path:
+        """What it is told of this launch."""
+        return self.directory / supervisor_settings.NAME
 
     @property
     def attach_script(self) -> Path:

@@ -105,12 +105,16 @@ def script(tmp_path: Path, *overrides: str, queue: Queue | None = None, chain: C
     job = dataclasses.replace(job, queue=queue or job.queue, chain=chain or job.chain)
     plan = dataclasses.replace(plan, job=job)
     plan.paths.directory.mkdir(parents=True)
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write(plan)
     (tmp_path / "bin").mkdir()
     for name, body in TOOLS.items():
         tool(tmp_path, name, body)
     return Script(plan, tmp_path)
+
+
+def write(plan: Plan) -> None:
+    for path, content in render(plan).files(plan.paths).items():
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def tool(root: Path, name: str, body: str) -> None:
@@ -496,8 +500,7 @@ def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, said: str, signal:
     plan = dataclasses.replace(
         made.plan, job=dataclasses.replace(made.plan.job, payload=payload, engine="nemo")
     )
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write(plan)
     tell = f"kill -s {signal} $(ps -o ppid= -p $PPID); sleep 1; " if signal else ""
     made.tasks(f"{tell}echo {shlex.quote(said)}; exit 0")
     tool(tmp_path, "srun", "trap '' USR1; " + TOOLS["srun"])
