@@ -69,6 +69,10 @@ class LocalScheduler:
                 found.setdefault(tag, []).append(pid)
         return {tag: sorted(pids, key=_start) for tag, pids in found.items()}
 
+    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Return nothing: without a queue there are no chains."""
+        return {}
+
     def locate(self, job_id: str) -> Path | None:
         """The script of a job that still runs here."""
         return _script(job_id)
