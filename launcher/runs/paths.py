@@ -38,6 +38,7 @@ CHAIN_ENDED_MARK = "chain-ended"
 EXCLUDED_NODES = "excluded_nodes.tsv"
 IMAGE_MARK = "image.sha256"
 METRICS = "metrics.jsonl"
+SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
 
@@ -123,7 +124,7 @@ class LaunchPaths:
     @property
     def supervisor(self) -> Path:
         """The program that keeps the job."""
-        return self.directory / "supervisor.pyz"
+        return self.directory / SUPERVISOR
 
     @property
     def supervisor_settings(self) -> Path:
