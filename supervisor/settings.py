@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 NAME = "supervisor.json"
 
@@ -115,7 +115,7 @@ class Settings(NamedTuple):
     checkpoints: Optional[str] = None
     failures: Optional[str] = None
     vboost: bool = False
-    host_arguments: tuple = ()
+    host_arguments: Tuple[str, ...] = ()
     chain: ChainSettings = ChainSettings()
     container: Optional[ContainerSettings] = None
 
@@ -163,7 +163,7 @@ def from_json(content: Dict[str, Any]) -> Settings:
         )
         return Settings(**values)
     except (TypeError, AttributeError) as error:
-        raise ValueError("{} is not of this version: {}".format(NAME, error))
+        raise ValueError(f"{NAME} is not of this version: {error}") from error
 
 
 def fill_in(command: Sequence[str], values: Mapping[str, str]) -> List[str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from launcher.control.acting import Done, Outcome, again, by_scheduler, give_up, is_unanswered, over
 from launcher.control.targets import Target
 from launcher.errors import UserError
-from launcher.runs.marks import ChainEnd, end_chain, note_cancelled
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
 from launcher.schedulers.base import Scheduler, State
+from supervisor.marks import ChainEnd, end_chain, note_cancelled
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 

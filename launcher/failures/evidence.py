@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.runs.reading import open_regular, read_text
+from supervisor.files import open_regular, read_text
 
 # As much as the job's own script looks at.
 TAIL_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from launcher.failures.evidence import evidence, left_by_ranks
 from launcher.failures.judging import Facts, judge
 from launcher.failures.rule import Verdict
 from launcher.failures.rules import rule_named
-from launcher.runs.marks import Life
+from supervisor.marks import Life
 
 # Of these the machine or whoever ended it is to blame, and what ranks said of it explains nothing.
 _NOT_OF_RANKS = ("done", "saved", "cancelled", "deadline", "preempted", "node_failed", "time_limit", "lost")

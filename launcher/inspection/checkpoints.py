@@ -11,7 +11,7 @@ from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.inspection.ground import Ground, is_there, opened
 from launcher.preflight.path_facts import Lack
 from launcher.preflight.values import Values
-from launcher.runs.reading import read_text
+from supervisor.files import read_text
 
 _MARKER = "complete.json"
 _NAMED = "resume.checkpoint"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.runs.reading import open_regular
+from supervisor.files import open_regular
 
 _TRACEBACK = b"Traceback (most recent call last)"
 _SRUN = b"srun: error: "

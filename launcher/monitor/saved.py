@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import shortened
 from launcher.monitor.evidence import Saved
 from launcher.runs.paths import LaunchPaths, short
-from launcher.runs.reading import read_json, read_text, whole
+from supervisor.files import read_json, read_text, whole
 
 _MARKER = "complete.json"
 _NEMO_LAST = "-last"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor import settings as supervisor_settings
+from supervisor.marks import MARKS
 
 LAUNCHES = "launches"
 NEWEST = "newest"
@@ -31,12 +32,7 @@ TEMPLATES = "templates"
 CODE = "code"
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
-MARKS = "marks"
 SUBMITTED = "submitted"
-JOB_MARK = "job"
-CHAIN_ENDED_MARK = "chain-ended"
-EXCLUDED_NODES = "excluded_nodes.tsv"
-IMAGE_MARK = "image.sha256"
 METRICS = "metrics.jsonl"
 SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
@@ -154,7 +150,7 @@ class LaunchPaths:
 
     @property
     def marks(self) -> Path:
-        """What the job tells of itself: `launcher.runs.marks`."""
+        """What the job tells of itself: `supervisor.marks`."""
         return self.directory / MARKS
 
     @property

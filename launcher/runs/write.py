@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
-from launcher.runs.files import copy_package, link_atomic, sync_directory, umask, write_atomic
+from launcher.runs.files import copy_package, link_atomic, umask
 from launcher.runs.manifest import newest_submitted
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
+from supervisor.files import sync_directory, write_atomic
 
 _TEMPORARY = ".new-"
 # What a launcher that was killed left behind is old after a day, in seconds: no launcher takes as long.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UserError
+from supervisor.slurm_states import FINAL
 
 
 class State(enum.Enum):
@@ -46,18 +47,7 @@ class State(enum.Enum):
         return not self.is_final and self is not State.UNKNOWN
 
 
-_FINAL = {
-    State.COMPLETED,
-    State.FAILED,
-    State.CANCELLED,
-    State.TIMEOUT,
-    State.OUT_OF_MEMORY,
-    State.NODE_FAIL,
-    State.PREEMPTED,
-    State.DEADLINE,
-    State.NOT_SUBMITTED,
-    State.INTERRUPTED,
-}
+_FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
 
 
 @dataclass(frozen=True, slots=True)

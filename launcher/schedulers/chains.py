@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launcher.runs.marks import ChainEnd, Life, chain_end, read_lives
 from launcher.schedulers.base import JobStatus, Links, State, Ticket
 from launcher.schedulers.states import from_marks
+from supervisor.marks import ChainEnd, Life, chain_end, read_lives
 
 # Who a job says it is in the mark that ends a chain.
 _JOB = "job "

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from launcher.errors import UserError, file_mode
 from launcher.runs.files import link_or_copy
-from launcher.runs.marks import cancelled_at, read_lives
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.schedulers import slurm_verbs as verbs
@@ -34,6 +33,7 @@ from launcher.schedulers.questions import Questions
 from launcher.schedulers.records import Record, script_of
 from launcher.schedulers.states import of_ticket
 from launcher.schedulers.tasks import by_id, by_ticket
+from supervisor.marks import cancelled_at, read_lives
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from launcher.runs.marks import Life, cancelled_by, read_lives
 from launcher.schedulers.arrays import declared_tasks, expand, sum_up
 from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.records import LAUNCH_FAILURE, Record
-from launcher.schedulers.words import plain_word, why_waiting
+from launcher.schedulers.words import why_waiting
+from supervisor.marks import Life, cancelled_by, read_lives
+from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
 # What our trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
 EXIT_INTERRUPTED = 75
@@ -253,26 +254,9 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-# Slurm's words for how it ended a job, or while the script still runs, for why it ends it.
-_ENDED_BY_SLURM: Mapping[str, State] = {
-    "BOOT_FAIL": State.NODE_FAIL,
-    "BootFail": State.NODE_FAIL,
-    "CANCELLED": State.CANCELLED,
-    "DEADLINE": State.DEADLINE,
-    "DeadLine": State.DEADLINE,
-    "NODE_FAIL": State.NODE_FAIL,
-    "NodeDown": State.NODE_FAIL,
-    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
-    "OutOfMemory": State.OUT_OF_MEMORY,
-    "PREEMPTED": State.PREEMPTED,
-    "TIMEOUT": State.TIMEOUT,
-    "TimeLimit": State.TIMEOUT,
-}
-
-
 def _of_life(life: Life) -> JobStatus:
     code = life.exit_code
-    ended_by_slurm = _ENDED_BY_SLURM.get(life.state or "")
+    ended_by_slurm = _ended_by_slurm(life.state)
     if code is None and ended_by_slurm:  # its node failed, and the next link of its chain judged it
         return JobStatus(ended_by_slurm, None, life.nodes, restarts=life.number, why=_why(life))
     if code is None:
@@ -289,6 +273,12 @@ def _of_life(life: Life) -> JobStatus:
     reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
     why = _why(life) if state is State.FAILED else None
     return JobStatus(state, reason, life.nodes, elapsed, code, life.number, why=why)
+
+
+def _ended_by_slurm(word: str | None) -> State | None:
+    """Return the state of a job that Slurm ended, by its word for that or for why."""
+    state = END_REASONS.get(word or "") or STATES.get(word or "")
+    return State(state) if state in FINAL and state not in ("COMPLETED", "FAILED") else None
 
 
 # Rules that say no more than the state and the exit code.

@@ -15,7 +15,7 @@ from launcher.errors import file_mode
 from launcher.launching.directory import TRAINER, files_of, manifest_of, quoted_line, with_digest
 from launcher.runs import paths as names
 from launcher.runs import provenance
-from launcher.runs.files import copy_package, link_atomic, write_atomic
+from launcher.runs.files import copy_package, link_atomic
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import next_launch_number
 from launcher.runs.write import (
@@ -29,6 +29,7 @@ from launcher.secrecy import recorded
 from launcher.sweeps.arrays import Array, array_settings, render_array
 from launcher.sweeps.points import Drafted, Point, Request, as_job
 from launcher.sweeps.record import ARRAYS, POINTS, Record, write_record
+from supervisor.files import write_atomic
 from supervisor.settings import NAME as SUPERVISOR_SETTINGS
 
 KEY = "base_results_dir"

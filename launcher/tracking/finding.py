@@ -13,10 +13,10 @@ from pathlib import Path
 from launcher.errors import UserError, file_mode, nearest, one_line
 from launcher.runs import provenance
 from launcher.runs.index import Entry
-from launcher.runs.marks import later_jobs
 from launcher.runs.paths import LAUNCHES, find_runs, launch_numbers, short
 from launcher.tracking.known import Known
 from launcher.tracking.scanning import entries_of, is_run, runs_below
+from supervisor.marks import later_jobs
 
 _JOB = re.compile(r"(\d+)(?:_(\d+))?", re.ASCII)
 _MOST_NAMED = 12  # in a message

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.runs.marks import Life, first_job, later_jobs, read_lives
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import Intent, JobStatus, Scheduler, Ticket
+from supervisor.marks import Life, job_of, later_jobs, read_lives
 
 # Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
 _SUBMITTING_SECONDS = 300.0
@@ -195,7 +195,7 @@ def scheduler_of(launch: Launch) -> Scheduler:
 def _adopt_marked(launch: Launch) -> Launch:
     if launch.manifest.job_id is not None:
         return launch
-    job_id = first_job(launch.paths.directory)
+    job_id = job_of(launch.paths.directory)
     return _as_job(launch, job_id) if job_id else launch
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-from launcher.runs.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
 from launcher.sandbox import Sandbox, processes
 from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
+from supervisor.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
 from tests.tracking.zoo import Done, Zoo
 
 PREFIX = "chain-"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.marks import Life
+from supervisor.marks import Life
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 

@@ -14,10 +14,10 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
-from launcher.runs.marks import cancelled_by, chain_end, claim
 from launcher.runs.provenance import user
 from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket, one_by_one
 from launcher.schedulers.chains import of_chain
+from supervisor.marks import cancelled_by, chain_end, claim
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from control_project import Project, wait_until
 
-from launcher.runs.marks import GIVEN_UP, claim
+from supervisor.marks import GIVEN_UP, claim
 
 
 @pytest.mark.slurm

@@ -17,8 +17,8 @@ import pytest
 from launcher.config.compose import compose
 from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
-from launcher.runs.marks import GIVEN_UP, claim, first_job, read_lives
 from launcher.stages.planning import plan_launch
+from supervisor.marks import GIVEN_UP, claim, job_of, read_lives
 from tests.job_marks import leave
 
 TAG = "a tag; with $(touch canary)"
@@ -83,7 +83,7 @@ def test_the_second_job_of_a_launch_leaves(tmp_path: Path, scheduler: str) -> No
     plan = written(tmp_path, scheduler)
     code, told = run(plan, TAG, SLURM_JOB_ID="17")
     assert (code, times(tmp_path)) == (0, 1), told
-    first = first_job(plan.paths.directory)
+    first = job_of(plan.paths.directory)
     assert first
     code, told = run(plan, TAG, SLURM_JOB_ID="18")
     assert code == 0
@@ -101,7 +101,7 @@ def test_a_script_that_is_submitted_by_hand_runs(tmp_path: Path, scheduler: str)
         assert code == 0, told
     assert times(tmp_path) == 3
     if scheduler == "slurm":
-        assert first_job(plan.paths.directory) == "17"
+        assert job_of(plan.paths.directory) == "17"
 
 
 def test_of_many_that_begin_at_once_one_runs(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_requeued_job_and_the_tasks_of_an_array_are_one(tmp_path: Path) -> Non
     ]
     assert {task.communicate(timeout=60) and task.returncode for task in tasks} == {0}
     assert times(tmp_path) == 5
-    assert first_job(plan.paths.directory) == "30"
+    assert job_of(plan.paths.directory) == "30"
     assert run(plan, TAG, SLURM_JOB_ID="41", SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="1")[0] == 0
     assert times(tmp_path) == 5
 

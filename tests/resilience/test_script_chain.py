@@ -17,10 +17,10 @@ import pytest
 from launcher.config.compose import compose
 from launcher.plan import Chain, Payload, Plan, Queue
 from launcher.rendering.render import render
-from launcher.runs.excluded import ExcludedNode
-from launcher.runs.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
 from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
+from supervisor.excluded import ExcludedNode
+from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
 
 TAG = "0123abcd"
 # Each notes how it was called; sbatch its environment too, and it has as many answers as it was given.

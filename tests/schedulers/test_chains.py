@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.marks import ChainEnd, chain_end, claim, end_chain, later_jobs
 from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.chains import from_marks_alone, may_go_on, of_chain
 from launcher.schedulers.states import from_marks
+from supervisor.marks import ChainEnd, chain_end, claim, end_chain, later_jobs
 
 S = State
 JOBS = ("17", "18", "19", "20", "21")
