@@ -117,9 +117,9 @@ class Link:
 
     def _look_at_links_before(self) -> Before:
         lives: Dict[int, Life] = {}
-        for life in marks.read_lives(self._job.directory):
-            if life.link < self._job.link:
-                lives[life.link] = life  # the last one of a job that was requeued
+        for one in marks.read_lives(self._job.directory, tags=(self._settings.tag,)):
+            if one.link < self._job.link:
+                lives[one.link] = one  # the last one of a job that was requeued
         last = self._job.link - 1
         marked = max(lives, default=0)
         began_with: Optional[checkpoints.Progress] = None
@@ -220,16 +220,17 @@ class Link:
 
     def _carry_out(self, effects: Sequence[Effect], not_submitted: str) -> None:
         for effect in effects:
-            if isinstance(effect, chain.SubmitNext):
-                if not self._submit_next():
+            if isinstance(effect, chain.LeaveJob):
+                raise Leave(f"leaves without doing anything: {effect.why}", 0 if effect.is_success else 1)
+            try:
+                if isinstance(effect, chain.ExcludeNodes):
+                    self._exclude(effect.nodes, effect.why, effect.job or self._job.claimant)
+                elif isinstance(effect, chain.EndChain):
+                    self._end_chain(effect.why)
+                elif not self._submit_next():
                     self._job.say(not_submitted)
-            elif isinstance(effect, chain.ExcludeNodes):
-                self._exclude(effect.nodes, effect.why, effect.job or self._job.claimant)
-            elif isinstance(effect, chain.EndChain):
-                self._end_chain(effect.why)
-            else:
-                code = 0 if effect.is_success else 1
-                raise Leave(f"leaves without doing anything: {effect.why}", code)
+            except Exception as error:  # whatever is wrong there, what comes after it is still to be done
+                self._job.say(f"{type(effect).__name__}: {error!r}", sys.stderr)
 
     def _submit_next(self) -> bool:
         """Submit the next link, once; where the answer is lost, ask the queue."""
@@ -343,11 +344,8 @@ class Link:
 
     def _later_jobs(self) -> List[str]:
         """Return the jobs of the links to come: of one, unless all were submitted at launch."""
-        later = {
-            link: job
-            for link, job in marks.jobs_by_link(self._job.directory).items()
-            if link > self._job.link
-        }
+        claimed = marks.later_jobs(self._job.directory, (self._settings.tag,))
+        later = {link: job for link, job in claimed.items() if link > self._job.link}
         if self._next_job:
             later.setdefault(self._job.link + 1, self._next_job)
         return [later[link] for link in sorted(later)]

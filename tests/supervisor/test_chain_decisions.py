@@ -78,7 +78,12 @@ class Model:
         if not self.is_marked:
             return
         ended = after_end(
-            self.settings, number, ENDINGS[event.kind], step.failures, event.saves, number + 1 in self.submitted
+            self.settings,
+            number,
+            ENDINGS[event.kind],
+            step.failures,
+            event.saves,
+            number + 1 in self.submitted,
         )
         self._carry_out(number, ended.effects)
         assert (ended.phase is Phase.OVER) == self.over
