@@ -24,7 +24,7 @@ from supervisor.slurm import JobRecord, Slurm, submitted_id
 from supervisor.slurm_states import state_at_end
 
 _SUBMISSION_ATTEMPTS = 3
-# What NeMo and Megatron-LM say when they save and leave because they were told to, or because of their own limit.
+# What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
 _SAVED_AND_LEFT = re.compile(
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
@@ -75,7 +75,7 @@ class Link:
         return fields
 
     def has_to_go_on(self, hosts: Sequence[str], signalled: Optional[str]) -> bool:
-        """Return True for tasks that ended with 0, as if all was done, and saved because they were told to."""
+        """Return True for tasks that ended with 0, as of a training that is done, and only saved and left."""
         if self._settings.save_signal != "TERM":
             return False
         lines = self._evidence(self._job.id, self._job.began)
@@ -235,7 +235,7 @@ class Link:
     def _submit_next(self) -> bool:
         """Submit the next link, once; where the answer is lost, ask the queue."""
         job, following = self._job, self._job.link + 1
-        if marks.chain_end(job.directory):
+        if os.path.lexists(os.path.join(job.marks, marks.CHAIN_ENDED)):  # somebody has ended it meanwhile
             return True
         dependency = "--dependency=afterany:" + job.environment.get("SLURM_JOB_ID", "")
         flags = [dependency + (",singleton" if self._chain.singleton else ""), "--kill-on-invalid-dep=yes"]
@@ -306,7 +306,7 @@ class Link:
             job.say(message.format(",".join(later), names))
 
     def _end_chain(self, why: str) -> None:
-        """Keep later links from doing anything, and cancel those that wait; who ends it first is on record."""
+        """Keep later links from doing anything, and cancel those that wait; the first end is on record."""
         job = self._job
         if self._chain.links <= 1:
             return

@@ -53,7 +53,7 @@ def test_link_that_leaves_at_once_is_no_success(chains: Any) -> None:
     yard = chains.ended("unbegun")
     job = yard.jobs["unbegun"]
     state = yard.slurm("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}")
-    assert state.strip() == "COMPLETED", "the job left without a mistake"
+    assert state.strip() == "FAILED", "what waits for its success does not go on"
     assert yard.begun("unbegun") == [] and yard.lives("unbegun") == [], yard.told("unbegun")
     row = row_of(yard, "unbegun")
     assert (row["state"], row["reason"]) == ("CANCELLED", f"by {SOMEBODY}")
