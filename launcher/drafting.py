@@ -330,7 +330,7 @@ def render_launch(
             plan = image_plan(composition.config, work, number=number, tag=tag, avoided=avoided)
         rendered = render(plan, template_dir)
         if template_dir is not None:
-            check_texts(rendered.files(plan.paths), f"--template-dir {template_dir}")
+            check_texts(rendered.texts(plan.paths), f"--template-dir {template_dir}")
         return Draft(composition, plan, rendered, template_dir, work)
 
 

@@ -60,9 +60,7 @@ def container_name(container: ContainerSettings) -> str:
     if not digits:
         try:
             state = os.stat(container.image)
-            text = "{}\n{} {} {}\n".format(
-                container.image, state.st_size, _modified(state), state.st_ino
-            )
+            text = "{}\n{} {} {}\n".format(container.image, state.st_size, _modified(state), state.st_ino)
         except OSError:
             text = container.image + "\n"
         digits = hashlib.sha256(os.fsencode(text)).hexdigest()

@@ -56,3 +56,7 @@ class Leave(Exception):
     def __init__(self, why: str, code: int = 0) -> None:
         super().__init__(why)
         self.code = code
+
+
+class Unusable(Exception):
+    """The job cannot begin: its message says why."""

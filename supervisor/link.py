@@ -334,11 +334,8 @@ class Link:
 
     def _later_jobs(self) -> List[str]:
         """Return the jobs of the links to come: of one, unless all were submitted at launch."""
-        later = {
-            link: job
-            for link, job in marks.jobs_by_link(self._job.directory).items()
-            if link > self._job.link
-        }
+        known = marks.later_jobs(self._job.directory, (self._settings.tag,))
+        later = {link: job for link, job in known.items() if link > self._job.link}
         if self._next_job:
             later.setdefault(self._job.link + 1, self._next_job)
         return [later[link] for link in sorted(later)]

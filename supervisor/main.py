@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from supervisor import hooks, marks, settings
 from supervisor.files import read_json
-from supervisor.job import Job, Leave
+from supervisor.job import Job, Leave, Unusable
 from supervisor.rendezvous import rendezvous
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
 from supervisor.tasks import Signalled, Signals, forwarding, run, run_before, wait_until
@@ -32,7 +32,7 @@ _NOT_FOUND = 127
 
 _LINK = re.compile(r"[1-9][0-9]{0,5}\Z", re.ASCII)
 _LEAVES = "leaves without doing anything: {}"
-_USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ..."
+_USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,16 +48,17 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
-    if arguments[:1] == ["point"]:
-        from supervisor.point import run_point  # late: most jobs are no sweep's
-
-        return run_point(directory, arguments[1:])
-    if "--" not in arguments[1:-1]:
+    is_point = arguments[:1] == ["point"] and len(arguments) > 1
+    if not is_point and "--" not in arguments[1:-1]:
         print(_USAGE, file=sys.stderr)
         return 2
-    signals = Signals()
-    end = list(arguments).index("--")
     try:
+        if is_point:
+            from supervisor.point import run_point  # late: most jobs are no sweep's
+
+            run_point(directory, arguments[1:])
+        signals = Signals()
+        end = list(arguments).index("--")
         job = _job(directory, arguments[0], arguments[1:end])
         if not job.by_hand:
             _claim(job)
@@ -68,10 +69,6 @@ def main(arguments: Sequence[str]) -> int:
     except Unusable as error:
         _say(str(error), sys.stderr)
         return 1
-
-
-class Unusable(Exception):
-    """The job cannot begin: its message says why."""
 
 
 def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
@@ -182,7 +179,9 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         _begin(job, link)
         signals.check()
         if os.environ.get(_UNREADABLE):
-            raise OSError("{} cannot be read, which has the value of a variable".format(os.environ[_UNREADABLE]))
+            raise OSError(
+                "{} cannot be read, which has the value of a variable".format(os.environ[_UNREADABLE])
+            )
         hosts = _meet(job, link)
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
@@ -254,7 +253,9 @@ def _meet(job: Job, link: "Link") -> List[str]:
         _print_traceback()
     _leave(job, marks.STARTED, fields)
     where = "{}:{}".format(meeting.address, meeting.port)
-    job.say("run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where))
+    job.say(
+        "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
+    )
     return meeting.hosts
 
 
@@ -265,7 +266,10 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
     if scheduler == LOCAL:  # no containers, and no other node
         return fill_in(command, values)
     count = str(len(hosts))
-    on_each_node = ["srun", *(["--overlap", "--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION else [])]
+    on_each_node = [
+        "srun",
+        *(["--overlap", "--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION else []),
+    ]
     on_each_node += ["--export=ALL", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
     on_each_node += job.settings.host_arguments
     if container is not None and container.is_file:
@@ -295,7 +299,9 @@ def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
     polling = hooks.Polling(job, signals) if hooks.WHILE else None
     try:
-        return run(commands, signals, forwarding(content.scheduler, content.save_signal), polling and polling.poll)
+        return run(
+            commands, signals, forwarding(content.scheduler, content.save_signal), polling and polling.poll
+        )
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND

@@ -120,6 +120,23 @@ class Settings(NamedTuple):
     container: Optional[ContainerSettings] = None
 
 
+class SweepSettings(NamedTuple):
+    """Everything that the launcher tells the tasks of a sweep's array.
+
+    Attributes
+    ----------
+    sweep, tag, script
+        Name of the sweep, tag of the array, which no other array has, and name of each point's script.
+    points
+        By the number of the task: the launch's directory and its tag.
+    """
+
+    sweep: str
+    tag: str
+    script: str
+    points: Sequence[Sequence[str]]
+
+
 def to_json(settings: Settings) -> str:
     """Return the text of ``supervisor.json``."""
     content = settings._asdict()

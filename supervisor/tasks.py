@@ -97,12 +97,6 @@ def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
 _ALL_END = Forwarding({number: ("", signal.SIGTERM) for number in _SIGNALS})
 
 
-class Poll(NamedTuple):
-    """Work that is due while the tasks run: `call` returns the seconds until it wants to be called again."""
-
-    call: Callable[[], Optional[float]]
-
-
 def run_before(command: Sequence[str], signals: Signals) -> int:
     """Run a command before the tasks, which a signal to the job ends; return its exit code.
 
@@ -140,12 +134,15 @@ def run(
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     processes = []  # type: List[subprocess.Popen[Any]]
     code = 0
+    ending = False
     try:
         for arguments, environment in commands:
             processes.append(_start(arguments, environment, signals))
         while True:
             for process in [each for each in processes if each.poll() is not None]:
                 processes.remove(process)
+                if ending:
+                    _end_group(process.pid)
                 status = _code(process.returncode)
                 if status and not code:
                     code = status
@@ -157,6 +154,7 @@ def run(
                 name, passed_on = forward.to_tasks[number]
                 signals.note(number, name)
                 if passed_on is not None:
+                    ending = ending or passed_on == signal.SIGTERM
                     _send(processes, passed_on)
     except OSError:
         _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
@@ -202,6 +200,14 @@ def _send(processes: "Sequence[subprocess.Popen[Any]]", number: int) -> None:
             os.kill(process.pid, number)  # not yet waited for: the number is no other's
         except OSError:
             pass
+
+
+def _end_group(group: int) -> None:
+    """End what a task that was told to end has left behind."""
+    try:
+        os.killpg(group, signal.SIGTERM)
+    except OSError:
+        pass
 
 
 def _code(returncode: int) -> int:

@@ -95,10 +95,10 @@ def _familiar_names(paths: LaunchPaths) -> list[str]:
     return [*shown, paths.config_name, names.RESULTS] if paths.config.exists() else shown
 
 
-def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
-    """The text of each file of a launch's directory."""
+def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str | bytes]:
+    """Return the content of each file of a launch's directory."""
     paths, config = made.plan.paths, made.plan.job.config
-    files = {
+    files: dict[Path, str | bytes] = {
         **made.rendered.files(paths),
         paths.directory / names.COMMAND_LOG: _pasteable(request, made),
         paths.manifest: manifest.to_json(),

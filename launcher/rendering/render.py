@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from jinja2 import (
     StrictUndefined,
     TemplateSyntaxError,
     meta,
+    nodes,
 )
 
 from launcher.errors import UserError, check_directory
@@ -27,10 +29,9 @@ from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
 from launcher.rendering.srun import srun_arguments
-from launcher.rendering.supervision import supervisor_settings
-from launcher.rendering.supervisor import supervisor_archive
+from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
-from supervisor.settings import to_json
+from supervisor.settings import CONTAINER, to_json
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
@@ -66,13 +67,12 @@ class Rendered:
     stage_image: str | None = None
     megatron_lm: str | None = None
 
-    def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
-        """Return the content of each file of a launch's directory."""
-        files: dict[Path, str | bytes] = {
+    def texts(self, paths: LaunchPaths) -> dict[Path, str]:
+        """Return the text of each file of a launch's directory."""
+        files = {
             paths.script: self.script,
             paths.task_script: self.task,
             paths.attach_script: self.attach,
-            paths.supervisor: self.supervisor,
             paths.supervisor_settings: self.settings,
         }
         optional = {
@@ -81,6 +81,10 @@ class Rendered:
             paths.megatron_lm: self.megatron_lm,
         }
         return files | {path: text for path, text in optional.items() if text is not None}
+
+    def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
+        """Return the content of each file of a launch's directory."""
+        return {**self.texts(paths), paths.supervisor: self.supervisor}
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
@@ -120,17 +124,21 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "plan": plan,
         "job": plan.job,
         "paths": plan.paths,
+        "directory": plan.paths.directory,
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "salloc_arguments": salloc_arguments(plan),
         "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in LEAKS)),
         "argv": _arguments(plan),
-        "srun_arguments": srun_arguments(plan.job),
+        "srun_arguments": _srun_arguments(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),
         **_world(plan.scheduler),
     }
     try:
+        script = environment.get_template(template).render(values)
+        if template_dir is not None and plan.job.stage not in _OF_STAGE:
+            _check_script(script, template_dir)
         return Rendered(
-            script=environment.get_template(template).render(values),
+            script=script,
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
@@ -164,6 +172,15 @@ def _arguments(plan: Plan) -> tuple[Any, ...]:
     return (*payload.argv, RawShell(f'"{payload.nodes_key}=$SLURM_JOB_NUM_NODES"'))
 
 
+def _srun_arguments(plan: Plan) -> list[str]:
+    """Return the arguments of srun; a session has no supervisor, and names its container itself."""
+    arguments = srun_arguments(plan.job)
+    if plan.job.stage not in _OF_STAGE:
+        return arguments
+    named, by_itself = f"--container-name={CONTAINER}", RawShell('--container-name="$SLIPWAY_CONTAINER"')
+    return [by_itself if argument == named else argument for argument in arguments]
+
+
 def _world(scheduler: str) -> dict[str, RawShell]:
     """How many tasks there are, as each of them is told when it starts: in all, and on its node."""
     if scheduler == "local":  # the supervisor exports them
@@ -194,6 +211,60 @@ def render_template(name: str, values: Mapping[str, Any], template_dir: Path | N
         raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
 
 
+# Blocks of earlier versions, and what to do instead.
+_BY_THE_SUPERVISOR = "the supervisor does this; remove the block"
+_GONE_BLOCKS = {
+    "job_id": _BY_THE_SUPERVISOR,
+    "marks": _BY_THE_SUPERVISOR,
+    "chain": _BY_THE_SUPERVISOR,
+    "turn": _BY_THE_SUPERVISOR,
+    "rendezvous": "the supervisor exports MASTER_ADDR and MASTER_PORT; other ones: block environment of task.sh.j2",
+    "image_record": _BY_THE_SUPERVISOR,
+    "image_digest": _BY_THE_SUPERVISOR,
+    "container_name": "container_options.name is the name; %SLIPWAY_CONTAINER% stands for it in block tasks",
+    "stage_image": "container_options.stage_to is the place; %SLIPWAY_IMAGE% stands for the copy in block tasks",
+    "on_each_node": "cluster.srun_args are the arguments of every srun",
+    "vboost": "enable_vboost sets it; other commands: block environment",
+    "signals": _BY_THE_SUPERVISOR,
+    "verdict": _BY_THE_SUPERVISOR,
+    "claim": _BY_THE_SUPERVISOR,
+    "point": _BY_THE_SUPERVISOR,
+}
+_SUPERVISED = (*_TEMPLATES.values(), "sweep.sh.j2")
+# Variables of earlier versions' scripts.
+_GONE_VARIABLES = re.compile(r"\$\{?(launch_dir|job_id|marks|hosts|nodes|container_name)\b")
+
+
+def _check_blocks(template_dir: Path) -> None:
+    """Refuse blocks that the scripts do not have any more: what they say would be left out, and nobody told."""
+    environment = _environment(None)
+    for name in _SUPERVISED:
+        path = template_dir / name
+        if not path.is_file():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            blocks = {block.name: block.lineno for block in environment.parse(text).find_all(nodes.Block)}
+        except (OSError, ValueError, TemplateSyntaxError):
+            continue  # rendering it says so
+        for block in sorted(blocks.keys() & _GONE_BLOCKS.keys(), key=blocks.__getitem__):
+            raise UserError(
+                f"{path}:{blocks[block]}: the script has no block {block} any more",
+                hint=f"{_GONE_BLOCKS[block]} (docs/scripts.md)",
+            )
+
+
+def _check_script(script: str, template_dir: Path) -> None:
+    """Refuse a script of a user's template which is that of an earlier version."""
+    hint = "docs/scripts.md has the blocks of this version"
+    if "supervisor.pyz" not in script:
+        raise UserError(f"{template_dir}: this script does not start supervisor.pyz", hint=hint)
+    gone = _GONE_VARIABLES.search(script)
+    if gone and not re.search(rf"^\s*(export |local |read )*{gone[1]}=", script, re.MULTILINE):
+        hint = "$SLIPWAY_DIR is the launch directory" if gone[1] == "launch_dir" else hint
+        raise UserError(f"{template_dir}: the script has no variable {gone[1]} any more", hint=hint)
+
+
 def _check_templates(template_dir: Path) -> None:
     """Refuse a directory whose templates would not be used: ours would be, and nobody would be told."""
     check_directory("--template-dir", template_dir)
@@ -208,6 +279,7 @@ def _check_templates(template_dir: Path) -> None:
     for path in theirs:
         if not path.is_file() or not os.access(path, os.R_OK):
             raise UserError(f"{path}: this template is not a file that can be read")
+    _check_blocks(template_dir)
 
 
 def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 SUBMITTED = "submitted"
 METRICS = "metrics.jsonl"
+SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
 
@@ -119,7 +120,7 @@ class LaunchPaths:
     @property
     def supervisor(self) -> Path:
         """The program that keeps the job."""
-        return self.directory / "supervisor.pyz"
+        return self.directory / SUPERVISOR
 
     @property
     def supervisor_settings(self) -> Path:

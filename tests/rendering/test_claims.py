@@ -16,10 +16,10 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Payload, Plan
-from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 from supervisor.marks import GIVEN_UP, claim, job_of, read_lives
 from tests.job_marks import leave
+from tests.launch_files import write_files
 
 TAG = "a tag; with $(touch canary)"
 # The real ones need a Slurm: this one runs the command behind its options, and the other tells a host.
@@ -42,9 +42,7 @@ def written(tmp_path: Path, scheduler: str) -> Plan:
     plan = plan_launch(compose(["training=gpt3/tiny", "cluster=local", *places]).config, number=1, tag=TAG)
     payload = Payload(argv=("bash", "-c", f'echo "$$" >>{tmp_path}/ran'), working_dir=str(tmp_path))
     plan = dataclasses.replace(plan, scheduler=scheduler, job=dataclasses.replace(plan.job, payload=payload))
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     (tmp_path / "bin").mkdir()
     for name, body in TOOLS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")

@@ -18,6 +18,7 @@ from launcher.errors import UserError
 from launcher.rendering.quoting import RawShell, one_per_line, quote, quote_header
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.launch_files import write_files
 
 # Everything that a value may hold: no NUL, no line breaks, and nothing that UTF-8 cannot carry.
 values = st.text(st.characters(blacklist_characters="\0\n\r", blacklist_categories=["Cs"]), max_size=30)
@@ -88,10 +89,8 @@ def test_hostile_values_arrive_through_the_whole_way(
         f"env_vars.RECORD={record}",
     ]
     plan = plan_launch(compose(overrides).config, number=1, tag="x")
-    rendered = render(plan)
     plan.paths.code.mkdir(parents=True)
-    for path, text in rendered.files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         ["bash", plan.paths.script], cwd=base, env=environment, capture_output=True, text=True

@@ -14,6 +14,7 @@ from launcher.config.compose import compose
 from launcher.plan import Job, Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.launch_files import write_files
 
 
 def plan_of(tmp_path: Path, *overrides: str) -> Plan:
@@ -143,9 +144,7 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(options: str, tmp_path: Pat
     payload = Payload(argv=("bash", "-c", 'echo "$WANDB_API_KEY-$HF_TOKEN" | tr a-z A-Z'), working_dir="/")
     plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
     rendered = render(plan)
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in rendered.files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     done = subprocess.run(
         ["bash", plan.paths.script],
         env={**os.environ, "SHELLOPTS": options},
@@ -161,10 +160,7 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(options: str, tmp_path: Pat
 
 def test_a_job_whose_secret_is_missing_fails_before_it_trains(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "cluster=local", "training=gpt3/tiny", "env_files.HF_TOKEN=/no/such/file")
-    rendered = render(plan)
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in rendered.files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     done = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "/no/such/file" in done.stderr

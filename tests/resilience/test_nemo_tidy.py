@@ -17,6 +17,7 @@ STEP_4 = "megatron_gpt--val_loss=8.77-step=4-consumed_samples=8.0"
 STEP_10 = "megatron_gpt--val_loss=8.51-step=10-consumed_samples=20.0"
 HOURS = itertools.count(1)
 
+
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
     directory = tmp_path / "a run" / "checkpoints"

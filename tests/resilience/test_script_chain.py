@@ -16,11 +16,11 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Chain, Payload, Plan, Queue
-from launcher.rendering.render import render
 from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
 from supervisor.excluded import ExcludedNode
 from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
+from tests.launch_files import write_files
 
 TAG = "0123abcd"
 # Each notes how it was called; sbatch its environment too, and it has as many answers as it was given.
@@ -104,17 +104,11 @@ def script(tmp_path: Path, *overrides: str, queue: Queue | None = None, chain: C
     job = dataclasses.replace(plan.job, payload=Payload(argv=("true",), working_dir=str(tmp_path)))
     job = dataclasses.replace(job, queue=queue or job.queue, chain=chain or job.chain)
     plan = dataclasses.replace(plan, job=job)
-    plan.paths.directory.mkdir(parents=True)
-    write(plan)
+    write_files(plan)
     (tmp_path / "bin").mkdir()
     for name, body in TOOLS.items():
         tool(tmp_path, name, body)
     return Script(plan, tmp_path)
-
-
-def write(plan: Plan) -> None:
-    for path, content in render(plan).files(plan.paths).items():
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def tool(root: Path, name: str, body: str) -> None:
@@ -500,7 +494,7 @@ def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, said: str, signal:
     plan = dataclasses.replace(
         made.plan, job=dataclasses.replace(made.plan.job, payload=payload, engine="nemo")
     )
-    write(plan)
+    write_files(plan)
     tell = f"kill -s {signal} $(ps -o ppid= -p $PPID); sleep 1; " if signal else ""
     made.tasks(f"{tell}echo {shlex.quote(said)}; exit 0")
     tool(tmp_path, "srun", "trap '' USR1; " + TOOLS["srun"])
