@@ -12,17 +12,18 @@ from launcher.plan import Container, Job, Plan
 from launcher.rendering.srun import host_arguments
 from supervisor.settings import ChainSettings, ContainerSettings, Settings
 
+_PACKAGE = Path(supervisor.__file__).parent
 # The oldest that a zip file can hold.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
 
 
 @functools.cache
-def supervisor_archive() -> bytes:
+def supervisor_archive(package: Path = _PACKAGE) -> bytes:
     """Return the program that keeps a job, ``supervisor.pyz``: the same bytes for the same sources."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for source in sorted(Path(supervisor.__file__).parent.glob("*.py")):
+        for source in sorted(package.glob("*.py")):
             is_main = source.name == "__main__.py"
             entry = zipfile.ZipInfo(source.name if is_main else f"supervisor/{source.name}", _NO_DATE)
             entry.external_attr = _REGULAR_FILE
