@@ -11,11 +11,11 @@ A link is in one of three states, and two events move it::
             the link before was done, stopped or cancelled
 
 Each transition returns the next state and its effects, in the order in which they are to be carried out. The
-successor is submitted when a link begins, so that a node that dies does not end the chain, and only where there
-is none: ``has_successor`` is asked for, never guessed.
+successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
+there is none.
 
-A failure is a link that ended without a newer checkpoint than it began with; those that another job, or an
-administrator, put out of their nodes do not count. A newer checkpoint forgives all failures before it.
+A failure is a link that ended without a newer checkpoint than it began with; one that another job or an
+administrator took from its nodes is none. A newer checkpoint forgives all failures before it.
 """
 
 from enum import Enum
@@ -140,10 +140,10 @@ def look_back(settings: ChainSettings, link: int, before: Optional[Before], has_
     elif before.is_judged_now:
         ending = limited(settings, ending, failures, before.got_on)
     if ending.is_final:
-        why = "job {}: {}".format(before.job, ending.why)
+        why = f"job {before.job}: {ending.why}"
         leave = LeaveJob("the chain has ended with " + why, ending.verdict == "done")
         return Step(Phase.OVER, failures, (EndChain(why), leave), ending)
-    exclusion = ()  # type: Tuple[Effect, ...]
+    exclusion: Tuple[Effect, ...] = ()
     if before.is_judged_now and ending.nodes:
         exclusion = (ExcludeNodes(ending.nodes, ending.why, before.job),)
     return Step(Phase.RUNS, failures, exclusion + _submission(settings, link, has_successor), ending)
@@ -165,17 +165,18 @@ def after_end(
     ending = limited(settings, ending, failures, got_on)
     if ending.is_final:
         return Step(Phase.OVER, failures, (EndChain(ending.why),), ending)
-    exclusion = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()  # type: Tuple[Effect, ...]
+    exclusion: Tuple[Effect, ...] = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()
     return Step(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
 
 
 def limited(settings: ChainSettings, ending: Ending, failures: int, got_on: bool) -> Ending:
     """Stop a chain that gets nowhere: `failures` counts this ending."""
-    gets_nowhere = settings.links > 1 and failures >= settings.max_failures and ending.is_failure and not got_on
-    if ending.is_final or not gets_nowhere:
+    if ending.is_final or not ending.is_failure or got_on:
         return ending
-    count = "it" if failures == 1 else "{} links in a row".format(failures)
-    why = "{} ended without a new checkpoint: {}".format(count, ending.why)
+    if settings.links == 1 or failures < settings.max_failures:
+        return ending
+    count = "it" if failures == 1 else f"{failures} links in a row"
+    why = f"{count} ended without a new checkpoint: {ending.why}"
     return ending._replace(verdict="stop", why=why, nodes=())
 
 

@@ -1,9 +1,9 @@
-"""The newest checkpoint of a training, and whether there is a newer one than before, by its trainer's own order.
+"""The newest checkpoint of a training by its trainer's own order, and if it is newer than the one before.
 
 Not by the highest step: a training that went back from step 1000 to 200 gets on with 400 and 600.
 
 ===============  ==================================================  ===========================
-engine           newest                                              what counts it up
+engine           newest                                              number
 ===============  ==================================================  ===========================
 ``megatron``     the one with the highest serial in its marker       the serial
 ``megatron_lm``  the one that the tracker file names                 the iteration in the tracker
@@ -11,8 +11,8 @@ engine           newest                                              what counts
                  one that was saved after it
 ===============  ==================================================  ===========================
 
-A newer checkpoint has a higher count or a later time: the clocks of two nodes may differ, and a count goes back
-when a training does, or when its newest checkpoint was damaged and set aside.
+A newer checkpoint comes later in that order or in time: the clocks of two nodes may differ, and a number goes
+back when a training does, or when its newest checkpoint was damaged and set aside.
 """
 
 import json
@@ -38,34 +38,36 @@ class Progress(NamedTuple):
     ----------
     step
         Its step, as users know it.
-    count
+    order
         Its place in its trainer's own order.
     time
         Time at which it was completed, by its files, in Unix nanoseconds.
     """
 
     step: int
-    count: int
+    order: int
     time: int
 
     def fields(self) -> Dict[str, int]:
         """Return it as it stands in a mark."""
-        return {"checkpoint": self.step, "checkpoint_count": self.count, "checkpoint_time": self.time}
+        return {"checkpoint": self.step, "checkpoint_order": self.order, "checkpoint_time": self.time}
 
 
 def from_fields(mark: Dict[str, Any]) -> Optional[Progress]:
     """Return the progress that a mark tells of; ``None`` if there was no checkpoint."""
-    step, count, time = (_whole(mark.get(name)) for name in ("checkpoint", "checkpoint_count", "checkpoint_time"))
+    step, order, time = (
+        _whole(mark.get(name)) for name in ("checkpoint", "checkpoint_order", "checkpoint_time")
+    )
     if step is None:
         return None
-    return Progress(step, step if count is None else count, _LARGEST if time is None else time)
+    return Progress(step, step if order is None else order, _LARGEST if time is None else time)
 
 
 def is_newer(now: Optional[Progress], before: Optional[Progress]) -> bool:
     """Return True if a checkpoint was saved since `before`."""
     if now is None or before is None:
         return now is not None
-    return now.count > before.count or now.time > before.time
+    return now.order > before.order or now.time > before.time
 
 
 def progress(directory: Optional[str], engine: str) -> Optional[Progress]:
@@ -84,7 +86,7 @@ def progress(directory: Optional[str], engine: str) -> Optional[Progress]:
 
 
 def _by_markers(directory: str) -> Optional[Progress]:
-    newest = None  # type: Optional[Progress]
+    newest: Optional[Progress] = None
     for name in _names(directory):
         if name.startswith("."):
             continue
@@ -101,7 +103,7 @@ def _by_markers(directory: str) -> Optional[Progress]:
             continue
         found = Progress(step, serial, _time(path))
         # Markers of the first version have no serial.
-        if newest is None or (found.count, found.step) > (newest.count, newest.step):
+        if newest is None or (found.order, found.step) > (newest.order, newest.step):
             newest = found
     return newest
 
@@ -158,7 +160,7 @@ def _whole_of_nemo(directory: str) -> Iterator[NemoCheckpoint]:
     for name in names:
         path = os.path.join(directory, name)
         inside = [os.path.join(path, part) for part in _names(path)] if _RANK_DIRECTORY.match(name) else []
-        for candidate in [path] + inside:
+        for candidate in [path, *inside]:
             stem = _stem(candidate)
             if stem.startswith(".") or stem.endswith(UNFINISHED) or stem in unfinished:
                 continue

@@ -29,6 +29,8 @@ _SAVED_AND_LEFT = re.compile(
 )
 _REACHED_MAX_STEPS = re.compile(r"max_steps=[0-9]+. reached")
 _EXIT_SAVED = 75
+# Words for a job that Slurm takes from its nodes to begin it again, or may do so: its own are COMPLETING and None.
+REQUEUED, REQUEUED_OR_CANCELLED = "REQUEUED", "REQUEUED_OR_CANCELLED"
 
 
 class Link:
@@ -38,8 +40,8 @@ class Link:
         self._job, self._slurm = job, slurm
         self._settings, self._chain = job.settings, job.settings.chain
         self._failures = 0
-        self._before = None  # type: Optional[checkpoints.Progress]
-        self._next_job = None  # type: Optional[str]
+        self._before: Optional[checkpoints.Progress] = None
+        self._next_job: Optional[str] = None
 
     # --- what the supervisor calls ---
 
@@ -62,7 +64,7 @@ class Link:
 
     def fields(self) -> Dict[str, Any]:
         """Return the link's place in its chain and where it starts from, for its marks."""
-        fields = {"link": self._job.link, "failures": self._failures}  # type: Dict[str, Any]
+        fields: Dict[str, Any] = {"link": self._job.link, "failures": self._failures}
         if self._before:
             fields.update(self._before.fields())
         fields["avoids"] = ",".join(self._avoided())
@@ -77,7 +79,7 @@ class Link:
             return False
         if not signalled and not any(map(_SAVED_AND_LEFT.search, lines)):
             return False
-        sent = " when they were sent {}".format(signalled) if signalled else ""
+        sent = f" when they were sent {signalled}" if signalled else ""
         self._job.say("it is not done: its tasks saved and left" + sent)
         return True
 
@@ -86,34 +88,35 @@ class Link:
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
         self._leave(fields)  # should Slurm not answer in time
         record = self._own_record()
-        facts = self._facts(self._job.id, code, record, signalled)
+        facts = self._facts(self._job.id, code, record and self._named(record), signalled)
         judged, ending = self._judge(self._job.id, facts, hosts, self._job.began)
         got_on = checkpoints.is_newer(self._progress(), self._before)
         step = chain.after_end(
             self._chain, self._job.link, ending, self._failures, got_on, self._has_successor()
         )
         ending = step.ending or ending
-        fields.update(judged, state=facts.state if record else None)
+        state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
+        fields.update(judged, state="CANCELLED" if facts.state == "CANCELLED" else state)
         fields.update(_fields_of(ending))
         self._leave(fields)
         is_over = step.phase is chain.Phase.OVER
-        self._job.say("{}: {}".format(ending.verdict, ending.why) if is_over else ending.why)
+        self._job.say(f"{ending.verdict}: {ending.why}" if is_over else ending.why)
         self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
         if not is_over and 1 < self._chain.links <= self._job.link:
-            self._job.say("the chain ends here: it was to have {} links".format(self._chain.links))
+            self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
         if ending.verdict == "done":
             self._tidy()  # for whoever reads its checkpoints next
 
     # --- what came before ---
 
     def _look_at_links_before(self) -> Before:
-        lives = {}  # type: Dict[int, Life]
+        lives: Dict[int, Life] = {}
         for life in marks.read_lives(self._job.directory):
             if life.link < self._job.link:
                 lives[life.link] = life  # the last one of a job that was requeued
         last = self._job.link - 1
         marked = max(lives, default=0)
-        began_with = None  # type: Optional[checkpoints.Progress]
+        began_with: Optional[checkpoints.Progress] = None
         failures = 0
         if marked:
             failures = lives[marked].failures
@@ -135,7 +138,10 @@ class Link:
     def _judge_before(self, job_id: str, life: Optional[Life], state: str) -> Ending:
         hosts = life.nodes.split(",") if life and life.nodes else []
         facts = self._facts(
-            job_id, life.exit_code if life else None, JobRecord(state) if state else None, life and life.signal
+            job_id,
+            life.exit_code if life else None,
+            JobRecord(state) if state else None,
+            life and life.signal,
         )
         judged, ending = self._judge(job_id, facts, hosts, int(life.started or 0) if life else 0)
         self._judged_before = (life, dict(judged, state=state))
@@ -144,10 +150,10 @@ class Link:
     def _judge_for(self, job_id: str, ending: Ending) -> None:
         """Leave the mark that the link before could not leave."""
         life, judged = self._judged_before
-        self._job.say("the link before, job {}, left no word: {}".format(job_id, ending.why))
+        self._job.say(f"the link before, job {job_id}, left no word: {ending.why}")
         if life is None or life.is_over:
             return
-        fields = dict(judged, link=life.link, judged_by="job {}".format(self._job.claimant))
+        fields = dict(judged, link=life.link, judged_by=f"job {self._job.claimant}")
         fields.update(_fields_of(ending))
         marks.leave(self._job.directory, life.stem, marks.ENDED, self._settings.tag, fields, once=True)
 
@@ -158,6 +164,14 @@ class Link:
         if self._settings.scheduler != "slurm" or not self._slurm.job_id:
             return None
         return self._slurm.show_job(self._slurm.job_id)
+
+    def _named(self, record: JobRecord) -> JobRecord:
+        """Tell a job that is put back into the queue from a cancelled one: only its restarts differ yet."""
+        is_ending = plain_word(record.state) == "COMPLETING" and record.reason == "None"
+        if not is_ending or record.preempted[:1].isdigit() or not record.requeue:
+            return record
+        is_requeued = record.restarts > int(self._job.life.rpartition(".")[2])
+        return record._replace(state=REQUEUED if is_requeued else REQUEUED_OR_CANCELLED)
 
     def _facts(
         self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]
@@ -178,7 +192,7 @@ class Link:
         judgement = judge(facts, lines, hosts, tasks)
         if judgement.rule.nodes == "down" and self._settings.scheduler == "slurm":
             judgement = judge(facts, lines, hosts, tasks, self._slurm.down_nodes(hosts))
-        fields = {"step": last_step(lines)}  # type: Dict[str, Any]
+        fields: Dict[str, Any] = {"step": last_step(lines)}
         if judgement.verdict != "done" and facts.code != _EXIT_SAVED:
             fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
         nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
@@ -191,7 +205,7 @@ class Link:
     def _leave(self, fields: Dict[str, Any]) -> None:
         job = self._job
         if not marks.leave(job.directory, job.life, marks.ENDED, self._settings.tag, fields):
-            job.say("could not leave the mark {}/{}.{}.json".format(job.marks, job.life, marks.ENDED))
+            job.say(f"could not leave the mark {job.marks}/{job.life}.{marks.ENDED}.json")
 
     # --- effects ---
 
@@ -206,7 +220,7 @@ class Link:
                 self._end_chain(effect.why)
             else:
                 code = 0 if effect.is_success else 1
-                raise Leave("leaves without doing anything: {}".format(effect.why), code)
+                raise Leave(f"leaves without doing anything: {effect.why}", code)
 
     def _submit_next(self) -> bool:
         """Submit the next link, once; where the answer is lost, ask the queue."""
@@ -231,7 +245,7 @@ class Link:
                 message = "link {} of at most {} is job {}, which waits for the end of this one"
                 job.say(message.format(following, self._chain.links, job_id))
                 return True
-            job.say("link {} could not be submitted: {}".format(following, plain(answer.last_line)))
+            job.say(f"link {following} could not be submitted: {plain(answer.last_line)}")
             avoided = self._chain.exclude  # a node that has left the cluster since is no node to Slurm
             if attempt < _SUBMISSION_ATTEMPTS:
                 time.sleep(attempt)
@@ -241,7 +255,7 @@ class Link:
         """Return the name under which a link's script is submitted, by which Slurm tells whose job it is."""
         script = self._settings.script
         directory, name = os.path.split(script)
-        named = os.path.join(directory, "submitted", "{}.{}_submission.sh".format(self._settings.tag, link))
+        named = os.path.join(directory, "submitted", f"{self._settings.tag}.{link}_submission.sh")
         try:
             os.makedirs(os.path.dirname(named), exist_ok=True)
             os.symlink(os.path.join("..", name), named)
@@ -261,7 +275,9 @@ class Link:
             return
         answer = self._slurm.test_only(",".join([*self._avoided(), names]))
         if answer.code != 0:
-            unknown = "does not exclude {}: whether Slurm can do without it could not be asked, or it cannot: {}"
+            unknown = (
+                "does not exclude {}: whether Slurm can do without it could not be asked, or it cannot: {}"
+            )
             job.say(unknown.format(names, plain(answer.last_line)))
             return
         until = int(time.time()) + self._chain.exclude_seconds
@@ -270,10 +286,10 @@ class Link:
                 self._settings.run_dir, [ExcludedNode(node, until, failed_under, why) for node in nodes]
             )
         except OSError as error:
-            job.say("does not exclude {}: excluded_nodes.tsv could not be written: {}".format(names, error))
+            job.say(f"does not exclude {names}: excluded_nodes.tsv could not be written: {error}")
             return
         moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
-        job.say("excludes {} until {}: {}".format(names, moment, why))
+        job.say(f"excludes {names} until {moment}: {why}")
         later = self._later_jobs()
         if later and not self._slurm.update_excluded(later, ",".join(self._avoided())):
             message = "job {} may run on {} all the same: Slurm did not take the change"
@@ -287,7 +303,7 @@ class Link:
         try:
             marks.end_chain(job.directory, ChainEnd("job " + job.claimant, why))
         except OSError:
-            job.say("could not leave the mark {}/{}".format(job.marks, marks.CHAIN_ENDED))
+            job.say(f"could not leave the mark {job.marks}/{marks.CHAIN_ENDED}")
         later = self._later_jobs()
         if not later and self._chain.from_job:
             lost = self._slurm.find_submitted(job.link + 1)
@@ -301,7 +317,7 @@ class Link:
             try:
                 nemo_checkpoints.tidy(directory, self._job.life, self._job.say)
             except OSError as error:
-                self._job.say("{} could not be tidied: {}".format(directory, error), sys.stderr)
+                self._job.say(f"{directory} could not be tidied: {error}", sys.stderr)
 
     # --- what is known ---
 
@@ -318,9 +334,8 @@ class Link:
 
     def _later_jobs(self) -> List[str]:
         """Return the jobs of the links to come: of one, unless all were submitted at launch."""
-        later = {
-            link: job for link, job in marks.jobs_by_link(self._job.directory).items() if link > self._job.link
-        }
+        known = marks.later_jobs(self._job.directory, (self._settings.tag,))
+        later = {link: job for link, job in known.items() if link > self._job.link}
         if self._next_job:
             later.setdefault(self._job.link + 1, self._next_job)
         return [later[link] for link in sorted(later)]

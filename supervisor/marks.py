@@ -23,7 +23,7 @@ import json
 import os
 import re
 import time
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from supervisor.files import (
     AnyPath,
@@ -50,7 +50,8 @@ _MARK_BYTES = 1 << 20
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 _HIGHEST_EXIT_CODE = 255
 _LIFE_MARK = re.compile(rf"([^.].*)\.(?:{STARTED}|{ENDED})\.json", re.DOTALL)
-_CLAIM = re.compile(rf"{JOB}(?:\.([1-9][0-9]{{0,5}}))?", re.ASCII)
+# Of the second link of a chain, or a further one.
+_LATER_CLAIM = re.compile(rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})", re.ASCII)
 
 
 class Life(NamedTuple):
@@ -62,6 +63,8 @@ class Life(NamedTuple):
         ``17``, or ``17_2`` of an array's task.
     number
         Counts the requeues.
+    tag
+        That of the launch, as the job tells it; a job of an earlier version tells none.
     nodes
         Their names, separated by commas.
     link
@@ -109,6 +112,7 @@ class Life(NamedTuple):
     verdict: Optional[str] = None
     excluded: Optional[str] = None
     why: Optional[str] = None
+    tag: Optional[str] = None
 
     @property
     def task(self) -> Optional[str]:
@@ -124,14 +128,20 @@ class Life(NamedTuple):
     def is_over(self) -> bool:
         return self.exit_code is not None
 
+    def is_of(self, tags: Collection[str]) -> bool:
+        """Return False if its job tells a tag that is none of these, those of a launch."""
+        return not tags or self.tag is None or self.tag in tags
 
-def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None) -> List[Life]:
+
+def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collection[str] = ()) -> List[Life]:
     """Read the lives of a launch's job in the order in which they began.
 
     Parameters
     ----------
     job_id
         That of the job, of the array or of one task of it; lives of another job are passed over.
+    tags
+        Those of the launch: a life that tells another tag is of a launch that was here before.
     """
     contents: Dict[str, Dict[str, Any]] = {}
     for name in _names(launch_dir):
@@ -140,7 +150,9 @@ def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None) -> List[Life]:
             contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
     lives = [_life(stem, content) for stem, content in contents.items()]
     return _in_order(
-        life for life in lives if life and job_id in (None, life.job_id, life.job_id.partition("_")[0])
+        life
+        for life in lives
+        if life and job_id in (None, life.job_id, life.job_id.partition("_")[0]) and life.is_of(tags)
     )
 
 
@@ -215,8 +227,8 @@ class ChainEnd(NamedTuple):
     ended: Optional[float] = None
 
 
-def end_chain(launch_dir: AnyPath, end: ChainEnd) -> None:
-    """Keep all links that have not begun from doing anything, unless the chain has ended already.
+def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
+    """Keep all links that have not begun from doing anything; return False if the chain has ended already.
 
     Raises
     ------
@@ -226,7 +238,13 @@ def end_chain(launch_dir: AnyPath, end: ChainEnd) -> None:
     os.makedirs(_path(launch_dir), exist_ok=True)
     ended = time.time() if end.ended is None else end.ended
     content = {"by": end.by, "why": end.why, "ended": int(ended)}
-    write_once(_path(launch_dir, CHAIN_ENDED), json.dumps(content) + "\n")
+    return write_once(_path(launch_dir, CHAIN_ENDED), json.dumps(content) + "\n")
+
+
+def take_back_end(launch_dir: AnyPath) -> None:
+    """Let a chain go on that was ended a moment ago, to cancel it, and whose jobs then were not cancelled."""
+    with contextlib.suppress(OSError):
+        os.unlink(_path(launch_dir, CHAIN_ENDED))
 
 
 def chain_end(launch_dir: AnyPath) -> Optional[ChainEnd]:
@@ -237,21 +255,29 @@ def chain_end(launch_dir: AnyPath) -> Optional[ChainEnd]:
     return ChainEnd(str(content.get("by", "")), str(content.get("why", "")), unix_time(content.get("ended")))
 
 
-def jobs_by_link(launch_dir: AnyPath) -> Dict[int, str]:
-    """Return the ids of the jobs of a launch's chain by their links, in order, as far as they are known."""
-    matches = filter(None, map(_CLAIM.fullmatch, _names(launch_dir)))
-    jobs = {link: job_of(launch_dir, link) for link in sorted(int(match[1] or 1) for match in matches)}
-    return {link: job for link, job in jobs.items() if job}
-
-
 def link_jobs(launch_dir: AnyPath) -> List[str]:
     """Return the ids of the jobs of a launch's chain in their order, as far as they are known."""
-    return list(jobs_by_link(launch_dir).values())
+    first = job_of(launch_dir)
+    return [*([first] if first else []), *later_jobs(launch_dir).values()]
 
 
-def later_jobs(launch_dir: AnyPath) -> List[str]:
-    """Return the same without the first, which the launcher knows."""
-    return [job for link, job in jobs_by_link(launch_dir).items() if link > 1]
+def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str]:
+    """Return the same without the first, which the launcher knows, by the numbers of their links.
+
+    A claim that could not be written, as on a full disk, hides none after it; its job's own marks stand in.
+    `tags` is as in `read_lives`.
+    """
+    names = _names(launch_dir)
+    links = [int(match[1]) for match in map(_LATER_CLAIM.fullmatch, names) if match]
+    claimed = {link: job_of(launch_dir, link) for link in links}
+    jobs = {link: job for link, job in claimed.items() if job}
+    marked = {name.partition(".")[0] for name in names if _LIFE_MARK.fullmatch(name)}
+    unclaimed = marked - {job_of(launch_dir), *jobs.values()}
+    if unclaimed:
+        for life in read_lives(launch_dir, tags=tags):
+            if life.job_id in unclaimed and life.link > 1:  # a script that was submitted by hand says 1
+                jobs.setdefault(life.link, life.job_id)
+    return dict(sorted(jobs.items()))
 
 
 def job_of(launch_dir: AnyPath, link: int = 1) -> Optional[str]:
@@ -345,6 +371,7 @@ def _life(stem: str, content: Mapping[str, Any]) -> Optional[Life]:
         verdict=_text(content, "verdict"),
         excluded=_text(content, "excluded"),
         why=_text(content, "why"),
+        tag=_text(content, "tag"),
     )
 
 

@@ -40,14 +40,14 @@ class _Tidying:
         last = self._choose_last()
         for one in whole_of_nemo(self._directory):
             if one.is_last and os.path.dirname(one.path) == self._directory and one.path != last:
-                why = "NeMo takes one `-last` only, {}".format(os.path.basename(last))
+                why = f"NeMo takes one `-last` only, {os.path.basename(last)}"
                 self._set_aside(one.path, why)
 
     def _remove_unfinished(self, marker: str) -> None:
         name = marker[: -len(UNFINISHED)]
         places = [os.path.join(self._directory, name)]
-        folders = [self._directory] + [os.path.join(self._directory, part) for part in _names(self._directory)]
-        places += [os.path.join(folder, name + ".ckpt") for folder in folders]
+        inside = [os.path.join(self._directory, part) for part in _names(self._directory)]
+        places += [os.path.join(folder, name + ".ckpt") for folder in [self._directory, *inside]]
         halves = [path for path in places if os.path.exists(path)]
         # The marker last: without it what is half done would look whole.
         if all([self._set_aside(path, "a job ended while it wrote or removed it") for path in halves]):
@@ -70,7 +70,7 @@ class _Tidying:
             os.rename(temporary, newest.path + LAST)
         except (OSError, shutil.Error):
             shutil.rmtree(temporary, ignore_errors=True)
-            self._say("could not make a `-last` of {}, the newest checkpoint".format(newest.path), stream=sys.stderr)
+            self._say(f"could not make a `-last` of {newest.path}, the newest checkpoint", stream=sys.stderr)
         else:
             best = newest.path + LAST
             message = "NeMo continues from {}, which is newer than any `-last`: linked as {}"
@@ -90,7 +90,7 @@ class _Tidying:
             os.makedirs(os.path.dirname(to), exist_ok=True)
             shutil.move(path, to)  # the directory may be a link to another file system
         except OSError:
-            self._say("could not set {} aside".format(path), stream=sys.stderr)
+            self._say(f"could not set {path} aside", stream=sys.stderr)
             return False
         if why:
             message = "set aside {}, because {}: it is now {}"

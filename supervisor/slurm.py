@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-import time
+from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from supervisor.job import Job
@@ -21,7 +21,15 @@ _ATTEMPTS = 3
 _DEFERRED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 # Variables of a user that change what Slurm's commands print or do.
-_CHANGE_ANSWERS = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
+_CHANGE_ANSWERS = (
+    "SQUEUE_",
+    "SACCT_",
+    "SINFO_",
+    "SCONTROL_",
+    "SCANCEL_",
+    "SLURM_TIME_FORMAT",
+    "SLURM_BITSTR_LEN",
+)
 # Slurm's own for this job, and what would change how the next one is submitted.
 _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_")
 # Slurm sets them for a job that was given GPUs; otherwise they are the user's.
@@ -80,14 +88,14 @@ class Slurm:
         variables = self._job.environment
         array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
         job_id = array or variables.get("SLURM_JOB_ID", "")
-        return "{}_{}".format(job_id, task) if job_id and task else job_id
+        return f"{job_id}_{task}" if job_id and task else job_id
 
     # --- questions ---
 
     def show_job(self, job_id: str) -> Optional[JobRecord]:
         """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
         answer = self._ask(["scontrol", "show", "job", "--oneliner", job_id])
-        fields = {}  # type: Dict[str, str]
+        fields: Dict[str, str] = {}
         for name, value in _FIELD.findall(answer.output):
             fields.setdefault(name, value)  # a comment of the user's may look like a field
         if answer.code != 0 or "JobState" not in fields:
@@ -107,7 +115,7 @@ class Slurm:
         state = _word(record.state) if record else ""
         if state in ("", "COMPLETING"):  # the controller forgets after a few minutes
             command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=State"]
-            lines = self._ask(command + ["--jobs=" + job_id]).output.strip().splitlines()
+            lines = self._ask([*command, "--jobs=" + job_id]).output.strip().splitlines()
             state = _word(lines[-1]) if lines else ""
         return state
 
@@ -130,8 +138,8 @@ class Slurm:
 
         Slurm tells a job's path in every version, its arguments only before 23.02: the path has the tag.
         """
-        ending = "/submitted/{}.{}_submission.sh".format(self._job.settings.tag, link)
-        command = ["squeue", "--noheader", "--user={}".format(os.getuid()), "--format=%A|%o"]
+        ending = f"/submitted/{self._job.settings.tag}.{link}_submission.sh"
+        command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o"]
         for line in self._run(command, _ACTION_SECONDS, as_submitted=True).output.splitlines():
             job_id, _, script = line.partition("|")
             if ending in script and job_id.strip().isdigit():
@@ -148,12 +156,12 @@ class Slurm:
 
     def submit(self, script: str, arguments: Sequence[str], flags: Sequence[str]) -> Answer:
         """Submit a script in the environment in which this job was submitted; see `submitted_id`."""
-        command = ["sbatch", "--parsable"] + list(flags) + [script] + list(arguments)
+        command = ["sbatch", "--parsable", *flags, script, *arguments]
         return self._run(command, _SUBMISSION_SECONDS, as_submitted=True)
 
     def cancel(self, job_ids: Sequence[str]) -> bool:
         """Cancel jobs, all at once: a Slurm that does not answer is waited for once."""
-        return self._run(["scancel"] + list(job_ids), _ACTION_SECONDS).code == 0
+        return self._run(["scancel", *job_ids], _ACTION_SECONDS).code == 0
 
     def update_excluded(self, job_ids: Sequence[str], nodes: str) -> bool:
         """Keep jobs that wait off some nodes, in place of those that they were kept off before."""
@@ -171,7 +179,7 @@ class Slurm:
         return answer
 
     def _run(self, command: Sequence[str], seconds: float, as_submitted: bool = False) -> Answer:
-        environment, directory = (self._submitted_environment(), self._submit_dir()) if as_submitted else (None, None)
+        environment = self._submitted_environment() if as_submitted else self._environment()
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the command inherits it
         try:
             process = subprocess.Popen(
@@ -179,20 +187,25 @@ class Slurm:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_plain_environment() if environment is None else environment,
-                cwd=directory,
+                env=environment,
+                cwd=self._submit_dir() if as_submitted else None,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            return Answer(None, "", "{}: {}".format(command[0], error))
+            return Answer(None, "", f"{command[0]}: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         try:
             output, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             _kill(process)
-            return Answer(None, "", "{}: no answer within {} seconds".format(command[0], seconds))
-        return Answer(process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
+            return Answer(None, "", f"{command[0]}: no answer within {seconds} seconds")
+        return Answer(process.returncode, *(text.decode("utf-8", "replace") for text in (output, errors)))
+
+    def _environment(self) -> Dict[str, str]:
+        """Return the environment of a question: the job's own, whatever the script exports for the tasks."""
+        given = self._job.environment
+        return {name: value for name, value in given.items() if not name.startswith(_CHANGE_ANSWERS)}
 
     def _submitted_environment(self) -> Dict[str, str]:
         """Return the environment in which this job was submitted, without what Slurm set for it."""
@@ -221,15 +234,6 @@ def submitted_id(answer: Answer) -> Optional[str]:
     return None
 
 
-def pause(seconds: float) -> None:
-    """Wait before Slurm is asked again."""
-    time.sleep(seconds)
-
-
-def _plain_environment() -> Dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_CHANGE_ANSWERS)}
-
-
 def _word(text: str) -> str:
     match = _WORD.match(text)
     return match.group() if match else ""
@@ -237,11 +241,7 @@ def _word(text: str) -> str:
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """End a command and what it started, which may hold its output open."""
-    try:
+    with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
-    try:
+    with suppress(subprocess.TimeoutExpired, OSError, ValueError):
         process.communicate(timeout=5)
-    except (subprocess.TimeoutExpired, OSError, ValueError):
-        pass

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.failures.reading import Reading, read_life
+from launcher.failures import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, Difference, changes_between, difference_of
 from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints

@@ -100,6 +100,11 @@ class Manifest:
     differs: dict[str, Any] | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that a script of its job may have: its own, and of a point of a sweep the array's."""
+        return (self.tag,) if self.array_tag is None else (self.tag, self.array_tag)
+
     def submitted_as(self, job_id: str) -> Manifest:
         """The manifest with its job; of a point of a sweep with its task of that array."""
         return replace(self, job_id=self.id_in(job_id), unanswered=None)

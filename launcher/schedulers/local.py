@@ -71,6 +71,10 @@ class LocalScheduler:
                 found.setdefault(job[1], []).append(entry.name)
         return {tag: sorted(pids, key=_start) for tag, pids in found.items()}
 
+    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Return nothing: without a queue there are no chains."""
+        return {}
+
     def locate(self, job_id: str) -> Path | None:
         """The script of a job that still runs here."""
         return _script(job_id)

@@ -13,10 +13,9 @@ from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.records import LAUNCH_FAILURE, Record
 from launcher.schedulers.words import why_waiting
 from supervisor.marks import Life, cancelled_by, read_lives
+from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
-# What our trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
-EXIT_INTERRUPTED = 75
 INTERRUPTED_REASON = "saved before its end: launching again continues"
 
 ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
@@ -186,7 +185,7 @@ def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]
     found: dict[int | None, JobStatus] = {}
     for life in lives:
         if life.job_id.partition("_")[0] == last and (life.task is None or life.task.isdigit()):
-            found[int(life.task) if life.task else None] = _of_life(life)
+            found[int(life.task) if life.task else None] = of_life(life)
     return found
 
 
@@ -254,7 +253,8 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-def _of_life(life: Life) -> JobStatus:
+def of_life(life: Life) -> JobStatus:
+    """Return what one life of a job is by the marks that it left."""
     code = life.exit_code
     ended_by_slurm = _ended_by_slurm(life.state)
     if code is None and ended_by_slurm:  # its node failed, and the next link of its chain judged it

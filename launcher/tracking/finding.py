@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -162,8 +162,8 @@ def _is_point(entry: Entry, array: str) -> bool:
     return entry.job_id is not None and entry.job_id.startswith(f"{array}_")
 
 
-def _later_jobs(entry: Entry) -> list[str]:
-    return later_jobs(entry.run_dir / LAUNCHES / str(entry.number))
+def _later_jobs(entry: Entry) -> Collection[str]:
+    return later_jobs(entry.run_dir / LAUNCHES / str(entry.number), (entry.tag,)).values()
 
 
 def _by_name(word: str, known: Known) -> Found | None:

@@ -65,12 +65,17 @@ class Launch:
         return self.manifest.links > 1
 
     @property
+    def links(self) -> dict[int, str]:
+        """The ids of its jobs that are known by now, by the numbers of their links; of no chain just one."""
+        if self.manifest.job_id is None:
+            return {}
+        later = later_jobs(self.paths.directory, self.manifest.tags) if self.is_chain else {}
+        return {1: self.manifest.job_id, **later}
+
+    @property
     def jobs(self) -> tuple[str, ...]:
         """The ids of its jobs: of a chain those of all links that are known by now."""
-        if self.manifest.job_id is None:
-            return ()
-        later = later_jobs(self.paths.directory) if self.is_chain else []
-        return (self.manifest.job_id, *later)
+        return tuple(self.links.values())
 
     @property
     def nodes(self) -> int:
@@ -81,7 +86,8 @@ class Launch:
     @property
     def lives(self) -> list[Life]:
         """The lives of its jobs, in the order in which they began."""
-        return read_lives(self.paths.directory, None if self.is_chain else self.manifest.job_id)
+        job_id = None if self.is_chain else self.manifest.job_id
+        return read_lives(self.paths.directory, job_id, self.manifest.tags)
 
     @property
     def ticket(self) -> Ticket | None:
@@ -94,9 +100,9 @@ class Launch:
             tag=manifest.tag,
             host=manifest.host,
             argument=manifest.array_tag,
-            later=self.jobs[1:],
             links=manifest.links,
-        )
+            tags=manifest.tags,
+        ).with_links(self.links)
 
     @property
     def intent(self) -> Intent:

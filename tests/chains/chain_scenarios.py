@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tests.chains import break_scenarios
 from tests.chains.chain_training import interrupted
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
@@ -192,4 +193,14 @@ SCENARIOS: dict[str, Scenario] = {
     "fatherless": fatherless,
     "mistaken": mistaken,
     "finished": finished,
+    "requeued": break_scenarios.requeued,
+    "cancelled_with_requeue": break_scenarios.cancelled_with_requeue,
+    "cancelled_while_requeued": break_scenarios.cancelled_while_requeued,
+    "unbegun": break_scenarios.unbegun,
+    "deleted": break_scenarios.deleted,
+    "full_disk": break_scenarios.full_disk,
+    "injected": break_scenarios.injected,
+    "suspended": break_scenarios.suspended,
+    "cancelled_before_submission": break_scenarios.cancelled_before_submission,
+    "cancelled_before_answer": break_scenarios.cancelled_before_answer,
 }

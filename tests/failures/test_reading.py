@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.failures.reading import Reading, read_life
+from launcher.failures import Reading, read_life
 from supervisor.marks import Life
 from tests.failures.failure_samples import RECORDED
 
