@@ -12,6 +12,7 @@ from supervisor import hooks, marks, settings
 from supervisor.files import read_json
 from supervisor.job import Job, Leave, Unusable
 from supervisor.rendezvous import rendezvous
+from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
 from supervisor.tasks import Signalled, Signals, forwarding, run, run_before, wait_until
 
@@ -26,8 +27,6 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 
 # The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
 _ENDED_EARLY = 143
-# That of tasks which saved and left, and whose training is not done.
-_GO_ON = 75
 # A shell's, of a command that there is not.
 _NOT_FOUND = 127
 
@@ -205,7 +204,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
             code = _slurm_has_the_last_word(job, slurm)
         job.say("the tasks ended with exit code {}".format(code))
         if code == 0 and link.has_to_go_on(hosts, signals.first):
-            code = _GO_ON  # its engine says that it is done, and it is not
+            code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
         hooks.call_each(hooks.AFTER, job, signals)
         del lock
     except Signalled:
