@@ -141,10 +141,9 @@ def call_each(hooks: List[Hook], job: Job, signals: Signals) -> None:
 class Polling:
     """The hooks while the tasks run: each is called again and again, never twice at once."""
 
-    def __init__(self, job: Job, signals: Signals, hooks: Optional[List[Hook]] = None) -> None:
+    def __init__(self, job: Job, signals: Signals, hooks: List[Hook]) -> None:
         self._job = job
         self._signals = signals
-        hooks = WHILE if hooks is None else hooks
         self._due = [(time.monotonic() + hook.every, hook) for hook in hooks]
         self._calls = []  # type: List[_Call]
 

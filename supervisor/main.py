@@ -1,16 +1,18 @@
 """The supervisor's way through a job: claim, chain, rendezvous, image, tasks, and how they ended."""
 
+import contextlib
 import io
 import os
 import re
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import IO, TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from supervisor import hooks, marks, settings
 from supervisor.files import read_json
 from supervisor.job import Job, Leave, Unusable
 from supervisor.rendezvous import rendezvous
+from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
 from supervisor.tasks import Signalled, Signals, forwarding, run, run_before, wait_until
 
@@ -25,8 +27,6 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 
 # The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
 _ENDED_EARLY = 143
-# That of tasks which saved and left, and whose training is not done.
-_GO_ON = 75
 # A shell's, of a command that there is not.
 _NOT_FOUND = 127
 
@@ -35,8 +35,8 @@ _LEAVES = "leaves without doing anything: {}"
 _USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Keep a job from its beginning to its end; return its exit code.
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Keep a job from its beginning to its end; exit with its code.
 
     Parameters
     ----------
@@ -44,6 +44,17 @@ def main(arguments: Sequence[str]) -> int:
         The tag that the script was rendered with; what the script was started with, which is the number of
         the link and the tag again, or nothing by hand; ``--``; and the command of the tasks.
     """
+    code = 1
+    try:
+        code = _main(arguments)
+    except Exception:
+        _print_traceback()
+    finally:
+        # Python's own way out changes the code where a full disk cannot take the last words.
+        os._exit(code)
+
+
+def _main(arguments: Sequence[str]) -> int:
     # Names may hold what the locale cannot print.
     sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
@@ -174,6 +185,8 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     link = Link(job, slurm)
     hosts = []  # type: List[str]
     code = 1
+    with contextlib.suppress(OSError):
+        os.makedirs(job.marks, exist_ok=True)
     try:
         lock = _wait_for_turn(job, signals)  # held for as long as it is referred to, and by the tasks
         _begin(job, link)
@@ -191,7 +204,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
             code = _slurm_has_the_last_word(job, slurm)
         job.say("the tasks ended with exit code {}".format(code))
         if code == 0 and link.has_to_go_on(hosts, signals.first):
-            code = _GO_ON  # its engine says that it is done, and it is not
+            code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
         hooks.call_each(hooks.AFTER, job, signals)
         del lock
     except Signalled:
@@ -297,11 +310,10 @@ def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-    polling = hooks.Polling(job, signals) if hooks.WHILE else None
+    polling = hooks.Polling(job, signals, hooks.WHILE) if hooks.WHILE else None
+    poll = polling.poll if polling is not None else None
     try:
-        return run(
-            commands, signals, forwarding(content.scheduler, content.save_signal), polling and polling.poll
-        )
+        return run(commands, signals, forwarding(content.scheduler, content.save_signal), poll)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND

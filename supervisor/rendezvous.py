@@ -10,6 +10,7 @@ _FIRST, _PORTS = 20000, 12000
 _STEP = 4001
 _TRIES = 50
 _LISTENING = "0A"
+_SECONDS = 60
 
 
 class Rendezvous(NamedTuple):
@@ -53,11 +54,14 @@ def free_port(number: int) -> int:
 
 
 def _hosts(nodelist: str) -> List[str]:
-    command = ["scontrol", "show", "hostnames", nodelist]
-    done = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True)
+    command = ["scontrol", "show", "hostnames", nodelist]  # it asks nobody
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(str(error)) from error
     hosts = done.stdout.split()
     if done.returncode or not hosts:
-        raise OSError("scontrol show hostnames {}: exit code {}".format(nodelist, done.returncode))
+        raise OSError("{}: exit code {}".format(" ".join(command), done.returncode))
     return hosts
 
 

@@ -29,8 +29,7 @@ from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
 from launcher.rendering.srun import srun_arguments
-from launcher.rendering.supervision import supervisor_settings
-from launcher.rendering.supervisor import supervisor_archive
+from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
 from supervisor.settings import CONTAINER, to_json
 

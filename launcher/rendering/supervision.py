@@ -1,10 +1,34 @@
-"""What the launcher tells a job's supervisor: the settings of ``supervisor.json``."""
+"""What a launch directory has for its jobs' supervisor: its program and its settings."""
 
 from __future__ import annotations
 
+import functools
+import io
+import zipfile
+from pathlib import Path
+
+import supervisor
 from launcher.plan import Container, Job, Plan
 from launcher.rendering.srun import host_arguments
 from supervisor.settings import ChainSettings, ContainerSettings, Settings
+
+_PACKAGE = Path(supervisor.__file__).parent
+# The oldest that a zip file can hold.
+_NO_DATE = (1980, 1, 1, 0, 0, 0)
+_REGULAR_FILE = 0o100644 << 16
+
+
+@functools.cache
+def supervisor_archive(package: Path = _PACKAGE) -> bytes:
+    """Return the program that keeps a job, ``supervisor.pyz``: the same bytes for the same sources."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for source in sorted(package.glob("*.py")):
+            is_main = source.name == "__main__.py"
+            entry = zipfile.ZipInfo(source.name if is_main else f"supervisor/{source.name}", _NO_DATE)
+            entry.external_attr = _REGULAR_FILE
+            archive.writestr(entry, source.read_bytes())
+    return buffer.getvalue()
 
 
 def supervisor_settings(plan: Plan) -> Settings:

@@ -65,8 +65,7 @@ def _own_links(ticket: Ticket, statuses: Sequence[JobStatus]) -> tuple[Links, di
         for number, job, status in zip(ticket.numbers, ticket.jobs, statuses, strict=True)
         if number == 1 or (job not in foreign and status.reason != ANOTHER_JOB)
     }
-    missing = tuple(set(range(1, max(known))).difference(known))
-    return Links(1, ticket.links, dict(known.values()), missing), own
+    return Links(1, ticket.links, dict(known.values()), tuple(known)), own
 
 
 def _unless_it_left(status: JobStatus, life: Life | None, end: ChainEnd | None) -> JobStatus:
