@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.rule not in ("preempted", "requeued")
+        return self.rule not in ("preempted", "ended_by_user")
 
     @property
     def is_final(self) -> bool:

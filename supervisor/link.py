@@ -18,8 +18,10 @@ from supervisor.files import plain
 from supervisor.job import Job, Leave
 from supervisor.judging import Facts, judge
 from supervisor.marks import ChainEnd, Life
+from supervisor.rules import EXIT_INTERRUPTED
+from supervisor.settings import SLURM
 from supervisor.slurm import JobRecord, Slurm, submitted_id
-from supervisor.slurm_states import plain_word, state_at_end
+from supervisor.slurm_states import state_at_end
 
 _SUBMISSION_ATTEMPTS = 3
 # What NeMo and Megatron-LM say when they save and leave because they were told to, or because of their own limit.
@@ -28,9 +30,6 @@ _SAVED_AND_LEFT = re.compile(
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
 )
 _REACHED_MAX_STEPS = re.compile(r"max_steps=[0-9]+. reached")
-_EXIT_SAVED = 75
-# Words for a job that Slurm takes from its nodes to begin it again, or may do so: its own are COMPLETING and None.
-REQUEUED, REQUEUED_OR_CANCELLED = "REQUEUED", "REQUEUED_OR_CANCELLED"
 
 
 class Link:
@@ -42,6 +41,7 @@ class Link:
         self._failures = 0
         self._before: Optional[checkpoints.Progress] = None
         self._next_job: Optional[str] = None
+        self._restarts = int(job.life.rpartition(".")[2])
 
     # --- what the supervisor calls ---
 
@@ -55,7 +55,11 @@ class Link:
         """
         self._tidy()
         self._before = self._progress()
-        before = self._look_at_links_before() if self._job.link > 1 else None
+        before = None
+        try:
+            before = self._look_at_links_before() if self._job.link > 1 else None
+        except Exception as error:  # whatever is wrong there, this link can go on
+            self._job.say(f"what came before is not known: {error!r}", sys.stderr)
         step = chain.look_back(self._chain, self._job.link, before, self._has_successor())
         self._failures = step.failures
         if before and before.is_judged_now and step.ending:
@@ -88,8 +92,10 @@ class Link:
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
         self._leave(fields)  # should Slurm not answer in time
         record = self._own_record()
-        facts = self._facts(self._job.id, code, record and self._named(record), signalled)
+        facts = self._facts(self._job.id, code, record, signalled)
         judged, ending = self._judge(self._job.id, facts, hosts, self._job.began)
+        if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
+            ending = ending._replace(why="somebody requeued it")
         got_on = checkpoints.is_newer(self._progress(), self._before)
         step = chain.after_end(
             self._chain, self._job.link, ending, self._failures, got_on, self._has_successor()
@@ -111,9 +117,9 @@ class Link:
 
     def _look_at_links_before(self) -> Before:
         lives: Dict[int, Life] = {}
-        for life in marks.read_lives(self._job.directory):
-            if life.link < self._job.link:
-                lives[life.link] = life  # the last one of a job that was requeued
+        for one in marks.read_lives(self._job.directory, tags=(self._settings.tag,)):
+            if one.link < self._job.link:
+                lives[one.link] = one  # the last one of a job that was requeued
         last = self._job.link - 1
         marked = max(lives, default=0)
         began_with: Optional[checkpoints.Progress] = None
@@ -123,7 +129,7 @@ class Link:
             began_with = checkpoints.from_fields(lives[marked]._asdict())
         life = lives.get(last)
         job_id = self._job_of(last) or (life.job_id if life else "")
-        state = self._slurm.state_of(job_id) if job_id and self._settings.scheduler == "slurm" else ""
+        state = self._slurm.state_of(job_id) if job_id and self._settings.scheduler == SLURM else ""
         is_judged_now = False
         if life and life.verdict:
             ending = Ending(life.verdict, life.rule or "unknown", life.why or "", ())
@@ -161,17 +167,9 @@ class Link:
 
     def _own_record(self) -> Optional[JobRecord]:
         """Return what Slurm says of this job, of which it may not say yet that it ends it."""
-        if self._settings.scheduler != "slurm" or not self._slurm.job_id:
+        if self._settings.scheduler != SLURM or not self._slurm.job_id:
             return None
         return self._slurm.show_job(self._slurm.job_id)
-
-    def _named(self, record: JobRecord) -> JobRecord:
-        """Tell a job that is put back into the queue from a cancelled one: only its restarts differ yet."""
-        is_ending = plain_word(record.state) == "COMPLETING" and record.reason == "None"
-        if not is_ending or record.preempted[:1].isdigit() or not record.requeue:
-            return record
-        is_requeued = record.restarts > int(self._job.life.rpartition(".")[2])
-        return record._replace(state=REQUEUED if is_requeued else REQUEUED_OR_CANCELLED)
 
     def _facts(
         self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]
@@ -179,21 +177,32 @@ class Link:
         """Return how a job ended in Slurm's words; who cancelled it with Slipway knows better."""
         save = self._settings.save_signal
         if any(marks.cancelled_by(self._job.directory, one) for one in (job_id, job_id.partition("_")[0])):
-            return Facts(code, "CANCELLED", None, None, signalled, save)
+            return Facts(code, "CANCELLED", signal=signalled, save=save)
         if record is None:
-            return Facts(code, None, None, None, signalled, save)
-        return Facts(code, record.state, record.reason, record.preempted, signalled, save)
+            return Facts(code, signal=signalled, save=save)
+        return Facts(
+            code, record.state, record.reason, record.preempted, signalled, save, requeue=record.requeue
+        )
 
     def _judge(
         self, job_id: str, facts: Facts, hosts: Sequence[str], since: int
     ) -> Tuple[Dict[str, Any], Ending]:
-        lines = self._evidence(job_id, since)
+        """Return the judgement of an end, and what else a mark has of it."""
+        try:
+            return self._judge_by(facts, self._evidence(job_id, since), hosts)
+        except Exception as error:  # whatever is wrong there, the chain can go on
+            self._job.say(f"how job {job_id} ended is not known: {error!r}", sys.stderr)
+            return {}, Ending()
+
+    def _judge_by(
+        self, facts: Facts, lines: Sequence[str], hosts: Sequence[str]
+    ) -> Tuple[Dict[str, Any], Ending]:
         tasks = self._settings.tasks_per_node
         judgement = judge(facts, lines, hosts, tasks)
-        if judgement.rule.nodes == "down" and self._settings.scheduler == "slurm":
+        if judgement.rule.nodes == "down" and self._settings.scheduler == SLURM:
             judgement = judge(facts, lines, hosts, tasks, self._slurm.down_nodes(hosts))
         fields: Dict[str, Any] = {"step": last_step(lines)}
-        if judgement.verdict != "done" and facts.code != _EXIT_SAVED:
+        if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
             fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
         nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
         return fields, Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
@@ -211,16 +220,17 @@ class Link:
 
     def _carry_out(self, effects: Sequence[Effect], not_submitted: str) -> None:
         for effect in effects:
-            if isinstance(effect, chain.SubmitNext):
-                if not self._submit_next():
+            if isinstance(effect, chain.LeaveJob):
+                raise Leave(f"leaves without doing anything: {effect.why}", 0 if effect.is_success else 1)
+            try:
+                if isinstance(effect, chain.ExcludeNodes):
+                    self._exclude(effect.nodes, effect.why, effect.job or self._job.claimant)
+                elif isinstance(effect, chain.EndChain):
+                    self._end_chain(effect.why)
+                elif not self._submit_next():
                     self._job.say(not_submitted)
-            elif isinstance(effect, chain.ExcludeNodes):
-                self._exclude(effect.nodes, effect.why, effect.job or self._job.claimant)
-            elif isinstance(effect, chain.EndChain):
-                self._end_chain(effect.why)
-            else:
-                code = 0 if effect.is_success else 1
-                raise Leave(f"leaves without doing anything: {effect.why}", code)
+            except Exception as error:  # whatever is wrong there, what comes after it is still to be done
+                self._job.say(f"{type(effect).__name__}: {error!r}", sys.stderr)
 
     def _submit_next(self) -> bool:
         """Submit the next link, once; where the answer is lost, ask the queue."""
@@ -334,8 +344,8 @@ class Link:
 
     def _later_jobs(self) -> List[str]:
         """Return the jobs of the links to come: of one, unless all were submitted at launch."""
-        known = marks.later_jobs(self._job.directory, (self._settings.tag,))
-        later = {link: job for link, job in known.items() if link > self._job.link}
+        claimed = marks.later_jobs(self._job.directory, (self._settings.tag,))
+        later = {link: job for link, job in claimed.items() if link > self._job.link}
         if self._next_job:
             later.setdefault(self._job.link + 1, self._next_job)
         return [later[link] for link in sorted(later)]

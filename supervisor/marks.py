@@ -71,6 +71,8 @@ class Life(NamedTuple):
         Which job of its chain it was, from 1 on.
     checkpoint
         The step of the newest checkpoint when it began.
+    checkpoint_order, checkpoint_time
+        The same checkpoint's place in its trainer's own order, and its time in Unix nanoseconds.
     failures
         How many links in a row had ended before it without a new checkpoint.
     avoids
@@ -101,6 +103,8 @@ class Life(NamedTuple):
     exit_code: Optional[int] = None
     link: int = 1
     checkpoint: Optional[int] = None
+    checkpoint_order: Optional[int] = None
+    checkpoint_time: Optional[int] = None
     failures: int = 0
     avoids: Optional[str] = None
     state: Optional[str] = None
@@ -360,6 +364,8 @@ def _life(stem: str, content: Mapping[str, Any]) -> Optional[Life]:
         failures=whole(content.get("failures"), 0) or 0,
         exit_code=whole(content.get("exit_code"), 0, _HIGHEST_EXIT_CODE),
         checkpoint=whole(content.get("checkpoint"), 0),
+        checkpoint_order=whole(content.get("checkpoint_order"), 0),
+        checkpoint_time=whole(content.get("checkpoint_time"), 0),
         rank=whole(content.get("rank"), 0),
         step=whole(content.get("step"), 0),
         nodes=_text(content, "nodes"),

@@ -1,13 +1,14 @@
 """What jobs that were killed left of NeMo's checkpoints, set aside before NeMo starts.
 
 NeMo refuses to start beside a second ``-last``, or where the only one is half done, and deletes what is half
-done: all that goes into a directory beside, of which nothing is ever overwritten. NeMo continues from a ``-last``
+done: all that goes into a directory beside, where nothing is ever overwritten. NeMo continues from a ``-last``
 alone; where a whole checkpoint is newer, it is made one by hard links, which take no room.
 """
 
 import os
 import shutil
 import sys
+from contextlib import suppress
 from typing import Callable, List
 
 from supervisor.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
@@ -48,9 +49,10 @@ class _Tidying:
         places = [os.path.join(self._directory, name)]
         inside = [os.path.join(self._directory, part) for part in _names(self._directory)]
         places += [os.path.join(folder, name + ".ckpt") for folder in [self._directory, *inside]]
-        halves = [path for path in places if os.path.exists(path)]
+        why = "a job ended while it wrote or removed it"
+        moved = [self._set_aside(path, why) for path in places if os.path.exists(path)]
         # The marker last: without it what is half done would look whole.
-        if all([self._set_aside(path, "a job ended while it wrote or removed it") for path in halves]):
+        if all(moved):
             self._set_aside(os.path.join(self._directory, marker))
 
     def _choose_last(self) -> str:
@@ -75,11 +77,9 @@ class _Tidying:
             best = newest.path + LAST
             message = "NeMo continues from {}, which is newer than any `-last`: linked as {}"
             self._say(message.format(name, os.path.basename(best)))
-        for empty in (self._aside, os.path.dirname(self._aside)):
-            try:
-                os.rmdir(empty)
-            except OSError:  # something lies there
-                break
+        with suppress(OSError):  # unless something lies there
+            os.rmdir(self._aside)
+            os.rmdir(os.path.dirname(self._aside))
         return best
 
     def _set_aside(self, path: str, why: str = "") -> bool:

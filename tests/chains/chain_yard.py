@@ -54,7 +54,8 @@ save() { # save STEP, as the trainer does: under a hidden name, and whole from o
     local name="megatron_gpt--val_loss=1.00-step=$1-consumed_samples=$1"
     local into=${work%/*}/results/${work##*/}/checkpoints
     mkdir -p "$into/.unfinished-$name"
-    echo '{}' >"$into/.unfinished-$name/complete.json"
+    local serial=$(($(find "$into" -maxdepth 1 -name 'megatron*' | wc -l) + 1))
+    echo "{\"step\": $1, \"serial\": $serial}" >"$into/.unfinished-$name/complete.json"
     mv "$into/.unfinished-$name" "$into/$name"
 }
 ready() { [[ $RANK != 0 ]] || echo "$link" >>"$work/ready"; }

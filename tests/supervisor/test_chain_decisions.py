@@ -36,7 +36,7 @@ ENDINGS = {
     "failed": Ending("continue", "failed", "its tasks failed"),
     "node_failed": Ending("exclude", "node_failed", "a node of it failed", ("n1",)),
     "preempted": Ending("continue", "preempted", "another job took its nodes"),
-    "requeued": Ending("continue", "requeued", "it was put back into the queue"),
+    "requeued": Ending("continue", "ended_by_user", "somebody cancelled or requeued it"),
     # Its node died: the next link judges it.
     "lost": Ending("exclude", "node_failed", "a node of it failed", ("n2",)),
     "lost_cancelled": Ending("continue", "lost", "it ended without a word"),
@@ -78,7 +78,12 @@ class Model:
         if not self.is_marked:
             return
         ended = after_end(
-            self.settings, number, ENDINGS[event.kind], step.failures, event.saves, number + 1 in self.submitted
+            self.settings,
+            number,
+            ENDINGS[event.kind],
+            step.failures,
+            event.saves,
+            number + 1 in self.submitted,
         )
         self._carry_out(number, ended.effects)
         assert (ended.phase is Phase.OVER) == self.over

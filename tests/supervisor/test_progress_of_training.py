@@ -32,7 +32,9 @@ def own(directory: Path, step: int, serial: int, hour: float, **fields: object) 
 
 def nemo(directory: Path, step: int, hour: float, *, last: bool = False) -> Path:
     """Leave a checkpoint as NeMo does."""
-    name = f"megatron_gpt--val_loss=9.03-step={step}-consumed_samples={step * 4}.0" + ("-last" if last else "")
+    name = f"megatron_gpt--val_loss=9.03-step={step}-consumed_samples={step * 4}.0" + (
+        "-last" if last else ""
+    )
     (directory / name / "weights").mkdir(parents=True)
     (directory / name / "metadata.json").write_text("{}")
     stamp(directory / name, hour)
@@ -100,7 +102,12 @@ def test_what_is_no_checkpoint_of_ours_is_passed_over(tmp_path: Path) -> None:
     own(tmp_path, 8, 1, hour=1)
     hidden = own(tmp_path, 70, 7, hour=7)
     hidden.rename(tmp_path / ".unfinished-step=70-x")
-    for name, text in {"a": "[]", "b": "{", "c": '{"step": "$(id)", "serial": 9}', "d": '{"step": true}'}.items():
+    for name, text in {
+        "a": "[]",
+        "b": "{",
+        "c": '{"step": "$(id)", "serial": 9}',
+        "d": '{"step": true}',
+    }.items():
         (tmp_path / f"step=9{name}").mkdir()
         (tmp_path / f"step=9{name}" / "complete.json").write_text(text)
     os.mkfifo(tmp_path / "fifo")

@@ -26,7 +26,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(commands: Path, name: str, body: str) -> None:
-    (commands / name).write_text(f'#!/bin/bash\necho "$*" >>"$0.calls"\nenv >"$0.env"\npwd >"$0.cwd"\n{body}\n')
+    (commands / name).write_text(
+        f'#!/bin/bash\necho "$*" >>"$0.calls"\nenv >"$0.env"\npwd >"$0.cwd"\n{body}\n'
+    )
     (commands / name).chmod(0o755)
 
 
@@ -64,7 +66,7 @@ def test_slurms_signals_to_the_job_do_not_end_a_question(tmp_path: Path, command
 def test_a_slurm_that_hangs_is_left(tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is what a wrapper started, which holds its output open."""
     monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.3)
-    play(commands, "scontrol", "sleep 100 & echo $! >\"$0.pid\"; wait")
+    play(commands, "scontrol", 'sleep 100 & echo $! >"$0.pid"; wait')
     assert slurm(tmp_path).show_job("17") is None
     pid = int((commands / "scontrol.pid").read_text())
     state = Path(f"/proc/{pid}/stat")
