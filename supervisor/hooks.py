@@ -1,9 +1,10 @@
 """Work that is not the job's own: checks before its tasks, a look while they run, judgements after their end.
 
-Each hook runs in a process of its own, with a budget of time: one that raises, hangs or leaks harms nobody but
-itself. What it returns is JSON, and ends there if it is none.
+Each hook runs in a process of its own, with a budget of time: one that raises, hangs or leaks harms nobody
+but itself. It returns what JSON can hold.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -44,9 +45,9 @@ class Hook(NamedTuple):
 
 
 # Filled by the modules that look after a job; in the order in which they are called.
-BEFORE = []  # type: List[Hook]
-WHILE = []  # type: List[Hook]
-AFTER = []  # type: List[Hook]
+BEFORE: List[Hook] = []
+WHILE: List[Hook] = []
+AFTER: List[Hook] = []
 
 
 class _Call:
@@ -90,24 +91,20 @@ class _Call:
     def _end(self, killed: bool) -> None:
         self._kill()
         if killed:
-            self._job.say("{}: no answer within {:g} seconds".format(self._hook.name, self._hook.budget))
+            self._job.say(f"{self._hook.name}: no answer within {self._hook.budget:g} seconds")
         elif self._answer:
             try:
                 self._hook.take(self._job, json.loads(self._answer.decode("utf-8")))
             except Exception as error:
-                self._job.say("{}: {!r}".format(self._hook.name, error))
+                self._job.say(f"{self._hook.name}: {error!r}")
 
     def _kill(self) -> None:
         for kill in (os.killpg, os.kill):  # not yet the leader of its group, in its first moment
-            try:
+            with contextlib.suppress(OSError):
                 kill(self._pid, signal.SIGKILL)
-            except OSError:
-                pass
         os.close(self.descriptor)
-        try:
+        with contextlib.suppress(OSError):
             os.waitpid(self._pid, 0)
-        except OSError:
-            pass
 
     def _answer_from_child(self, there: int, signals: Signals) -> None:
         code = 1
@@ -135,7 +132,7 @@ def call_each(hooks: List[Hook], job: Job, signals: Signals) -> None:
         try:
             _Call(hook, job, signals).finish()
         except OSError as error:
-            job.say("{}: {}".format(hook.name, error))
+            job.say(f"{hook.name}: {error}")
 
 
 class Polling:
@@ -145,7 +142,7 @@ class Polling:
         self._job = job
         self._signals = signals
         self._due = [(time.monotonic() + hook.every, hook) for hook in hooks]
-        self._calls = []  # type: List[_Call]
+        self._calls: List[_Call] = []
 
     def poll(self) -> Optional[float]:
         """Do what is due; return the seconds until something is again, ``None`` where nothing ever will be.
@@ -160,7 +157,7 @@ class Polling:
                 try:
                     self._calls.append(_Call(hook, self._job, self._signals))
                 except OSError as error:
-                    self._job.say("{}: {}".format(hook.name, error))
+                    self._job.say(f"{hook.name}: {error}")
         moments = [call.deadline for call in self._calls]
         moments += [due for due, hook in self._due if all(call._hook is not hook for call in self._calls)]
         return min(moments) - time.monotonic() if moments else None

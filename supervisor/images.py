@@ -1,5 +1,6 @@
 """The image file of a job: its record, its digest, the copies on the nodes, the name of its container."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -40,7 +41,7 @@ def recorded(image: str) -> Dict[str, str]:
     try:
         state = os.stat(image)
         with open(image + ".json") as stream:
-            record = json.loads(stream.read(_RECORD_BYTES))  # type: Any
+            record: Any = json.loads(stream.read(_RECORD_BYTES))
         if (record["size"], record["modified"]) != (state.st_size, int(state.st_mtime)):
             return {}
         found = {}
@@ -60,11 +61,11 @@ def container_name(container: ContainerSettings) -> str:
     if not digits:
         try:
             state = os.stat(container.image)
-            text = "{}\n{} {} {}\n".format(container.image, state.st_size, _modified(state), state.st_ino)
+            text = f"{container.image}\n{state.st_size} {_modified(state)} {state.st_ino}\n"
         except OSError:
             text = container.image + "\n"
         digits = hashlib.sha256(os.fsencode(text)).hexdigest()
-    return "{}-{}".format(container.name, digits[:_DIGITS])
+    return f"{container.name}-{digits[:_DIGITS]}"
 
 
 def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], signals: Signals) -> str:
@@ -76,33 +77,31 @@ def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], s
         If the job was told to end meanwhile.
     """
     image = container.image
-    copies = "{}/slipway-{}".format(container.stage_to, os.getuid())
+    copies = f"{container.stage_to}/slipway-{os.getuid()}"
     try:
         status = os.stat(image)
-        state = "{} {}".format(status.st_size, int(status.st_mtime))
-        digits = hashlib.sha256(os.fsencode("{} {}\n".format(image, state))).hexdigest()[:_DIGITS]
-        copy = "{}/{}-{}.sqsh".format(copies, os.path.splitext(os.path.basename(image))[0], digits)
+        state = f"{status.st_size} {int(status.st_mtime)}"
+        digits = hashlib.sha256(os.fsencode(f"{image} {state}\n")).hexdigest()[:_DIGITS]
+        copy = f"{copies}/{os.path.splitext(os.path.basename(image))[0]}-{digits}.sqsh"
         script = job.directory + "/stage_image.sh"
         if run_before([*on_each_node, "bash", script, image, copy, state], signals) == 0:
             return copy
     except OSError as error:
         job.say(str(error))
-    job.say("not every node has a copy of the image in {}: the tasks start from {}".format(copies, image))
+    job.say(f"not every node has a copy of the image in {copies}: the tasks start from {image}")
     return image
 
 
 def _modified(state: os.stat_result) -> str:
     """The time of the last change, as ``stat --format=%.9Y`` prints it."""
     seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
-    return "{}.{:09d}".format(seconds, nanoseconds)
+    return f"{seconds}.{nanoseconds:09d}"
 
 
 def _sha256(path: str) -> str:
     os.nice(19)
-    try:
+    with contextlib.suppress(OSError):
         subprocess.call(["ionice", "-c", "3", "-p", str(os.getpid())])
-    except OSError:
-        pass
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         for chunk in iter(lambda: stream.read(_CHUNK), b""):

@@ -97,9 +97,9 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     try:
         content = settings.from_json(read_json(path))
     except (OSError, ValueError) as error:
-        raise Unusable("{} cannot be used: {}".format(path, error))
+        raise Unusable(f"{path} cannot be used: {error}") from error
     if content.tag != tag:
-        raise Leave(_LEAVES.format("{} is another launch by now, {}".format(directory, content.tag)), code=1)
+        raise Leave(_LEAVES.format(f"{directory} is another launch by now, {content.tag}"), code=1)
     by_hand = not arguments or arguments[-1] != tag
     link = 1
     if by_hand:  # no link of this launch's chain
@@ -116,7 +116,7 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     identity = claimant + ("_" + task if task else "")
     return Job(
         id=identity,
-        life="{}.{}".format(identity, life),
+        life=f"{identity}.{life}",
         claimant=claimant,
         link=link,
         by_hand=by_hand,
@@ -159,12 +159,12 @@ def _claim(job: Job) -> None:
     # The first that begins has it, unless the launcher has said which.
     holder = marks.claim(job.directory, job.claimant, job.link)
     if holder != job.claimant:
-        name = marks.JOB if job.link == 1 else "{}.{}".format(marks.JOB, job.link)
-        raise Leave(_LEAVES.format("{}/{} says {}".format(job.marks, name, holder)))
+        name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {holder}"))
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
-        said = ": {} ended the chain: {}".format(end.by, end.why) if end else ""
+        said = f": {end.by} ended the chain: {end.why}" if end else ""
         # What waits for the success of this job waits for that of the run.
         done = any(life.verdict == "done" for life in marks.read_lives(job.directory))
         raise Leave(_LEAVES.format(path + said), code=0 if done else 1)
@@ -183,18 +183,16 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
 
     slurm = Slurm(job)
     link = Link(job, slurm)
-    hosts = []  # type: List[str]
+    hosts: List[str] = []
     code = 1
     with contextlib.suppress(OSError):
         os.makedirs(job.marks, exist_ok=True)
     try:
-        lock = _wait_for_turn(job, signals)  # held for as long as it is referred to, and by the tasks
+        _wait_for_turn(job, signals)
         _begin(job, link)
         signals.check()
         if os.environ.get(_UNREADABLE):
-            raise OSError(
-                "{} cannot be read, which has the value of a variable".format(os.environ[_UNREADABLE])
-            )
+            raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
         hosts = _meet(job, link)
         command = _prepared(job, command, hosts, signals)
         hooks.call_each(hooks.BEFORE, job, signals)
@@ -202,11 +200,10 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         code = _run_tasks(job, command, signals)
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
-        job.say("the tasks ended with exit code {}".format(code))
+        job.say(f"the tasks ended with exit code {code}")
         if code == 0 and link.has_to_go_on(hosts, signals.first):
             code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
         hooks.call_each(hooks.AFTER, job, signals)
-        del lock
     except Signalled:
         code = _ENDED_EARLY
     except OSError as error:
@@ -223,14 +220,15 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     return code
 
 
-def _wait_for_turn(job: Job, signals: Signals) -> Optional[IO[str]]:
-    """Wait for the job of this run before, as Slurm's singleton does; return the lock."""
+def _wait_for_turn(job: Job, signals: Signals) -> None:
+    """Wait for the job of this run before, as Slurm's singleton does, and lock out the next one."""
     if job.settings.scheduler != LOCAL or not job.settings.singleton:
-        return None
+        return
     import fcntl
 
-    lock = open(os.path.join(job.settings.run_dir, ".singleton"), "w")
-    os.set_inheritable(lock.fileno(), True)  # tasks that outlive this process keep it
+    # Tasks that outlive this process keep the lock.
+    lock = os.open(os.path.join(job.settings.run_dir, ".singleton"), os.O_WRONLY | os.O_CREAT, 0o666)
+    os.set_inheritable(lock, True)
 
     def taken() -> bool:
         try:
@@ -240,11 +238,10 @@ def _wait_for_turn(job: Job, signals: Signals) -> Optional[IO[str]]:
         return True
 
     wait_until(taken, signals)
-    return lock
 
 
 def _begin(job: Job, link: "Link") -> None:
-    """See what came before, and submit what comes next: before all else, so that a node that dies ends nothing."""
+    """See what came before, and submit what comes next: early, so that a node that dies ends no chain."""
     try:
         link.begin()
     except Leave:
@@ -259,13 +256,13 @@ def _meet(job: Job, link: "Link") -> List[str]:
     scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
     meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
     os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
-    fields = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}  # type: Dict[str, Any]
+    fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
     try:
         fields.update(link.fields())
     except Exception:
         _print_traceback()
     _leave(job, marks.STARTED, fields)
-    where = "{}:{}".format(meeting.address, meeting.port)
+    where = f"{meeting.address}:{meeting.port}"
     job.say(
         "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
     )
@@ -292,7 +289,7 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
         values[IMAGE] = container.image
         if container.name is not None:
             values[CONTAINER] = images.container_name(container)
-            job.say("the container is called {} on each node".format(values[CONTAINER]))
+            job.say(f"the container is called {values[CONTAINER]} on each node")
         if container.stage_to is not None:
             values[IMAGE] = images.stage(job, container, on_each_node, signals)
     if job.settings.vboost:
@@ -305,7 +302,7 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
 def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
     """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
     content = job.settings
-    commands = [(command, None)]  # type: List[Tuple[Sequence[str], Optional[Dict[str, str]]]]
+    commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
     if content.scheduler == LOCAL:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
@@ -329,31 +326,27 @@ def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
     state = slurm.squeue_state(slurm.job_id)
     ending = is_ending(state)
     if ending is None:
-        says = ": squeue says {}".format(state) if state else ""
-        job.say("whether Slurm ended it could not be asked{}".format(says))
+        says = f": squeue says {state}" if state else ""
+        job.say(f"whether Slurm ended it could not be asked{says}")
     elif ending:
-        job.say("Slurm is ending it ({})".format(state))
+        job.say(f"Slurm is ending it ({state})")
     return int(bool(ending))
 
 
 def _leave(job: Job, name: str, fields: Dict[str, Any]) -> None:
     if not marks.leave(job.directory, job.life, name, job.settings.tag, fields):
-        job.say("could not leave the mark {}/{}.{}.json".format(job.marks, job.life, name))
+        job.say(f"could not leave the mark {job.marks}/{job.life}.{name}.json")
 
 
 def _say(message: str, stream: Optional[IO[str]] = None) -> None:
     """Write a line of a process that is no job."""
     number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID") or os.getpid()
-    try:
-        print("Job {}: {}".format(number, message), file=stream or sys.stdout, flush=True)
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError):
+        print(f"Job {number}: {message}", file=stream or sys.stdout, flush=True)
 
 
 def _print_traceback() -> None:
     import traceback
 
-    try:
+    with contextlib.suppress(OSError):
         traceback.print_exc()
-    except OSError:
-        pass

@@ -30,22 +30,22 @@ def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:
         sweep = SweepSettings(**read_json(path))
         number = int(os.environ["SLURM_ARRAY_TASK_ID"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Unusable("{} cannot be used: {!r}".format(path, error))
+        raise Unusable(f"{path} cannot be used: {error!r}") from error
     if sweep.tag != arguments[0]:
-        raise Leave("leaves without doing anything: {} is another array by now".format(directory), code=1)
+        raise Leave(f"leaves without doing anything: {directory} is another array by now", code=1)
     by_hand = arguments[-1:] != [sweep.tag] or len(arguments) < 2
     if not by_hand:
         job_id = os.environ["SLURM_ARRAY_JOB_ID"]
         # The first that begins is it, unless the launcher has said which.
         holder = marks.claim(directory, job_id)
         if holder != job_id:
-            raise Leave("leaves without doing anything: {}/marks/job says {}".format(directory, holder))
+            raise Leave(f"leaves without doing anything: {directory}/marks/job says {holder}")
     if not 0 <= number < len(sweep.points):
-        raise Unusable("the sweep {} has no point {}".format(sweep.sweep, number))
+        raise Unusable(f"the sweep {sweep.sweep} has no point {number}")
     launch_dir, tag = sweep.points[number]
     script = os.path.join(launch_dir, sweep.script)
     if not os.path.isfile(script):
-        raise Unusable("no {} (moved since it was launched, or not mounted)".format(launch_dir))
+        raise Unusable(f"no {launch_dir} (moved since it was launched, or not mounted)")
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
         signal.signal(ignored, signal.SIG_DFL)
     os.execvp("bash", ["bash", script, *([] if by_hand else [tag])])

@@ -56,17 +56,17 @@ def free_port(number: int) -> int:
 def _hosts(nodelist: str) -> List[str]:
     command = ["scontrol", "show", "hostnames", nodelist]  # it asks nobody
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True, timeout=_SECONDS)
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise OSError(str(error)) from error
-    hosts = done.stdout.split()
+    hosts = done.stdout.decode().split()
     if done.returncode or not hosts:
         raise OSError("{}: exit code {}".format(" ".join(command), done.returncode))
     return hosts
 
 
 def _listening() -> Set[int]:
-    ports = set()  # type: Set[int]
+    ports: Set[int] = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(path) as stream:

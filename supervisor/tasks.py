@@ -1,10 +1,13 @@
 """The tasks' processes, and the signals that the job is sent while they run."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from supervisor.settings import ALLOCATION, SLURM
 
 # Slurm and people send these; SIGHUP is that of a terminal which is closed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -37,7 +40,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def wait(self, seconds: Optional[float] = None) -> Optional[int]:
-        """Wait for a signal, or for the end of a child where `SIGCHLD` is blocked; return its number."""
+        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return its number."""
         wanted = self._held | {signal.SIGCHLD}
         if seconds is None:
             return signal.sigwaitinfo(wanted).si_signo
@@ -61,40 +64,32 @@ class Signals:
         self.first = self.first or as_name or signal.Signals(number).name[3:]
 
 
-class Forwarding(NamedTuple):
-    """How a signal to the job becomes one to its tasks, by number: the name to remember, what they are sent."""
-
-    to_tasks: Dict[int, Tuple[str, Optional[int]]]
+# By a signal to the job: its name for the marks, and the signal that its tasks are sent, if any.
+Forwarding = Dict[int, Tuple[str, Optional[int]]]
 
 
 def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
-    """Return how the tasks of a scheduler are told of signals."""
-    save = signal.SIGUSR1
-    if scheduler == "slurm":
-        return Forwarding(
-            {
-                # When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before
-                # they have saved.
-                signal.SIGTERM: ("TERM", None),
-                signal.SIGINT: ("INT", signal.SIGTERM),
-                signal.SIGHUP: ("HUP", signal.SIGTERM),
-                signal.SIGUSR1: ("USR1", save),
-            }
-        )
-    if scheduler == "allocation" and save_signal == "TERM":
-        save = signal.SIGTERM
-    return Forwarding(
-        {
-            signal.SIGTERM: ("TERM", signal.SIGTERM),
-            signal.SIGINT: ("TERM", signal.SIGTERM),
-            signal.SIGHUP: ("TERM", signal.SIGTERM),
-            signal.SIGUSR1: ("USR1", save),
+    """Return how signals to a job become signals to its tasks."""
+    if scheduler == SLURM:
+        return {
+            # When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before they
+            # have saved.
+            signal.SIGTERM: ("TERM", None),
+            signal.SIGINT: ("INT", signal.SIGTERM),
+            signal.SIGHUP: ("HUP", signal.SIGTERM),
+            signal.SIGUSR1: ("USR1", signal.SIGUSR1),
         }
-    )
+    saves_by_term = scheduler == ALLOCATION and save_signal == "TERM"
+    return {
+        signal.SIGTERM: ("TERM", signal.SIGTERM),
+        signal.SIGINT: ("TERM", signal.SIGTERM),
+        signal.SIGHUP: ("TERM", signal.SIGTERM),
+        signal.SIGUSR1: ("USR1", signal.SIGTERM if saves_by_term else signal.SIGUSR1),
+    }
 
 
-# Of commands that come before the tasks: whatever the job is told, they end.
-_ALL_END = Forwarding({number: ("", signal.SIGTERM) for number in _SIGNALS})
+# Commands before the tasks end at any signal.
+_ALL_END: Forwarding = {number: ("", signal.SIGTERM) for number in _SIGNALS}
 
 
 def run_before(command: Sequence[str], signals: Signals) -> int:
@@ -132,7 +127,7 @@ def run(
     The exit code of the first that failed, as a shell tells it; else 0.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    processes = []  # type: List[subprocess.Popen[Any]]
+    processes: List[subprocess.Popen[Any]] = []
     code = 0
     ending = False
     try:
@@ -150,8 +145,8 @@ def run(
             if not processes:
                 return code
             number = signals.wait(poll() if poll is not None else None)
-            if number in forward.to_tasks:
-                name, passed_on = forward.to_tasks[number]
+            if number in forward:
+                name, passed_on = forward[number]
                 signals.note(number, name)
                 if passed_on is not None:
                     ending = ending or passed_on == signal.SIGTERM
@@ -196,18 +191,14 @@ def _start(
 
 def _send(processes: "Sequence[subprocess.Popen[Any]]", number: int) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(OSError):
             os.kill(process.pid, number)  # not yet waited for: the number is no other's
-        except OSError:
-            pass
 
 
 def _end_group(group: int) -> None:
     """End what a task that was told to end has left behind."""
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGTERM)
-    except OSError:
-        pass
 
 
 def _code(returncode: int) -> int:

@@ -218,11 +218,11 @@ _GONE_BLOCKS = {
     "marks": _BY_THE_SUPERVISOR,
     "chain": _BY_THE_SUPERVISOR,
     "turn": _BY_THE_SUPERVISOR,
-    "rendezvous": "the supervisor exports MASTER_ADDR and MASTER_PORT; other ones: block environment of task.sh.j2",
+    "rendezvous": "the supervisor chooses them; others: block environment of task.sh.j2",
     "image_record": _BY_THE_SUPERVISOR,
     "image_digest": _BY_THE_SUPERVISOR,
     "container_name": "container_options.name is the name; %SLIPWAY_CONTAINER% stands for it in block tasks",
-    "stage_image": "container_options.stage_to is the place; %SLIPWAY_IMAGE% stands for the copy in block tasks",
+    "stage_image": "container_options.stage_to is where; %SLIPWAY_IMAGE% stands for the copy in block tasks",
     "on_each_node": "cluster.srun_args are the arguments of every srun",
     "vboost": "enable_vboost sets it; other commands: block environment",
     "signals": _BY_THE_SUPERVISOR,
@@ -236,7 +236,7 @@ _GONE_VARIABLES = re.compile(r"\$\{?(launch_dir|job_id|marks|hosts|nodes|contain
 
 
 def _check_blocks(template_dir: Path) -> None:
-    """Refuse blocks that the scripts do not have any more: what they say would be left out, and nobody told."""
+    """Refuse blocks that the scripts do not have any more: they would be left out in silence."""
     environment = _environment(None)
     for name in _SUPERVISED:
         path = template_dir / name

@@ -182,7 +182,7 @@ def _job(command: list[bytes]) -> tuple[Path, str] | None:
 
 
 def _supervised(command: list[bytes]) -> Path | None:
-    """Return the launch directory of a supervisor's command: ``python3 -IS DIR/supervisor.pyz TAG ... --``."""
+    """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``."""
     if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
         return None
     return Path(os.fsdecode(command[_TAG - 1])).resolve().parent
