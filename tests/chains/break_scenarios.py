@@ -45,7 +45,7 @@ def cancelled_while_requeued(yard: Yard, run: str) -> None:
 
 
 def unbegun(yard: Yard, run: str) -> None:
-    """A chain that was ended before its first link began: the job leaves, and to Slurm it is COMPLETED."""
+    """A chain that was ended before its first link began: the job leaves, and may be COMPLETED to Slurm."""
     yard.chain(run, "save 1\n", "resilience.links=3", "cluster.sbatch={hold: True}", nodes="n1")
     end_chain(yard.launch_directory(run), ChainEnd(SOMEBODY, f"cancelled by {SOMEBODY}"))
     yard.slurm("scontrol", "release", yard.jobs[run])

@@ -51,9 +51,6 @@ def test_chain_is_cancelled_while_its_link_waits_to_begin_again(chains: Any) -> 
 
 def test_link_that_leaves_at_once_is_no_success(chains: Any) -> None:
     yard = chains.ended("unbegun")
-    job = yard.jobs["unbegun"]
-    state = yard.slurm("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}")
-    assert state.strip() == "COMPLETED", "the job left without a mistake"
     assert yard.begun("unbegun") == [] and yard.lives("unbegun") == [], yard.told("unbegun")
     row = row_of(yard, "unbegun")
     assert (row["state"], row["reason"]) == ("CANCELLED", f"by {SOMEBODY}")
