@@ -74,7 +74,7 @@ class Link:
         fields["avoids"] = ",".join(self._avoided())
         return fields
 
-    def has_to_go_on(self, hosts: Sequence[str], signalled: Optional[str]) -> bool:
+    def has_to_go_on(self, signalled: Optional[str]) -> bool:
         """Return True for tasks that ended with 0, as of a training that is done, and only saved and left."""
         if self._settings.save_signal != "TERM":
             return False

@@ -106,14 +106,19 @@ def injected(yard: Yard, run: str) -> None:
 
 def suspended(yard: Yard, run: str) -> None:
     """`slipway cancel --save` is refused while nothing runs that could save, and later it is not."""
-    job = _running_chain(yard, run, "wait_to_save 3\n")
+    body = "trap 'save 3; exit 75' USR1; ready\nwhile :; do date +%s.%N >$work/alive; sleep 0.2; done\n"
+    job = _running_chain(yard, run, body)
     yard.slurm("scontrol", "suspend", job)
     yard.said[run] = yard.slipway("cancel", "--save", run)
     yard.said[f"{run}_queue"] = yard.command(
         "squeue", "--noheader", "--format=%i %T", f"--name={PREFIX}{run}"
     )
     yard.said[f"{run}_end"] = Done("end", 0, str(yard.end(run)), "")
+    alive = yard.work(run) / "alive"
+    before = alive.read_text()
     yard.slurm("scontrol", "resume", job)
+    # A signal that comes before the node has resumed the job is lost.
+    yard.until(f"{job} is resumed", lambda: alive.read_text() not in ("", before), run)
     yard.said[f"{run}_again"] = yard.slipway("cancel", "--save", run)
     yard.until_over(run)
 

@@ -61,8 +61,9 @@ def orphaned(yard: Yard, run: str) -> None:
 
 
 def crashing(yard: Yard, run: str) -> None:
-    """Three links get on, after the first one on a way that was gone back from; the others fall over at once."""
-    body = "case $link in 1) save 1000 ;; 2 | 3) save $((link * 200)) ;; esac\necho it is broken >&2\nexit 1\n"
+    """Three links get on, two of them after the training went back; the others fall over at once."""
+    saves = "1) save 1000 ;; 2 | 3) save $((link * 200)) ;;"
+    body = f"case $link in {saves} esac\necho it is broken >&2\nexit 1\n"
     yard.chain(run, body, "resilience.links=20", "resilience.max_failures=3", nodes="n1")
     yard.until_over(run)
 

@@ -181,6 +181,9 @@ def test_job_that_leaves_at_once_is_no_success(
     link, status = current(tmp_path, told)
     assert (link, status.state, status.restarts) == (1, state, restarts)
     assert status.chain and status.chain.jobs["17"].state is state
+    if restarts:
+        told[0] = replace(told[0], state=S.FAILED, exit_code=1)
+        assert current(tmp_path, told)[1].state is state, "whatever it left with"
 
 
 def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
