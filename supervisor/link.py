@@ -116,10 +116,14 @@ class Link:
     # --- what came before ---
 
     def _look_at_links_before(self) -> Before:
+        directory, tags = self._job.directory, (self._settings.tag,)
+        jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
+        jobs.update(marks.later_jobs(directory, tags))
         lives: Dict[int, Life] = {}
-        for one in marks.read_lives(self._job.directory, tags=(self._settings.tag,)):
-            if one.link < self._job.link:
-                lives[one.link] = one  # the last one of a job that was requeued
+        for one in marks.read_lives(directory, tags=tags):
+            # Not one of a script that was submitted by hand; of a job that was requeued the last.
+            if one.link < self._job.link and jobs.get(one.link) in (None, one.job_id):
+                lives[one.link] = one
         last = self._job.link - 1
         marked = max(lives, default=0)
         began_with: Optional[checkpoints.Progress] = None
@@ -128,7 +132,7 @@ class Link:
             failures = lives[marked].failures
             began_with = checkpoints.from_fields(lives[marked]._asdict())
         life = lives.get(last)
-        job_id = self._job_of(last) or (life.job_id if life else "")
+        job_id = jobs.get(last) or (life.job_id if life else "")
         state = self._slurm.state_of(job_id) if job_id and self._settings.scheduler == SLURM else ""
         is_judged_now = False
         if life and life.verdict:

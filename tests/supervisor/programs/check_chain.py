@@ -33,7 +33,7 @@ class PlayedSlurm(Slurm):
 
     def _run(self, command: Sequence[str], seconds: float, as_submitted: bool = False) -> Answer:
         self.calls.append([str(word) for word in command])
-        return Answer(0, "{}\n".format(int(self._job.id) + 1), "")
+        return Answer(0, f"{int(self._job.id) + 1}\n", "")
 
 
 class Chain(unittest.TestCase):
@@ -78,13 +78,13 @@ class Chain(unittest.TestCase):
         return Link(job, slurm), slurm
 
     def save(self, step: int, serial: int) -> None:
-        path = os.path.join(self.root, "checkpoints", "step={}-{}".format(step, serial))
+        path = os.path.join(self.root, "checkpoints", f"step={step}-{serial}")
         os.makedirs(path)
         with open(os.path.join(path, checkpoints.MARKER), "w") as stream:
             json.dump({"step": step, "serial": serial}, stream)
 
     def ended(self, number: int) -> Dict[str, Any]:
-        with open(os.path.join(self.launch, marks.MARKS, "{}.0.ended.json".format(16 + number))) as stream:
+        with open(os.path.join(self.launch, marks.MARKS, f"{16 + number}.0.ended.json")) as stream:
             return dict(json.load(stream))
 
     def test_a_training_that_went_back_goes_on_and_then_gets_nowhere(self) -> None:
@@ -92,7 +92,8 @@ class Chain(unittest.TestCase):
         for number, step in enumerate((400, 600), start=1):
             link, slurm = self.link(number)
             link.begin()
-            self.assertIn("--dependency=afterany:{},singleton".format(16 + number), slurm.calls[0])
+            (submission,) = (call for call in slurm.calls if "--parsable" in call)
+            self.assertIn(f"--dependency=afterany:{16 + number},singleton", submission)
             self.save(step, number + 1)
             link.end(1, ["n1", "n2"], None)
             self.assertEqual(self.ended(number)["verdict"], "continue", self.said)
@@ -117,11 +118,11 @@ class Chain(unittest.TestCase):
         judged = self.ended(1)
         self.assertEqual((judged["state"], judged["verdict"]), ("NODE_FAIL", "exclude"), self.said)
         self.assertEqual((judged["excluded"], judged["judged_by"]), ("n2", "job 18"))
-        submission = next(call for call in slurm.calls if "--parsable" in call)
+        (submission,) = (call for call in slurm.calls if "--parsable" in call)
         self.assertIn("--exclude=n2", submission)
 
     def test_a_requeue_does_not_end_the_chain(self) -> None:
-        link, slurm = self.link(1, JobRecord("COMPLETING", "None", "None", True, 1))
+        link, _ = self.link(1, JobRecord("COMPLETING", "None", "None", True, 1))
         link.begin()
         link.end(143, ["n1"], "TERM")
         self.assertEqual(self.ended(1)["verdict"], "continue", self.said)
