@@ -89,7 +89,7 @@ def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
 
 
 # Commands before the tasks end at any signal.
-_ALL_END: Forwarding = {number: ("", signal.SIGTERM) for number in _SIGNALS}
+_ALL_END: Forwarding = dict.fromkeys(_SIGNALS, ("", signal.SIGTERM))
 
 
 def run_before(command: Sequence[str], signals: Signals) -> int:
