@@ -153,6 +153,8 @@ def run(
                     _send(processes, passed_on)
     except OSError:
         _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
+        for process in processes:
+            process.wait()
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
