@@ -89,7 +89,7 @@ def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
 
 
 # Commands before the tasks end at any signal.
-_ALL_END: Forwarding = {number: ("", signal.SIGTERM) for number in _SIGNALS}
+_ALL_END: Forwarding = dict.fromkeys(_SIGNALS, ("", signal.SIGTERM))
 
 
 def run_before(command: Sequence[str], signals: Signals) -> int:
@@ -153,6 +153,8 @@ def run(
                     _send(processes, passed_on)
     except OSError:
         _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
+        for process in processes:
+            process.wait()
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
