@@ -16,7 +16,7 @@ help:
 	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (20 GB);'
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
-	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
+	@echo 'make lint    ruff, mypy, the import contracts, the supervisor'"'"'s Python and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
 	@echo 'make docs    the documentation, into site/'
 	@echo 'make wheel   the wheel, into dist/'
@@ -53,6 +53,7 @@ lint: .venv/test.done
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.14
 	$(BIN)/lint-imports
+	$(BIN)/vermin --target=3.6- --violations --eval-annotations --no-tips supervisor tests/supervisor/programs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 
 bench: .venv/test.done

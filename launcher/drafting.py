@@ -22,13 +22,13 @@ from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
 from launcher.runs import provenance
-from launcher.runs.excluded import ExcludedNode, excluded_from_json, read_excluded
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
-from launcher.runs.reading import YAML_LIMIT, read_text
+from launcher.runs.reading import read_stored_text
 from launcher.runs.trust import why_untrusted
 from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
+from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 
 if TYPE_CHECKING:
     from launcher.containers.choice import Choice
@@ -230,7 +230,7 @@ def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = 
     paths = LaunchPaths(launch_dir.parents[1], manifest.run, manifest.job_name, manifest.launch)
     stored, templates = launch_dir / paths.root_config.name, launch_dir / paths.templates.name
     try:
-        text = read_text(stored, YAML_LIMIT, "surrogateescape")
+        text = read_stored_text(stored)
     except OSError as error:
         raise UserError(
             f"{stored}: {(error.strerror or str(error)).lower()}: this launch was stored without it",
@@ -330,7 +330,7 @@ def render_launch(
             plan = image_plan(composition.config, work, number=number, tag=tag, avoided=avoided)
         rendered = render(plan, template_dir)
         if template_dir is not None:
-            check_texts(rendered.files(plan.paths), f"--template-dir {template_dir}")
+            check_texts(rendered.texts(plan.paths), f"--template-dir {template_dir}")
         return Draft(composition, plan, rendered, template_dir, work)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.hardware import Gpu
-from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
+from supervisor.excluded import ExcludedNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.failures import ends, signs  # noqa: E402
-from launcher.failures.rule import Rule  # noqa: E402
+from supervisor import exit_rules, log_rules  # noqa: E402
+from supervisor.rules import Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
 
 _INTRODUCTION = """\
 # Why a job ended
 
-<!-- Written by scripts/failures_page.py from launcher/failures: change the rules there. -->
+<!-- Written by scripts/failures_page.py from supervisor/{exit,log}_rules.py: change the rules there. -->
 
-The script of each job judges it at its end, and writes into `marks/JOB.0.ended.json` what it found: exit
+The supervisor of each job judges it at its end, and writes into `marks/JOB.0.ended.json` what it found: exit
 code, Slurm's state, the first rank that failed and its node, the last step, the *rule* that its end is after,
 and the *verdict*. `slipway history` tells it, and what you can do. In a chain the verdict decides:
 
@@ -38,16 +38,13 @@ The first rule that matches counts. One of the *end* looks at the exit code, at 
 at what `scontrol show job` says; one of the *log* at what ranks left when they failed, and then at the
 last MiB of the job's log. A log can name no node but the job's own: of a line the first that it names counts,
 or the node of the rank that it names.
-
-`launches/N/failure_rules.tsv` is the table as the job reads it: name, end or log, verdict, which nodes,
-pattern (`grep -E`), sentence.
 """
 _PARTS = (
-    ("How it ended", ends.FIRST),
-    ("A broken machine", signs.HARDWARE),
-    ("A limit", ends.LIMITS),
-    ("Its tasks", signs.TASKS),
-    ("Nothing else tells", ends.LAST),
+    ("How it ended", exit_rules.FIRST),
+    ("A broken machine", log_rules.HARDWARE),
+    ("A limit", exit_rules.LIMITS),
+    ("Its tasks", log_rules.TASKS),
+    ("Nothing else tells", exit_rules.LAST),
 )
 
 
@@ -66,7 +63,7 @@ def _patterns(rules: Sequence[Rule]) -> list[str]:
 
 
 def text() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_INTRODUCTION]
     for title, rules in _PARTS:
         lines = ["", f"## {title}", "", *_rows(rules), "", "They look for:", "", *_patterns(rules), ""]
@@ -75,7 +72,7 @@ def text() -> str:
 
 
 def main() -> int:
-    """Write it, or tell whether it is stale."""
+    """Write it, or say that it is stale."""
     parser = argparse.ArgumentParser(description="Write docs/failures.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
     if not parser.parse_args().check:

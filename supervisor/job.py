@@ -1,7 +1,8 @@
 """The job that the supervisor keeps: what Slurm, the script and the launcher's settings say of it."""
 
+import contextlib
 import sys
-from typing import Dict, NamedTuple
+from typing import Dict, NamedTuple, Optional, TextIO
 
 from supervisor.settings import Settings
 
@@ -43,13 +44,19 @@ class Job(NamedTuple):
     def marks(self) -> str:
         return self.directory + "/marks"
 
-    def say(self, message: str, stream=None) -> None:
+    def say(self, message: str, stream: Optional[TextIO] = None) -> None:
         """Write a line to the job's log; on a full disk the job goes on without it."""
-        try:
-            print("Job {}: {}".format(self.claimant, message), file=stream or sys.stdout, flush=True)
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):
+            print(f"Job {self.claimant}: {message}", file=stream or sys.stdout, flush=True)
 
 
 class Leave(Exception):
-    """The job has nothing to do: its message says why."""
+    """The job has nothing to do: its message says why, and `code` is its exit code."""
+
+    def __init__(self, why: str, code: int = 0) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Unusable(Exception):
+    """The job cannot begin: its message says why."""

@@ -1,9 +1,19 @@
 """The settings of a launch's jobs, ``supervisor.json`` in the launch directory: written by the launcher."""
 
 import json
-from typing import Any, Dict, NamedTuple, Optional
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 NAME = "supervisor.json"
+
+# The schedulers: how tasks are started.
+SLURM, ALLOCATION, LOCAL = "slurm", "allocation", "local"
+
+# What the job alone knows, in the command of its tasks.
+IMAGE = "%SLIPWAY_IMAGE%"
+CONTAINER = "%SLIPWAY_CONTAINER%"
+HOSTS = "%SLIPWAY_HOSTS%"
+TASK_SCRIPT = "task.sh"
 
 
 class ChainSettings(NamedTuple):
@@ -105,9 +115,26 @@ class Settings(NamedTuple):
     checkpoints: Optional[str] = None
     failures: Optional[str] = None
     vboost: bool = False
-    host_arguments: tuple = ()
+    host_arguments: Tuple[str, ...] = ()
     chain: ChainSettings = ChainSettings()
     container: Optional[ContainerSettings] = None
+
+
+class SweepSettings(NamedTuple):
+    """Everything that the launcher tells the tasks of a sweep's array.
+
+    Attributes
+    ----------
+    sweep, tag, script
+        Name of the sweep, tag of the array, which no other array has, and name of each point's script.
+    points
+        By the number of the task: the launch's directory and its tag.
+    """
+
+    sweep: str
+    tag: str
+    script: str
+    points: Sequence[Sequence[str]]
 
 
 def to_json(settings: Settings) -> str:
@@ -136,4 +163,15 @@ def from_json(content: Dict[str, Any]) -> Settings:
         )
         return Settings(**values)
     except (TypeError, AttributeError) as error:
-        raise ValueError("{} is not of this version: {}".format(NAME, error))
+        raise ValueError(f"{NAME} is not of this version: {error}") from error
+
+
+def fill_in(command: Sequence[str], values: Mapping[str, str]) -> List[str]:
+    """Replace the placeholders in the arguments before the task's script: those after it are the user's."""
+    names = [os.path.basename(text) for text in command]
+    end = names.index(TASK_SCRIPT) if TASK_SCRIPT in names else len(command)
+    filled = list(command)
+    for index in range(end):
+        for placeholder, value in values.items():
+            filled[index] = filled[index].replace(placeholder, value)
+    return filled

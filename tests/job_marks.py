@@ -1,4 +1,4 @@
-"""The marks of a job, as its script leaves them: `launcher.runs.marks`."""
+"""The marks of a job, as its script leaves them: `supervisor.marks`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
-from launcher.runs.reading import read_text, read_yaml
+from launcher.runs.reading import read_yaml
 from launcher.stages.planning import run_directory
+from supervisor.files import read_text
 
 _EPILOG = """\
 examples:

@@ -19,7 +19,7 @@ from launcher.tracking.exit_codes import DONE, NOT_KNOWN
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.failures.reading import Reading
+    from launcher.failures import Reading
 
 _DESCRIPTION = """\
 Tell what became of each launch of a run: a line for each, below it why it ended and which overrides differ

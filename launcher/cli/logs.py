@@ -164,13 +164,14 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
     """The job of the link that is asked for, by its number or its id."""
     if number is None:
         return job_id if job_id in launch.jobs else None
-    if not 1 <= number <= len(launch.jobs):
-        known = f"{len(launch.jobs)} of {launch.manifest.links} are known"
+    links = launch.links
+    if number not in links:
+        known = f"{len(links)} of {launch.manifest.links} are known"
         raise UserError(
             f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} has no such link",
             hint=known,
         )
-    return launch.jobs[number - 1]
+    return links[number]
 
 
 def _refuse_link(launch: Launch, number: int | None) -> None:

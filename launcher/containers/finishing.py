@@ -12,7 +12,8 @@ from launcher.containers.store import ImageConfig, RecipeOrigin, Sidecar, sideca
 from launcher.containers.superblock import read_superblock
 from launcher.errors import UserError
 from launcher.file_systems import mount_of
-from launcher.runs.files import sync_directory, umask
+from launcher.runs.files import umask
+from supervisor.files import sync_directory
 
 # In the hidden name of an image that was replaced.
 REPLACED = ".old-"

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.containers.references import SQUASHFS_SUFFIXES
 from launcher.errors import UserError
-from launcher.runs.files import write_atomic
+from supervisor.files import write_atomic
 
 SUFFIXES = SQUASHFS_SUFFIXES
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from launcher.control.targets import Target, state_of
 from launcher.errors import UserError
-from launcher.runs.marks import GIVEN_UP, claim
 from launcher.schedulers.base import JobStatus, NoAnswer, State
 from launcher.schedulers.commands import Unreachable
 from launcher.tracking.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
 from launcher.tracking.polling import poll
+from supervisor.marks import GIVEN_UP, claim
 
 T = TypeVar("T")
 

@@ -12,23 +12,32 @@ from pathlib import Path
 from launcher.control.acting import Done, Outcome, again, by_scheduler, give_up, is_unanswered, over
 from launcher.control.targets import Target
 from launcher.errors import UserError
-from launcher.runs.marks import ChainEnd, end_chain, note_cancelled
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
-from launcher.schedulers.base import Scheduler, State
+from launcher.schedulers.base import Links, Scheduler, State
+from launcher.tracking.launches import Launch
+from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 
 
 @dataclass
 class _Ending:
-    """A job that is to end, and what went wrong with that."""
+    """A job that is to end, and what went wrong with that.
+
+    `is_over` is set where it has ended already, and only `further` links of its chain may live; `cancelled`
+    are those that were ended. `is_marked` is unset where the mark that ends the chain could not be left, and
+    `is_ended_now` set where it was not there before.
+    """
 
     target: Target
     job_id: str
     saves: bool
+    is_over: bool = False
     is_marked: bool = True
+    is_ended_now: bool = False
     further: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
     error: UserError | None = None
 
     @property
@@ -37,10 +46,19 @@ class _Ending:
         return self.target.launch.paths.directory
 
     @property
+    def saves_first(self) -> bool:
+        """Return True for a chain whose link is to save before any other is ended."""
+        return self.saves and self.target.links is not None
+
+    @property
     def tasks_that_wait(self) -> list[str]:
-        """Return the waiting tasks of an array whose running task saves: none may start after it."""
+        """Return the waiting tasks of an array whose running task saves: none may start after it.
+
+        Of one that is suspended none: that it saves will be refused.
+        """
         tasks = {} if self.target.task or not self.saves else self.target.tracked.status.tasks
-        return [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
+        waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
+        return waiting if State.RUNNING in tasks.values() else []
 
 
 # Jobs that are ended at once, each with what it is ended for.
@@ -52,13 +70,14 @@ def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
 
     What waits is ended before what runs; of one run the later launches and the later links of a chain first,
     each when those before it have ended: so none starts where another ended. Jobs of different runs are ended
-    at once.
+    at once. But a chain whose link is to save is ended after the scheduler has taken that: where it is
+    refused, nothing is done.
     """
     settled = [_settled(target) for target in targets]
     endings = [
-        _Ending(target, target.job_id, save and target.runs)
+        _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
         for target, outcome in zip(targets, settled, strict=True)
-        if outcome is None and target.job_id is not None
+        if target.job_id is not None and (outcome is None or _is_chain_without_end(target, outcome))
     ]
     for group in by_scheduler(endings, lambda ending: ending.target):
         try:
@@ -66,8 +85,13 @@ def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
         except UserError as error:
             for ending in group:
                 ending.error = ending.error or error
-    outcomes = iter(_outcomes(endings))
-    return [outcome or next(outcomes) for outcome in settled]
+    outcomes = {
+        id(ending.target): outcome for ending, outcome in zip(endings, _outcomes(endings), strict=True)
+    }
+    return [
+        outcomes.get(id(target)) or outcome or over(target)
+        for target, outcome in zip(targets, settled, strict=True)
+    ]
 
 
 def _settled(target: Target) -> Outcome | None:
@@ -81,37 +105,61 @@ def _settled(target: Target) -> Outcome | None:
     return over(target) if target.state is State.COMPLETING else None
 
 
+def _is_chain_without_end(target: Target, outcome: Outcome) -> bool:
+    """Return True for a chain that seems to be over: a link of it may live of which nobody knows."""
+    return target.links is not None and outcome.done is Done.AS_ASKED
+
+
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    _end_chains(scheduler, [ending for ending in endings if ending.target.links is not None])
-    for wave in _waves(endings, _that_wait):
+    saving = [ending for ending in endings if ending.saves_first]
+    others = [ending for ending in endings if not ending.saves_first]
+    _end_chains(scheduler, others)
+    for wave in _waves(others, _that_wait):
         _run(scheduler.cancel_all, wave)
-    for wave in _waves(endings, _that_run):
+    for wave in _waves(others, _that_run):
         _run(scheduler.cancel_all, wave)
     _run(scheduler.save_all, [(ending, ending.job_id) for ending in endings if ending.saves])
+    # The next link sees the mark: it begins long after this one was told to save.
+    saving = [ending for ending in saving if ending.error is None]
+    _end_chains(scheduler, saving)
+    for wave in _waves(saving, _that_wait):
+        _run(scheduler.cancel_all, wave)
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    """Let no further link of the chains do anything, and find those that wait."""
-    lost: Mapping[str, Sequence[str]] = {}
-    growing = []
-    for ending in endings:
+    """Let no further link of the chains do anything; find those that wait, also without a claim."""
+    chains = [
+        (ending, launch, links)
+        for ending in endings
+        if (launch := ending.target.launch) and (links := ending.target.links)
+    ]
+    for ending, _, _ in chains:
         try:
-            end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
+            ending.is_ended_now = end_chain(ending.directory, ChainEnd(user(), f"cancelled by {user()}"))
         except OSError:
             ending.is_marked = False
-        launch, links = ending.target.launch, ending.target.links
-        if launch and links and len(links.jobs) < links.most:
-            growing.append(replace(launch.intent, link=len(links.jobs) + 1))
+    growing = [
+        replace(launch.intent, link=None) for _, launch, links in chains if len(links.jobs) < links.most
+    ]
+    found: Mapping[str, Mapping[int, Sequence[str]]] = {}
     if growing:
-        # Also links of which the answer to their submission was lost.
+        # Also links of which the answer to their submission, or their claim, was lost.
         with contextlib.suppress(UserError):
-            lost = scheduler.find(growing)
-    for ending in endings:
-        launch, links = ending.target.launch, ending.target.links
-        if launch and links:
-            known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
-            found = lost.get(launch.intent.tag, ()) if len(links.jobs) < links.most else ()
-            ending.further = [*known, *(job_id for job_id in found if job_id not in links.jobs)]
+            found = scheduler.find_links(growing)
+    for ending, launch, links in chains:
+        jobs_of = sorted(found.get(launch.intent.tag, {}).items())
+        lost = {link: [job for job in jobs if job not in links.jobs] for link, jobs in jobs_of}
+        _claim(launch, links, {link: jobs[0] for link, jobs in lost.items() if jobs})
+        known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
+        ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
+
+
+def _claim(launch: Launch, known: Links, lost: Mapping[int, str]) -> None:
+    """Put links on record whose claims are missing, so that their ends can be waited for, and told."""
+    on_record = launch.links
+    for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():
+        if link not in on_record:
+            claim(launch.paths.directory, job_id, link)
 
 
 def _that_wait(ending: _Ending) -> Iterator[list[str]]:
@@ -119,12 +167,12 @@ def _that_wait(ending: _Ending) -> Iterator[list[str]]:
     yield from ([job_id] for job_id in reversed(ending.further))
     if ending.tasks_that_wait:
         yield ending.tasks_that_wait
-    if not ending.target.runs:
+    if not ending.target.runs and not ending.is_over:
         yield [ending.job_id]
 
 
 def _that_run(ending: _Ending) -> Iterator[list[str]]:
-    if ending.target.runs and not ending.saves:
+    if ending.target.runs and not ending.saves and not ending.is_over:
         yield [ending.job_id]
 
 
@@ -161,6 +209,7 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
         return
     saves = ending.saves and job_id == ending.job_id
     note_act("told {} to save and leave" if saves else "cancelled {}", job_id)
+    ending.cancelled += [job_id] if is_further else []
     if is_further or (job_id == ending.job_id and not ending.saves and ending.target.task is None):
         note_cancelled(ending.directory, job_id, user())
 
@@ -176,10 +225,16 @@ def _outcomes(endings: Sequence[_Ending]) -> list[Outcome]:
 
 
 def _outcome(ending: _Ending, now: Target | None) -> Outcome:
+    if ending.error is None and ending.is_over:
+        words = "it is over" if ending.target.state.is_final else "it is ending"
+        found = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
+        return Outcome(ending.target, Done.AS_ASKED, words + (found if ending.cancelled else ""))
     if ending.error is None:
         return Outcome(ending.target, Done.SAVING if ending.saves else Done.CANCELLED)
     if now is None:
         return Outcome(ending.target, Done.UNKNOWN, ending.error.message)
     if not now.may_live or now.state is State.COMPLETING:
         return over(now)
+    if ending.is_ended_now and not ending.cancelled:
+        take_back_end(ending.directory)
     return Outcome(now, Done.REFUSED, str(ending.error))

@@ -16,10 +16,10 @@ from launcher.preflight.facts import Change, EarlierTraining
 from launcher.preflight.findings import full
 from launcher.preflight.values import Values
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
-from launcher.runs.marks import cancelled_by, read_lives
 from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.runs.reading import read_yaml
 from launcher.secrecy import hidden
+from supervisor.marks import cancelled_by, read_lives
 
 # What the shapes of the weights depend on, in either stack of a T5's.
 _SHAPE = re.compile(

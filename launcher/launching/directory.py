@@ -19,12 +19,12 @@ from launcher.rendering.config_text import config_text
 from launcher.rendering.render import user_templates
 from launcher.runs import paths as names
 from launcher.runs import provenance
-from launcher.runs.files import write_atomic
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, next_launch_number
 from launcher.runs.write import LaunchExists, link_newest, write_launch
 from launcher.schedulers.arrays import declared_tasks
 from launcher.secrecy import recorded
+from supervisor.files import write_atomic
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
@@ -95,10 +95,10 @@ def _familiar_names(paths: LaunchPaths) -> list[str]:
     return [*shown, paths.config_name, names.RESULTS] if paths.config.exists() else shown
 
 
-def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str]:
-    """The text of each file of a launch's directory."""
+def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str | bytes]:
+    """Return the content of each file of a launch's directory."""
     paths, config = made.plan.paths, made.plan.job.config
-    files = {
+    files: dict[Path, str | bytes] = {
         **made.rendered.files(paths),
         paths.directory / names.COMMAND_LOG: _pasteable(request, made),
         paths.manifest: manifest.to_json(),

@@ -8,9 +8,9 @@ from pathlib import Path
 from launcher.drafting import Draft, render_again
 from launcher.errors import UserError
 from launcher.launching.submitting import Patience, Tell, validate
-from launcher.runs.excluded import ExcludedNode
 from launcher.schedulers.base import Scheduler
 from launcher.schedulers.commands import Silent, Unreachable
+from supervisor.excluded import ExcludedNode
 
 
 def judged(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from launcher.errors import UserError
 from launcher.launching.submitting import Patience, Tell, submit
 from launcher.runs.manifest import Manifest
-from launcher.runs.marks import claim
 from launcher.runs.paths import LaunchPaths
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.stages.dependencies import beside
+from supervisor.marks import claim
 
 
 def submit_links(

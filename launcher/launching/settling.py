@@ -14,9 +14,9 @@ from launcher.launching.directory import record_job
 from launcher.launching.submitting import Tell, keep_one
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.marks import GIVEN_UP, claim, first_job
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.tracking.launches import Launch, by_scheduler, read_launch, scheduler_of
+from supervisor.marks import GIVEN_UP, claim, job_of
 
 # More than launchers that die one after the other leave behind.
 _NEWEST = 20
@@ -51,7 +51,7 @@ def settle(run_dir: Path, tell: Tell) -> None:
     opened = _open_launches(run_dir)
     if not opened:
         return
-    marked = {launch.manifest.tag: [job] for launch in opened if (job := first_job(launch.paths.directory))}
+    marked = {launch.manifest.tag: [job] for launch in opened if (job := job_of(launch.paths.directory))}
     asked = [launch for launch in opened if launch.manifest.tag not in marked]
     found = [_settled(launch, {**marked, **_ask(asked)}, tell) for launch in opened]
     jobs = [job for job in found if job is not None]

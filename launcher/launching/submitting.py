@@ -2,7 +2,7 @@
 
 Where an answer is lost, the job is looked for by its tag, and submitted again only when the scheduler has
 answered that it knows none. It may take the first submission after that, so that there are two. The claim of
-the launch, ``marks/job``, then decides which of them is its job: `launcher.runs.marks`.
+the launch, ``marks/job``, then decides which of them is its job: `supervisor.marks`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UserError
-from launcher.runs.marks import GIVEN_UP, claim
 from launcher.runs.receipts import note_submitted
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.commands import Silent
+from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.errors import shown
 from launcher.runs.manifest import Manifest
-from launcher.runs.reading import whole
 from launcher.secrecy import redacted
+from supervisor.files import whole
 
 _MOST_TOLD = 8
 

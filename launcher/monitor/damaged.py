@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.reading import open_regular, unix_time
 from launcher.tracking.launches import Launch
+from supervisor.files import open_regular, unix_time
 
 FILE_NAME = "damaged_checkpoints.jsonl"
 # Hundreds of them; more would tell nobody more.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.monitor.events import Event, Train, Validation, parse_events
-from launcher.runs.reading import open_regular
+from supervisor.files import open_regular
 
 # Enough for a trainer's start and its first step, and for the newest thirty steps.
 _HEAD_BYTES = 1 << 11

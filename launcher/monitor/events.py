@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from launcher.runs.reading import LONGEST_LINE, open_regular, unix_time, whole
+from supervisor.files import open_regular, unix_time, whole
+
+# A longer line is read in pieces.
+LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

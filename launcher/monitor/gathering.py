@@ -18,11 +18,12 @@ from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events
 from launcher.monitor.saved import find_saved
 from launcher.runs.paths import launch_numbers
-from launcher.runs.reading import open_regular, read_yaml, whole
+from launcher.runs.reading import read_yaml
 from launcher.schedulers.base import JobStatus
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch, adopt, open_launch, read_launch
 from launcher.tracking.polling import ask
+from supervisor.files import open_regular, whole
 
 _ERROR_LOG = "nemo_error_log.txt"
 _RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.failures.reading import Reading, read_life
+from launcher.failures import Reading, read_life
 from launcher.monitor import formatting
 from launcher.monitor.changes import Changes, Difference, changes_between, difference_of
 from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
@@ -20,12 +20,12 @@ from launcher.monitor.log_files import FAILURES, link_log
 from launcher.monitor.overview import finite, links_to_json
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
-from launcher.runs.marks import Life
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus, State
 from launcher.schedulers.states import exit_reason
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask
+from supervisor.marks import Life
 
 # What Slurm calls a job that was put back into the queue; it is no state that a job stays in.
 REQUEUED = "REQUEUED"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.runs.reading import read_json, unix_time, whole
 from launcher.tracking.launches import Launch
+from supervisor.files import read_json, unix_time, whole
 
 FAILURES = "failures"
 _FAILURE_BYTES = 1 << 20

@@ -14,9 +14,9 @@ from typing import BinaryIO
 from launcher.errors import one_line
 from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import launch_numbers
-from launcher.runs.reading import open_regular
 from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.launches import Launch
+from supervisor.files import open_regular
 
 _BLOCK = 1 << 16
 _POLL = 0.25

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.monitor.events import Event, Start, Train, Validation
-from launcher.runs.reading import open_regular, read_text
+from supervisor.files import open_regular, read_text
 
 # After the bar: without it the number may be the rest of one that was torn.
 _LINE = re.compile(

@@ -10,11 +10,11 @@ from typing import Any
 
 from launcher.monitor import formatting
 from launcher.monitor.moments import moment
-from launcher.runs.marks import image_digest
 from launcher.runs.paths import short
-from launcher.runs.reading import open_regular, read_json
 from launcher.secrecy import recorded
 from launcher.tracking.launches import Launch
+from supervisor.files import open_regular, read_json
+from supervisor.marks import image_digest
 
 # What the trainer writes of itself: its packages, and the commit of its code where it ran from a checkout.
 _PACKAGES = "packages.json"

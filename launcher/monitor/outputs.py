@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from launcher.runs.reading import read_text
+from supervisor.files import read_text
 
 # Beside its prefix, and in the tokenizer's directory.
 _SUFFIXES = (".bin", ".idx", ".json")

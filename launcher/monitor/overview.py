@@ -197,7 +197,7 @@ def links_to_json(links: Links | None) -> list[dict[str, Any]]:
             "elapsed": status.elapsed,
             "node_list": status.nodes,
         }
-        for number, (job_id, status) in enumerate(links.jobs.items() if links else (), 1)
+        for number, (job_id, status) in (zip(links.numbers, links.jobs.items(), strict=True) if links else ())
     ]
 
 

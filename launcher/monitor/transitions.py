@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from launcher.runs.marks import Life, cancelled_at, chain_end
 from launcher.schedulers.base import JobStatus, State
 from launcher.times import parse_time_limit
 from launcher.tracking.launches import Launch
+from supervisor.marks import Life, cancelled_at, chain_end
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.plan import Container, Job, Mount
-from launcher.rendering.quoting import RawShell
+from supervisor.settings import IMAGE
 
 # Of the site's arguments of srun, the one that says what `mount_home: null` does not.
 _NO_HOME = "--no-container-mount-home"
@@ -13,7 +13,7 @@ _NO_HOME = "--no-container-mount-home"
 
 def apptainer_command(job: Job, container: Container) -> list[str]:
     """What comes between srun and the task's script."""
-    image = RawShell('"$image"') if container.is_staged else container.image
+    image = IMAGE if container.is_staged else container.image
     return ["apptainer", "exec", *_options(job, container), image, *_entrypoint(container)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,17 +20,18 @@ from jinja2 import (
     StrictUndefined,
     TemplateSyntaxError,
     meta,
+    nodes,
 )
 
 from launcher.errors import UserError, check_directory
-from launcher.failures.rules import rules_file
 from launcher.leaks import LEAKS
 from launcher.plan import Binding, Plan
-from launcher.rendering.chain import chain_settings
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
-from launcher.rendering.srun import host_arguments, srun_arguments
+from launcher.rendering.srun import srun_arguments
+from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
+from supervisor.settings import CONTAINER, to_json
 
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "templates").resolve()
@@ -39,8 +41,6 @@ _BINDING = TEMPLATE_DIR / "binding.sh"
 _ATTACH = TEMPLATE_DIR / "attach.sh"
 _STAGE_IMAGE = TEMPLATE_DIR / "stage_image.sh"
 _MEGATRON_LM = TEMPLATE_DIR / "megatron_lm.py"
-_RESILIENCE = tuple(TEMPLATE_DIR / f"{name}.sh" for name in ("resilience", "ending", "judging"))
-_NEMO_CHECKPOINTS = TEMPLATE_DIR / "nemo_checkpoints.sh"
 
 _TEMPLATES = {"slurm": "sbatch.sh.j2", "local": "local.sh.j2", "allocation": "allocation.sh.j2"}
 # Of a stage that is no job of tasks.
@@ -55,27 +55,25 @@ class Rendered:
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
     `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
-    `resilience` holds the functions by which `script` is a link of a chain, and `failure_rules` the rules by
-    which it judges its end.
+    `supervisor` is the program that keeps the job, and `settings` is what it is told of this launch.
     """
 
     script: str
     task: str
     binding: str | None
     attach: str
-    resilience: str
-    failure_rules: str
+    supervisor: bytes
+    settings: str
     stage_image: str | None = None
     megatron_lm: str | None = None
 
-    def files(self, paths: LaunchPaths) -> dict[Path, str]:
-        """The text of each file of a launch's directory."""
+    def texts(self, paths: LaunchPaths) -> dict[Path, str]:
+        """Return the text of each file of a launch's directory."""
         files = {
             paths.script: self.script,
             paths.task_script: self.task,
             paths.attach_script: self.attach,
-            paths.resilience: self.resilience,
-            paths.failure_rules: self.failure_rules,
+            paths.supervisor_settings: self.settings,
         }
         optional = {
             paths.binding: self.binding,
@@ -83,6 +81,10 @@ class Rendered:
             paths.megatron_lm: self.megatron_lm,
         }
         return files | {path: text for path, text in optional.items() if text is not None}
+
+    def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
+        """Return the content of each file of a launch's directory."""
+        return {**self.texts(paths), paths.supervisor: self.supervisor}
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
@@ -122,24 +124,26 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "plan": plan,
         "job": plan.job,
         "paths": plan.paths,
+        "directory": plan.paths.directory,
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "salloc_arguments": salloc_arguments(plan),
         "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in LEAKS)),
-        **_counts(plan),
-        "srun_arguments": srun_arguments(plan.job),
-        "host_arguments": host_arguments(plan.job),
-        "chain_settings": chain_settings(plan),
+        "argv": _arguments(plan),
+        "srun_arguments": _srun_arguments(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),
         **_world(plan.scheduler),
     }
     try:
+        script = environment.get_template(template).render(values)
+        if template_dir is not None and plan.job.stage not in _OF_STAGE:
+            _check_script(script, template_dir)
         return Rendered(
-            script=environment.get_template(template).render(values),
+            script=script,
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
-            resilience=_resilience(plan.job.engine),
-            failure_rules=rules_file(),
+            supervisor=supervisor_archive(),
+            settings=to_json(supervisor_settings(plan)),
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
             megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
         )
@@ -160,34 +164,31 @@ def _starts_megatron_lm(plan: Plan) -> bool:
     return plan.job.stage == "training" and plan.job.engine == "megatron_lm"
 
 
-def _counts(plan: Plan) -> dict[str, Any]:
-    """How many nodes and tasks there are, and the payload's arguments, which may tell it of that.
-
-    Of a range of nodes the script counts those that the job got, in ``nodes``.
-    """
+def _arguments(plan: Plan) -> tuple[Any, ...]:
+    """Return the payload's arguments, which may tell it how many of a range of nodes the job got."""
     resources, payload = plan.job.resources, plan.job.payload
-    if resources.max_nodes is None:  # known, as it always is without Slurm
-        return {"node_count": resources.nodes, "argv": payload.argv}
-    told = [] if payload.nodes_key is None else [RawShell(f'"{payload.nodes_key}=$nodes"')]
-    return {
-        "node_count": RawShell('"$nodes"'),
-        "argv": (*payload.argv, *told),
-    }
+    if resources.max_nodes is None or payload.nodes_key is None:
+        return payload.argv
+    return (*payload.argv, RawShell(f'"{payload.nodes_key}=$SLURM_JOB_NUM_NODES"'))
+
+
+def _srun_arguments(plan: Plan) -> list[str]:
+    """Return the arguments of srun; a session has no supervisor, and names its container itself."""
+    arguments = srun_arguments(plan.job)
+    if plan.job.stage not in _OF_STAGE:
+        return arguments
+    named, by_itself = f"--container-name={CONTAINER}", RawShell('--container-name="$SLIPWAY_CONTAINER"')
+    return [by_itself if argument == named else argument for argument in arguments]
 
 
 def _world(scheduler: str) -> dict[str, RawShell]:
     """How many tasks there are, as each of them is told when it starts: in all, and on its node."""
-    if scheduler == "local":  # the script exports them
+    if scheduler == "local":  # the supervisor exports them
         return {"world_size": RawShell('"$WORLD_SIZE"'), "local_world_size": RawShell('"$LOCAL_WORLD_SIZE"')}
     return {
         "world_size": RawShell('"$SLURM_NTASKS"'),
         "local_world_size": RawShell("$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))"),
     }
-
-
-def _resilience(engine: str) -> str:
-    parts = (*_RESILIENCE, _NEMO_CHECKPOINTS) if engine == "nemo" else _RESILIENCE
-    return "\n".join(part.read_text(encoding="utf-8").removeprefix("#!/bin/bash\n") for part in parts)
 
 
 def render_template(name: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
@@ -210,6 +211,60 @@ def render_template(name: str, values: Mapping[str, Any], template_dir: Path | N
         raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
 
 
+# Blocks of earlier versions, and what to do instead.
+_BY_THE_SUPERVISOR = "the supervisor does this; remove the block"
+_GONE_BLOCKS = {
+    "job_id": _BY_THE_SUPERVISOR,
+    "marks": _BY_THE_SUPERVISOR,
+    "chain": _BY_THE_SUPERVISOR,
+    "turn": _BY_THE_SUPERVISOR,
+    "rendezvous": "the supervisor chooses them; others: block environment of task.sh.j2",
+    "image_record": _BY_THE_SUPERVISOR,
+    "image_digest": _BY_THE_SUPERVISOR,
+    "container_name": "container_options.name is the name; %SLIPWAY_CONTAINER% stands for it in block tasks",
+    "stage_image": "container_options.stage_to is where; %SLIPWAY_IMAGE% stands for the copy in block tasks",
+    "on_each_node": "cluster.srun_args are the arguments of every srun",
+    "vboost": "enable_vboost sets it; other commands: block environment",
+    "signals": _BY_THE_SUPERVISOR,
+    "verdict": _BY_THE_SUPERVISOR,
+    "claim": _BY_THE_SUPERVISOR,
+    "point": _BY_THE_SUPERVISOR,
+}
+_SUPERVISED = (*_TEMPLATES.values(), "sweep.sh.j2")
+# Variables of earlier versions' scripts.
+_GONE_VARIABLES = re.compile(r"\$\{?(launch_dir|job_id|marks|hosts|nodes|container_name)\b")
+
+
+def _check_blocks(template_dir: Path) -> None:
+    """Refuse blocks that the scripts do not have any more: they would be left out in silence."""
+    environment = _environment(None)
+    for name in _SUPERVISED:
+        path = template_dir / name
+        if not path.is_file():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            blocks = {block.name: block.lineno for block in environment.parse(text).find_all(nodes.Block)}
+        except (OSError, ValueError, TemplateSyntaxError):
+            continue  # rendering it says so
+        for block in sorted(blocks.keys() & _GONE_BLOCKS.keys(), key=blocks.__getitem__):
+            raise UserError(
+                f"{path}:{blocks[block]}: the script has no block {block} any more",
+                hint=f"{_GONE_BLOCKS[block]} (docs/scripts.md)",
+            )
+
+
+def _check_script(script: str, template_dir: Path) -> None:
+    """Refuse a script of a user's template which is that of an earlier version."""
+    hint = "docs/scripts.md has the blocks of this version"
+    if "supervisor.pyz" not in script:
+        raise UserError(f"{template_dir}: this script does not start supervisor.pyz", hint=hint)
+    gone = _GONE_VARIABLES.search(script)
+    if gone and not re.search(rf"^\s*(export |local |read )*{gone[1]}=", script, re.MULTILINE):
+        hint = "$SLIPWAY_DIR is the launch directory" if gone[1] == "launch_dir" else hint
+        raise UserError(f"{template_dir}: the script has no variable {gone[1]} any more", hint=hint)
+
+
 def _check_templates(template_dir: Path) -> None:
     """Refuse a directory whose templates would not be used: ours would be, and nobody would be told."""
     check_directory("--template-dir", template_dir)
@@ -224,6 +279,7 @@ def _check_templates(template_dir: Path) -> None:
     for path in theirs:
         if not path.is_file() or not os.access(path, os.R_OK):
             raise UserError(f"{path}: this template is not a file that can be read")
+    _check_blocks(template_dir)
 
 
 def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:

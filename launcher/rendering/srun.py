@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from launcher.errors import UserError
 from launcher.plan import Container, ContainerOptions, Job, Mount
-from launcher.rendering.quoting import RawShell
+from supervisor.settings import CONTAINER, IMAGE
 
-# Of an image's digest, in the name of a container made of it; the scripts take as many.
+# Of an image's digest, in the name of a container made of it; the supervisor takes as many.
 NAME_DIGITS = 12
 
 # Pyxis' flags, and the option that each is: with a value, or in two forms for yes and no.
@@ -63,9 +63,7 @@ def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> lis
 def _pyxis(job: Job, container: Container) -> list[str]:
     mounts = ",".join(_mount(mount) for mount in container.mounts)
     return [
-        RawShell('--container-image="$image"')
-        if container.is_staged
-        else f"--container-image={container.image}",
+        f"--container-image={IMAGE if container.is_staged else container.image}",
         f"--container-mounts={mounts}",
         *_option_flags(container.options),
         *([] if container.options.name is None else [_name(container, container.options.name)]),
@@ -76,10 +74,10 @@ def _pyxis(job: Job, container: Container) -> list[str]:
 def _name(container: Container, name: str) -> str:
     """The name of an unpacked container: Pyxis takes the one that has it, whatever image that was made of.
 
-    The job's script completes the name by digits of the image's file, as the file is when the job begins.
+    The supervisor completes the name by digits of the image's file, as the file is when the job begins.
     """
     if container.is_file:
-        return RawShell('--container-name="$container_name"')
+        return f"--container-name={CONTAINER}"
     pinned = re.search(r"[:@]sha256:([0-9a-f]{64})$", container.image)
     digits = pinned[1] if pinned else hashlib.sha256(container.image.encode()).hexdigest()
     return f"--container-name={name}-{digits[:NAME_DIGITS]}"

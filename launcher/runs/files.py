@@ -1,34 +1,15 @@
-"""Writing that cannot be seen half done: temporary name, fsync, rename."""
+"""Links and copies in run directories, made so that they cannot be seen half done."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-
-def write_atomic(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a crash, meets either the old content or the new.
-
-    The user's umask decides, as ever, what of `mode` is given. A path in the text that is not UTF-8 is
-    written as the bytes that it is.
-    """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode & ~umask())
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+from supervisor.files import sync_directory, write_atomic
 
 
 def umask() -> int:
-    """The permissions that the user gives to nobody; asking for them needs setting them."""
+    """Return the permissions that the user gives to nobody; asking for them needs setting them."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -77,12 +58,3 @@ def copy_package(source: Path, target: Path) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     sync_directory(target)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

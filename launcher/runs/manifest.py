@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, one_line, shortened
-from launcher.runs.files import write_atomic
 from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
-from launcher.runs.reading import UnfitFile, is_job_id, read_json
+from supervisor.files import UnfitFile, is_job_id, read_json, write_atomic
 
 SCHEMA_VERSION = 1
 
@@ -53,7 +52,7 @@ class Manifest:
     `array_tag`; its `job_id` is that of the task, ``17_2``.
     `links` is how many jobs its chain has at most, which submit each other where `from_job` is set, and
     otherwise were submitted with it; `after` is what a stage waits for, such as ``afterok:17``; `excluded`
-    are the nodes that it was to avoid when it was launched (`launcher.runs.excluded`). `nodes` is the least
+    are the nodes that it was to avoid when it was launched (`supervisor.excluded`). `nodes` is the least
     that it takes where `max_nodes` is set. `data` is the identity of the files that the training reads, as
     far as the launching machine sees them (`launcher.inspection.data_identity`). `differs` tells the keys by
     which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
@@ -100,6 +99,11 @@ class Manifest:
     data: list[dict[str, Any]] = field(default_factory=list)
     differs: dict[str, Any] | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that a script of its job may have: its own, and of a point of a sweep the array's."""
+        return (self.tag,) if self.array_tag is None else (self.tag, self.array_tag)
 
     def submitted_as(self, job_id: str) -> Manifest:
         """The manifest with its job; of a point of a sweep with its task of that array."""

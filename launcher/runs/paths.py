@@ -18,6 +18,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor import settings as supervisor_settings
+from supervisor.marks import MARKS
+
 LAUNCHES = "launches"
 NEWEST = "newest"
 MANIFEST = "launcher.json"
@@ -29,13 +32,9 @@ TEMPLATES = "templates"
 CODE = "code"
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
-MARKS = "marks"
 SUBMITTED = "submitted"
-JOB_MARK = "job"
-CHAIN_ENDED_MARK = "chain-ended"
-EXCLUDED_NODES = "excluded_nodes.tsv"
-IMAGE_MARK = "image.sha256"
 METRICS = "metrics.jsonl"
+SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
 
@@ -119,14 +118,14 @@ class LaunchPaths:
         return self.directory / "stage_image.sh"
 
     @property
-    def resilience(self) -> Path:
-        """Functions that the script reads to be a link of a chain, and to tell how it ended."""
-        return self.directory / "resilience.sh"
+    def supervisor(self) -> Path:
+        """The program that keeps the job."""
+        return self.directory / SUPERVISOR
 
     @property
-    def failure_rules(self) -> Path:
-        """The rules that it judges its end by."""
-        return self.directory / "failure_rules.tsv"
+    def supervisor_settings(self) -> Path:
+        """What it is told of this launch."""
+        return self.directory / supervisor_settings.NAME
 
     @property
     def attach_script(self) -> Path:
@@ -151,7 +150,7 @@ class LaunchPaths:
 
     @property
     def marks(self) -> Path:
-        """What the job tells of itself: `launcher.runs.marks`."""
+        """What the job tells of itself: `supervisor.marks`."""
         return self.directory / MARKS
 
     @property

@@ -18,7 +18,7 @@ import stat
 from pathlib import Path
 
 from launcher.errors import one_line
-from launcher.runs.reading import read_text
+from supervisor.files import read_text
 
 logger = logging.getLogger("launcher.runs")
 

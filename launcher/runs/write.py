@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import tempfile
 import time
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
-from launcher.runs.files import copy_package, link_atomic, sync_directory, umask, write_atomic
+from launcher.runs.files import copy_package, link_atomic, umask
 from launcher.runs.manifest import newest_submitted
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
+from supervisor.files import sync_directory, write_atomic
 
 _TEMPORARY = ".new-"
 # What a launcher that was killed left behind is old after a day, in seconds: no launcher takes as long.
@@ -24,13 +26,13 @@ class LaunchExists(Exception):
     """Another launcher took the number meanwhile; plan with the next one."""
 
 
-def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | None, key: str) -> None:
+def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Path | None, key: str) -> None:
     """Write a launch directory under a temporary name and rename it into place.
 
     Parameters
     ----------
     files
-        Text by path, each below ``paths.directory``.
+        Content by path, each below ``paths.directory``.
     code
         A Python package to copy, so that the job runs it as it is now; ``None`` copies nothing.
     key
@@ -55,11 +57,14 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
         raise explain_os_error(error, paths.run_dir, key) from error
     try:
         temporary.chmod(0o777 & ~umask())  # mkdtemp's 0700 would hide the launch from colleagues
-        for path, text in files.items():
+        for path, content in files.items():
             mode = 0o777 if path.suffix == ".sh" else 0o666
             target = temporary / path.relative_to(paths.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(target, text, mode)
+            if isinstance(content, bytes):
+                _write_bytes(target, content)
+            else:
+                write_atomic(target, content, mode)
         if code is not None:
             copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
         sync_directory(temporary)
@@ -71,6 +76,14 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str], code: Path | Non
             raise explain_os_error(error, paths.run_dir, key) from error
         raise
     sync_directory(launches)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that nobody knows of yet, and make its content durable."""
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.runs.reading import open_regular
 from launcher.schedulers.base import JobStatus, State
+from supervisor.files import open_regular
 
 # More than Slurm allows (MaxArraySize is 4,000,001 at most); what is read may be anything.
 _MOST_TASKS = 5_000_000

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UserError
+from supervisor.slurm_states import FINAL
 
 
 class State(enum.Enum):
@@ -46,35 +47,31 @@ class State(enum.Enum):
         return not self.is_final and self is not State.UNKNOWN
 
 
-_FINAL = {
-    State.COMPLETED,
-    State.FAILED,
-    State.CANCELLED,
-    State.TIMEOUT,
-    State.OUT_OF_MEMORY,
-    State.NODE_FAIL,
-    State.PREEMPTED,
-    State.DEADLINE,
-    State.NOT_SUBMITTED,
-    State.INTERRUPTED,
-}
+_FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """The jobs of a chain that are known, by their ids, in the order of their numbers, which begin with 1.
 
-    `current` is the number of the one that counts now; `most` of how many there are at most.
+    `current` is the number of the one that counts now; `most` of how many there are at most; `numbered`
+    has the numbers of all, where nobody knows the job of one between them.
     """
 
     current: int
     most: int
     jobs: Mapping[str, JobStatus]
+    numbered: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each job."""
+        return self.numbered or tuple(range(1, len(self.jobs) + 1))
 
     @property
     def job_id(self) -> str:
         """The id of the job that counts now."""
-        return list(self.jobs)[self.current - 1]
+        return list(self.jobs)[self._index]
 
     @property
     def waiting(self) -> list[str]:
@@ -84,7 +81,11 @@ class Links:
     @property
     def beyond(self) -> list[str]:
         """The ids of those after the current one."""
-        return list(self.jobs)[self.current :]
+        return list(self.jobs)[self._index + 1 :]
+
+    @property
+    def _index(self) -> int:
+        return self.numbers.index(self.current)
 
     def __str__(self) -> str:
         return f"{self.current}/{self.most}"
@@ -132,7 +133,8 @@ class Ticket:
     of a Slurm that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was
     submitted, and where it runs if there is no queue. A point of a sweep is one task of an array, ``17_2``,
     whose script was submitted with another tag, its `argument`. Of a chain of at most `links` jobs `job_id`
-    is the first, and `later` are the others that are known.
+    is the first, and `later` are the others that are known; `numbered` has the numbers of all, where one
+    between them is not known. `tags` are all that its marks may tell.
     """
 
     job_id: str
@@ -142,6 +144,8 @@ class Ticket:
     argument: str | None = None
     later: tuple[str, ...] = ()
     links: int = 1
+    numbered: tuple[int, ...] = ()
+    tags: tuple[str, ...] = ()
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -149,9 +153,19 @@ class Ticket:
         return (self.job_id, *self.later)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each of these in the chain."""
+        return self.numbered or tuple(range(1, len(self.jobs) + 1))
+
+    def with_links(self, links: Mapping[int, str]) -> Ticket:
+        """Return it with the jobs of a chain by the numbers of their links, of which the first is its own."""
+        later = {link: links[link] for link in sorted(links) if link > 1}
+        return replace(self, later=tuple(later.values()), numbered=(1, *later))
+
+    @property
     def each(self) -> list[Ticket]:
         """The jobs of a chain, each as one of its own."""
-        return [replace(self, job_id=job_id, later=(), links=1) for job_id in self.jobs]
+        return [replace(self, job_id=job_id, later=(), links=1, numbered=()) for job_id in self.jobs]
 
     @property
     def of(self) -> str:
@@ -252,6 +266,15 @@ class Scheduler(Protocol):
         """The ids of the jobs that submissions became, by tag, in one question for all; the oldest job first.
 
         A tag without a job is left out.
+
+        Raises
+        ------
+        UserError
+            If the scheduler cannot be asked.
+        """
+
+    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """`find` for the jobs of chains, by the numbers of their links.
 
         Raises
         ------

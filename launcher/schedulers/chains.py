@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launcher.runs.marks import ChainEnd, Life, chain_end, read_lives
 from launcher.schedulers.base import JobStatus, Links, State, Ticket
-from launcher.schedulers.states import from_marks
+from launcher.schedulers.states import ANOTHER_JOB, from_marks, of_life
+from supervisor.marks import ChainEnd, Life, chain_end, read_lives
 
 # Who a job says it is in the mark that ends a chain.
 _JOB = "job "
+_LEFT = "it left without doing anything: the chain had ended"
 
 
 def of_chain(ticket: Ticket, statuses: Sequence[JobStatus]) -> JobStatus:
@@ -25,14 +26,16 @@ def of_chain(ticket: Ticket, statuses: Sequence[JobStatus]) -> JobStatus:
     if ticket.links == 1:
         return statuses[0]
     end = chain_end(ticket.launch_dir)
-    lives = {life.job_id: life for life in read_lives(ticket.launch_dir)}
-    index = _current(ticket.jobs, statuses, lives, end)
-    links = Links(index + 1, ticket.links, dict(zip(ticket.jobs, statuses, strict=True)))
+    links, lives = _own_links(ticket, statuses)
+    jobs, numbers = list(links.jobs), links.numbers
+    statuses = [_unless_it_left(status, lives.get(job), end) for job, status in links.jobs.items()]
+    index = _current(jobs, statuses, lives, end)
+    links = replace(links, current=numbers[index], jobs=dict(zip(jobs, statuses, strict=True)))
     status = replace(statuses[index], chain=links)
     if status.state is State.PENDING and index:
         before = statuses[index - 1]
         why = f" ({before.reasons})" if before.reasons else ""
-        return _with(status, f"link {index} was {before.state.value}{why}")
+        return _with(status, f"link {numbers[index - 1]} was {before.state.value}{why}")
     if end is not None and _ended_by_user_between(status, lives.get(links.job_id), end):
         return replace(status, state=State.CANCELLED, reason=f"by {end.by}", exit_code=None, why=None)
     if not status.state.is_final or status.state.is_good:
@@ -43,9 +46,45 @@ def of_chain(ticket: Ticket, statuses: Sequence[JobStatus]) -> JobStatus:
     status = replace(status, reason=status.reasons)
     if status.state is State.CANCELLED and links.job_id not in lives:
         return status  # before it began, and so before it could submit the next one
-    if len(statuses) == ticket.links == index + 1:
+    if links.current == ticket.links:
         return _with(status, f"the last of {ticket.links} links")
-    return _with(status, f"link {index + 1} of {ticket.links}, and the next one is not known")
+    return _with(status, f"link {links.current} of {ticket.links}, and the next one is not known")
+
+
+def _own_links(ticket: Ticket, statuses: Sequence[JobStatus]) -> tuple[Links, dict[str, Life]]:
+    """Return the jobs of a chain without those of another launch, and the last life of each that began.
+
+    A run may have been removed while its chain waited, and launched anew: a job of the chain of old then has
+    the directory of the new launch.
+    """
+    lives = read_lives(ticket.launch_dir)
+    own = {life.job_id: life for life in lives if life.is_of(ticket.tags)}
+    foreign = {life.job_id for life in lives}.difference(own)
+    known = {
+        number: (job, status)
+        for number, job, status in zip(ticket.numbers, ticket.jobs, statuses, strict=True)
+        if number == 1 or (job not in foreign and status.reason != ANOTHER_JOB)
+    }
+    return Links(1, ticket.links, dict(known.values()), tuple(known)), own
+
+
+def _unless_it_left(status: JobStatus, life: Life | None, end: ChainEnd | None) -> JobStatus:
+    """Return the status of a link; if it left without doing anything, not what its exit code says to Slurm.
+
+    Parameters
+    ----------
+    life
+        The last one that left marks.
+    """
+    is_good = status.state.is_good
+    left = end is not None and (is_good if life is None else life.number < status.restarts)
+    if life is not None and (left or (is_good and life.verdict not in (None, "done"))):
+        marked = of_life(life)
+        if marked.state.is_final and status.state in (State.COMPLETED, State.FAILED):
+            return replace(marked, restarts=status.restarts)
+    return (
+        replace(status, state=State.CANCELLED, reason=_LEFT, exit_code=None) if left and is_good else status
+    )
 
 
 def from_marks_alone(ticket: Ticket) -> JobStatus | None:
@@ -57,7 +96,7 @@ def from_marks_alone(ticket: Ticket) -> JobStatus | None:
         return None
     unknown = JobStatus(State.UNKNOWN, "it left no mark")
     told = of_chain(ticket, [status or unknown for status in marked])
-    ended = chain_end(ticket.launch_dir) is not None or len(marked) == ticket.links
+    ended = chain_end(ticket.launch_dir) is not None or ticket.numbers[-1] == ticket.links
     # Otherwise there may be a next link.
     return told if told.state.is_good or (told.state.is_final and ended) else None
 

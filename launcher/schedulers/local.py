@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.runs.paths import log_prefix_beside
+from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
 from launcher.runs.provenance import host
 from launcher.schedulers.base import Intent, JobStatus, State, Ticket, one_by_one
 from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.states import cancelled, from_marks
+
+# Where a supervisor's command has the tag.
+_TAG = 3
 
 # The log is named after the job, whose id the shell knows first: `exec` keeps it.
 _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
@@ -59,15 +62,18 @@ class LocalScheduler:
 
     def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
         """Look for processes that run the scripts with their tags."""
-        wanted = {(os.fsencode(i.script.resolve()), os.fsencode(i.tag)): i.tag for i in intents}
+        wanted = {(i.script.resolve().parent, i.tag) for i in intents}
         found: dict[str, list[str]] = {}
         for entry in Path("/proc").iterdir():
-            pid = entry.name
-            tag = wanted.get(tuple(_command(pid)[-2:])) if pid.isdigit() else None  # type: ignore[arg-type]
+            job = _job(_command(entry.name)) if entry.name.isdigit() else None
             # Subshells of a script have its arguments; they lead no session.
-            if tag is not None and _leads_session(pid):
-                found.setdefault(tag, []).append(pid)
+            if job in wanted and _leads_session(entry.name):
+                found.setdefault(job[1], []).append(entry.name)
         return {tag: sorted(pids, key=_start) for tag, pids in found.items()}
+
+    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Return nothing: without a queue there are no chains."""
+        return {}
 
     def locate(self, job_id: str) -> Path | None:
         """The script of a job that still runs here."""
@@ -152,11 +158,34 @@ def _status(ticket: Ticket, here: str) -> JobStatus:
 
 
 def _script(pid: str) -> Path | None:
-    """The script of ours that a process runs."""
-    for argument in reversed(_command(pid)[-2:]):
+    """Return the script of ours that a process runs, or has become the supervisor of."""
+    command = _command(pid)
+    for argument in reversed(command[-2:]):
         if argument.endswith(b"_submission.sh"):
             return Path(os.fsdecode(argument))
-    return None
+    directory = _supervised(command)
+    return None if directory is None else next(iter(directory.glob(f"*{SCRIPT_SUFFIX}")), None)
+
+
+def _job(command: list[bytes]) -> tuple[Path, str] | None:
+    """Return the launch directory and the tag of a job that was not started by hand, by its command.
+
+    That is the script's until it becomes the supervisor's.
+    """
+    directory = _supervised(command)
+    if directory is not None:
+        tag, given = (os.fsdecode(argument) for argument in command[_TAG : _TAG + 2])
+        return (directory, tag) if tag == given else None
+    if len(command) < 2 or not command[-2].endswith(SCRIPT_SUFFIX.encode()):
+        return None
+    return Path(os.fsdecode(command[-2])).resolve().parent, os.fsdecode(command[-1])
+
+
+def _supervised(command: list[bytes]) -> Path | None:
+    """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``."""
+    if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
+        return None
+    return Path(os.fsdecode(command[_TAG - 1])).resolve().parent
 
 
 def _owner(pid: str) -> str:
@@ -169,13 +198,15 @@ def _owner(pid: str) -> str:
 def _runs_script_of(ticket: Ticket) -> bool:
     """Whether the process is still the job's: pids are used again."""
     # Resolved: the run may be asked for through a link.
-    directory = os.fsencode(ticket.launch_dir.resolve()) + b"/"
+    directory = ticket.launch_dir.resolve()
     for _ in range(100):
         command = _command(ticket.job_id)
         if command or not _is_alive(ticket.job_id):
             break
         time.sleep(0.005)  # in the middle of an exec a process has no arguments
-    return any(directory in argument for argument in command)
+    return _supervised(command) == directory or any(
+        os.fsencode(directory) + b"/" in argument for argument in command
+    )
 
 
 def _command(pid: str) -> list[bytes]:

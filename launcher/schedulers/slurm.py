@@ -11,7 +11,6 @@ from pathlib import Path
 
 from launcher.errors import UserError, file_mode
 from launcher.runs.files import link_or_copy
-from launcher.runs.marks import cancelled_at, read_lives
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.schedulers import slurm_verbs as verbs
@@ -34,6 +33,7 @@ from launcher.schedulers.questions import Questions
 from launcher.schedulers.records import Record, script_of
 from launcher.schedulers.states import of_ticket
 from launcher.schedulers.tasks import by_id, by_ticket
+from supervisor.marks import cancelled_at, read_lives
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
 _WOULD_WAIT = (
@@ -110,18 +110,28 @@ class SlurmScheduler:
 
     def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
         """Look for jobs by the names of their scripts, in the queue and in the accounting."""
+        return {
+            tag: sorted({job for jobs in links.values() for job in jobs}, key=_in_order)
+            for tag, links in self.find_links(intents).items()
+        }
+
+    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Look for the jobs of chains in the same way; see `Scheduler.find_links`."""
         if not intents:
             return {}
         self._require_configuration()
         queued = self._questions.queue_of({intent.user for intent in intents})
         recent = self._questions.accounting_since(intents)
         wanted = {(intent.tag, intent.link) for intent in intents}
-        found: dict[str, set[str]] = {}
+        found: dict[str, dict[int, set[str]]] = {}
         for record in (*queued, *recent):
             tag = record.tag
             if tag is not None and not wanted.isdisjoint(((tag, record.link), (tag, None))):
-                found.setdefault(tag, set()).add(record.of)
-        return {tag: sorted(jobs, key=_in_order) for tag, jobs in found.items()}
+                found.setdefault(tag, {}).setdefault(record.link, set()).add(record.of)
+        return {
+            tag: {link: sorted(jobs, key=_in_order) for link, jobs in links.items()}
+            for tag, links in found.items()
+        }
 
     def locate(self, job_id: str) -> Path | None:
         """The script of a job, from the queue or the accounting; see `Scheduler.locate`."""

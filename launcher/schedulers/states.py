@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from launcher.runs.marks import Life, cancelled_by, read_lives
 from launcher.schedulers.arrays import declared_tasks, expand, sum_up
 from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.records import LAUNCH_FAILURE, Record
-from launcher.schedulers.words import plain_word, why_waiting
+from launcher.schedulers.words import why_waiting
+from supervisor.marks import Life, cancelled_by, read_lives
+from supervisor.rules import EXIT_INTERRUPTED
+from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
-# What our trainer exits with when it was asked to stop and has saved: EX_TEMPFAIL of sysexits.h.
-EXIT_INTERRUPTED = 75
 INTERRUPTED_REASON = "saved before its end: launching again continues"
 
 ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
@@ -185,7 +185,7 @@ def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]
     found: dict[int | None, JobStatus] = {}
     for life in lives:
         if life.job_id.partition("_")[0] == last and (life.task is None or life.task.isdigit()):
-            found[int(life.task) if life.task else None] = _of_life(life)
+            found[int(life.task) if life.task else None] = of_life(life)
     return found
 
 
@@ -253,26 +253,10 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-# Slurm's words for how it ended a job, or while the script still runs, for why it ends it.
-_ENDED_BY_SLURM: Mapping[str, State] = {
-    "BOOT_FAIL": State.NODE_FAIL,
-    "BootFail": State.NODE_FAIL,
-    "CANCELLED": State.CANCELLED,
-    "DEADLINE": State.DEADLINE,
-    "DeadLine": State.DEADLINE,
-    "NODE_FAIL": State.NODE_FAIL,
-    "NodeDown": State.NODE_FAIL,
-    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
-    "OutOfMemory": State.OUT_OF_MEMORY,
-    "PREEMPTED": State.PREEMPTED,
-    "TIMEOUT": State.TIMEOUT,
-    "TimeLimit": State.TIMEOUT,
-}
-
-
-def _of_life(life: Life) -> JobStatus:
+def of_life(life: Life) -> JobStatus:
+    """Return what one life of a job is by the marks that it left."""
     code = life.exit_code
-    ended_by_slurm = _ENDED_BY_SLURM.get(life.state or "")
+    ended_by_slurm = _ended_by_slurm(life.state)
     if code is None and ended_by_slurm:  # its node failed, and the next link of its chain judged it
         return JobStatus(ended_by_slurm, None, life.nodes, restarts=life.number, why=_why(life))
     if code is None:
@@ -289,6 +273,12 @@ def _of_life(life: Life) -> JobStatus:
     reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
     why = _why(life) if state is State.FAILED else None
     return JobStatus(state, reason, life.nodes, elapsed, code, life.number, why=why)
+
+
+def _ended_by_slurm(word: str | None) -> State | None:
+    """Return the state of a job that Slurm ended, by its word for that or for why."""
+    state = END_REASONS.get(word or "") or STATES.get(word or "")
+    return State(state) if state in FINAL and state not in ("COMPLETED", "FAILED") else None
 
 
 # Rules that say no more than the state and the exit code.

@@ -1,45 +1,11 @@
-"""Slurm's words: the states of a job, and why one waits."""
+"""Slurm's words for why a job waits, and its states as the launcher's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from launcher.schedulers.base import State
-
-# From JOB STATE CODES of the manual pages of squeue and sacct, Slurm 22.05 to 25.05, and the states that
-# slurm.h names besides.
-SLURM_STATES: Mapping[str, State] = {
-    "BOOT_FAIL": State.NODE_FAIL,
-    "CANCELLED": State.CANCELLED,
-    "COMPLETED": State.COMPLETED,
-    "COMPLETING": State.COMPLETING,
-    "CONFIGURING": State.PENDING,
-    "DEADLINE": State.DEADLINE,
-    "EXPEDITING": State.PENDING,
-    "FAILED": State.FAILED,
-    "LAUNCH_FAILED": State.FAILED,
-    "NODE_FAIL": State.NODE_FAIL,
-    "OUT_OF_MEMORY": State.OUT_OF_MEMORY,
-    "PENDING": State.PENDING,
-    "POWER_UP_NODE": State.PENDING,
-    "PREEMPTED": State.PREEMPTED,
-    "RECONFIG_FAIL": State.NODE_FAIL,
-    "REQUEUED": State.PENDING,
-    "REQUEUE_FED": State.PENDING,
-    "REQUEUE_HOLD": State.PENDING,
-    "RESIZING": State.RUNNING,
-    "RESV_DEL_HOLD": State.PENDING,
-    "REVOKED": State.CANCELLED,
-    "RUNNING": State.RUNNING,
-    "SIGNALING": State.RUNNING,
-    # Requeued and held: Slurm still has the job.
-    "SPECIAL_EXIT": State.PENDING,
-    "STAGE_OUT": State.COMPLETING,
-    "STOPPED": State.SUSPENDED,
-    "SUSPENDED": State.SUSPENDED,
-    "TIMEOUT": State.TIMEOUT,
-    "UPDATE_DB": State.PENDING,
-}
+from supervisor.slurm_states import STATES, plain_word
 
 _HELD = "held, `slipway release RUN` lets it go"
 
@@ -81,17 +47,12 @@ HELD_BY_ADMIN = ("JobHeldAdmin",)
 
 
 def state_of(word: str) -> State:
-    """The state that Slurm's word stands for; ``CANCELLED by 1000`` and ``CANCELLED+`` are one."""
-    return SLURM_STATES.get(plain_word(word), State.UNKNOWN)
-
-
-def plain_word(word: str) -> str:
-    """A state's word alone, without who, and without the flags that may follow it."""
-    return word.replace(",", " ").split()[0].rstrip("+") if word.strip(", ") else ""
+    """Return the state that Slurm's word stands for; ``CANCELLED by 1000`` and ``CANCELLED+`` are one."""
+    return State(STATES.get(plain_word(word), "UNKNOWN"))
 
 
 def why_waiting(word: str, reason: str | None) -> str | None:
-    """Why a job waits: Slurm's word first, and what it means where that helps.
+    """Say why a job waits: Slurm's word first, and what it means where that helps.
 
     Parameters
     ----------

@@ -38,15 +38,15 @@ _TAKEN = re.compile(
     r"|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|COMP_\w+|IFS|ENV|PS4|TMOUT|GLOBIGNORE|_|REPLY|MAPFILE)"
     r"|(?P<slurm>SBATCH_\w+|SLURM_(JOB|STEP|TASK|ARRAY|RESTART|SUBMIT|NODE)\w*"
     r"|SLURM_(PROCID|LOCALID|GTIDS|CPUS_ON_NODE|N(TASKS|NODES|PROCS)\w*))"
-    r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLIPWAY_(TAG|GPUS))"
-    r"|(?P<script>[a-z][a-z0-9]*|launch_dir|container_name|image_digits|job_id|tasks_ended|by_hand|submitted_with)",
+    r"|(?P<rendezvous>RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"
+    r"|(?P<ours>SLIPWAY_\w+)",
     re.ASCII,
 )
 _TAKEN_BY = {
     "bash": "bash has its own use for this variable",
     "slurm": "Slurm sets this variable in the job",
     "rendezvous": "the job script sets this variable for each task",
-    "script": "the job script may use a variable of this name",
+    "ours": "names that begin with SLIPWAY_ are Slipway's own",
 }
 
 

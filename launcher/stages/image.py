@@ -13,10 +13,10 @@ from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
 from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Chain, Job, Payload, Plan
-from launcher.runs.excluded import ExcludedNode
 from launcher.stages import common
 from launcher.stages.data_preparation import WITHOUT_GPUS
 from launcher.stages.stage_cluster import stage_cluster
+from supervisor.excluded import ExcludedNode
 
 STAGE = "image"
 

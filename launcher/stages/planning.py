@@ -17,7 +17,6 @@ from launcher.config.schema import (
 from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
-from launcher.runs.excluded import ExcludedNode
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.data_preparation import data_preparation_job
@@ -26,6 +25,7 @@ from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job
+from supervisor.excluded import ExcludedNode
 
 
 def run_directory(config: RunConfig) -> Path:

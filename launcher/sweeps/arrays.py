@@ -15,6 +15,7 @@ from launcher.rendering.sbatch_flags import header_lines
 from launcher.runs.paths import log_prefix_beside
 from launcher.sweeps.points import Drafted, Point, as_job
 from launcher.sweeps.record import POINTS
+from supervisor.settings import SweepSettings
 
 # Of a point's own header; the array's are others.
 _OF_THE_POINT = ("--job-name=", "--output=", "--error=")
@@ -70,13 +71,16 @@ def render_array(array: Array, directory: Path, tag: str, template_dir: Path | N
     """The script of an array that lies in `directory`."""
     values = {
         "header_lines": [*_array_lines(array, directory), *array.header],
-        "name": array.sweep,
         "tag": tag,
         "directory": directory,
-        "script_name": array.script_name,
-        "launches": [(point.plan.paths.directory, point.plan.tag) for point in array.points],
     }
     return render_template("sweep.sh.j2", values, template_dir)
+
+
+def array_settings(array: Array, tag: str) -> SweepSettings:
+    """Return what the tasks of an array are told."""
+    points = [(str(point.plan.paths.directory), point.plan.tag) for point in array.points]
+    return SweepSettings(array.sweep, tag, array.script_name, points)
 
 
 def differing(arrays: Sequence[Array]) -> list[str]:

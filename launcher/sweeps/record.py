@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError, one_line
-from launcher.runs.files import write_atomic
-from launcher.runs.reading import is_job_id, read_json, whole
+from supervisor.files import is_job_id, read_json, whole, write_atomic
 
 # The directory of a sweep's arrays, and in an array the links by the numbers of its tasks.
 ARRAYS = "arrays"

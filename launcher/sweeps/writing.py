@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from launcher.errors import file_mode
 from launcher.launching.directory import TRAINER, files_of, manifest_of, quoted_line, with_digest
 from launcher.runs import paths as names
 from launcher.runs import provenance
-from launcher.runs.files import copy_package, link_atomic, write_atomic
+from launcher.runs.files import copy_package, link_atomic
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import next_launch_number
 from launcher.runs.write import (
@@ -25,9 +26,11 @@ from launcher.runs.write import (
     write_launch,
 )
 from launcher.secrecy import recorded
-from launcher.sweeps.arrays import Array, render_array
+from launcher.sweeps.arrays import Array, array_settings, render_array
 from launcher.sweeps.points import Drafted, Point, Request, as_job
 from launcher.sweeps.record import ARRAYS, POINTS, Record, write_record
+from supervisor.files import write_atomic
+from supervisor.settings import NAME as SUPERVISOR_SETTINGS
 
 KEY = "base_results_dir"
 
@@ -74,6 +77,8 @@ def write_array(array: Array, sweep: Drafted, request: Request, undo: ExitStack)
     if job.engine == "megatron":
         copy_package(TRAINER, directory / names.CODE / TRAINER.name)
         shared.append(directory / names.CODE)
+    (directory / names.SUPERVISOR).write_bytes(array.points[0].draft.rendered.supervisor)
+    shared.append(directory / names.SUPERVISOR)
     (directory / POINTS).mkdir()
     points, manifests = [], []
     for number, planned in enumerate(array.points):
@@ -88,6 +93,8 @@ def write_array(array: Array, sweep: Drafted, request: Request, undo: ExitStack)
     array = replace(array, points=points)
     script = directory / array.script_name
     write_atomic(script, render_array(array, directory, tag, request.template_dir), 0o777)
+    told = json.dumps(array_settings(array, tag)._asdict(), indent=2) + "\n"
+    write_atomic(directory / SUPERVISOR_SETTINGS, told)
     record = _record(array, sweep, request, tag)
     write_record(directory, record)
     return Written(directory, script, points, manifests, record)
@@ -123,6 +130,7 @@ def _write_point(
         told = with_digest(provenance.of_image(origin, image), image)
         manifest = replace(manifest_of(made, asked, told), **fields)
         files = files_of(made, manifest, asked)
+        del files[made.plan.paths.supervisor]  # shared by all points
         files[made.plan.paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
         try:
             write_launch(made.plan.paths, files, None, KEY)

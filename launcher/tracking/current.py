@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.runs.marks import chain_end, read_lives
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import poll
+from supervisor.marks import chain_end, read_lives
 
 # A job that waits to be requeued for longer than this is not looked for behind a newer launch of its run.
 _REQUEUE_SECONDS = 14 * 86400.0

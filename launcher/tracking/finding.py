@@ -6,17 +6,17 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.errors import UserError, file_mode, nearest, one_line
 from launcher.runs import provenance
 from launcher.runs.index import Entry
-from launcher.runs.marks import later_jobs
 from launcher.runs.paths import LAUNCHES, find_runs, launch_numbers, short
 from launcher.tracking.known import Known
 from launcher.tracking.scanning import entries_of, is_run, runs_below
+from supervisor.marks import later_jobs
 
 _JOB = re.compile(r"(\d+)(?:_(\d+))?", re.ASCII)
 _MOST_NAMED = 12  # in a message
@@ -162,8 +162,8 @@ def _is_point(entry: Entry, array: str) -> bool:
     return entry.job_id is not None and entry.job_id.startswith(f"{array}_")
 
 
-def _later_jobs(entry: Entry) -> list[str]:
-    return later_jobs(entry.run_dir / LAUNCHES / str(entry.number))
+def _later_jobs(entry: Entry) -> Collection[str]:
+    return later_jobs(entry.run_dir / LAUNCHES / str(entry.number), (entry.tag,)).values()
 
 
 def _by_name(word: str, known: Known) -> Found | None:

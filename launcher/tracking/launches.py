@@ -10,10 +10,10 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
-from launcher.runs.marks import Life, first_job, later_jobs, read_lives
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import Intent, JobStatus, Scheduler, Ticket
+from supervisor.marks import Life, job_of, later_jobs, read_lives
 
 # Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
 _SUBMITTING_SECONDS = 300.0
@@ -65,12 +65,18 @@ class Launch:
         return self.manifest.links > 1
 
     @property
+    def links(self) -> dict[int, str]:
+        """The ids of its jobs that are known by now, by the numbers of their links; of no chain just one."""
+        if self.manifest.job_id is None:
+            return {}
+        later = later_jobs(self.paths.directory, self.manifest.tags) if self.is_chain else {}
+        known = {link: job_id for link, job_id in later.items() if link <= self.manifest.links}
+        return {1: self.manifest.job_id, **known}
+
+    @property
     def jobs(self) -> tuple[str, ...]:
         """The ids of its jobs: of a chain those of all links that are known by now."""
-        if self.manifest.job_id is None:
-            return ()
-        later = later_jobs(self.paths.directory) if self.is_chain else []
-        return (self.manifest.job_id, *later)
+        return tuple(self.links.values())
 
     @property
     def nodes(self) -> int:
@@ -81,7 +87,8 @@ class Launch:
     @property
     def lives(self) -> list[Life]:
         """The lives of its jobs, in the order in which they began."""
-        return read_lives(self.paths.directory, None if self.is_chain else self.manifest.job_id)
+        job_id = None if self.is_chain else self.manifest.job_id
+        return read_lives(self.paths.directory, job_id, self.manifest.tags)
 
     @property
     def ticket(self) -> Ticket | None:
@@ -94,9 +101,9 @@ class Launch:
             tag=manifest.tag,
             host=manifest.host,
             argument=manifest.array_tag,
-            later=self.jobs[1:],
             links=manifest.links,
-        )
+            tags=manifest.tags,
+        ).with_links(self.links)
 
     @property
     def intent(self) -> Intent:
@@ -195,7 +202,7 @@ def scheduler_of(launch: Launch) -> Scheduler:
 def _adopt_marked(launch: Launch) -> Launch:
     if launch.manifest.job_id is not None:
         return launch
-    job_id = first_job(launch.paths.directory)
+    job_id = job_of(launch.paths.directory)
     return _as_job(launch, job_id) if job_id else launch
 
 

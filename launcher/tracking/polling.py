@@ -89,13 +89,15 @@ def _found_again(
     ]
     if not open_ended:
         return []
-    wanted = [replace(intents[ticket.launch_dir], link=len(ticket.jobs) + 1) for ticket in open_ended]
-    found = scheduler.find(wanted)
-    return [
-        replace(ticket, later=(*ticket.later, jobs[0]))
-        for ticket in open_ended
-        if (jobs := found.get(ticket.tag))
-    ]
+    # All of them: of several in a row the claims may be missing.
+    found = scheduler.find_links([replace(intents[ticket.launch_dir], link=None) for ticket in open_ended])
+    again = []
+    for ticket in open_ended:
+        links = dict(zip(ticket.numbers, ticket.jobs, strict=True))
+        more = {link: jobs[0] for link, jobs in found.get(ticket.tag, {}).items() if link not in links}
+        if more:
+            again.append(ticket.with_links(links | more))
+    return again
 
 
 def _marked(ticket: Ticket, blind: JobStatus) -> JobStatus:

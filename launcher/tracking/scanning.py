@@ -10,8 +10,8 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.index import Entry, entry_of
 from launcher.runs.manifest import read_manifest
-from launcher.runs.marks import first_job
 from launcher.runs.paths import LAUNCHES, launch_numbers
+from supervisor.marks import job_of
 
 _DEPTH = 4  # directories below a tree in which a run may lie
 # More than that in one directory are data, and not runs.
@@ -74,7 +74,7 @@ def _entry(run_dir: Path, number: int) -> Entry | None:
     except UserError:
         return None
     job_id = manifest.job_id
-    if job_id is None and (claimed := first_job(directory)):
+    if job_id is None and (claimed := job_of(directory)):
         job_id = manifest.id_in(claimed)
     return entry_of(run_dir, number, manifest, job_id)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.chains.chain_training import interrupted
+from tests.chains import break_scenarios
+from tests.chains.chain_training import interrupted, rewound
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
 from tests.chains.spoilt_training import SPOILT, spoilt
@@ -60,8 +61,9 @@ def orphaned(yard: Yard, run: str) -> None:
 
 
 def crashing(yard: Yard, run: str) -> None:
-    """Two links get on, the others fall over at once."""
-    body = "case $link in 1 | 2) save $link ;; esac\necho it is broken >&2\nexit 1\n"
+    """Three links get on, two of them after the training went back; the others fall over at once."""
+    saves = "1) save 1000 ;; 2 | 3) save $((link * 200)) ;;"
+    body = f"case $link in {saves} esac\necho it is broken >&2\nexit 1\n"
     yard.chain(run, body, "resilience.links=20", "resilience.max_failures=3", nodes="n1")
     yard.until_over(run)
 
@@ -178,6 +180,7 @@ SCENARIOS: dict[str, Scenario] = {
     "tried": interrupted,
     FEWER: elastic,
     SPOILT: spoilt,
+    "rewound": rewound,
     "bereft": bereft,
     "orphaned": orphaned,
     "limited": limited,
@@ -192,4 +195,14 @@ SCENARIOS: dict[str, Scenario] = {
     "fatherless": fatherless,
     "mistaken": mistaken,
     "finished": finished,
+    "requeued": break_scenarios.requeued,
+    "cancelled_with_requeue": break_scenarios.cancelled_with_requeue,
+    "cancelled_while_requeued": break_scenarios.cancelled_while_requeued,
+    "unbegun": break_scenarios.unbegun,
+    "deleted": break_scenarios.deleted,
+    "full_disk": break_scenarios.full_disk,
+    "injected": break_scenarios.injected,
+    "suspended": break_scenarios.suspended,
+    "cancelled_before_submission": break_scenarios.cancelled_before_submission,
+    "cancelled_before_answer": break_scenarios.cancelled_before_answer,
 }

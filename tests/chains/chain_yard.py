@@ -14,10 +14,11 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-from launcher.runs.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
+from launcher.runs.paths import launch_numbers
 from launcher.sandbox import Sandbox, processes
 from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
+from supervisor.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
 from tests.tracking.zoo import Done, Zoo
 
 PREFIX = "chain-"
@@ -54,7 +55,8 @@ save() { # save STEP, as the trainer does: under a hidden name, and whole from o
     local name="megatron_gpt--val_loss=1.00-step=$1-consumed_samples=$1"
     local into=${work%/*}/results/${work##*/}/checkpoints
     mkdir -p "$into/.unfinished-$name"
-    echo '{}' >"$into/.unfinished-$name/complete.json"
+    local serial=$(($(find "$into" -maxdepth 1 -name 'megatron*' | wc -l) + 1))
+    echo "{\"step\": $1, \"serial\": $serial}" >"$into/.unfinished-$name/complete.json"
     mv "$into/.unfinished-$name" "$into/$name"
 }
 ready() { [[ $RANK != 0 ]] || echo "$link" >>"$work/ready"; }
@@ -110,6 +112,11 @@ class Yard(Zoo):
             limits = [f"cluster.exclude='{','.join(others)}'"]
         with self.turns:
             return self.slipway("launch", *overrides, *limits, "--json", programs=programs)
+
+    def launch_directory(self, run: str) -> Path:
+        """The directory of a run's newest launch."""
+        run_dir = self.directory / "results" / run
+        return run_dir / "launches" / str(max(launch_numbers(run_dir), default=1))
 
     def work(self, run: str) -> Path:
         return self.directory / run

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
-from launcher.runs.marks import read_lives
+from supervisor.marks import read_lives
 from tests.job_marks import ends
 
 SLIPWAY = Path(sys.executable).with_name("slipway")

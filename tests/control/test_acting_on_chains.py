@@ -14,10 +14,10 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
-from launcher.runs.marks import cancelled_by, chain_end, claim
 from launcher.runs.provenance import user
 from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket, one_by_one
 from launcher.schedulers.chains import of_chain
+from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -43,7 +43,13 @@ class ChainScheduler:
 
     def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
         (intent,) = intents
-        return {intent.tag: self.lost} if self.lost else {}
+        return {intent.tag: [*self.jobs, *self.lost]}
+
+    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Say that the links are in the order of all jobs."""
+        return {
+            tag: {link: [job] for link, job in enumerate(jobs, 1)} for tag, jobs in self.find(intents).items()
+        }
 
     def cancel(self, job_id: str) -> None:
         self.ended_first.append(chain_end(DIRECTORY) is not None)
@@ -120,8 +126,46 @@ def test_a_link_that_nobody_put_on_record_is_ended_too(scheduler: ChainScheduler
 
 def test_save_lets_the_link_that_runs_save(scheduler: ChainScheduler, capsys: Capsys) -> None:
     assert main(["cancel", "--save", "a"]) == 0
-    assert scheduler.acts == [("cancel", "19"), ("save", "18")] and all(scheduler.ended_first)
+    assert scheduler.acts == [("save", "18"), ("cancel", "19")]
+    assert scheduler.ended_first == [False, True]
     assert capsys.readouterr().out.startswith("told job 18 of a (launch 17, link 2/5) to save and leave")
+
+
+def test_refused_save_ends_nothing(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    scheduler.errors["18"] = UserError("job 18 is SUSPENDED: nothing runs that could save")
+    assert main(["cancel", "--save", "a"]) == 1
+    assert scheduler.acts == [("save", "18")] and chain_end(DIRECTORY) is None
+    scheduler.errors["18"] = NoAnswer("Slurm did not answer")
+    assert main(["cancel", "--save", "a"]) == 3
+    assert scheduler.jobs["19"] is PENDING and chain_end(DIRECTORY) is None
+
+
+def test_refused_cancellation_ends_nothing(scheduler: ChainScheduler) -> None:
+    """As of a colleague's run in a directory that both may write."""
+    scheduler.errors |= {job: UserError(f"job {job} was not cancelled: denied") for job in ("18", "19")}
+    assert main(["cancel", "a"]) == 1
+    assert scheduler.acts == [("cancel", "19"), ("cancel", "18")] and chain_end(DIRECTORY) is None
+    del scheduler.errors["19"]
+    assert main(["cancel", "a"]) == 1
+    assert chain_end(DIRECTORY) is not None, "its next link is gone"
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.COMPLETING])
+def test_chain_that_looks_over_is_ended_too(
+    scheduler: ChainScheduler, state: State, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link may live of which no claim tells, and which Slurm did not tell of a moment ago."""
+    scheduler.jobs |= {"18": JobStatus(state), "19": JobStatus(State.FAILED)}
+    monkeypatch.setattr(scheduler, "find_links", lambda intents: {})
+    assert main(["cancel", "a"]) == 0
+    assert chain_end(DIRECTORY) is not None and scheduler.acts == []
+    what = "it is over" if state.is_final else "it is ending"
+    assert f"{what}: " in capsys.readouterr().out
+    monkeypatch.setattr(scheduler, "find_links", lambda intents: {intents[0].tag: {1: ["17"], 4: ["20"]}})
+    assert main(["cancel", "a"]) == 0
+    assert scheduler.acts == [("cancel", "20")]
+    assert f"{what}, but not job 20 of its chain, cancelled now: " in capsys.readouterr().out
+    assert link_jobs(DIRECTORY) == ["17", "18", "19", "20"], "it is on record now, so that its end is told"
 
 
 def test_a_waiting_link_that_stays_leaves_by_itself(scheduler: ChainScheduler, capsys: Capsys) -> None:
@@ -171,12 +215,25 @@ def test_a_lost_link_is_found_and_told(scheduler: ChainScheduler, capsys: Capsys
     """The answer to its submission was lost within the job, which died before it could look for it."""
     (DIRECTORY / "marks" / "job.3").unlink()
     scheduler.jobs["18"] = JobStatus(State.NODE_FAIL)
+    del scheduler.jobs["19"]
     assert main(["status", "a", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["state"], row["link"]) == ("NODE_FAIL", 2)
     assert row["reason"] == "link 2 of 5, and the next one is not known"
-    scheduler.lost = ["19"]
+    scheduler.jobs["19"] = PENDING
     assert main(["status", "a", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["state"], row["link"], row["job_id"]) == ("PENDING", 3, "19")
     assert row["reason"].endswith("; link 2 was NODE_FAIL")
+    scheduler.jobs |= {"19": JobStatus(State.FAILED), "20": RUNNING}
+    assert main(["status", "a", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["link"], row["job_id"]) == ("RUNNING", 4, "20"), "of two the claims are missing"
+
+
+def test_numbers_beyond_a_chain_are_no_links(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    claim(DIRECTORY, "30", 6)
+    (DIRECTORY / "marks" / "31.0.started.json").write_text(json.dumps({"started": 1.0, "link": 10**12}))
+    assert main(["status", "a", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [link["job_id"] for link in row["links"]] == ["17", "18", "19"]

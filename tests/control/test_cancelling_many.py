@@ -13,9 +13,9 @@ import pytest
 from control_project import manifest_of
 
 from launcher.cli.app import main
-from launcher.runs.marks import cancelled_by
 from launcher.runs.provenance import user
 from launcher.schedulers.records import SEPARATOR
+from supervisor.marks import cancelled_by
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from launcher.failures.judging import Facts
+from supervisor.judging import Facts
 
 RECORDED = Path(__file__).parent / "recorded"
 PREEMPT_TIME = "2026-11-22T01:34:36"
@@ -34,7 +35,7 @@ class Sample:
 
 
 def ended(
-    code: int | None, state: str, reason: str = "None", preempted: str | None = "None", **further: str
+    code: int | None, state: str, reason: str = "None", preempted: str | None = "None", **further: Any
 ) -> Facts:
     return Facts(code, state, reason, preempted, **further)
 
@@ -63,6 +64,17 @@ ON_REAL_CLUSTERS = [
     recorded("time_limit_deaf", Facts(None, "TIMEOUT"), "time_limit"),
     recorded("time_limit", FAILED, "time_limit", name="time_limit, Slurm did not answer"),
     recorded("cancelled", ended(143, "COMPLETING"), "cancelled", "stop"),
+    recorded(
+        "cancelled",
+        ended(143, "COMPLETING", requeue=False),
+        "cancelled",
+        "stop",
+        name="cancelled, --no-requeue",
+    ),
+    # What Slurm says of a job that somebody cancels is what it says of one that somebody requeues.
+    recorded(
+        "cancelled", ended(143, "COMPLETING", requeue=True), "ended_by_user", name="cancelled or requeued"
+    ),
     recorded("cancelled_deaf", Facts(None, "CANCELLED"), "cancelled", "stop"),
     recorded("cancelled", Facts(143), "cancelled", "stop", name="cancelled, Slurm did not answer"),
     recorded("preempted_at_once", ended(143, "RUNNING", preempted=PREEMPT_TIME), "preempted"),

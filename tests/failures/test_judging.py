@@ -1,17 +1,14 @@
-"""Every end that was recorded or documented is judged, by the job's own script as by the launcher."""
+"""Every end that was recorded or documented is judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launcher.failures.evidence import TAIL_BYTES, evidence
-from launcher.failures.judging import Facts, Judgement, judge
-from launcher.failures.rules import RULES
-from tests.failures.conftest import Verdicts
+from supervisor.evidence import TAIL_BYTES, evidence
+from supervisor.judging import RULES, Facts, Judgement, judge
 from tests.failures.failure_samples import DOCUMENTED, FAILED, ON_REAL_CLUSTERS, SAMPLES, XID, Sample
 
 
@@ -29,17 +26,6 @@ def judged(sample: Sample, tmp_path: Path) -> Judgement:
 def test_each_end_is_judged(sample: Sample, tmp_path: Path) -> None:
     found = judged(sample, tmp_path)
     assert (found.rule.name, found.verdict, found.nodes) == (sample.rule, sample.verdict, sample.nodes)
-
-
-def test_the_job_judges_as_the_launcher_does(
-    judge_in_bash: Callable[[Sequence[Sample]], Verdicts], tmp_path: Path
-) -> None:
-    for number, (sample, told) in enumerate(zip(SAMPLES, judge_in_bash(SAMPLES), strict=True)):
-        place = tmp_path / f"launcher{number}"
-        place.mkdir()
-        found = judged(sample, place)
-        expected = (found.rule.name, found.verdict, found.nodes, found.rule.means)
-        assert told == expected, sample.name
 
 
 def test_each_rule_has_an_end_that_it_is_for(tmp_path: Path) -> None:
@@ -72,51 +58,36 @@ HOSTILE = {
     "part of a name": f"g011 xg01 g01-ib0 my.g01 g01_b: {XID.format('79')}, GPU has fallen off the bus",
     "a rank that is none": "[rank4096]: CUDA error: uncorrectable ECC error encountered",
     "a number too long": "rank 18446744073709551617: uncorrectable ECC error",
-    "shell": "$(touch marker) `touch marker` ; touch marker; GPU is lost ${IFS}[$(touch marker)]",
     "a range": "[ranks 0-9]*: GPU is lost /etc/passwd * ? g0[1-4]",
 }
 
 
 @pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE)
-def test_a_log_excludes_no_node_but_the_jobs_own(
-    line: str, judge_in_bash: Callable[[Sequence[Sample]], Verdicts], tmp_path: Path
-) -> None:
+def test_a_log_excludes_no_node_but_the_jobs_own(line: str, tmp_path: Path) -> None:
     sample = Sample("hostile", FAILED, "", log=f"{line}\n", hosts=("g01", "g02"), tasks_per_node=8)
     found = judged(sample, tmp_path)
     assert (found.rule.verdict, found.verdict, found.nodes) == ("exclude", "continue", ())
-    (told,) = judge_in_bash([sample])
-    assert told[1:3] == ("continue", ())
-    assert not list(tmp_path.rglob("marker"))
 
 
-def test_of_a_line_that_names_all_nodes_only_the_first_is_at_fault(
-    judge_in_bash: Callable[[Sequence[Sample]], Verdicts], tmp_path: Path
-) -> None:
+def test_of_a_line_that_names_all_nodes_only_the_first_is_at_fault(tmp_path: Path) -> None:
     line = "g02 of g01,g02,g03: GPU is lost\n"
     sample = Sample("all", FAILED, "gpu_lost", log=line, hosts=("g01", "g02", "g03"))
     assert judged(sample, tmp_path).nodes == ("g02",)
-    assert judge_in_bash([sample])[0][2] == ("g02",)
 
 
-def test_the_end_of_a_long_log_counts_and_a_progress_bar_is_many_lines(
-    judge_in_bash: Callable[[Sequence[Sample]], Verdicts], tmp_path: Path
-) -> None:
+def test_the_end_of_a_long_log_counts_and_a_progress_bar_is_many_lines(tmp_path: Path) -> None:
     early = "g01: GPU is lost\n"
     bar = "g02 is at\r  1%|  | 1/99 [00:01<00:09]\0\r  2%|  | 2/99 [00:02<00:08]\rrank 1: GPU is lost"
     log = early + "x" * TAIL_BYTES + f"\n{bar}"
     sample = Sample("long", FAILED, "gpu_lost", log=log, hosts=("g01", "g02", "g03"), tasks_per_node=1)
     found = judged(sample, tmp_path)
     assert (found.line, found.nodes) == ("rank 1: GPU is lost", ("g02",))
-    assert judge_in_bash([sample])[0][:3] == ("gpu_lost", "exclude", ("g02",))
 
 
-def test_what_ranks_of_an_earlier_link_left_is_not_this_ones(
-    judge_in_bash: Callable[[Sequence[Sample]], Verdicts], tmp_path: Path
-) -> None:
+def test_what_ranks_of_an_earlier_link_left_is_not_this_ones(tmp_path: Path) -> None:
     left = '{"time": 999.5, "rank": 0, "host": "n1", "error": "uncorrectable ECC error", "log": null}'
     old = Sample("old", FAILED, "failed", left=left)
     new = replace(old, left=left.replace("999.5", "1000.5"))
-    assert [told[0] for told in judge_in_bash([old, new])] == ["failed", "gpu_memory"]
     for sample, rule in ((old, "failed"), (new, "gpu_memory")):
         assert judged(sample, tmp_path).rule.name == rule
 

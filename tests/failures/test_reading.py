@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launcher.failures.reading import Reading, read_life
-from launcher.runs.marks import Life
+from launcher.failures import Reading, read_life
+from supervisor.marks import Life
 from tests.failures.failure_samples import RECORDED
 
 JUDGED = Life(
@@ -63,8 +62,8 @@ def test_what_a_rank_of_another_link_left_is_not_told(time: float, tmp_path: Pat
 
 def test_a_rank_is_not_blamed_for_what_slurm_did(tmp_path: Path) -> None:
     leave(tmp_path, 0, 1005.0, "RuntimeError: Connection reset by peer")
-    preempted = replace(
-        JUDGED, rule="preempted", verdict="continue", excluded=None, why="another job took its nodes"
+    preempted = JUDGED._replace(
+        rule="preempted", verdict="continue", excluded=None, why="another job took its nodes"
     )
     found = read_life(preempted, failures=tmp_path)
     assert found is not None
@@ -73,7 +72,7 @@ def test_a_rank_is_not_blamed_for_what_slurm_did(tmp_path: Path) -> None:
 
 def test_a_chain_that_stopped_says_so_in_its_jobs_words() -> None:
     why = "3 links in a row ended without a new checkpoint: its tasks failed"
-    found = read_life(replace(JUDGED, rule="failed", verdict="stop", excluded=None, why=why))
+    found = read_life(JUDGED._replace(rule="failed", verdict="stop", excluded=None, why=why))
     assert found is not None
     assert (found.verdict, found.why, found.advice) == (
         "stop",
@@ -83,7 +82,7 @@ def test_a_chain_that_stopped_says_so_in_its_jobs_words() -> None:
 
 
 def test_a_rule_of_another_slipway_is_told_without_advice() -> None:
-    found = read_life(replace(JUDGED, rule="of_the_future", verdict="of_the_future", why="it fell"))
+    found = read_life(JUDGED._replace(rule="of_the_future", verdict="of_the_future", why="it fell"))
     assert found == Reading("of_the_future", "continue", "it fell", ("n2",), "rank 1 on n2 failed first")
 
 

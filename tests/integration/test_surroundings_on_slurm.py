@@ -12,9 +12,9 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Payload
-from launcher.rendering.render import render
 from launcher.sandbox import Sandbox
 from launcher.stages.planning import plan_launch
+from tests.launch_files import write_files
 
 
 @pytest.mark.slurm
@@ -43,10 +43,7 @@ def test_a_job_with_everything_around_it(tmp_path: Path, sandbox: Sandbox) -> No
     plan = plan_launch(compose(overrides).config, number=1, tag="x")
     command = 'echo "task $RANK: $CUDA_DEVICE_MAX_CONNECTIONS, $(printf "%s" "$HF_TOKEN" | tr a-z A-Z)"'
     payload = Payload(argv=("bash", "-c", command), working_dir="/")
-    rendered = render(dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload)))
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in rendered.files(plan.paths).items():
-        path.write_text(text)
+    write_files(dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload)))
     submitted = subprocess.run(
         ["sbatch", "--wait", "--parsable", plan.paths.script],
         env={**sandbox.environment(), "SHELLOPTS": "braceexpand:verbose:xtrace"},  # prints every command

@@ -10,8 +10,8 @@ from launcher.drafting import Draft, Request, avoided, draft, render_launch
 from launcher.errors import UserError
 from launcher.launching import launch
 from launcher.plan import Queue
-from launcher.runs.excluded import ExcludedNode, excluded_from_json, read_excluded
 from launcher.runs.manifest import read_manifest
+from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
 
 FAR = 99_999_999_999

@@ -12,10 +12,10 @@ from launcher.errors import UserError
 from launcher.launching import Launched, Patience, launch, launch_stages
 from launcher.launching.submitting import submit
 from launcher.runs.manifest import read_manifest
-from launcher.runs.marks import GIVEN_UP, claim, link_jobs
 from launcher.schedulers.base import Intent, NoAnswer
 from launcher.schedulers.records import Record
 from launcher.stages.dependencies import beside
+from supervisor.marks import GIVEN_UP, claim, link_jobs
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.marks import link_jobs
 from launcher.sandbox import Sandbox
+from supervisor.marks import link_jobs
 from tests.megatron_lm.conftest import CPU, HERE, MegatronLm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]

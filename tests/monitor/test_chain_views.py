@@ -30,9 +30,9 @@ from launcher.monitor.log_files import rank_failures
 from launcher.monitor.logs import tail_offsets
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
-from launcher.runs.marks import ChainEnd, claim, end_chain
 from launcher.schedulers.base import JobStatus, Links, State
 from launcher.tracking.launches import Launch, open_launch
+from supervisor.marks import ChainEnd, claim, end_chain
 
 Capsys = pytest.CaptureFixture[str]
 

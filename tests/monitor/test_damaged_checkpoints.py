@@ -13,9 +13,9 @@ from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 from launcher.cli.app import main
 from launcher.monitor.damaged import FILE_NAME, damaged_checkpoints
 from launcher.monitor.saved import find_saved
-from launcher.runs.marks import claim
 from launcher.schedulers.base import JobStatus, Links, State
 from launcher.tracking.launches import open_launch
+from supervisor.marks import claim
 from trainer.report.metrics import DAMAGED_FILE_NAME
 
 pytestmark = pytest.mark.usefixtures("fast")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.marks import link_jobs
 from launcher.sandbox import Sandbox
+from supervisor.marks import link_jobs
 from tests.nemo.conftest import SLIPWAY, Submit, Train
 from tests.nemo.shrinking import GPT
 from tests.nemo.test_nemo_trains import newest_checkpoint, progress, wait_until

@@ -16,7 +16,7 @@ from launcher.preflight.cluster_facts import (
 from launcher.preflight.findings import Severity
 from launcher.preflight.hostlists import expand, feature_names, has_features, is_plain
 from launcher.preflight.registry import CHECKS
-from launcher.runs.excluded import ExcludedNode
+from supervisor.excluded import ExcludedNode
 from tests.preflight.clusters import (
     CLUSTER,
     DOWN,

@@ -15,6 +15,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.launch_files import write_files
 
 OWN = sorted(os.sched_getaffinity(0))
 
@@ -36,10 +37,7 @@ def planned(tmp_path: Path, tasks: int, *overrides: str, command: str = "taskset
 @pytest.mark.skipif(len(OWN) < 2 or len(OWN) != os.cpu_count(), reason="needs two cores, and all of them")
 def test_two_tasks_share_no_core(tmp_path: Path) -> None:
     plan = planned(tmp_path, 2)
-    rendered = render(plan)
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in rendered.files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     told = subprocess.run(["bash", plan.paths.script], capture_output=True, text=True, timeout=60, check=True)
     lists = re.findall(r"current affinity list: (\S+)", told.stdout)
     first, second = (set(_expand(text)) for text in lists)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -16,10 +16,10 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Payload, Plan
-from launcher.rendering.render import render
-from launcher.runs.marks import GIVEN_UP, claim, first_job, read_lives
 from launcher.stages.planning import plan_launch
+from supervisor.marks import GIVEN_UP, claim, job_of, read_lives
 from tests.job_marks import leave
+from tests.launch_files import write_files
 
 TAG = "a tag; with $(touch canary)"
 # The real ones need a Slurm: this one runs the command behind its options, and the other tells a host.
@@ -42,9 +42,7 @@ def written(tmp_path: Path, scheduler: str) -> Plan:
     plan = plan_launch(compose(["training=gpt3/tiny", "cluster=local", *places]).config, number=1, tag=TAG)
     payload = Payload(argv=("bash", "-c", f'echo "$$" >>{tmp_path}/ran'), working_dir=str(tmp_path))
     plan = dataclasses.replace(plan, scheduler=scheduler, job=dataclasses.replace(plan.job, payload=payload))
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     (tmp_path / "bin").mkdir()
     for name, body in TOOLS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -83,7 +81,7 @@ def test_the_second_job_of_a_launch_leaves(tmp_path: Path, scheduler: str) -> No
     plan = written(tmp_path, scheduler)
     code, told = run(plan, TAG, SLURM_JOB_ID="17")
     assert (code, times(tmp_path)) == (0, 1), told
-    first = first_job(plan.paths.directory)
+    first = job_of(plan.paths.directory)
     assert first
     code, told = run(plan, TAG, SLURM_JOB_ID="18")
     assert code == 0
@@ -101,7 +99,7 @@ def test_a_script_that_is_submitted_by_hand_runs(tmp_path: Path, scheduler: str)
         assert code == 0, told
     assert times(tmp_path) == 3
     if scheduler == "slurm":
-        assert first_job(plan.paths.directory) == "17"
+        assert job_of(plan.paths.directory) == "17"
 
 
 def test_of_many_that_begin_at_once_one_runs(tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ def test_a_requeued_job_and_the_tasks_of_an_array_are_one(tmp_path: Path) -> Non
     ]
     assert {task.communicate(timeout=60) and task.returncode for task in tasks} == {0}
     assert times(tmp_path) == 5
-    assert first_job(plan.paths.directory) == "30"
+    assert job_of(plan.paths.directory) == "30"
     assert run(plan, TAG, SLURM_JOB_ID="41", SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="1")[0] == 0
     assert times(tmp_path) == 5
 
@@ -225,36 +223,30 @@ def test_slurm_is_asked_for_this_job_alone(
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "local"])
-def test_a_script_that_is_ended_before_its_tasks_does_not_tell_of_success(
-    tmp_path: Path, scheduler: str
-) -> None:
-    """As one that waits for the job before it; what bash has in $? then is a zero."""
+def test_a_job_that_is_ended_before_its_tasks_has_not_succeeded(tmp_path: Path, scheduler: str) -> None:
+    """As one that waits for the job before it, or for an answer of Slurm's."""
     plan = written(tmp_path, scheduler)
     begun = tmp_path / "begun"
-    text = plan.paths.script.read_text()
-    plan.paths.script.write_text(
-        text.replace("# --- tasks", f"touch {begun}\nwhile :; do sleep 0.05; done\n#")
-    )
-    process = start(plan, TAG, SLURM_JOB_ID="17")
-    deadline = time.monotonic() + 30
-    while not begun.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.terminate()
-    told = process.communicate(timeout=30)[0]
-    assert process.returncode == -signal.SIGTERM, told
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/bash\ntouch {begun}\nsleep 0.5\necho n1\n")
+    with (plan.paths.run_dir / ".singleton").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = start(plan, TAG, SLURM_JOB_ID="17")
+        claimed = begun if scheduler == "slurm" else plan.paths.marks / "job"
+        deadline = time.monotonic() + 30
+        while not claimed.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.terminate()
+        told = process.communicate(timeout=30)[0]
+    assert (process.returncode, times(tmp_path)) == (143, 0), told
     (life,) = read_lives(plan.paths.directory)
-    assert life.exit_code == 143
+    assert (life.exit_code, life.signal) == (143, "TERM")
 
 
 def test_a_signal_to_the_whole_job_spoils_neither_the_verdict_nor_the_mark(tmp_path: Path) -> None:
-    """Slurm ends a job by signals to all of its processes; also to squeue, date and mv."""
+    """Slurm ends a job by signals to all of its processes; also to the squeue that asks it."""
     plan = written(tmp_path, "slurm")
     once = '[[ -e $0.told ]] || { touch "$0.told"; kill -TERM $PPID $$; }'  # as if it came just now
-    for name, rest in (("squeue", "echo NODE_FAIL"), ("date", 'exec /usr/bin/date "$@"')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{once}\n{rest}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    text = plan.paths.script.read_text()
-    plan.paths.script.write_text(text.replace('$(date +%s), \\"nodes', '$(/usr/bin/date +%s), \\"nodes'))
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\n{once}\necho NODE_FAIL\n")
     code, told = run(plan, TAG, SLURM_JOB_ID="17")
     assert (code, times(tmp_path)) == (1, 1), told
     (life,) = read_lives(plan.paths.directory)

@@ -197,9 +197,8 @@ def test_bash_and_shellcheck_accept_what_task_sh_reads() -> None:
     accept(binding)
 
 
-@pytest.mark.parametrize("name", ["resilience", "ending", "judging", "nemo_checkpoints", "stage_image"])
-def test_bash_and_shellcheck_accept_what_the_script_reads(name: str) -> None:
-    accept((TEMPLATE_DIR / f"{name}.sh").read_text())
+def test_bash_and_shellcheck_accept_what_runs_on_each_node() -> None:
+    accept((TEMPLATE_DIR / "stage_image.sh").read_text())
 
 
 def accept(script: str) -> None:

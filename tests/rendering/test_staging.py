@@ -16,8 +16,9 @@ from launcher.config.compose import compose
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError
 from launcher.plan import Plan
-from launcher.rendering.render import TEMPLATE_DIR, render
+from launcher.rendering.render import TEMPLATE_DIR
 from launcher.stages.planning import plan_launch
+from tests.launch_files import write_files
 from tests.rendering.test_quoting import hostile, names, nasty
 
 STAGE = TEMPLATE_DIR / "stage_image.sh"
@@ -93,8 +94,7 @@ def job(root: Path, image: Path, *overrides: str) -> Job:
     )
     plan = plan_launch(composed.config, number=1, tag="x")
     plan.paths.code.mkdir(parents=True)
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     return Job(root, plan)
 
 

@@ -17,6 +17,7 @@ from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
 from tests.job_marks import ends
+from tests.launch_files import write_files
 
 
 def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) -> Plan:
@@ -28,10 +29,7 @@ def local_plan(tmp_path: Path, command: str, tasks: int = 2, number: int = 1) ->
 
 
 def start(plan: Plan, *, session: bool = False) -> subprocess.Popen[str]:
-    rendered = render(plan)
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in rendered.files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     return subprocess.Popen(
         ["bash", plan.paths.script],
         stdout=subprocess.PIPE,

@@ -46,7 +46,8 @@ class Renderer:
 
 def _texts(made: Draft, request: Request) -> Mapping[str, str]:
     manifest = manifest_of(made, request, provenance.Origin({}, {}))
-    texts = {path.name: text for path, text in files_of(made, manifest, request).items()}
+    contents = files_of(made, manifest, request)
+    texts = {path.name: text for path, text in contents.items() if isinstance(text, str)}
     # When it was launched, and by which process.
     texts["launcher.json"] = re.sub(r'"(created|launcher_pid)": .*', "", texts["launcher.json"])
     return texts

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
+import itertools
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.rendering.render import TEMPLATE_DIR
+from supervisor.checkpoints import progress
+from supervisor.nemo_checkpoints import tidy as tidy_checkpoints
 
 STEP_2 = "megatron_gpt--val_loss=9.03-step=2-consumed_samples=4.0"
 STEP_4 = "megatron_gpt--val_loss=8.77-step=4-consumed_samples=8.0"
 STEP_10 = "megatron_gpt--val_loss=8.51-step=10-consumed_samples=20.0"
-
-_CALL = """
-say() { echo "Job 7: $*"; }
-life=7.0
-source "$1"
-set -euo pipefail
-tidy_nemo_checkpoints "$2" || true
-echo goes on
-"""
+HOURS = itertools.count(1)
 
 
 @pytest.fixture
@@ -31,11 +26,12 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def save(directory: Path, *names: str) -> None:
-    """Checkpoints as NeMo makes them: directories with parts."""
+    """Checkpoints as NeMo makes them, one after the other: directories with parts."""
     for name in names:
         (directory / name / "weights").mkdir(parents=True)
         (directory / name / "metadata.json").write_text(f"of {name}")
         (directory / name / "weights" / "0.0").write_bytes(b"\0" * 8)
+        os.utime(directory / name, (0, next(HOURS) * 3600))
 
 
 def mark(directory: Path, *names: str) -> None:
@@ -44,11 +40,14 @@ def mark(directory: Path, *names: str) -> None:
 
 
 def tidy(directory: Path) -> str:
-    command = ["bash", "-c", _CALL, "bash", str(TEMPLATE_DIR / "nemo_checkpoints.sh"), str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("goes on\n"), done.stdout
-    return done.stdout.removesuffix("goes on\n") + done.stderr
+    """Tidy as a job does; return what it said."""
+    said: list[str] = []
+
+    def say(message: str, **_: Any) -> None:
+        said.append(f"{message}\n")
+
+    tidy_checkpoints(str(directory), "7.0", say)
+    return "".join(said)
 
 
 def names(directory: Path) -> set[str]:
@@ -117,7 +116,7 @@ def test_of_several_last_ones_the_newest_stays(checkpoints: Path) -> None:
 
 def test_a_whole_checkpoint_that_is_newer_is_continued_from(checkpoints: Path) -> None:
     """Killed between the checkpoint that is kept for its loss and its copy, `-last`."""
-    save(checkpoints, STEP_4, STEP_10, f"{STEP_4}-last", f"{STEP_10}-last")
+    save(checkpoints, STEP_4, f"{STEP_4}-last", STEP_10, f"{STEP_10}-last")
     mark(checkpoints, f"{STEP_10}-last")
     said = tidy(checkpoints)
     assert names(checkpoints) == {STEP_4, STEP_10, f"{STEP_10}-last"}
@@ -129,10 +128,25 @@ def test_a_whole_checkpoint_that_is_newer_is_continued_from(checkpoints: Path) -
 
 
 def test_an_unfinished_checkpoint_is_never_continued_from(checkpoints: Path) -> None:
-    save(checkpoints, STEP_10, f"{STEP_4}-last")
+    save(checkpoints, f"{STEP_4}-last", STEP_10)
     mark(checkpoints, STEP_10)
     tidy(checkpoints)
     assert names(checkpoints) == {f"{STEP_4}-last"}
+
+
+def test_a_training_that_went_back_does_not_go_forth_again(checkpoints: Path) -> None:
+    """A kept checkpoint of a higher step is older than the `-last`: of the way that was left."""
+    save(checkpoints, STEP_2, STEP_10, f"{STEP_4}-last")
+    assert tidy(checkpoints) == ""
+    assert names(checkpoints) == {STEP_2, STEP_10, f"{STEP_4}-last"}
+
+
+def test_a_linked_checkpoint_is_no_progress(checkpoints: Path) -> None:
+    save(checkpoints, f"{STEP_4}-last", STEP_10)
+    before = progress(str(checkpoints), "nemo")
+    assert tidy(checkpoints)
+    assert names(checkpoints) == {STEP_10, f"{STEP_10}-last"}
+    assert progress(str(checkpoints), "nemo") == before
 
 
 def test_a_second_time_changes_nothing(checkpoints: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.plan import Chain, Payload, Plan, Queue
-from launcher.rendering.render import render
-from launcher.runs.excluded import ExcludedNode
-from launcher.runs.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
 from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
+from supervisor.excluded import ExcludedNode
+from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
+from tests.launch_files import write_files
 
 TAG = "0123abcd"
 # Each notes how it was called; sbatch its environment too, and it has as many answers as it was given.
@@ -90,8 +90,11 @@ class Script:
         """What each task of later jobs does."""
         self.plan.paths.task_script.write_text(f"#!/bin/bash\n{command}\n")
 
-    def checkpoint(self, name: str) -> None:
-        (self.plan.paths.checkpoints / name).mkdir(parents=True)
+    def checkpoint(self, step: int, serial: int) -> None:
+        """Leave a checkpoint as our trainer does."""
+        path = self.plan.paths.checkpoints / f"megatron_gpt--step={step}-serial={serial}"
+        path.mkdir(parents=True)
+        (path / "complete.json").write_text(json.dumps({"step": step, "serial": serial}))
 
     def ended(self, job: str = "17") -> dict[str, Any]:
         return dict(json.loads((self.plan.paths.marks / f"{job}.0.ended.json").read_text()))
@@ -104,9 +107,7 @@ def script(tmp_path: Path, *overrides: str, queue: Queue | None = None, chain: C
     job = dataclasses.replace(plan.job, payload=Payload(argv=("true",), working_dir=str(tmp_path)))
     job = dataclasses.replace(job, queue=queue or job.queue, chain=chain or job.chain)
     plan = dataclasses.replace(plan, job=job)
-    plan.paths.directory.mkdir(parents=True)
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     (tmp_path / "bin").mkdir()
     for name, body in TOOLS.items():
         tool(tmp_path, name, body)
@@ -235,7 +236,7 @@ def test_a_busy_controller_is_asked_again(tmp_path: Path) -> None:
 
 def test_what_could_not_be_submitted_is_tried_once_more_at_the_end(tmp_path: Path) -> None:
     made = script(tmp_path)
-    made.tasks(f"echo 'echo 21' >{tmp_path}/bin/sbatch; exit 75")
+    made.tasks(f"printf '#!/bin/bash\\necho 21' >{tmp_path}/bin/sbatch; exit 75")
     code, told = made.run(ANSWER="sbatch: error: Batch job submission failed")
     assert code == 75
     assert "tries once more" in told and link_jobs(made.directory) == ["17", "21"]
@@ -243,7 +244,8 @@ def test_what_could_not_be_submitted_is_tried_once_more_at_the_end(tmp_path: Pat
 
 def test_without_room_for_claims_there_is_one_next_job_all_the_same(tmp_path: Path) -> None:
     made = script(tmp_path)
-    (made.plan.paths.marks / ".17.0.claim").mkdir(parents=True)  # so that none can be written
+    for claimed in ("job", "job.2"):
+        (made.plan.paths.marks / claimed).mkdir(parents=True)  # so that none can be written
     made.tasks("exit 75")
     code, told = made.run()
     assert code == 75
@@ -313,7 +315,8 @@ def test_a_new_checkpoint_forgives_what_came_before(tmp_path: Path) -> None:
     made = script(tmp_path, "resilience.links=9", "resilience.max_failures=2")
     made.tasks("exit 1")
     made.run()
-    made.tasks(f"mkdir -p {made.plan.paths.checkpoints}/step=20-last; exit 1")
+    into = made.plan.paths.checkpoints / "step=20"
+    made.tasks(f"""mkdir -p {into}; echo '{{"step": 20, "serial": 1}}' >{into}/complete.json; exit 1""")
     made.run("2", TAG, job="18", ANSWER="19")
     assert made.ended("18")["verdict"] == "continue"
     made.tasks("exit 75")
@@ -355,7 +358,7 @@ def test_a_cancel_that_the_link_itself_could_not_see_stops_the_chain_too(tmp_pat
     made.run(job="16", ANSWER="17")
     assert chain_end(made.directory) is None
     code, told = made.run("2", TAG, BEFORE="CANCELLED")
-    assert (code, made.called("srun")) == (0, []), told
+    assert (code, made.called("srun")) == (1, []), told
     end = chain_end(made.directory)
     assert end is not None and end.why == "job 16: it was cancelled"
 
@@ -496,8 +499,7 @@ def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, said: str, signal:
     plan = dataclasses.replace(
         made.plan, job=dataclasses.replace(made.plan.job, payload=payload, engine="nemo")
     )
-    for path, text in render(plan).files(plan.paths).items():
-        path.write_text(text)
+    write_files(plan)
     tell = f"kill -s {signal} $(ps -o ppid= -p $PPID); sleep 1; " if signal else ""
     made.tasks(f"{tell}echo {shlex.quote(said)}; exit 0")
     tool(tmp_path, "srun", "trap '' USR1; " + TOOLS["srun"])
@@ -506,25 +508,59 @@ def test_nemo_that_saved_and_left_is_not_done(tmp_path: Path, said: str, signal:
     assert made.ended()["verdict"] == ("continue" if expected else "done")
 
 
-def test_the_newest_checkpoint_is_the_highest_that_is_finished(tmp_path: Path) -> None:
+def test_a_training_that_went_back_goes_on_link_by_link(tmp_path: Path) -> None:
+    """From step 1000 to 200: links that save 400, 600 and 800 get on; links that save nothing do not."""
+    made = script(tmp_path, "resilience.links=20", "resilience.max_failures=2")
+    for serial, step in enumerate((200, 1000), start=1):
+        made.checkpoint(step, serial)
+    steps = iter((400, 600, 800, 1000))
+    for link, step in enumerate(steps, start=1):
+        made.tasks("exit 1")
+        into = made.plan.paths.checkpoints / f"step={step}-again"
+        made.tasks(f"""mkdir {into}
+            echo '{{"step": {step}, "serial": {link + 2}}}' >{into}/complete.json; exit 1""")
+        made.run(*([TAG] if link == 1 else [str(link), TAG]), job=str(16 + link), ANSWER=str(17 + link))
+        assert made.ended(str(16 + link))["verdict"] == "continue"
+    assert [life.checkpoint for life in read_lives(made.directory)] == [1000, 400, 600, 800]
+    made.tasks("exit 1")
+    for link in (5, 6):
+        assert chain_end(made.directory) is None
+        made.run(str(link), TAG, job=str(16 + link), ANSWER=str(17 + link))
+    assert chain_end(made.directory) is not None
+
+
+@pytest.mark.parametrize(
+    ("restarts", "why"), [("0", "somebody cancelled or requeued it"), ("1", "somebody requeued it")]
+)
+def test_a_link_that_may_have_been_requeued_does_not_end_its_chain(
+    tmp_path: Path, restarts: str, why: str
+) -> None:
+    """Slurm calls it COMPLETING for no reason, as one that was cancelled, until it has ended."""
+    made = script(tmp_path, "resilience.max_failures=1")
+    made.tasks("exit 143")
+    state = f"JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} PreemptTime=None"
+    assert made.run(STATE=state)[0] == 143
+    assert (made.ended()["verdict"], made.ended()["why"]) == ("continue", why)
+    assert chain_end(made.directory) is None and made.called("scancel") == []
+    made.tasks("exit 0")
+    code, told = made.run(SLURM_RESTART_COUNT="1")
+    assert code == 0, told
+    assert made.submitted() == [], "the next link is there already"
+    assert [(life.number, life.verdict) for life in read_lives(made.directory)] == [
+        (0, "continue"),
+        (1, "done"),
+    ]
+    assert made.called("scancel") == ["scancel 18"]
+
+
+def test_text_of_a_mark_is_no_code_and_no_number(tmp_path: Path) -> None:
     made = script(tmp_path)
-    for name in (
-        "megatron_gpt--step=8-consumed_samples=64.0",
-        "global_step=99",
-        ".unfinished-step=70",
-        "damaged/megatron_gpt--step=80",
-        "x--step=9",
-    ):
-        made.checkpoint(name)
-    (made.plan.paths.checkpoints / "x--step=12-last-unfinished").touch()
-    made.checkpoint("x--step=12-last")
-    made.run()
-    assert read_lives(made.directory)[0].checkpoint == 9
-    (made.plan.paths.checkpoints / "latest_checkpointed_iteration.txt").write_text(
-        "30"
-    )  # without an end of line
-    made.run("2", TAG, job="17")
-    (made.plan.paths.marks / "chain-ended").unlink()
     made.tasks("exit 75")
-    made.run("3", TAG, job="30")
-    assert read_lives(made.directory)[-1].checkpoint == 30
+    made.run(job="16", ANSWER="17")
+    mark = made.plan.paths.marks / "16.0.started.json"
+    hostile = {"job_id": "16", "checkpoint": "BASH_VERSINFO[$(touch canary)]", "failures": "$(touch canary)"}
+    mark.write_text(json.dumps({**hostile, "checkpoint_order": [1], "nodes": "$(touch canary)"}))
+    (made.plan.paths.marks / "16.0.ended.json").unlink()
+    made.run("2", TAG, BEFORE="NODE_FAIL", ANSWER="18")
+    assert made.called("srun")
+    assert not list(tmp_path.rglob("canary")) and not Path("canary").exists()

@@ -18,7 +18,7 @@ from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
 from launcher.runs.checkouts import checkout_of
-from launcher.runs.files import link_atomic, write_atomic
+from launcher.runs.files import link_atomic
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import host
@@ -27,6 +27,7 @@ from launcher.schedulers.base import Intent, State, Ticket
 from launcher.schedulers.local import LocalScheduler
 from launcher.tracking.launches import open_launch
 from launcher.tracking.polling import ask
+from supervisor.files import write_atomic
 
 
 def local(tmp_path: Path, *overrides: str) -> Request:

@@ -17,8 +17,8 @@ from launcher.drafting import Request, draft
 from launcher.launching.directory import write
 from launcher.runs import checkouts
 from launcher.runs.checkouts import checkout_of
-from launcher.runs.files import write_atomic
 from launcher.runs.provenance import gather, package_versions
+from supervisor.files import write_atomic
 
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.reading import (
+from launcher.runs.reading import read_yaml
+from supervisor.files import (
     TEXT_LIMIT,
     UnfitFile,
     is_job_id,
     open_regular,
     read_json,
     read_text,
-    read_yaml,
     unix_time,
     whole,
 )

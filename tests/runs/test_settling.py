@@ -16,8 +16,8 @@ from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
-from launcher.runs.marks import first_job
 from launcher.runs.paths import LaunchPaths
+from supervisor.marks import job_of
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -33,7 +33,7 @@ def launched(tmp_path: Path, told: list[str] | None = None) -> Launched:
 def wait_for_end(paths: LaunchPaths) -> None:
     """Wait until its mark is there, and its process is gone: by that too it would be found."""
     for _ in range(300):
-        if list(paths.marks.glob("*.ended.json")) and not is_there(first_job(paths.directory)):
+        if list(paths.marks.glob("*.ended.json")) and not is_there(job_of(paths.directory)):
             return
         time.sleep(0.1)
     raise AssertionError("the job did not end")
@@ -80,7 +80,7 @@ def test_a_launch_without_a_job_is_told_so_and_given_up(tmp_path: Path, left: di
     assert settled.job_id is None
     assert settled.error == left.get("unanswered", "its launcher died before it submitted")
     assert (paths.marks / "job").read_text() == "given-up\n"
-    assert first_job(paths.directory) is None
+    assert job_of(paths.directory) is None
     wait_for_end(again.paths)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.launching.submitting import Patience, submit
-from launcher.runs.marks import GIVEN_UP, claim, first_job
 from launcher.schedulers.base import Intent, NoAnswer
 from launcher.tracking.exit_codes import NOT_KNOWN
+from supervisor.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")
 BUSY = UserError("squeue failed: Socket timed out")
@@ -100,7 +100,7 @@ def test_nothing_is_submitted_again_while_nobody_says_that_there_is_no_job(tmp_p
     assert raised.value.exit_code == NOT_KNOWN
     assert scheduler.calls.count("submit") == 1
     assert 5 < scheduler.calls.count("find") < 15, "a minute, ever more patiently"
-    assert first_job(tmp_path) is None, "should it be a job after all, it may run"
+    assert job_of(tmp_path) is None, "should it be a job after all, it may run"
 
 
 def test_it_is_submitted_again_when_there_is_no_job_and_not_for_ever(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_of_two_jobs_the_oldest_is_kept_and_claims_the_launch(tmp_path: Path) ->
     scheduler = Answers([LOST, "19"], [[], ["17", "19"]])
     assert go(scheduler, tmp_path)[0] == "17"
     assert scheduler.calls[-1] == "cancel 19"
-    assert first_job(tmp_path) == "17"
+    assert job_of(tmp_path) == "17"
 
 
 def test_a_job_that_began_is_kept_though_it_is_younger(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_job_that_began_is_kept_though_it_is_younger(tmp_path: Path) -> None:
 def test_the_job_on_record_claims_the_launch_although_nobody_can_be_asked(tmp_path: Path) -> None:
     """Else an older one, of which nobody was told, could begin in its place."""
     assert go(Answers([LOST, "19"], [[], BUSY]), tmp_path)[0] == "19"
-    assert first_job(tmp_path) == "19"
+    assert job_of(tmp_path) == "19"
 
 
 @pytest.mark.parametrize("began", [True, False])
@@ -162,15 +162,15 @@ def test_a_launch_that_was_given_up_by_another_is_over(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_made_once_and_whole(tmp_path: Path) -> None:
-    assert first_job(tmp_path) is None
+    assert job_of(tmp_path) is None
     assert claim(tmp_path, "17") == "17"
     assert claim(tmp_path, "18") == "17"
     assert claim(tmp_path, GIVEN_UP) == "17"
-    assert first_job(tmp_path) == "17"
+    assert job_of(tmp_path) == "17"
     assert [path.name for path in (tmp_path / "marks").iterdir()] == ["job"]
 
 
 def test_a_claim_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "marks").write_text("a file, where a directory should be")
     assert claim(tmp_path, "17") == "17"
-    assert first_job(tmp_path) is None
+    assert job_of(tmp_path) is None

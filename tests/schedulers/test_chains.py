@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.runs.marks import ChainEnd, chain_end, claim, end_chain, later_jobs
-from launcher.schedulers.base import JobStatus, State, Ticket
+from launcher.schedulers.base import JobStatus, Links, State, Ticket
 from launcher.schedulers.chains import from_marks_alone, may_go_on, of_chain
-from launcher.schedulers.states import from_marks
+from launcher.schedulers.states import ANOTHER_JOB, from_marks
+from supervisor.marks import (
+    GIVEN_UP,
+    ChainEnd,
+    chain_end,
+    claim,
+    end_chain,
+    later_jobs,
+    link_jobs,
+    read_lives,
+)
 
 S = State
 JOBS = ("17", "18", "19", "20", "21")
@@ -41,7 +51,7 @@ def statuses(*states: State) -> list[JobStatus]:
 
 def current(directory: Path, told: Sequence[JobStatus], links: int = 5) -> tuple[int, JobStatus]:
     status = of_chain(ticket(directory, len(told), links), told)
-    assert status.chain and list(status.chain.jobs.values()) == list(told)
+    assert status.chain and list(status.chain.jobs) == list(JOBS[: len(told)])
     assert status.chain.job_id == JOBS[status.chain.current - 1]
     return status.chain.current, status
 
@@ -87,6 +97,12 @@ def test_after_a_success_the_next_link_is_no_news(tmp_path: Path, successor: Sta
     end_chain(tmp_path, ChainEnd("job 18", "all is done"))
     link, status = current(tmp_path, told)
     assert (link, status.state, status.reason, status.exit_code) == (2, S.COMPLETED, None, 0)
+    left = S.CANCELLED if successor is S.COMPLETED else successor
+    assert status.chain and [link.state for link in status.chain.jobs.values()] == [
+        told[0].state,
+        S.COMPLETED,
+        left,
+    ]
 
 
 def test_why_a_chain_stopped(tmp_path: Path) -> None:
@@ -142,6 +158,66 @@ def test_a_chain_that_was_cancelled_before_it_began(tmp_path: Path) -> None:
     assert current(tmp_path, [JobStatus(S.CANCELLED), *told[:1]])[1].reason == "by ada"
 
 
+@pytest.mark.parametrize(
+    ("verdict", "restarts", "state"),
+    [
+        # Requeued by an administrator: the job took that for a cancellation, and its next life left at once.
+        ({"verdict": "stop", "rule": "cancelled", "state": "CANCELLED"}, 1, S.CANCELLED),
+        ({"verdict": "continue", "rule": "requeued_or_cancelled"}, 1, S.FAILED),
+        ({"verdict": "stop", "rule": "failed"}, 0, S.FAILED),
+        # Ended in an earlier life, or one of an earlier version: nothing speaks against Slurm's word.
+        ({"verdict": "done"}, 1, S.COMPLETED),
+        ({}, 0, S.COMPLETED),
+    ],
+)
+def test_job_that_leaves_at_once_is_no_success(
+    tmp_path: Path, verdict: dict[str, str], restarts: int, state: State
+) -> None:
+    """To Slurm it is COMPLETED, with exit code 0."""
+    done = state is S.COMPLETED
+    mark(tmp_path, 1, code=0 if done else 143, **verdict)
+    end_chain(tmp_path, ChainEnd("job 17", "as its verdict says"))
+    told = [JobStatus(S.COMPLETED, exit_code=0, restarts=restarts), JobStatus(S.CANCELLED)]
+    link, status = current(tmp_path, told)
+    assert (link, status.state, status.restarts) == (1, state, restarts)
+    assert status.chain and status.chain.jobs["17"].state is state
+    if restarts:
+        told[0] = replace(told[0], state=S.FAILED, exit_code=1)
+        assert current(tmp_path, told)[1].state is state, "whatever it left with"
+
+
+def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
+    completed = JobStatus(S.COMPLETED, exit_code=0)
+    assert current(tmp_path, [completed])[1].state is S.COMPLETED, "as where no mark could be written at all"
+    end_chain(tmp_path, ChainEnd("ada", "cancelled by ada"))
+    link, status = current(tmp_path, [completed, JobStatus(S.CANCELLED)])
+    assert (link, status.state, status.reason, status.exit_code) == (1, S.CANCELLED, "by ada", None)
+
+
+def test_links_whose_jobs_are_not_known(tmp_path: Path) -> None:
+    links = ticket(tmp_path, 1).with_links({5: "21", 1: "17", 3: "19"})
+    assert (links.jobs, links.numbers) == (("17", "19", "21"), (1, 3, 5))
+    status = of_chain(links, statuses(S.FAILED, S.TIMEOUT, S.PENDING))
+    assert status.chain and (str(status.chain), status.chain.job_id) == ("5/5", "21")
+    assert (status.chain.numbers, status.reason) == ((1, 3, 5), "link 3 was TIMEOUT")
+    status = of_chain(links, statuses(S.FAILED, S.RUNNING, S.PENDING))
+    assert status.chain and (str(status.chain), status.chain.beyond) == ("3/5", ["21"])
+    assert of_chain(links, statuses(S.FAILED, S.FAILED, S.FAILED)).reason == "the last of 5 links"
+    assert may_go_on(links, JobStatus(S.FAILED))
+
+
+def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
+    """Its run was removed and launched anew while its chain waited; the marks, or Slurm, tell its tag."""
+    mark(tmp_path, 1)
+    mark(tmp_path, 2, code=0, tag="of-old")
+    links = replace(ticket(tmp_path, 3), tags=("a-tag",))
+    told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
+    status = of_chain(links, told)
+    assert (status.state, status.chain) == (S.RUNNING, Links(1, 5, {"17": told[0]}, (1,)))
+    assert [life.job_id for life in read_lives(tmp_path, tags=("a-tag",))] == ["17"]
+    assert [life.tag for life in read_lives(tmp_path)] == [None, "of-old"]
+
+
 def test_the_first_who_ends_a_chain_is_on_record(tmp_path: Path) -> None:
     end_chain(tmp_path, ChainEnd("job 17", "all is done", ended=12.0))
     end_chain(tmp_path, ChainEnd("ada", "cancelled by ada", ended=13.0))
@@ -149,11 +225,26 @@ def test_the_first_who_ends_a_chain_is_on_record(tmp_path: Path) -> None:
 
 
 def test_claims_are_the_links_that_are_known(tmp_path: Path) -> None:
-    assert later_jobs(tmp_path) == []
+    assert later_jobs(tmp_path) == {}
     for link, job in enumerate(JOBS[:3], 1):
         assert claim(tmp_path, job, link) == job
     assert claim(tmp_path, "99", 2) == "18", "a second job of link 2 leaves"
-    assert later_jobs(tmp_path) == ["18", "19"]
+    assert later_jobs(tmp_path) == {2: "18", 3: "19"}
+    assert link_jobs(tmp_path) == ["17", "18", "19"]
+
+
+def test_missing_claim_hides_no_other(tmp_path: Path) -> None:
+    """A disk was full, or the answer to a submission was lost for good."""
+    for link, holder in ((1, "17"), (2, GIVEN_UP), (5, "21"), (12, "30")):
+        claim(tmp_path, holder, link)
+    (tmp_path / "marks" / "job.x").write_text("40\n")
+    (tmp_path / "marks" / ".job-4").write_text("40\n")
+    assert later_jobs(tmp_path) == {5: "21", 12: "30"}
+    mark(tmp_path, 1)
+    mark(tmp_path, 3)
+    mark(tmp_path, 4, tag="of-old")
+    assert later_jobs(tmp_path, ("a-tag",)) == {3: "19", 5: "21", 12: "30"}
+    assert link_jobs(tmp_path) == ["17", "19", "20", "21", "30"]
 
 
 def test_marks_alone(tmp_path: Path) -> None:

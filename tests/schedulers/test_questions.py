@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.marks import note_cancelled
 from launcher.schedulers.base import Intent, State, Ticket
 from launcher.schedulers.commands import Answer, Unreachable
 from launcher.schedulers.patience import Patience
 from launcher.schedulers.records import SEPARATOR, parse_ends
 from launcher.schedulers.slurm import SlurmScheduler
+from supervisor.marks import note_cancelled
 from tests.job_marks import leave
 
 EMPTY = Answer(0, "", "")

@@ -19,7 +19,7 @@ from launcher.schedulers.records import (
     script_of,
 )
 from launcher.schedulers.states import status_of
-from launcher.schedulers.words import SLURM_STATES
+from supervisor.slurm_states import STATES
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -286,8 +286,8 @@ STOPPED SUSPENDED TIMEOUT LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL UPDATE_DB EX
 
 
 def test_every_word_of_slurm_is_known() -> None:
-    assert set(NAMES.split()) == set(SLURM_STATES)
-    assert State.UNKNOWN not in SLURM_STATES.values()
+    assert set(NAMES.split()) == set(STATES)
+    assert set(STATES.values()) <= {state.value for state in State} - {"UNKNOWN"}
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.marks import note_cancelled
 from launcher.schedulers.base import JobStatus, State, Ticket
 from launcher.schedulers.records import SEPARATOR, Record, parse_sacct
 from launcher.schedulers.states import ANOTHER_JOB, from_marks, of_ticket, resolve
+from supervisor.marks import note_cancelled
 from tests.job_marks import leave
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.marks import chain_end, link_jobs
 from launcher.sandbox import Sandbox
+from supervisor.marks import chain_end, link_jobs
 from tests.tracking.scenarios import REQUEUE, begin_again
 from tests.tracking.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
 

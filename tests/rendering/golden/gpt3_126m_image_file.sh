@@ -12,181 +12,42 @@
 #SBATCH --output=/shared/results/gpt3_126m/launches/1/log-nemo-megatron-gpt3_126m_%j.out
 #SBATCH --open-mode=append
 
-# Made by Slipway. The configuration is beside this file, and task.sh, which sets up each task.
+# Made by Slipway. supervisor.pyz does the rest: claim, next link, rendezvous, marks, signals, and why the job ended.
 set -euo pipefail
-set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
-set +xv # a SHELLOPTS in the environment would print the values of secrets
+set +o posix +xv # a POSIXLY_CORRECT would change what bash means, a SHELLOPTS print the values of secrets
+exec 9< <(env -0) # as submitted, before anything is exported: the next link is submitted in it
+slipway_fail() { echo "Job ${SLURM_JOB_ID:-$$}: $1 on ${HOSTNAME:-this node}" >&2 && exit 1; }
+SLIPWAY_DIR=/shared/results/gpt3_126m/launches/1
+[[ -f $SLIPWAY_DIR/supervisor.pyz ]] || slipway_fail "no $SLIPWAY_DIR (moved since it was launched, or not mounted)"
+read -r SLIPWAY_PYTHON < <(command -v /usr/bin/python3 /usr/libexec/platform-python python3) || slipway_fail "no python3"
 
-run=gpt3_126m
-launch=1
-tag=golden # no other launch has it
-launch_dir=/shared/results/gpt3_126m/launches/1
-job_id=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
-life=$job_id${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.${SLURM_RESTART_COUNT:-0} # a requeued job has several
-
-# --- marks: what became of this job, for those who cannot ask the scheduler; on a full disk it goes on without ---
-say() { echo "Job $job_id: $*" || true; }
-marks=$launch_dir/marks
-mark() { # mark NAME FIELDS, written under a temporary name so that it is never seen half done
-    if ! { printf '{"job_id": "%s", %s}\n' "$job_id" "$2" >"$marks/.$life.$1" && mv -f "$marks/.$life.$1" "$marks/$life.$1.json"; }; then
-        say "could not leave the mark $marks/$life.$1.json"
-    fi
-}
-if [[ ! -f $launch_dir/task.sh ]]; then # Slurm, since 23.02, makes the directory of a log that is gone
-    say "there is no $launch_dir on ${HOSTNAME:-this node}: moved since it was launched, or not mounted" >&2
-    exit 1
-fi
-mkdir -p "$marks" || true
-claim() { # claim FILE JOB: it is that job's from now on, unless it is another's
-    # A link has its content from the start.
-    if echo "$2" >"$marks/.$life.claim"; then
-        ln "$marks/.$life.claim" "$1" 2>/dev/null ||
-            (set -o noclobber && echo "$2" >"$1") 2>/dev/null || true # no links on this file system
-    fi
-    rm -f "$marks/.$life.claim" || true
-}
-link=1 by_hand=yes
-if (($#)) && [[ ${!#} == "$tag" ]]; then # not by hand: where Slurm's answer was lost, there may be two jobs of this launch
-    by_hand=''
-    if [[ $# == 2 && $1 =~ ^[1-9][0-9]{0,5}$ ]]; then link=$1; fi
-    mine=$marks/job
-    if ((link > 1)); then mine+=.$link; fi
-    claim "$mine" "$job_id" # the first that begins is it, unless the launcher has said which
-    claimed=$(cat "$mine" || true)
-    if [[ $claimed && $claimed != "$job_id" ]]; then
-        say "leaves without doing anything: $mine says $claimed"
-        exit 0
-    fi
-    if [[ -e $marks/chain-ended ]]; then
-        say "leaves without doing anything, as $marks/chain-ended says: $(head -c 1000 "$marks/chain-ended" || true)"
-        exit 0
-    fi
-fi
-tasks_ended=no # a signal that ends the script before leaves 0 in $?
-trap 'code=$?; trap "" TERM INT USR1; [[ $code != 0 || $tasks_ended == yes ]] || code=143; end_link "$code" || mark ended "\"exit_code\": $code, \"ended\": $(date +%s)"' EXIT
-
-# --- the chain: what came before, and what comes next; before anything is exported that is for the tasks alone ---
-# shellcheck source=/dev/null
-source "$launch_dir/resilience.sh"
-chain_is links=1 \
-    submit=job \
-    max_failures=3 \
-    exclude_seconds=86400 \
-    exclude= \
-    header_excludes= \
-    singleton=yes \
-    begin= \
-    scheduler=slurm \
-    engine=nemo \
-    save_signal=TERM \
-    tasks_per_node=8 \
-    checkpoints=/shared/results/gpt3_126m/checkpoints \
-    failures= \
-    run_dir=/shared/results/gpt3_126m \
-    script=/shared/results/gpt3_126m/launches/1/nemo-megatron-gpt3_126m_submission.sh \
-    log=/shared/results/gpt3_126m/launches/1/log-nemo-megatron-gpt3_126m_
-if [[ $by_hand ]]; then chain_is links=1; fi # no link of this launch's chain
-begin_link || say "what came before could not be told"
-
-# --- environment ---
+# Environment
 export TRANSFORMERS_OFFLINE=0
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 export NCCL_NVLS_ENABLE=0
 export NCCL_DEBUG=INFO
 
-# --- rendezvous: the first host, and a port below the ephemeral ones that differs between jobs ---
-free_port() { # free_port NUMBER: its port, or if something listens there on this host, the next of its row
-    local port hex try listening
-    listening=" $(awk '$4 == "0A" { sub(/.*:/, "", $2); print $2 }' /proc/net/tcp /proc/net/tcp6 2>/dev/null | tr '\n' ' ' || true)"
-    for ((try = 0; try < 50; try++)); do
-        port=$((20000 + ($1 + 4001 * try) % 12000)) # not the next number's
-        printf -v hex %04X "$port"
-        [[ $listening == *" $hex "* ]] || break
-    done
-    echo "$port"
-}
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export MASTER_ADDR=${hosts%%$'\n'*}
-MASTER_PORT=$(free_port "$SLURM_JOB_ID")
-export MASTER_PORT
-mark started "\"started\": $(date +%s), \"nodes\": \"${hosts//$'\n'/,}\", $(place_in_chain)"
-say "run $run, launch $launch, on ${hosts//$'\n'/, }; rendezvous at $MASTER_ADDR:$MASTER_PORT"
-
-recorded() { # recorded KEY IMAGE: what the record beside an image says, if that is of the file as it is
-    local record=$2.json state
-    state=$(stat --dereference --format='%s %Y' "$2" 2>/dev/null) || return 0
-    if [[ -f $record && $state == "$(sed -n 's/^  "size": \([0-9]*\),*$/\1/p' "$record") $(sed -n 's/^  "modified": \([0-9]*\),*$/\1/p' "$record")" ]]; then
-        sed -n "s/^  \"$1\": \"\(sha256:\)\{0,1\}\([0-9a-f]\{64\}\)\",*\$/\2/p" "$record"
-    fi
-}
-
-# --- provenance: the digest of the image as it ran, read once at the lowest priority; nothing waits for it ---
-( # a shell of its own, whose variables reach no task
-    trap '' USR1 # which is for the tasks
-    image=/apps/nemo.sqsh idle=(nice -n 19)
-    [[ -f $image && ! -e $marks/image.sha256 ]] || exit 0
-    ! command -v ionice || idle+=(ionice -c 3)
-    known=$(recorded sha256 "$image")
-    if [[ $known ]]; then echo "$known"; else "${idle[@]}" sha256sum <"$image"; fi >"$marks/.$life.image"
-    mv -f "$marks/.$life.image" "$marks/image.sha256"
-) </dev/null >/dev/null 2>&1 &
-
-# --- tasks: one for each GPU; in the background, because bash handles signals only while it waits ---
-srun \
+# Tasks
+exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
+    srun \
     --kill-on-bad-exit=1 \
     --export=ALL \
     --container-image=/apps/nemo.sqsh \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data:ro,/fsx:/fsx,/etc/topo.xml:/topo.xml:ro \
     --container-env=MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE,NCCL_DEBUG \
     --no-container-mount-home \
-    bash "$launch_dir/task.sh" \
+    bash "$SLIPWAY_DIR/task.sh" \
     /shared/venv/bin/python \
     -u \
     /opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py \
     --config-path=/shared/results/gpt3_126m/launches/1 \
-    --config-name=gpt3_126m_hydra.yaml &
-tasks=$! signalled=''
-# When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before they have saved.
-trap 'signalled=${signalled:-TERM}' TERM
-trap 'signalled=${signalled:-INT}; kill -s TERM "$tasks" 2>/dev/null || true' INT
-trap 'signalled=${signalled:-USR1}; kill -s USR1 "$tasks" 2>/dev/null || true' USR1
-
-# A signal ends a wait early; once the tasks are gone, the last wait tells their own exit code.
-while kill -0 "$tasks" 2>/dev/null; do
-    wait "$tasks" || true
-done
-code=0
-wait "$tasks" || code=$?
-((code >= 0)) || code=143 # bash loses it when it is signalled with its tasks
-tasks_ended=yes
-trap '' TERM INT USR1 # Slurm signals the whole job: what is still to do must not end half done
-if ((code == 0)); then # also when Slurm ends the job: srun tells 0 of a node that was lost
-    for _ in 1 2 3; do # a signal to the whole job ends `timeout`
-        # Of an array this task alone, whose last one has the array's own id. In a salloc $job_id is a process.
-        state=$(timeout --signal=KILL 20 squeue --noheader --states=all --format=%T \
-            --jobs="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" 2>/dev/null) && break
-        state=
-    done
-    case $state in # what is none of these words, a site's own or a notice, says nothing against the job
-    RUNNING | SIGNALING | RESIZING | SUSPENDED) ;;
-    COMPLETING | CANCELLED | TIMEOUT | DEADLINE | PREEMPTED | NODE_FAIL | BOOT_FAIL | OUT_OF_MEMORY | FAILED | \
-        PENDING | REQUEUED | REQUEUE_HOLD | SPECIAL_EXIT)
-        say "Slurm is ending it ($state)"
-        code=1
-        ;;
-    *) say "whether Slurm ended it could not be asked${state:+: squeue says $state}" ;;
-    esac
-fi
-say "the tasks ended with exit code $code"
-if ((code == 0)) && has_to_go_on; then code=75; fi # its engine says that it is done, and it is not
-exit "$code"
+    --config-name=gpt3_126m_hydra.yaml
 
 ##### task.sh #####
 #!/bin/bash
 # task.sh COMMAND [ARGUMENT ...]: runs COMMAND once for each task (one process, one GPU), in the container when there is one.
 set -euo pipefail
-set +o posix # a POSIXLY_CORRECT in the environment would change what bash means
-set +xv # a SHELLOPTS in the environment would print the values of secrets
+set +o posix +xv # a POSIXLY_CORRECT would change what bash means, a SHELLOPTS print the values of secrets
 
 # torch's names for what srun calls PROCID, NTASKS and LOCALID.
 export RANK=${SLURM_PROCID:-$RANK}
@@ -210,12 +71,12 @@ cd /opt/NeMo
     trap '' USR1
     exec "$@"
 ) &
-payload=$!
-trap 'trap : USR1; kill -s TERM "$payload" 2>/dev/null || true' USR1 # once: the next one would end it while it saves
+SLIPWAY_PAYLOAD=$!
+trap 'trap : USR1; kill -s TERM "$SLIPWAY_PAYLOAD" 2>/dev/null || true' USR1 # once: the next one would end it while it saves
 trap : TERM # which Slurm sends to the payload as well; twice would cut its save short
-while kill -0 "$payload" 2>/dev/null; do
-    wait "$payload" || true
+while kill -0 "$SLIPWAY_PAYLOAD" 2>/dev/null; do
+    wait "$SLIPWAY_PAYLOAD" || true
 done
-code=0
-wait "$payload" || code=$?
-exit "$code"
+SLIPWAY_CODE=0
+wait "$SLIPWAY_PAYLOAD" || SLIPWAY_CODE=$?
+exit "$SLIPWAY_CODE"

@@ -1,8 +1,6 @@
 """The rules that look for words in a job's log: NVIDIA's, torch's, Slurm's and the kernel's."""
 
-from __future__ import annotations
-
-from launcher.failures.rule import Rule
+from supervisor.rules import Rule
 
 # A broken machine, which whoever comes next would meet again.
 HARDWARE = (

@@ -1,8 +1,6 @@
 """The rules that a job's end itself decides: its exit code, and what Slurm says of it."""
 
-from __future__ import annotations
-
-from launcher.failures.rule import Rule
+from supervisor.rules import EXIT_INTERRUPTED, Rule
 
 _CODE = r"^code=([0-9]+|-) "
 _ENDED_BY_SLURM = _CODE + "state=COMPLETING reason="
@@ -16,7 +14,7 @@ FIRST = (
         "end",
         "stop",
         "-",
-        _CODE + r"state=(CANCELLED|REVOKED) |" + _ENDED_BY_SLURM + "None preempted=(None|-) ",
+        _CODE + r"state=(CANCELLED|REVOKED) |" + _ENDED_BY_SLURM + "None preempted=(None|-) requeue=[0-] ",
         "somebody cancelled it",
         "launch it again to go on from its newest checkpoint",
     ),
@@ -63,7 +61,23 @@ FIRST = (
         _CODE + "state=(PREEMPTED|[^ ]+ reason=[^ ]+ preempted=[0-9][^ ]*) ",
         "another job took its nodes",
     ),
-    Rule("saved", "end", "continue", "-", r"^code=75 ", "it saved and left, as it was asked to"),
+    # Slurm tells one from the other afterwards: the next life or link asks it.
+    Rule(
+        "ended_by_user",
+        "end",
+        "continue",
+        "-",
+        _ENDED_BY_SLURM + "None preempted=(None|-) requeue=1 ",
+        "somebody cancelled or requeued it",
+    ),
+    Rule(
+        "saved",
+        "end",
+        "continue",
+        "-",
+        rf"^code={EXIT_INTERRUPTED} ",
+        "it saved and left, as it was asked to",
+    ),
 )
 
 # How Slurm ended it, where no machine was broken.

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.failures.evidence import evidence, left_by_ranks
-from launcher.failures.judging import Facts, judge
-from launcher.failures.rule import Verdict
-from launcher.failures.rules import rule_named
-from launcher.runs.marks import Life
+from supervisor.evidence import evidence, left_by_ranks
+from supervisor.judging import Facts, judge, rule_named
+from supervisor.marks import Life
 
 # Of these the machine or whoever ended it is to blame, and what ranks said of it explains nothing.
 _NOT_OF_RANKS = ("done", "saved", "cancelled", "deadline", "preempted", "node_failed", "time_limit", "lost")
@@ -39,14 +37,14 @@ class Reading:
     """
 
     rule: str | None
-    verdict: Verdict
+    verdict: str
     why: str
     nodes: tuple[str, ...] = ()
     first: str | None = None
     advice: str | None = None
 
     def lines(self) -> list[str]:
-        """It in up to three lines."""
+        """Return it in up to three lines."""
         why = f"{self.why} (at fault: {', '.join(self.nodes)})" if self.nodes else self.why
         return [why, *filter(None, [self.first, self.advice])]
 
@@ -99,13 +97,12 @@ def read_life(
 def _as_marked(life: Life) -> Reading:
     rule = rule_named(life.rule)
     nodes = tuple(life.excluded.split(",")) if life.excluded else ()
-    verdicts: dict[str, Verdict] = {"done": "done", "exclude": "exclude", "stop": "stop"}
-    verdict = verdicts.get(life.verdict or "", "continue")
+    verdict = life.verdict if life.verdict in ("done", "exclude", "stop") else "continue"
     return Reading(life.rule, verdict, life.why or "", nodes, advice=rule.advice if rule else None)
 
 
 def _first(life: Life, failures: Path | None) -> str | None:
-    """Which rank failed first: as it said itself, else as the job's script found."""
+    """Say which rank failed first: as it said itself, else as the job found."""
     # Marks have whole seconds; a rank of a later link writes over what one of an earlier link left.
     until = math.inf if life.ended is None else life.ended + 1
     for left in [] if failures is None else left_by_ranks(failures, life.started or 0.0, until):

@@ -1,0 +1,97 @@
+"""What a launch directory has for its jobs' supervisor: its program and its settings."""
+
+from __future__ import annotations
+
+import functools
+import io
+import zipfile
+from pathlib import Path
+
+import supervisor
+from launcher.plan import Container, Job, Plan
+from launcher.rendering.srun import host_arguments
+from supervisor.settings import ChainSettings, ContainerSettings, Settings
+
+_PACKAGE = Path(supervisor.__file__).parent
+# The oldest that a zip file can hold.
+_NO_DATE = (1980, 1, 1, 0, 0, 0)
+_REGULAR_FILE = 0o100644 << 16
+
+
+@functools.cache
+def supervisor_archive(package: Path = _PACKAGE) -> bytes:
+    """Return the program that keeps a job, ``supervisor.pyz``: the same bytes for the same sources."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for source in sorted(package.glob("*.py")):
+            is_main = source.name == "__main__.py"
+            entry = zipfile.ZipInfo(source.name if is_main else f"supervisor/{source.name}", _NO_DATE)
+            entry.external_attr = _REGULAR_FILE
+            archive.writestr(entry, source.read_bytes())
+    return buffer.getvalue()
+
+
+def supervisor_settings(plan: Plan) -> Settings:
+    """Return the settings of a plan's jobs."""
+    job, paths = plan.job, plan.paths
+    resources, container = job.resources, job.container
+    if plan.scheduler == "local":  # without containers
+        container = None
+    return Settings(
+        run=paths.run_name,
+        launch=paths.number,
+        tag=plan.tag,
+        run_dir=str(paths.run_dir),
+        script=str(paths.script),
+        log=str(paths.directory / paths.log_prefix),
+        scheduler=plan.scheduler,
+        engine=job.engine,
+        nodes=resources.nodes,
+        max_nodes=resources.max_nodes,
+        tasks_per_node=resources.tasks_per_node,
+        singleton=_is_singleton(job),
+        # What is no training cannot save, nor diverge.
+        save_signal=job.payload.save_signal if job.stage == "training" else None,
+        checkpoints=job.chain.checkpoints,
+        failures=_failures(job),
+        vboost=job.vboost,
+        host_arguments=tuple(host_arguments(job)),
+        chain=_chain(job),
+        container=None if container is None else _container(container),
+    )
+
+
+def _chain(job: Job) -> ChainSettings:
+    chain, queue = job.chain, job.queue
+    return ChainSettings(
+        links=chain.links,
+        from_job=chain.from_job,
+        max_failures=chain.max_failures,
+        exclude_seconds=round(chain.exclude_hours * 3600),
+        exclude=queue.exclude or "",
+        header_excludes=queue.exclude_all is not None,
+        singleton=_is_singleton(job),
+        begin=queue.begin is not None,
+    )
+
+
+def _is_singleton(job: Job) -> bool:
+    return "singleton" in (job.queue.dependency or "").split(",")
+
+
+def _container(container: Container) -> ContainerSettings:
+    options = container.options
+    return ContainerSettings(
+        image=container.image,
+        is_file=container.is_file,
+        stage_to=options.stage_to if container.is_staged else None,
+        name=options.name if container.is_file else None,
+    )
+
+
+def _failures(job: Job) -> str | None:
+    """Return the directory in which the ranks of our trainer say what they failed of."""
+    if job.engine != "megatron" or job.config is None:
+        return None
+    directory = job.config.get("exp_manager", {}).get("explicit_log_dir")
+    return None if directory is None else f"{directory}/failures"

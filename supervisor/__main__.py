@@ -1,0 +1,11 @@
+"""The beginning of the program: what every Python can read."""
+
+import sys
+
+if sys.version_info < (3, 6):
+    sys.stderr.write("The job needs Python 3.6 or newer: this is " + sys.version.split()[0] + "\n")
+    sys.exit(1)
+
+from supervisor.main import main
+
+main(sys.argv[1:])

@@ -1,0 +1,185 @@
+"""The decisions of a chain of jobs: a state machine that asks nobody and does nothing itself.
+
+A link is in one of three states, and two events move it::
+
+                    look_back                     after_end
+    [waits] ──────────────────────► RUNS ──────────────────────► PASSED   the next link goes on
+       │    the link before said          done, stop, or         (or nothing, if it was the last)
+       │    `continue` or `exclude`       max_failures reached
+       │                                       │
+       └───────────────────────────────────────┴───────────────► OVER     no link does anything any more
+            the link before was done, stopped or cancelled
+
+Each transition returns the next state and its effects, in the order in which they are to be carried out. The
+successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
+there is none.
+
+A failure is a link that ended without a newer checkpoint than it began with; one that another job or an
+administrator took from its nodes is none. A newer checkpoint forgives all failures before it.
+"""
+
+from enum import Enum
+from typing import NamedTuple, Optional, Tuple, Union
+
+from supervisor.settings import ChainSettings
+
+
+class Phase(Enum):
+    """The states of a link."""
+
+    RUNS = "runs"
+    PASSED = "passed"
+    OVER = "over"
+
+
+class Ending(NamedTuple):
+    """How a link ended: as it judged itself, or as the next link judges it.
+
+    Attributes
+    ----------
+    verdict
+        ``done``, ``continue``, ``exclude`` (and continue) or ``stop``.
+    rule
+        Name of the rule that it is after.
+    why
+        The reason, a sentence without its full stop.
+    nodes
+        Nodes at fault, which are avoided from now on.
+    """
+
+    verdict: str = "continue"
+    rule: str = "unknown"
+    why: str = "nothing is known of its end"
+    nodes: Tuple[str, ...] = ()
+
+    @property
+    def is_failure(self) -> bool:
+        return self.rule not in ("preempted", "ended_by_user")
+
+    @property
+    def is_final(self) -> bool:
+        return self.verdict in ("done", "stop")
+
+
+class Before(NamedTuple):
+    """What is known of the links before one that begins.
+
+    Attributes
+    ----------
+    job
+        Job of the link directly before; empty if it is not known.
+    ending
+        How that ended.
+    is_judged_now
+        It did not judge itself: what follows from `ending` has not been done yet.
+    state
+        Slurm's word for it now that it is over.
+    failures
+        Number of failures before the newest link that left a mark; 0 if none did.
+    links
+        Number of links from that one on, it included, up to the one directly before.
+    got_on
+        There is a newer checkpoint than when that one began.
+    """
+
+    job: str
+    ending: Ending
+    is_judged_now: bool = False
+    state: str = ""
+    failures: int = 0
+    links: int = 1
+    got_on: bool = False
+
+
+class SubmitNext(NamedTuple):
+    """Submit the next link."""
+
+
+class ExcludeNodes(NamedTuple):
+    """Avoid nodes that failed under a job; `job` is empty for the link's own."""
+
+    nodes: Tuple[str, ...]
+    why: str
+    job: str = ""
+
+
+class EndChain(NamedTuple):
+    """Keep all later links from doing anything."""
+
+    why: str
+
+
+class LeaveJob(NamedTuple):
+    """End this job without doing anything."""
+
+    why: str
+    is_success: bool
+
+
+Effect = Union[SubmitNext, ExcludeNodes, EndChain, LeaveJob]
+
+
+class Step(NamedTuple):
+    """A transition: the state that it leads to, the failures so far, and what is to be done."""
+
+    phase: Phase
+    failures: int
+    effects: Tuple[Effect, ...] = ()
+    ending: Optional[Ending] = None
+
+
+def look_back(settings: ChainSettings, link: int, before: Optional[Before], has_successor: bool) -> Step:
+    """Decide what a link does when it begins; `before` is ``None`` for the first link."""
+    if before is None:
+        return Step(Phase.RUNS, 0, _submission(settings, link, has_successor))
+    ending = before.ending
+    is_failure = ending.is_failure and before.state != "PREEMPTED"
+    failures = 0 if before.got_on else before.failures + before.links - (not is_failure)
+    if before.state == "CANCELLED" and ending.verdict != "done":
+        ending = ending._replace(verdict="stop", why="it was cancelled", nodes=())
+    elif before.is_judged_now:
+        ending = limited(settings, ending, failures, before.got_on)
+    if ending.is_final:
+        why = f"job {before.job}: {ending.why}"
+        leave = LeaveJob("the chain has ended with " + why, ending.verdict == "done")
+        return Step(Phase.OVER, failures, (EndChain(why), leave), ending)
+    exclusion: Tuple[Effect, ...] = ()
+    if before.is_judged_now and ending.nodes:
+        exclusion = (ExcludeNodes(ending.nodes, ending.why, before.job),)
+    return Step(Phase.RUNS, failures, exclusion + _submission(settings, link, has_successor), ending)
+
+
+def after_end(
+    settings: ChainSettings, link: int, ending: Ending, failures: int, got_on: bool, has_successor: bool
+) -> Step:
+    """Decide what follows when the tasks of a link have ended.
+
+    Parameters
+    ----------
+    failures
+        Number of failures in a row before this link.
+    got_on
+        There is a newer checkpoint than when it began.
+    """
+    failures = 0 if got_on else failures + ending.is_failure
+    ending = limited(settings, ending, failures, got_on)
+    if ending.is_final:
+        return Step(Phase.OVER, failures, (EndChain(ending.why),), ending)
+    exclusion: Tuple[Effect, ...] = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()
+    return Step(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
+
+
+def limited(settings: ChainSettings, ending: Ending, failures: int, got_on: bool) -> Ending:
+    """Stop a chain that gets nowhere: `failures` counts this ending."""
+    if ending.is_final or not ending.is_failure or got_on:
+        return ending
+    if settings.links == 1 or failures < settings.max_failures:
+        return ending
+    count = "it" if failures == 1 else f"{failures} links in a row"
+    why = f"{count} ended without a new checkpoint: {ending.why}"
+    return ending._replace(verdict="stop", why=why, nodes=())
+
+
+def _submission(settings: ChainSettings, link: int, has_successor: bool) -> Tuple[Effect, ...]:
+    follows = settings.from_job and link < settings.links and not has_successor
+    return (SubmitNext(),) if follows else ()

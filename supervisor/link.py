@@ -1,0 +1,370 @@
+"""A job as a link of its chain: what came before it, what comes next, how it ended, which nodes to avoid.
+
+The decisions are in `supervisor.chain`; this carries them out. Nothing in it ends the job but `Leave`.
+"""
+
+import os
+import re
+import shutil
+import sys
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from supervisor import chain, checkpoints, marks, nemo_checkpoints
+from supervisor.chain import Before, Effect, Ending
+from supervisor.evidence import evidence, first_failure, last_step
+from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
+from supervisor.files import plain
+from supervisor.job import Job, Leave
+from supervisor.judging import Facts, judge
+from supervisor.marks import ChainEnd, Life
+from supervisor.rules import EXIT_INTERRUPTED
+from supervisor.settings import SLURM
+from supervisor.slurm import JobRecord, Slurm, submitted_id
+from supervisor.slurm_states import state_at_end
+
+_SUBMISSION_ATTEMPTS = 3
+# What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
+_SAVED_AND_LEFT = re.compile(
+    r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
+    r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
+)
+_REACHED_MAX_STEPS = re.compile(r"max_steps=[0-9]+. reached")
+
+
+class Link:
+    """One job of a chain; a launch without a chain is a chain of one link."""
+
+    def __init__(self, job: Job, slurm: Slurm) -> None:
+        self._job, self._slurm = job, slurm
+        self._settings, self._chain = job.settings, job.settings.chain
+        self._failures = 0
+        self._before: Optional[checkpoints.Progress] = None
+        self._next_job: Optional[str] = None
+        self._restarts = int(job.life.rpartition(".")[2])
+
+    # --- what the supervisor calls ---
+
+    def begin(self) -> None:
+        """Look at what came before, and submit what comes next: so a node that dies does not end the chain.
+
+        Raises
+        ------
+        Leave
+            If the chain has ended: the job has nothing to do.
+        """
+        self._tidy()
+        self._before = self._progress()
+        before = None
+        try:
+            before = self._look_at_links_before() if self._job.link > 1 else None
+        except Exception as error:  # whatever is wrong there, this link can go on
+            self._job.say(f"what came before is not known: {error!r}", sys.stderr)
+        step = chain.look_back(self._chain, self._job.link, before, self._has_successor())
+        self._failures = step.failures
+        if before and before.is_judged_now and step.ending:
+            self._judge_for(before.job, step.ending)
+        self._carry_out(step.effects, "tries once more to submit the next link when its tasks have ended")
+
+    def fields(self) -> Dict[str, Any]:
+        """Return the link's place in its chain and where it starts from, for its marks."""
+        fields: Dict[str, Any] = {"link": self._job.link, "failures": self._failures}
+        if self._before:
+            fields.update(self._before.fields())
+        fields["avoids"] = ",".join(self._avoided())
+        return fields
+
+    def has_to_go_on(self, signalled: Optional[str]) -> bool:
+        """Return True for tasks that ended with 0, as of a training that is done, and only saved and left."""
+        if self._settings.save_signal != "TERM":
+            return False
+        lines = self._evidence(self._job.id, self._job.began)
+        if any(map(_REACHED_MAX_STEPS.search, lines)):
+            return False
+        if not signalled and not any(map(_SAVED_AND_LEFT.search, lines)):
+            return False
+        sent = f" when they were sent {signalled}" if signalled else ""
+        self._job.say("it is not done: its tasks saved and left" + sent)
+        return True
+
+    def end(self, code: int, hosts: Sequence[str], signalled: Optional[str]) -> None:
+        """Judge how the link ended, leave the mark of it, and see to the next link."""
+        fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
+        self._leave(fields)  # should Slurm not answer in time
+        record = self._own_record()
+        facts = self._facts(self._job.id, code, record, signalled)
+        judged, ending = self._judge(self._job.id, facts, hosts, self._job.began)
+        if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
+            ending = ending._replace(why="somebody requeued it")
+        got_on = checkpoints.is_newer(self._progress(), self._before)
+        step = chain.after_end(
+            self._chain, self._job.link, ending, self._failures, got_on, self._has_successor()
+        )
+        ending = step.ending or ending
+        state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
+        fields.update(judged, state="CANCELLED" if facts.state == "CANCELLED" else state)
+        fields.update(_fields_of(ending))
+        self._leave(fields)
+        is_over = step.phase is chain.Phase.OVER
+        self._job.say(f"{ending.verdict}: {ending.why}" if is_over else ending.why)
+        self._carry_out(step.effects, "the chain ends here: its next link could not be submitted")
+        if not is_over and 1 < self._chain.links <= self._job.link:
+            self._job.say(f"the chain ends here: it was to have {self._chain.links} links")
+        if ending.verdict == "done":
+            self._tidy()  # for whoever reads its checkpoints next
+
+    # --- what came before ---
+
+    def _look_at_links_before(self) -> Before:
+        directory, tags = self._job.directory, (self._settings.tag,)
+        jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
+        jobs.update(marks.later_jobs(directory, tags))
+        lives: Dict[int, Life] = {}
+        for one in marks.read_lives(directory, tags=tags):
+            # Not one of a script that was submitted by hand; of a job that was requeued the last.
+            if one.link < self._job.link and jobs.get(one.link) in (None, one.job_id):
+                lives[one.link] = one
+        last = self._job.link - 1
+        marked = max(lives, default=0)
+        began_with: Optional[checkpoints.Progress] = None
+        failures = 0
+        if marked:
+            failures = lives[marked].failures
+            began_with = checkpoints.from_fields(lives[marked]._asdict())
+        life = lives.get(last)
+        job_id = jobs.get(last) or (life.job_id if life else "")
+        state = self._slurm.state_of(job_id) if job_id and self._settings.scheduler == SLURM else ""
+        is_judged_now = False
+        if life and life.verdict:
+            ending = Ending(life.verdict, life.rule or "unknown", life.why or "", ())
+        elif job_id:
+            is_judged_now = True
+            ending = self._judge_before(job_id, life, state)
+        else:
+            ending = Ending()
+        got_on = checkpoints.is_newer(self._before, began_with)
+        return Before(job_id, ending, is_judged_now, state, failures, last - marked + bool(marked), got_on)
+
+    def _judge_before(self, job_id: str, life: Optional[Life], state: str) -> Ending:
+        hosts = life.nodes.split(",") if life and life.nodes else []
+        facts = self._facts(
+            job_id,
+            life.exit_code if life else None,
+            JobRecord(state) if state else None,
+            life and life.signal,
+        )
+        judged, ending = self._judge(job_id, facts, hosts, int(life.started or 0) if life else 0)
+        self._judged_before = (life, dict(judged, state=state))
+        return ending
+
+    def _judge_for(self, job_id: str, ending: Ending) -> None:
+        """Leave the mark that the link before could not leave."""
+        life, judged = self._judged_before
+        self._job.say(f"the link before, job {job_id}, left no word: {ending.why}")
+        if life is None or life.is_over:
+            return
+        fields = dict(judged, link=life.link, judged_by=f"job {self._job.claimant}")
+        fields.update(_fields_of(ending))
+        marks.leave(self._job.directory, life.stem, marks.ENDED, self._settings.tag, fields, once=True)
+
+    # --- how a link ended ---
+
+    def _own_record(self) -> Optional[JobRecord]:
+        """Return what Slurm says of this job, of which it may not say yet that it ends it."""
+        if self._settings.scheduler != SLURM or not self._slurm.job_id:
+            return None
+        return self._slurm.show_job(self._slurm.job_id)
+
+    def _facts(
+        self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]
+    ) -> Facts:
+        """Return how a job ended in Slurm's words; who cancelled it with Slipway knows better."""
+        save = self._settings.save_signal
+        if any(marks.cancelled_by(self._job.directory, one) for one in (job_id, job_id.partition("_")[0])):
+            return Facts(code, "CANCELLED", signal=signalled, save=save)
+        if record is None:
+            return Facts(code, signal=signalled, save=save)
+        return Facts(
+            code, record.state, record.reason, record.preempted, signalled, save, requeue=record.requeue
+        )
+
+    def _judge(
+        self, job_id: str, facts: Facts, hosts: Sequence[str], since: int
+    ) -> Tuple[Dict[str, Any], Ending]:
+        """Return the judgement of an end, and what else a mark has of it."""
+        try:
+            return self._judge_by(facts, self._evidence(job_id, since), hosts)
+        except Exception as error:  # whatever is wrong there, the chain can go on
+            self._job.say(f"how job {job_id} ended is not known: {error!r}", sys.stderr)
+            return {}, Ending()
+
+    def _judge_by(
+        self, facts: Facts, lines: Sequence[str], hosts: Sequence[str]
+    ) -> Tuple[Dict[str, Any], Ending]:
+        tasks = self._settings.tasks_per_node
+        judgement = judge(facts, lines, hosts, tasks)
+        if judgement.rule.nodes == "down" and self._settings.scheduler == SLURM:
+            judgement = judge(facts, lines, hosts, tasks, self._slurm.down_nodes(hosts))
+        fields: Dict[str, Any] = {"step": last_step(lines)}
+        if judgement.verdict != "done" and facts.code != EXIT_INTERRUPTED:
+            fields["rank"], fields["host"] = first_failure(lines, hosts, tasks)
+        nodes = tuple(judgement.nodes) if judgement.verdict == "exclude" else ()
+        return fields, Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
+
+    def _evidence(self, job_id: str, since: int) -> List[str]:
+        logs = [self._settings.log + job_id + extension for extension in (".out", ".err")]
+        return evidence(logs, self._settings.failures, since)
+
+    def _leave(self, fields: Dict[str, Any]) -> None:
+        job = self._job
+        if not marks.leave(job.directory, job.life, marks.ENDED, self._settings.tag, fields):
+            job.say(f"could not leave the mark {job.marks}/{job.life}.{marks.ENDED}.json")
+
+    # --- effects ---
+
+    def _carry_out(self, effects: Sequence[Effect], not_submitted: str) -> None:
+        for effect in effects:
+            if isinstance(effect, chain.LeaveJob):
+                raise Leave(f"leaves without doing anything: {effect.why}", 0 if effect.is_success else 1)
+            try:
+                if isinstance(effect, chain.ExcludeNodes):
+                    self._exclude(effect.nodes, effect.why, effect.job or self._job.claimant)
+                elif isinstance(effect, chain.EndChain):
+                    self._end_chain(effect.why)
+                elif not self._submit_next():
+                    self._job.say(not_submitted)
+            except Exception as error:  # whatever is wrong there, what comes after it is still to be done
+                self._job.say(f"{type(effect).__name__}: {error!r}", sys.stderr)
+
+    def _submit_next(self) -> bool:
+        """Submit the next link, once; where the answer is lost, ask the queue."""
+        job, following = self._job, self._job.link + 1
+        if os.path.lexists(os.path.join(job.marks, marks.CHAIN_ENDED)):  # somebody has ended it meanwhile
+            return True
+        dependency = "--dependency=afterany:" + job.environment.get("SLURM_JOB_ID", "")
+        flags = [dependency + (",singleton" if self._chain.singleton else ""), "--kill-on-invalid-dep=yes"]
+        script = self._name_script(following)
+        avoided = ",".join(self._avoided())
+        for attempt in range(1, _SUBMISSION_ATTEMPTS + 1):
+            given = list(flags)
+            if avoided or self._chain.header_excludes:
+                given.append("--exclude=" + avoided)  # in place of the header's
+            if self._chain.begin:
+                given.append("--begin=now")  # the header's was for the first
+            answer = self._slurm.submit(script, [str(following), self._settings.tag], given)
+            job_id = submitted_id(answer) or self._slurm.find_submitted(following)
+            if job_id:
+                self._next_job = job_id
+                marks.claim(job.directory, job_id, following)
+                message = "link {} of at most {} is job {}, which waits for the end of this one"
+                job.say(message.format(following, self._chain.links, job_id))
+                return True
+            job.say(f"link {following} could not be submitted: {plain(answer.last_line)}")
+            avoided = self._chain.exclude  # a node that has left the cluster since is no node to Slurm
+            if attempt < _SUBMISSION_ATTEMPTS:
+                time.sleep(attempt)
+        return False
+
+    def _name_script(self, link: int) -> str:
+        """Return the name under which a link's script is submitted, by which Slurm tells whose job it is."""
+        script = self._settings.script
+        directory, name = os.path.split(script)
+        named = os.path.join(directory, "submitted", f"{self._settings.tag}.{link}_submission.sh")
+        try:
+            os.makedirs(os.path.dirname(named), exist_ok=True)
+            os.symlink(os.path.join("..", name), named)
+        except FileExistsError:
+            pass
+        except OSError:  # no links on this file system
+            try:
+                shutil.copyfile(script, named)
+            except OSError:  # no room
+                return script
+        return named
+
+    def _exclude(self, nodes: Sequence[str], why: str, failed_under: str) -> None:
+        """Keep later jobs of this run off nodes for a while, if Slurm can do without them."""
+        job, names = self._job, ",".join(nodes)
+        if self._chain.exclude_seconds <= 0 or not names:
+            return
+        answer = self._slurm.test_only(",".join([*self._avoided(), names]))
+        if answer.code != 0:
+            unknown = (
+                "does not exclude {}: whether Slurm can do without it could not be asked, or it cannot: {}"
+            )
+            job.say(unknown.format(names, plain(answer.last_line)))
+            return
+        until = int(time.time()) + self._chain.exclude_seconds
+        try:
+            append_excluded(
+                self._settings.run_dir, [ExcludedNode(node, until, failed_under, why) for node in nodes]
+            )
+        except OSError as error:
+            job.say(f"does not exclude {names}: excluded_nodes.tsv could not be written: {error}")
+            return
+        moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
+        job.say(f"excludes {names} until {moment}: {why}")
+        later = self._later_jobs()
+        if later and not self._slurm.update_excluded(later, ",".join(self._avoided())):
+            message = "job {} may run on {} all the same: Slurm did not take the change"
+            job.say(message.format(",".join(later), names))
+
+    def _end_chain(self, why: str) -> None:
+        """Keep later links from doing anything, and cancel those that wait; the first end is on record."""
+        job = self._job
+        if self._chain.links <= 1:
+            return
+        try:
+            marks.end_chain(job.directory, ChainEnd("job " + job.claimant, why))
+        except OSError:
+            job.say(f"could not leave the mark {job.marks}/{marks.CHAIN_ENDED}")
+        later = self._later_jobs()
+        if not later and self._chain.from_job:
+            lost = self._slurm.find_submitted(job.link + 1)
+            later = [lost] if lost else []
+        if later and not self._slurm.cancel(later):
+            job.say("job {} leaves by itself when it begins".format(" ".join(later)))
+
+    def _tidy(self) -> None:
+        directory = self._settings.checkpoints
+        if self._settings.engine == "nemo" and directory:
+            try:
+                nemo_checkpoints.tidy(directory, self._job.life, self._job.say)
+            except OSError as error:
+                self._job.say(f"{directory} could not be tidied: {error}", sys.stderr)
+
+    # --- what is known ---
+
+    def _progress(self) -> Optional[checkpoints.Progress]:
+        return checkpoints.progress(self._settings.checkpoints, self._settings.engine)
+
+    def _job_of(self, link: int) -> Optional[str]:
+        claimed = marks.job_of(self._job.directory, link)
+        # Where there is no room for a claim the link itself knows whom it has submitted.
+        return claimed or (self._next_job if link == self._job.link + 1 else None)
+
+    def _has_successor(self) -> bool:
+        return self._job_of(self._job.link + 1) is not None
+
+    def _later_jobs(self) -> List[str]:
+        """Return the jobs of the links to come: of one, unless all were submitted at launch."""
+        claimed = marks.later_jobs(self._job.directory, (self._settings.tag,))
+        later = {link: job for link, job in claimed.items() if link > self._job.link}
+        if self._next_job:
+            later.setdefault(self._job.link + 1, self._next_job)
+        return [later[link] for link in sorted(later)]
+
+    def _avoided(self) -> List[str]:
+        """Return the user's own excluded nodes, and those that failed under this run a short time ago."""
+        names = [self._chain.exclude] if self._chain.exclude else []
+        return names + [one.node for one in read_excluded(self._settings.run_dir, time.time())]
+
+
+def _fields_of(ending: Ending) -> Dict[str, Any]:
+    """Return an ending as it stands in a mark."""
+    return {
+        "rule": ending.rule,
+        "verdict": ending.verdict,
+        "why": plain(ending.why),
+        "excluded": ",".join(ending.nodes),
+    }

@@ -1,0 +1,352 @@
+"""The supervisor's way through a job: claim, chain, rendezvous, image, tasks, and how they ended."""
+
+import contextlib
+import io
+import os
+import re
+import sys
+import time
+from typing import IO, TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+from supervisor import hooks, marks, settings
+from supervisor.files import read_json
+from supervisor.job import Job, Leave, Unusable
+from supervisor.rendezvous import rendezvous
+from supervisor.rules import EXIT_INTERRUPTED
+from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
+from supervisor.tasks import Signalled, Signals, forwarding, run, run_before, wait_until
+
+if TYPE_CHECKING:
+    from supervisor.link import Link
+    from supervisor.slurm import Slurm
+
+# The script keeps the environment that it was submitted in there, as `env -0` prints it.
+_ENVIRONMENT_FD = 9
+# The script could not read that file, which has the value of a variable.
+_UNREADABLE = "SLIPWAY_UNREADABLE"
+
+# The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
+_ENDED_EARLY = 143
+# A shell's, of a command that there is not.
+_NOT_FOUND = 127
+
+_LINK = re.compile(r"[1-9][0-9]{0,5}\Z", re.ASCII)
+_LEAVES = "leaves without doing anything: {}"
+_USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Keep a job from its beginning to its end; exit with its code.
+
+    Parameters
+    ----------
+    arguments
+        The tag that the script was rendered with; what the script was started with, which is the number of
+        the link and the tag again, or nothing by hand; ``--``; and the command of the tasks.
+    """
+    code = 1
+    try:
+        code = _main(arguments)
+    except Exception:
+        _print_traceback()
+    finally:
+        # Python's own way out changes the code where a full disk cannot take the last words.
+        os._exit(code)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    # Names may hold what the locale cannot print.
+    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
+    _forget_locale()
+    directory = os.path.dirname(os.path.abspath(sys.argv[0]))
+    is_point = arguments[:1] == ["point"] and len(arguments) > 1
+    if not is_point and "--" not in arguments[1:-1]:
+        print(_USAGE, file=sys.stderr)
+        return 2
+    try:
+        if is_point:
+            from supervisor.point import run_point  # late: most jobs are no sweep's
+
+            run_point(directory, arguments[1:])
+        signals = Signals()
+        end = list(arguments).index("--")
+        job = _job(directory, arguments[0], arguments[1:end])
+        if not job.by_hand:
+            _claim(job)
+        return _keep(job, arguments[end + 1 :], signals)
+    except Leave as leave:
+        _say(str(leave))
+        return leave.code
+    except Unusable as error:
+        _say(str(error), sys.stderr)
+        return 1
+
+
+def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
+    """Return the job that this process keeps.
+
+    Raises
+    ------
+    Leave
+        If the directory is another launch's by now.
+    Unusable
+        If its settings cannot be read, or this is no job of Slurm's.
+    """
+    environment = _submitted_environment()
+    path = os.path.join(directory, settings.NAME)
+    try:
+        content = settings.from_json(read_json(path))
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{path} cannot be used: {error}") from error
+    if content.tag != tag:
+        raise Leave(_LEAVES.format(f"{directory} is another launch by now, {content.tag}"), code=1)
+    by_hand = not arguments or arguments[-1] != tag
+    link = 1
+    if by_hand:  # no link of this launch's chain
+        content = content._replace(chain=content.chain._replace(links=1))
+    elif len(arguments) == 2 and _LINK.match(arguments[0]):
+        link = int(arguments[0])
+    claimant, task, life = str(os.getpid()), "", "0"
+    if content.scheduler != LOCAL and not os.environ.get("SLURM_JOB_ID"):
+        raise Unusable("it runs in no job of Slurm's: SLURM_JOB_ID is not set")
+    if content.scheduler == SLURM:
+        claimant = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
+        task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+        life = os.environ.get("SLURM_RESTART_COUNT") or "0"  # a requeued job has several
+    identity = claimant + ("_" + task if task else "")
+    return Job(
+        id=identity,
+        life=f"{identity}.{life}",
+        claimant=claimant,
+        link=link,
+        by_hand=by_hand,
+        directory=directory,
+        settings=content,
+        began=int(time.time()),
+        environment=environment,
+    )
+
+
+def _submitted_environment() -> Dict[str, str]:
+    """Return the environment in which the job was submitted, before the script exported anything."""
+    try:
+        with open(_ENVIRONMENT_FD, "rb") as stream:
+            text = os.fsdecode(stream.read())
+    except OSError:  # not started by a script
+        return dict(os.environ)
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+
+
+def _forget_locale() -> None:
+    """Take back the ``LC_CTYPE`` that Python sets for itself in a plain C locale: it is not the tasks'."""
+    try:
+        with open("/proc/self/environ", "rb") as stream:
+            given = stream.read().split(b"\0")
+    except OSError:
+        return
+    if "LC_CTYPE" in os.environ and not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+        del os.environ["LC_CTYPE"]
+
+
+def _claim(job: Job) -> None:
+    """Claim the job's link: where Slurm's answer was lost, there may be two jobs of it.
+
+    Raises
+    ------
+    Leave
+        If another job has it, or the chain has ended.
+    """
+    # The first that begins has it, unless the launcher has said which.
+    holder = marks.claim(job.directory, job.claimant, job.link)
+    if holder != job.claimant:
+        name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {holder}"))
+    path = os.path.join(job.marks, marks.CHAIN_ENDED)
+    if os.path.lexists(path):
+        end = marks.chain_end(job.directory)
+        said = f": {end.by} ended the chain: {end.why}" if end else ""
+        # What waits for the success of this job waits for that of the run.
+        done = any(life.verdict == "done" for life in marks.read_lives(job.directory))
+        raise Leave(_LEAVES.format(path + said), code=0 if done else 1)
+
+
+def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
+    """Run the tasks of a job that is the launch's own, and see to what comes next.
+
+    Raises
+    ------
+    Leave
+        If the chain is over.
+    """
+    from supervisor.link import Link
+    from supervisor.slurm import Slurm
+
+    slurm = Slurm(job)
+    link = Link(job, slurm)
+    hosts: List[str] = []
+    code = 1
+    with contextlib.suppress(OSError):
+        os.makedirs(job.marks, exist_ok=True)
+    try:
+        _wait_for_turn(job, signals)
+        _begin(job, link)
+        signals.check()
+        if os.environ.get(_UNREADABLE):
+            raise OSError(f"{os.environ[_UNREADABLE]} cannot be read, which has the value of a variable")
+        hosts = _meet(job, link)
+        command = _prepared(job, command, hosts, signals)
+        hooks.call_each(hooks.BEFORE, job, signals)
+        signals.check()
+        code = _run_tasks(job, command, signals)
+        if code == 0 and job.settings.scheduler != LOCAL:
+            code = _slurm_has_the_last_word(job, slurm)
+        job.say(f"the tasks ended with exit code {code}")
+        if code == 0 and link.has_to_go_on(signals.first):
+            code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
+        hooks.call_each(hooks.AFTER, job, signals)
+    except Signalled:
+        code = _ENDED_EARLY
+    except OSError as error:
+        job.say(str(error), sys.stderr)
+    except Leave:
+        raise
+    except Exception:
+        _print_traceback()
+    try:
+        link.end(code, hosts, signals.first)
+    except Exception:
+        _print_traceback()
+        _leave(job, marks.ENDED, {"exit_code": code, "ended": int(time.time())})
+    return code
+
+
+def _wait_for_turn(job: Job, signals: Signals) -> None:
+    """Wait for the job of this run before, as Slurm's singleton does, and lock out the next one."""
+    if job.settings.scheduler != LOCAL or not job.settings.singleton:
+        return
+    import fcntl
+
+    # Tasks that outlive this process keep the lock.
+    lock = os.open(os.path.join(job.settings.run_dir, ".singleton"), os.O_WRONLY | os.O_CREAT, 0o666)
+    os.set_inheritable(lock, True)
+
+    def taken() -> bool:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    wait_until(taken, signals)
+
+
+def _begin(job: Job, link: "Link") -> None:
+    """See what came before, and submit what comes next: early, so that a node that dies ends no chain."""
+    try:
+        link.begin()
+    except Leave:
+        raise
+    except Exception:
+        job.say("what came before is not known", sys.stderr)
+        _print_traceback()
+
+
+def _meet(job: Job, link: "Link") -> List[str]:
+    """Choose where the tasks meet, and leave the mark that the job has started; return its hosts."""
+    scheduler, run_name, launch = job.settings.scheduler, job.settings.run, job.settings.launch
+    meeting = rendezvous(scheduler, job.settings.nodes if scheduler == ALLOCATION else None)
+    os.environ.update(MASTER_ADDR=meeting.address, MASTER_PORT=str(meeting.port))
+    fields: Dict[str, Any] = {"started": int(time.time()), "nodes": ",".join(meeting.hosts)}
+    try:
+        fields.update(link.fields())
+    except Exception:
+        _print_traceback()
+    _leave(job, marks.STARTED, fields)
+    where = f"{meeting.address}:{meeting.port}"
+    job.say(
+        "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
+    )
+    return meeting.hosts
+
+
+def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: Signals) -> List[str]:
+    """Return the command of the tasks with what the job alone knows, after what has to come before them."""
+    container, scheduler = job.settings.container, job.settings.scheduler
+    values = {HOSTS: ",".join(hosts)}
+    if scheduler == LOCAL:  # no containers, and no other node
+        return fill_in(command, values)
+    count = str(len(hosts))
+    on_each_node = [
+        "srun",
+        *(["--overlap", "--nodelist=" + values[HOSTS]] if scheduler == ALLOCATION else []),
+    ]
+    on_each_node += ["--export=ALL", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
+    on_each_node += job.settings.host_arguments
+    if container is not None and container.is_file:
+        from supervisor import images  # late: many jobs have no image file
+
+        images.record_digest(job, container, signals)
+        values[IMAGE] = container.image
+        if container.name is not None:
+            values[CONTAINER] = images.container_name(container)
+            job.say(f"the container is called {values[CONTAINER]} on each node")
+        if container.stage_to is not None:
+            values[IMAGE] = images.stage(job, container, on_each_node, signals)
+    if job.settings.vboost:
+        slider = [*on_each_node, "sudo", "-n", "nvidia-smi", "boost-slider", "--vboost", "1"]
+        if run_before(slider, signals):
+            job.say("the GPUs' boost slider could not be set on every node", sys.stderr)
+    return fill_in(command, values)
+
+
+def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
+    """Run the tasks: one srun, or on this machine alone each by itself; return their exit code."""
+    content = job.settings
+    commands: List[Tuple[Sequence[str], Optional[Dict[str, str]]]] = [(command, None)]
+    if content.scheduler == LOCAL:
+        size = content.nodes * content.tasks_per_node  # all on this machine
+        world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+        commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
+    polling = hooks.Polling(job, signals, hooks.WHILE) if hooks.WHILE else None
+    poll = polling.poll if polling is not None else None
+    try:
+        return run(commands, signals, forwarding(content.scheduler, content.save_signal), poll)
+    except OSError as error:
+        job.say(str(error), sys.stderr)
+        return _NOT_FOUND
+    finally:
+        if polling is not None:
+            polling.stop()
+
+
+def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
+    """Return 1 if Slurm ends the job of which srun says 0, as it does of a node that was lost."""
+    from supervisor.slurm_states import is_ending
+
+    state = slurm.squeue_state(slurm.job_id)
+    ending = is_ending(state)
+    if ending is None:
+        says = f": squeue says {state}" if state else ""
+        job.say(f"whether Slurm ended it could not be asked{says}")
+    elif ending:
+        job.say(f"Slurm is ending it ({state})")
+    return int(bool(ending))
+
+
+def _leave(job: Job, name: str, fields: Dict[str, Any]) -> None:
+    if not marks.leave(job.directory, job.life, name, job.settings.tag, fields):
+        job.say(f"could not leave the mark {job.marks}/{job.life}.{name}.json")
+
+
+def _say(message: str, stream: Optional[IO[str]] = None) -> None:
+    """Write a line of a process that is no job."""
+    number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID") or os.getpid()
+    with contextlib.suppress(OSError, ValueError):
+        print(f"Job {number}: {message}", file=stream or sys.stdout, flush=True)
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    with contextlib.suppress(OSError):
+        traceback.print_exc()

@@ -1,0 +1,96 @@
+"""Slurm's words for the state of a job, and for why it ends one."""
+
+from typing import Mapping, Optional
+
+# From JOB STATE CODES of the manual pages of squeue and sacct, Slurm 22.05 to 25.05, and the states that
+# slurm.h names besides; with the state that each amounts to.
+STATES: Mapping[str, str] = {
+    "BOOT_FAIL": "NODE_FAIL",
+    "CANCELLED": "CANCELLED",
+    "COMPLETED": "COMPLETED",
+    "COMPLETING": "COMPLETING",
+    "CONFIGURING": "PENDING",
+    "DEADLINE": "DEADLINE",
+    "EXPEDITING": "PENDING",
+    "FAILED": "FAILED",
+    "LAUNCH_FAILED": "FAILED",
+    "NODE_FAIL": "NODE_FAIL",
+    "OUT_OF_MEMORY": "OUT_OF_MEMORY",
+    "PENDING": "PENDING",
+    "POWER_UP_NODE": "PENDING",
+    "PREEMPTED": "PREEMPTED",
+    "RECONFIG_FAIL": "NODE_FAIL",
+    "REQUEUED": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "RESIZING": "RUNNING",
+    "RESV_DEL_HOLD": "PENDING",
+    "REVOKED": "CANCELLED",
+    "RUNNING": "RUNNING",
+    "SIGNALING": "RUNNING",
+    # Requeued and held: Slurm still has the job.
+    "SPECIAL_EXIT": "PENDING",
+    "STAGE_OUT": "COMPLETING",
+    "STOPPED": "SUSPENDED",
+    "SUSPENDED": "SUSPENDED",
+    "TIMEOUT": "TIMEOUT",
+    "UPDATE_DB": "PENDING",
+}
+
+# A job of such a state ends as nothing else any more.
+FINAL = frozenset(
+    ("CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+)
+
+# Why Slurm ends a job whose script still runs, and the state that the job will have.
+END_REASONS: Mapping[str, str] = {
+    "BootFail": "NODE_FAIL",
+    "DeadLine": "DEADLINE",
+    "NodeDown": "NODE_FAIL",
+    "OutOfMemory": "OUT_OF_MEMORY",
+    "TimeLimit": "TIMEOUT",
+}
+
+# What a job is called that Slurm takes from its nodes, to begin it again.
+_REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+
+def plain_word(word: str) -> str:
+    """Return a state's word alone, without who (``CANCELLED by 1000``) or the flags that may follow it."""
+    return word.replace(",", " ").split()[0].rstrip("+") if word.strip(", ") else ""
+
+
+def is_ending(word: str) -> Optional[bool]:
+    """Say if Slurm is ending the job that asks; ``None`` if its word, such as a site's own, does not tell."""
+    word = plain_word(word)
+    state = STATES.get(word)
+    if state in ("RUNNING", "SUSPENDED"):
+        return False
+    if word in _REQUEUED or state == "COMPLETING" or (state in FINAL and state != "COMPLETED"):
+        return True
+    return None
+
+
+def state_at_end(state: str, reason: str, preempted: str, requeue: bool = False) -> Optional[str]:
+    """Return what Slurm will call a job whose script is still there; ``None`` for one that it does not end.
+
+    While the script lives the state is COMPLETING, and only the reason tells why; of a job that leaves in
+    time at a preemption not even that, but the time of the preemption does.
+
+    Parameters
+    ----------
+    state, reason, preempted
+        ``JobState``, ``Reason`` and ``PreemptTime`` of ``scontrol show job``; empty is not known.
+    requeue
+        The job may be requeued (``Requeue=1``): Slurm tells that from a cancelled job only afterwards.
+    """
+    word = plain_word(state)
+    if word not in ("RUNNING", "COMPLETING"):
+        return word or None
+    if preempted[:1].isdigit():
+        return "PREEMPTED"
+    if word == "RUNNING":
+        return None
+    if reason == "None":
+        return None if requeue else "CANCELLED"
+    return END_REASONS.get(reason)

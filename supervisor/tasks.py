@@ -1,0 +1,207 @@
+"""The tasks' processes, and the signals that the job is sent while they run."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from supervisor.settings import ALLOCATION, SLURM
+
+# Slurm and people send these; SIGHUP is that of a terminal which is closed.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Signalled(Exception):
+    """The job was told to end before its tasks had started."""
+
+
+class Signals:
+    """The signals that the job is sent: held back until somebody waits for them.
+
+    Commands that the supervisor starts inherit that: a signal to all processes of a job ends no ``scontrol``
+    half done. Tasks do not (`Signals.release`).
+
+    Attributes
+    ----------
+    first
+        Name of the first signal, without ``SIG``; empty if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        # A signal that whoever started the job ignores, as `nohup` does, stays ignored.
+        self._held = {number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._held)
+
+    def release(self) -> None:
+        """Let signals through again, in a process that was just forked."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+    def wait(self, seconds: Optional[float] = None) -> Optional[int]:
+        """Wait for a signal, or for a child's end where `SIGCHLD` is blocked; return its number."""
+        wanted = self._held | {signal.SIGCHLD}
+        if seconds is None:
+            return signal.sigwaitinfo(wanted).si_signo
+        found = signal.sigtimedwait(wanted, max(seconds, 0))
+        return None if found is None else found.si_signo
+
+    def pending(self) -> Optional[int]:
+        """Return the number of a signal that has come already."""
+        found = signal.sigtimedwait(self._held, 0) if self._held else None
+        return None if found is None else found.si_signo
+
+    def check(self) -> None:
+        """Raise `Signalled` if the job was told to end."""
+        number = self.pending()
+        if number is not None:
+            self.note(number)
+            raise Signalled
+
+    def note(self, number: int, as_name: str = "") -> None:
+        """Remember a signal if it is the first one."""
+        self.first = self.first or as_name or signal.Signals(number).name[3:]
+
+
+# By a signal to the job: its name for the marks, and the signal that its tasks are sent, if any.
+Forwarding = Dict[int, Tuple[str, Optional[int]]]
+
+
+def forwarding(scheduler: str, save_signal: Optional[str]) -> Forwarding:
+    """Return how signals to a job become signals to its tasks."""
+    if scheduler == SLURM:
+        return {
+            # When a job ends, Slurm itself tells its tasks; srun, told as well, would kill them before they
+            # have saved.
+            signal.SIGTERM: ("TERM", None),
+            signal.SIGINT: ("INT", signal.SIGTERM),
+            signal.SIGHUP: ("HUP", signal.SIGTERM),
+            signal.SIGUSR1: ("USR1", signal.SIGUSR1),
+        }
+    saves_by_term = scheduler == ALLOCATION and save_signal == "TERM"
+    return {
+        signal.SIGTERM: ("TERM", signal.SIGTERM),
+        signal.SIGINT: ("TERM", signal.SIGTERM),
+        signal.SIGHUP: ("TERM", signal.SIGTERM),
+        signal.SIGUSR1: ("USR1", signal.SIGTERM if saves_by_term else signal.SIGUSR1),
+    }
+
+
+# Commands before the tasks end at any signal.
+_ALL_END: Forwarding = dict.fromkeys(_SIGNALS, ("", signal.SIGTERM))
+
+
+def run_before(command: Sequence[str], signals: Signals) -> int:
+    """Run a command before the tasks, which a signal to the job ends; return its exit code.
+
+    Raises
+    ------
+    Signalled
+        If there was one.
+    """
+    code = run([(command, None)], signals, _ALL_END)
+    if signals.first:
+        raise Signalled
+    return code
+
+
+def run(
+    commands: Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]],
+    signals: Signals,
+    forward: Forwarding,
+    poll: Optional[Callable[[], Optional[float]]] = None,
+) -> int:
+    """Run processes until all have ended; the first that fails ends the others.
+
+    Parameters
+    ----------
+    commands
+        The argument vector of each, and its environment; ``None`` is the supervisor's own.
+    poll
+        Called while they run; it returns for how many seconds it need not be called again, ``None`` for
+        ever. The end of any child calls it as well.
+
+    Returns
+    -------
+    The exit code of the first that failed, as a shell tells it; else 0.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    processes: List[subprocess.Popen[Any]] = []
+    code = 0
+    ending = False
+    try:
+        for arguments, environment in commands:
+            processes.append(_start(arguments, environment, signals))
+        while True:
+            for process in [each for each in processes if each.poll() is not None]:
+                processes.remove(process)
+                if ending:
+                    _end_group(process.pid)
+                status = _code(process.returncode)
+                if status and not code:
+                    code = status
+                    _send(processes, signal.SIGTERM)
+            if not processes:
+                return code
+            number = signals.wait(poll() if poll is not None else None)
+            if number in forward:
+                name, passed_on = forward[number]
+                signals.note(number, name)
+                if passed_on is not None:
+                    ending = ending or passed_on == signal.SIGTERM
+                    _send(processes, passed_on)
+    except OSError:
+        _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
+        for process in processes:
+            process.wait()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def wait_until(done: Callable[[], bool], signals: Signals) -> None:
+    """Wait until something is true; a signal to the job ends that.
+
+    Raises
+    ------
+    Signalled
+        If there was one.
+    """
+    seconds = 0.05
+    while not done():
+        signals.check()
+        time.sleep(seconds)
+        seconds = min(2 * seconds, 1)
+
+
+def _start(
+    arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals
+) -> "subprocess.Popen[Any]":
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        signals.release()
+
+    return subprocess.Popen(
+        list(arguments),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        close_fds=False,  # what the script opened is the tasks' too, as is the lock of a run
+        preexec_fn=prepare,
+    )
+
+
+def _send(processes: "Sequence[subprocess.Popen[Any]]", number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, number)  # not yet waited for: the number is no other's
+
+
+def _end_group(group: int) -> None:
+    """End what a task that was told to end has left behind."""
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGTERM)
+
+
+def _code(returncode: int) -> int:
+    return 128 - returncode if returncode < 0 else returncode

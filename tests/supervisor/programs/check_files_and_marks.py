@@ -1,0 +1,183 @@
+"""What the supervisor writes and reads again, with the Python of a node."""
+
+import errno
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import tempfile
+import unittest
+
+from supervisor import marks
+from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
+from supervisor.files import (
+    UnfitFile,
+    append_line,
+    open_regular,
+    read_json,
+    read_text,
+    whole,
+    write_atomic,
+    write_once,
+)
+from supervisor.settings import ChainSettings, ContainerSettings, Settings, from_json, to_json
+
+TAG = "0123abcd"
+
+
+class InDirectory(unittest.TestCase):
+    def setUp(self) -> None:
+        self.directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.directory)
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def names(self) -> "list":
+        return sorted(os.listdir(self.directory))
+
+
+class Files(InDirectory):
+    def test_a_file_is_written_whole_and_with_the_users_umask(self) -> None:
+        before = os.umask(0o027)
+        try:
+            write_atomic(self.path("a"), "one\n")
+            write_atomic(pathlib.Path(self.path("a")), "b\udcff\n", 0o777)
+        finally:
+            os.umask(before)
+        with open(self.path("a"), "rb") as stream:
+            self.assertEqual(stream.read(), b"b\xff\n")
+        self.assertEqual(os.stat(self.path("a")).st_mode & 0o777, 0o750)
+        self.assertEqual(self.names(), ["a"])
+
+    def test_of_two_the_first_writes(self) -> None:
+        self.assertTrue(write_once(self.path("a"), "first\n"))
+        self.assertFalse(write_once(self.path("a"), "second\n"))
+        self.assertEqual(read_text(self.path("a")), "first\n")
+        self.assertEqual(self.names(), ["a"])
+
+    def test_also_where_there_are_no_links(self) -> None:
+        link, os.link = os.link, refuse
+        try:
+            self.assertTrue(write_once(self.path("a"), "first\n"))
+            self.assertFalse(write_once(self.path("a"), "second\n"))
+        finally:
+            os.link = link
+        self.assertEqual(read_text(self.path("a")), "first\n")
+        self.assertEqual(self.names(), ["a"])
+
+    def test_what_is_no_file_is_missing(self) -> None:
+        os.mkfifo(self.path("fifo"))
+        for path in (self.path("fifo"), self.directory, self.path("null\0"), "/dev/zero"):
+            with self.assertRaises(UnfitFile):
+                open_regular(path)
+
+    def test_lines_are_appended(self) -> None:
+        for word in ("one", "two"):
+            append_line(self.path("a"), word)
+        self.assertEqual(read_text(self.path("a")), "one\ntwo\n")
+
+    def test_json_is_an_object_of_numbers_in_range(self) -> None:
+        write_atomic(self.path("a"), '{"a": 1e999, "b": true, "c": 3}')
+        content = read_json(self.path("a"))
+        self.assertEqual([whole(content[key]) for key in "abc"], [None, None, 3])
+        for text in ("[1]", "[" * 100000, "{"):
+            write_atomic(self.path("a"), text)
+            with self.assertRaises(ValueError):
+                read_json(self.path("a"))
+
+
+class Marks(InDirectory):
+    def setUp(self) -> None:
+        InDirectory.setUp(self)
+        os.mkdir(self.path(marks.MARKS))
+
+    def test_a_life_is_read_as_it_was_left(self) -> None:
+        started = {"started": 1000, "nodes": "n1,n2", "link": 2, "avoids": "", "checkpoint": None}
+        self.assertTrue(marks.leave(self.directory, "17.1", marks.STARTED, TAG, started))
+        ended = {"exit_code": 75, "ended": 1060, "verdict": "continue", "why": 'a "quoted"\nline'}
+        self.assertTrue(marks.leave(self.directory, "17.1", marks.ENDED, TAG, ended))
+        self.assertFalse(marks.leave(self.directory, "17.1", marks.ENDED, TAG, {}, once=True))
+        (life,) = marks.read_lives(self.directory)
+        self.assertEqual((life.stem, life.tag, life.link, life.started), ("17.1", TAG, 2, 1000.0))
+        self.assertEqual((life.exit_code, life.why, life.avoids), (75, ended["why"], None))
+        mark = read_text(os.path.join(self.directory, "marks", "17.1.started.json"))
+        self.assertTrue(mark.startswith('{"job_id": "17", "tag": "0123abcd", "started": 1000, '), mark)
+        self.assertNotIn("checkpoint", mark)
+        self.assertEqual(marks.read_lives(self.directory, "18"), [])
+        self.assertEqual(marks.read_lives(self.directory, tags=("another",)), [])
+
+    def test_on_a_full_disk_no_mark_is_left_and_the_job_goes_on(self) -> None:
+        before = marks.leave(self.directory, "17.0", marks.STARTED, TAG, {"started": 1})
+        self.assertTrue(before)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            left = marks.leave(self.directory, "17.0", marks.STARTED, TAG, {"started": 2})
+            once = marks.leave(self.directory, "17.0", marks.ENDED, TAG, {"ended": 2}, once=True)
+            holder = marks.claim(self.directory, "17")
+            with self.assertRaises(OSError):
+                marks.end_chain(self.directory, marks.ChainEnd("job 17", "done"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+        self.assertEqual((left, once, holder), (False, False, "17"))
+        self.assertEqual([life.started for life in marks.read_lives(self.directory)], [1.0])
+        self.assertEqual(os.listdir(self.path(marks.MARKS)), ["17.0.started.json"])
+
+    def test_a_launch_directory_that_is_gone_is_not_made_again(self) -> None:
+        gone = self.path("gone")
+        marks.note_cancelled(gone, "17", "ann")
+        self.assertFalse(marks.leave(gone, "17.0", marks.STARTED, TAG, {}))
+        self.assertEqual(marks.claim(gone, "17"), "17")
+        with self.assertRaises(OSError):
+            marks.end_chain(gone, marks.ChainEnd("ann", "cancelled"))
+        self.assertFalse(os.path.exists(gone))
+
+    def test_links_are_read_on_over_claims_that_are_missing(self) -> None:
+        self.assertEqual(marks.claim(self.directory, "17"), "17")
+        self.assertEqual(marks.claim(self.directory, "18"), "17")
+        for link, job in ((2, "18"), (4, "20"), (11, "27")):
+            marks.claim(self.directory, job, link)
+        marks.leave(self.directory, "19.0", marks.STARTED, TAG, {"started": 1, "link": 3})
+        marks.leave(self.directory, "99.0", marks.STARTED, "another", {"started": 1, "link": 5})
+        write_atomic(os.path.join(self.directory, "marks", "job.6"), "$(touch x)\n")
+        self.assertEqual(marks.later_jobs(self.directory, (TAG,)), {2: "18", 3: "19", 4: "20", 11: "27"})
+        self.assertEqual(marks.link_jobs(self.directory)[:2], ["17", "18"])
+
+    def test_who_ends_a_chain_first_is_on_record(self) -> None:
+        self.assertIsNone(marks.chain_end(self.directory))
+        self.assertTrue(marks.end_chain(self.directory, marks.ChainEnd("job 17", "all is done", 60)))
+        self.assertFalse(marks.end_chain(self.directory, marks.ChainEnd("ann", "cancelled")))
+        self.assertEqual(marks.chain_end(self.directory), ("job 17", "all is done", 60.0))
+
+    def test_nodes_are_avoided_for_a_while(self) -> None:
+        nodes = [ExcludedNode("n1", 100, "17", "a tab\tand\na line"), ExcludedNode("n2", 50, "17", "x")]
+        append_excluded(self.directory, nodes)
+        append_line(self.path("excluded_nodes.tsv"), "$(id)\t100\t17\tno node")
+        append_line(self.path("excluded_nodes.tsv"), "n3\t10")
+        self.assertEqual([node.why for node in read_excluded(self.directory, 60.0)], ["a tab?and?a line"])
+
+
+class SettingsFile(unittest.TestCase):
+    def test_settings_are_read_as_they_were_written(self) -> None:
+        chain = ChainSettings(links=3, exclude="n1")
+        container = ContainerSettings("/images/a.sqsh", True, name="a")
+        settings = Settings(
+            "run", 1, TAG, "/r", "/r/s.sh", "/r/log_", "slurm", "megatron",
+            host_arguments=("--mpi=none",), chain=chain, container=container,
+        )  # fmt: skip
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        write_atomic(directory + "/supervisor.json", to_json(settings))
+        content = read_json(directory + "/supervisor.json")
+        self.assertEqual(from_json(content), settings)
+        for wrong in (dict(content, chains={}), {"run": "x"}, dict(content, chain=3)):
+            with self.assertRaises(ValueError):
+                from_json(wrong)
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.EPERM, "no links here")

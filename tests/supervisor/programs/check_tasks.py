@@ -1,0 +1,189 @@
+"""Tasks, signals, hooks and ports of the supervisor: real processes of this machine."""
+
+import contextlib
+import io
+import os
+import signal
+import socket
+import tempfile
+import time
+import unittest
+
+from supervisor import hooks, images
+from supervisor.job import Job
+from supervisor.rendezvous import free_port
+from supervisor.settings import (
+    ALLOCATION,
+    CONTAINER,
+    HOSTS,
+    IMAGE,
+    LOCAL,
+    SLURM,
+    ContainerSettings,
+    Settings,
+    fill_in,
+)
+from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
+
+# A task that signals the supervisor, and tells by its exit code what it was sent itself.
+TOLD = (
+    "trap 'exit 5' USR1; trap 'exit 6' TERM; kill -{} $PPID; for i in 1 2 3 4 5; do sleep 0.1; done; exit 7"
+)
+
+
+def task(script):
+    return (["bash", "-c", script], None)
+
+
+class WithSignals(unittest.TestCase):
+    def setUp(self):
+        self.signals = Signals()
+        self.addCleanup(self.signals.release)
+
+    def code(self, *scripts, scheduler=SLURM, save=None):
+        return run([task(script) for script in scripts], self.signals, forwarding(scheduler, save))
+
+
+class Tasks(WithSignals):
+    def test_signals_to_the_job_reach_its_tasks_as_the_scheduler_wants_it(self):
+        for scheduler, save, name, code, noted in (
+            (SLURM, "TERM", "USR1", 5, "USR1"),
+            (SLURM, "TERM", "TERM", 7, "TERM"),  # Slurm itself tells them
+            (SLURM, None, "INT", 6, "INT"),
+            (ALLOCATION, "TERM", "USR1", 6, "USR1"),
+            (ALLOCATION, None, "USR1", 5, "USR1"),
+            (ALLOCATION, None, "INT", 6, "TERM"),
+            (LOCAL, None, "USR1", 5, "USR1"),
+            (LOCAL, None, "TERM", 6, "TERM"),
+        ):
+            with self.subTest(scheduler=scheduler, save=save, name=name):
+                self.signals.first = ""
+                self.assertEqual(self.code(TOLD.format(name), scheduler=scheduler, save=save), code)
+                self.assertEqual(self.signals.first, noted)
+
+    def test_the_first_signal_is_remembered(self):
+        self.code("kill -USR1 $PPID; trap : USR1; sleep 0.2; kill -TERM $PPID; sleep 0.2")
+        self.assertEqual(self.signals.first, "USR1")
+
+    def test_the_first_task_that_fails_ends_the_others_and_gives_the_code(self):
+        begun = time.monotonic()
+        self.assertEqual(self.code("sleep 60", "exit 3", "trap 'exit 4' TERM; sleep 60 & wait"), 3)
+        self.assertLess(time.monotonic() - begun, 50)
+
+    def test_a_task_that_a_signal_ended_has_the_code_of_a_shell(self):
+        self.assertEqual(self.code("kill -KILL $$"), 137)
+
+    def test_tasks_have_a_process_group_of_their_own_and_read_nothing(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = directory + "/seen"
+            self.code(
+                f"ps -o pgid= $$ >{path}; echo $$ >>{path}; cat >>{path}; grep Sig /proc/self/status >>{path}"
+            )
+            with open(path) as stream:
+                group, pid, *masks = stream.read().split("\n")
+        self.assertEqual(group.strip(), pid)
+        blocked = [int(line.split()[1], 16) for line in masks if line.startswith(("SigBlk", "SigIgn"))]
+        self.assertEqual(blocked, [0, 0])
+
+    def test_what_is_no_program_ends_those_that_have_started(self):
+        begun = time.monotonic()
+        with self.assertRaises(OSError):
+            run([task("exec sleep 60"), (["/no/such/program"], None)], self.signals, {})
+        self.assertLess(time.monotonic() - begun, 50)
+
+    def test_a_signal_ends_a_command_before_the_tasks(self):
+        with self.assertRaises(Signalled):
+            run_before(task("kill -USR1 $PPID; exec sleep 60")[0], self.signals)
+        self.assertEqual(self.signals.first, "USR1")
+
+    def test_a_signal_that_came_before_is_found(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with self.assertRaises(Signalled):
+            self.signals.check()
+        self.signals.check()
+
+
+class Hooks(WithSignals):
+    def setUp(self):
+        super().setUp()
+        self.log = io.StringIO()
+        redirected = contextlib.redirect_stdout(self.log)
+        redirected.__enter__()
+        self.addCleanup(redirected.__exit__, None, None, None)
+        settings = Settings("run", 1, "tag", "/r", "/r/s.sh", "/r/log_", LOCAL, "megatron")
+        self.job = Job("17", "17.0", "17", 1, False, "/r", settings, 0, {})
+        self.answers = []
+
+    def hook(self, call, budget=30.0, every=60.0):
+        return hooks.Hook("the check", call, lambda job, answer: self.answers.append(answer), budget, every)
+
+    def test_one_that_raises_or_hangs_or_exits_ends_alone(self):
+        def raises(job):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its traceback
+            raise RuntimeError("a bug")
+
+        def hangs(job):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+
+        calls = [raises, hangs, lambda job: os._exit(9), lambda job: object(), lambda job: {"job": job.id}]
+        calls[3] = lambda job: os.dup2(os.open(os.devnull, os.O_WRONLY), 2) and object()
+        begun = time.monotonic()
+        hooks.call_each([self.hook(call, budget=1.0) for call in calls], self.job, self.signals)
+        self.assertLess(time.monotonic() - begun, 50)
+        self.assertEqual(self.answers, [{"job": "17"}])
+        self.assertIn("the check: no answer within 1 seconds", self.log.getvalue())
+
+    def test_an_answer_that_cannot_be_taken_ends_nothing(self):
+        failing = hooks.Hook("the check", lambda job: 1, lambda job, answer: answer["x"])
+        hooks.call_each([failing], self.job, self.signals)
+        self.assertIn("the check: TypeError", self.log.getvalue())
+
+    def test_while_the_tasks_run_they_are_called_again_and_again(self):
+        polling = hooks.Polling(
+            self.job,
+            self.signals,
+            [self.hook(lambda job: 1, every=0.1), self.hook(lambda job: time.sleep(60), every=0.1)],
+        )
+        tasks = [task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")]
+        code = run(tasks, self.signals, forwarding(SLURM, None), polling.poll)
+        polling.stop()
+        self.assertEqual(code, 4)
+        self.assertGreater(len(self.answers), 1)
+
+    def test_without_hooks_nothing_wakes_the_supervisor(self):
+        self.assertIsNone(hooks.Polling(self.job, self.signals, []).poll())
+
+
+class Places(unittest.TestCase):
+    def test_a_port_on_which_somebody_listens_is_left_alone(self):
+        number = 1234
+        first = free_port(number)
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("", first))
+            listener.listen(1)
+            self.assertNotEqual(free_port(number), first)
+
+    def test_placeholders_are_the_commands_and_not_the_payloads(self):
+        command = ["srun", "--container-image=" + IMAGE, "-w", HOSTS, "bash", "/d/task.sh", IMAGE]
+        filled = fill_in(command, {IMAGE: "/a b.sqsh", CONTAINER: "c", HOSTS: "n1,n2"})
+        expected = ["srun", "--container-image=/a b.sqsh", "-w", "n1,n2", "bash", "/d/task.sh", IMAGE]
+        self.assertEqual(filled, expected)
+
+    def test_a_container_is_called_after_the_state_of_its_image(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = directory + "/x.sqsh"
+            with open(path, "w") as stream:
+                stream.write("an image")
+            container = ContainerSettings(path, True, name="nemo")
+            first = images.container_name(container)
+            self.assertRegex(first, r"\Anemo-[0-9a-f]{12}\Z")
+            state = os.stat(path)
+            record = '{{"size": {}, "modified": {}, "digest": "sha256:{}"}}'
+            with open(path + ".json", "w") as stream:
+                stream.write(record.format(state.st_size, int(state.st_mtime), "ab" * 32))
+            self.assertEqual(images.container_name(container), "nemo-" + "ab" * 6)
+            with open(path, "a") as stream:
+                stream.write(" of today")
+            self.assertEqual(images.recorded(path), {})

@@ -1,0 +1,94 @@
+"""The supervisor as it is shipped, under every Python from 3.6 on that there is on this machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.rendering.supervision import supervisor_archive
+from tests.failures.failure_samples import SAMPLES
+
+PROGRAMS = Path(__file__).parent / "programs"
+# From the oldest that it runs with to the newest that Slipway itself claims.
+MINORS = range(6, 15)
+
+
+@functools.cache
+def interpreters() -> dict[str, str]:
+    """Return a Python of this machine for each minor version: pyenv's, or one of ``PATH``."""
+    paths: dict[str, str] = {}
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for directory in sorted((root / "versions").glob("[23].*")):
+        match = re.fullmatch(r"([23]\.\d+)\.\d+", directory.name)
+        if match and os.access(directory / "bin" / "python", os.X_OK):
+            paths[match[1]] = str(directory / "bin" / "python")
+    for version in ("2.7", *(f"3.{minor}" for minor in MINORS)):
+        path = shutil.which(f"python{version}")
+        # One of pyenv's shims may be of no version that is there.
+        if version not in paths and path and subprocess.run([path, "-c", ""], check=False).returncode == 0:
+            paths[version] = path
+    return paths
+
+
+def interpreter(version: str) -> str:
+    """Return the Python of a version; without one the test is skipped."""
+    return interpreters().get(version) or pytest.skip(f"no Python {version} here")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The supervisor as it lies in a launch directory."""
+    path = tmp_path_factory.mktemp("supervisor") / "supervisor.pyz"
+    path.write_bytes(supervisor_archive())
+    return path
+
+
+@pytest.mark.parametrize("version", [f"3.{minor}" for minor in MINORS])
+def test_it_writes_reads_and_judges_the_same(version: str, archive: Path, tmp_path: Path) -> None:
+    """With no module but the standard library's; a warning is an error."""
+    samples = [
+        (
+            sample.name,
+            [sample.rule, sample.verdict, sample.nodes],
+            sample.facts,
+            [sample.left, *sample.log.split("\n")],
+            sample.hosts,
+            sample.tasks_per_node,
+            sample.down,
+        )
+        for sample in SAMPLES
+    ]
+    (tmp_path / "samples.json").write_text(json.dumps(samples))
+    command = [PROGRAMS / "run_checks.py", archive, tmp_path / "samples.json"]
+    done = subprocess.run(
+        [interpreter(version), "-IS", "-W", "error", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_two_builds_have_the_same_bytes(repository: Path, tmp_path: Path) -> None:
+    """Also of a copy with other times and permissions, and with bytecode beside the sources."""
+    copy = tmp_path / "copy"
+    shutil.copytree(repository / "supervisor", copy, copy_function=shutil.copyfile)
+    (copy / "marks.py").chmod(0o600)
+    (copy / "__pycache__").mkdir(exist_ok=True)
+    assert (copy / "marks.py").stat().st_mtime != (repository / "supervisor" / "marks.py").stat().st_mtime
+    assert supervisor_archive(copy) == supervisor_archive()
+    (copy / "marks.py").write_text("")
+    supervisor_archive.cache_clear()
+    assert supervisor_archive(copy) != supervisor_archive()
+
+
+@pytest.mark.parametrize("version", ["2.7"])
+def test_a_python_that_is_too_old_is_told_in_one_line(version: str, archive: Path) -> None:
+    command = [interpreter(version), archive, "0123abcd", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"[^\n]*Python 3\.6 or newer[^\n]*\n", done.stderr)

@@ -1,0 +1,160 @@
+"""Slurm's commands as a job calls them: real processes, with Slurm's answers played."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from supervisor import slurm as module
+from supervisor.job import Job
+from supervisor.settings import Settings
+from supervisor.slurm import JobRecord, Slurm, submitted_id
+
+SHOWN = (
+    "JobId=17 JobName=a UserId=me(1) JobState=COMPLETING Reason=None Dependency=(null) Requeue=1 Restarts=2 "
+    "PreemptTime=None Comment=JobState=FAILED WorkDir=/x"
+)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path / "bin"
+
+
+def play(commands: Path, name: str, body: str) -> None:
+    (commands / name).write_text(
+        f'#!/bin/bash\necho "$*" >>"$0.calls"\nenv >"$0.env"\npwd >"$0.cwd"\n{body}\n'
+    )
+    (commands / name).chmod(0o755)
+
+
+def calls(commands: Path, name: str) -> list[str]:
+    return (commands / f"{name}.calls").read_text().splitlines()
+
+
+def slurm(tmp_path: Path, **environment: str) -> Slurm:
+    script = f"{tmp_path}/launches/1/x_submission.sh"
+    settings = Settings("x", 1, "0123abcd", str(tmp_path), script, f"{tmp_path}/log-x_", "slurm", "megatron")
+    given = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "17", **environment}
+    return Slurm(Job("17", "17.0", "17", 1, False, f"{tmp_path}/launches/1", settings, 0, given))
+
+
+def test_the_words_for_a_job(tmp_path: Path, commands: Path) -> None:
+    play(commands, "scontrol", f"echo {SHOWN!r}")
+    assert slurm(tmp_path).show_job("17") == JobRecord("COMPLETING", "None", "None", True, 2)
+    assert calls(commands, "scontrol") == ["show job --oneliner 17"]
+
+
+def test_what_a_signal_ended_is_asked_again_and_what_failed_is_not(tmp_path: Path, commands: Path) -> None:
+    play(commands, "scontrol", f'[[ $(wc -l <"$0.calls") == 3 ]] || kill -KILL $$\necho {SHOWN!r}')
+    assert slurm(tmp_path).show_job("17") is not None
+    play(commands, "squeue", "echo PENDING; exit 1")
+    assert slurm(tmp_path).squeue_state("17") == ""
+    assert len(calls(commands, "squeue")) == 1
+
+
+def test_slurms_signals_to_the_job_do_not_end_a_question(tmp_path: Path, commands: Path) -> None:
+    play(commands, "squeue", "kill -s TERM $$; kill -s USR1 $$; echo RUNNING")
+    assert slurm(tmp_path).squeue_state("17_2") == "RUNNING"
+    assert len(calls(commands, "squeue")) == 1
+
+
+def test_a_slurm_that_hangs_is_left(tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is what a wrapper started, which holds its output open."""
+    monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.3)
+    play(commands, "scontrol", 'sleep 100 & echo $! >"$0.pid"; wait')
+    assert slurm(tmp_path).show_job("17") is None
+    pid = int((commands / "scontrol.pid").read_text())
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_without_slurms_commands_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    known = slurm(tmp_path)
+    assert known.show_job("17") is None and known.state_of("17") == "" == known.squeue_state("17")
+    assert known.down_nodes(["n1"]) == [] and known.find_submitted(2) is None
+    answer = known.submit("x", ["2"], [])
+    assert submitted_id(answer) is None and "sbatch" in answer.last_line
+    assert not known.cancel(["18"]) and not known.update_excluded(["18"], "n1")
+
+
+@pytest.mark.parametrize("shown", ["echo JobState=COMPLETING x", "exit 1"])
+def test_the_accounting_knows_what_the_controller_has_forgotten(
+    tmp_path: Path, commands: Path, shown: str
+) -> None:
+    play(commands, "scontrol", shown)
+    play(commands, "sacct", "printf 'REQUEUED\\nCANCELLED by 0\\n'")
+    assert slurm(tmp_path).state_of("16") == "CANCELLED"
+    assert calls(commands, "sacct")[0].endswith("--jobs=16")
+
+
+def test_nodes_that_are_down(tmp_path: Path, commands: Path) -> None:
+    play(commands, "sinfo", "printf 'n1 mixed\\nn2 down*\\nn3 idle*\\nn2 down*\\nn4 failing\\n'")
+    assert slurm(tmp_path).down_nodes(["n1", "n2", "n3", "n4"]) == ["n2", "n3", "n4"]
+
+
+def test_the_next_link_has_the_environment_of_this_ones_submission(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_TASKS", "1")  # exported by the script since
+    play(commands, "sbatch", "echo 'sbatch: a notice' >&2; echo '18;cluster'")
+    given = {
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SBATCH_PARTITION": "other",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_GPUS": "0",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "BASH_FUNC_module%%": "() { :; }",
+        "OF_THE_USER": "kept",
+    }
+    answer = slurm(tmp_path, **given).submit("/x.sh", ["2", "0123abcd"], ["--dependency=afterany:17"])
+    assert submitted_id(answer) == "18"
+    assert calls(commands, "sbatch") == ["--parsable --dependency=afterany:17 /x.sh 2 0123abcd"]
+    seen = (commands / "sbatch.env").read_text().splitlines()
+    assert {"OF_THE_USER=kept", "BASH_FUNC_module%%=() {  :", "SLURM_CONF=/etc/slurm.conf"} <= set(seen)
+    assert [line for line in seen if line.startswith(("SLURM", "SBATCH", "CUDA", "OF_THE_TASKS"))] == [
+        "SLURM_CONF=/etc/slurm.conf"
+    ]
+    assert (commands / "sbatch.cwd").read_text().strip() == str(tmp_path)
+
+
+def test_a_choice_of_gpus_that_is_the_users_is_kept(tmp_path: Path, commands: Path) -> None:
+    play(commands, "sbatch", "echo 18")
+    slurm(tmp_path, CUDA_VISIBLE_DEVICES="3", SLURM_SUBMIT_DIR="/gone").submit("/x.sh", [], [])
+    assert "CUDA_VISIBLE_DEVICES=3" in (commands / "sbatch.env").read_text().splitlines()
+
+
+def test_a_lost_job_is_found_by_its_tag_and_link(tmp_path: Path, commands: Path) -> None:
+    lines = [
+        "20|/elsewhere/submitted/ffff.2_submission.sh",
+        "21|/x/submitted/0123abcd.3_submission.sh",
+        "x|/x/submitted/0123abcd.2_submission.sh",
+        "22|/x/submitted/0123abcd.2_submission.sh 2 0123abcd",
+    ]
+    play(commands, "squeue", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    assert slurm(tmp_path).find_submitted(2) == "22"
+    assert slurm(tmp_path).find_submitted(4) is None
+
+
+@pytest.mark.parametrize("output", ["", "sbatch: error: 17", "18 19", "0x12", "18\nPending job allocation"])
+def test_only_an_id_is_an_id(output: str) -> None:
+    assert submitted_id(module.Answer(0, output, "")) == ("18" if output.startswith("18\n") else None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "17"),
+        ({"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}, "16_2"),
+        ({"SLURM_JOB_ID": ""}, ""),
+    ],
+)
+def test_the_id_by_which_slurm_knows_a_job(tmp_path: Path, variables: dict[str, str], expected: str) -> None:
+    assert slurm(tmp_path, **variables).job_id == expected
