@@ -186,7 +186,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     hosts: List[str] = []
     code = 1
     with contextlib.suppress(OSError):
-        os.makedirs(job.marks, exist_ok=True)
+        marks.make_directory(job.directory)
     try:
         _wait_for_turn(job, signals)
         _begin(job, link)

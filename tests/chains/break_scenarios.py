@@ -57,11 +57,13 @@ def deleted(yard: Yard, run: str) -> None:
     body = f"case $link in 1) {FAILS_WHEN_TOLD} ;; *) save 3 ;; esac\n"
     overrides = ["resilience.links=6"]
     first = _running_chain(yard, run, body, *overrides)
+    (second,) = {*yard.queued(run)} - {first}
     shutil.rmtree(yard.directory / "results" / run)
     chosen = [*CHAIN, f"training.run.name={run}", f"cluster.python={yard.directory / run}.sh"]
     done = yard.begin(*chosen, *overrides, nodes="n1")
     assert done.returncode == 0, done
     yard.jobs[run] = json.loads(done.stdout)["job_id"]
+    yard.said[run] = yard.slipway("cancel", second)
     (yard.work(run) / "go").touch()
     yard.until_gone(run, first)
     yard.until_over(run)

@@ -163,7 +163,7 @@ def test_a_chain_that_was_cancelled_before_it_began(tmp_path: Path) -> None:
     [
         # Requeued by an administrator: the job took that for a cancellation, and its next life left at once.
         ({"verdict": "stop", "rule": "cancelled", "state": "CANCELLED"}, 1, S.CANCELLED),
-        ({"verdict": "continue", "rule": "requeued_or_cancelled"}, 1, S.FAILED),
+        ({"verdict": "continue", "rule": "ended_by_user"}, 1, S.CANCELLED),
         ({"verdict": "stop", "rule": "failed"}, 0, S.FAILED),
         # Ended in an earlier life, or one of an earlier version: nothing speaks against Slurm's word.
         ({"verdict": "done"}, 1, S.COMPLETED),
