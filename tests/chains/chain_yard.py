@@ -57,7 +57,15 @@ save() { # save STEP, as the trainer does: under a hidden name, and whole from o
     echo '{}' >"$into/.unfinished-$name/complete.json"
     mv "$into/.unfinished-$name" "$into/$name"
 }
-ready() { [[ $RANK != 0 ]] || echo "$link" >>"$work/ready"; }
+ready() { # once all ranks are: srun ends the others with the first that ends, though they have not begun
+    local rank
+    touch "$work/ready.$link.$RANK"
+    [[ $RANK == 0 ]] || return 0
+    for ((rank = 1; rank < WORLD_SIZE; rank++)); do
+        until [[ -e $work/ready.$link.$rank ]]; do sleep 0.1; done
+    done
+    echo "$link" >>"$work/ready"
+}
 wait_to_save() { # wait_to_save STEP: until it is told that its end is near
     trap "save $1; exit 75" USR1
     trap 'exit 143' TERM
