@@ -1,8 +1,8 @@
 # make demo: from nothing to a trained model, on a Slurm that this starts itself.   make test: all checks.
 PYTHON ?= python3
 BIN := .venv/bin
-# Of the tests.
-WORKERS ?= 2
+# Of the tests: one more than the two processors of CI, as those with Slurm mostly wait.
+WORKERS ?= 3
 SUITES ?= bookworm trixie sid
 
 .PHONY: help demo setup test test-slurm nemo-test lint bench docs wheel golden clean

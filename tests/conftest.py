@@ -71,6 +71,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
 _TOGETHER = ("tests/chains/", "tests/tracking/")
+# They take more than a minute each: while the last one ends, the other workers have nothing to do.
+_LONG = (
+    "tests/integration/test_readme.py",
+    "tests/integration/test_first_launch.py",
+    "tests/trainer/test_continuation.py",
+    "tests/runs/test_killed_launchers.py",
+)
 
 
 def _group(nodeid: str) -> str:
@@ -80,12 +87,13 @@ def _group(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _group(item.nodeid) not in _TOGETHER)
+    order = {group: place for place, group in enumerate((*_TOGETHER, *_LONG))}
+    items.sort(key=lambda item: order.get(_group(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (``-n 2``) the tests of a group stay together and in their order."""
+    """With several workers (``-n 3``) the tests of a group stay together and in their order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
