@@ -87,13 +87,12 @@ def _serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen(100)
-        from hydra.core.plugins import Plugins
-
         import launcher
+        from launcher.config.compose import compose
 
         for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
             importlib.import_module(module.name)
-        Plugins.instance()
+        compose([])  # the parser of overrides learns its grammar
         # The forks' collector leaves alone what it would only find alive, and would copy by looking.
         gc.collect()
         gc.freeze()
