@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.sandbox.fixtures"]
@@ -29,6 +32,33 @@ for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, si
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Where this is set, as in images of containers, each start of `slipway` would compile the launcher anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def _parse_shipped_files_once() -> None:
+    """Have Hydra parse each file of conf/ once a process: that is a third of each of many compositions.
+
+    Nothing changes these files; what lies elsewhere is read each time.
+    """
+    Plugins.instance()  # registers the sources
+    files: Any = SourcesRegistry.instance().resolve("file")
+    load, shipped = files.load_config, str(REPOSITORY / "conf")
+    parsed: dict[str, bytes] = {}
+
+    def load_config(source: Any, config_path: str) -> Any:
+        if source.path != shipped:
+            return load(source, config_path)
+        key = f"{source.provider} {config_path}"
+        if key not in parsed:
+            parsed[key] = pickle.dumps(load(source, config_path))
+        return pickle.loads(parsed[key])
+
+    files.load_config = load_config
+
+
+_parse_shipped_files_once()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write the golden scripts anew")
@@ -41,6 +71,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
 _TOGETHER = ("tests/chains/", "tests/tracking/")
+# They take more than a minute each: while the last one ends, the other workers have nothing to do.
+_LONG = (
+    "tests/integration/test_readme.py",
+    "tests/integration/test_first_launch.py",
+    "tests/trainer/test_continuation.py",
+    "tests/runs/test_killed_launchers.py",
+)
 
 
 def _group(nodeid: str) -> str:
@@ -50,12 +87,13 @@ def _group(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _group(item.nodeid) not in _TOGETHER)
+    order = {group: place for place, group in enumerate((*_TOGETHER, *_LONG))}
+    items.sort(key=lambda item: order.get(_group(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (``-n 2``) the tests of a group stay together and in their order."""
+    """With several workers (``-n 3``) the tests of a group stay together and in their order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):

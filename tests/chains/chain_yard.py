@@ -25,6 +25,8 @@ PREFIX = "chain-"
 NODES = 12
 # It ends a wait that is in vain, and no other, however busy the machine is.
 PATIENCE_SECONDS = 900
+# Between two looks; asked for by all chains at once, squeue would take a processor of its own.
+LOOK_SECONDS, SQUEUE_SECONDS = 0.3, 1.0
 ACTIVE = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
 # One node with one task, unless an override says otherwise. What is trained here is nothing: the payload of
 # each chain is a script.
@@ -59,7 +61,15 @@ save() { # save STEP, as the trainer does: under a hidden name, and whole from o
     echo "{\"step\": $1, \"serial\": $serial}" >"$into/.unfinished-$name/complete.json"
     mv "$into/.unfinished-$name" "$into/$name"
 }
-ready() { [[ $RANK != 0 ]] || echo "$link" >>"$work/ready"; }
+ready() { # once all ranks are: srun ends the others with the first that ends, though they have not begun
+    local rank
+    touch "$work/ready.$link.$RANK"
+    [[ $RANK == 0 ]] || return 0
+    for ((rank = 1; rank < WORLD_SIZE; rank++)); do
+        until [[ -e $work/ready.$link.$rank ]]; do sleep 0.1; done
+    done
+    echo "$link" >>"$work/ready"
+}
 wait_to_save() { # wait_to_save STEP: until it is told that its end is near
     trap "save $1; exit 75" USR1
     trap 'exit 143' TERM
@@ -129,7 +139,13 @@ class Yard(Zoo):
         """The jobs whose payloads began."""
         return _lines(self.work(run) / "begun")
 
-    def until(self, what: str, happened: Callable[[], object], run: str | None = None) -> None:
+    def until(
+        self,
+        what: str,
+        happened: Callable[[], object],
+        run: str | None = None,
+        every: float = LOOK_SECONDS,
+    ) -> None:
         """Wait, and fail if it is in vain: too long, or where it is a run's and no job of that is left."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         for turn in count(1):
@@ -140,17 +156,17 @@ class Yard(Zoo):
             assert not (is_hopeless or is_late or self.is_closed), (
                 f"in vain: {what}\n{run and self.told(run)}"
             )
-            time.sleep(0.3)
+            time.sleep(every)
 
     def until_ready(self, run: str, link: int) -> None:
         self.until(f"link {link} of {run} is ready", lambda: self.is_ready(run, link), run)
 
     def until_over(self, run: str) -> None:
         """Wait until no job of a chain is left in the queue, and none will come."""
-        self.until(f"{run} has ended", lambda: not self.queued(run), run)
+        self.until(f"{run} has ended", lambda: not self.queued(run), run, SQUEUE_SECONDS)
 
     def until_gone(self, run: str, job: str) -> None:
-        self.until(f"{job} is gone", lambda: job not in self.queued(run), run)
+        self.until(f"{job} is gone", lambda: job not in self.queued(run), run, SQUEUE_SECONDS)
 
     def queued(self, run: str) -> list[str]:
         """The jobs of a run that wait or run, as Slurm tells."""

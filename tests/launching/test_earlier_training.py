@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked_slipway import run_forked
 from tests.integration.conftest import SLIPWAY, run_command
 from tests.preflight.shelves import data_set, stock
 
@@ -24,7 +25,8 @@ FAST = ("cluster=local", "cluster.python=/bin/true", "training=gpt3/tiny", "trai
 
 def launch(cwd: Path, *overrides: str, code: int = 0, job: tuple[str, ...] = FAST) -> str:
     """Launch, wait for the job's end, and return what was said."""
-    done = run_command(SLIPWAY, "launch", *job, *overrides, cwd=cwd, check=code)
+    done = run_forked(["launch", *job, *overrides], cwd=cwd, env=dict(os.environ), timeout=280)
+    assert done.returncode == code, done.stdout + done.stderr
     deadline = time.monotonic() + 60
     while code == 0 and not list(newest(cwd).glob("marks/*.ended.json")):
         assert time.monotonic() < deadline

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.sandbox import Sandbox
+from tests.forked_slipway import run_forked
 
-SLIPWAY = Path(sys.executable).with_name("slipway")
 # Nothing is trained: what is looked at is the job around it.
 STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster=sandbox"]
 PREFIX = "zoo-"
@@ -44,18 +43,19 @@ class Zoo:
     seen: dict[str, list[Row]] = field(default_factory=dict)
     said: dict[str, Done] = field(default_factory=dict)
 
-    def command(self, *words: object, programs: Path | None = None) -> Done:
-        """Run a command as the user would; `programs` is a folder in front of the others on PATH."""
-        env = self.environment
-        if programs is not None:
-            env = {**env, "PATH": f"{programs}:{env['PATH']}"}
+    def command(self, *words: object) -> Done:
+        """Run a command as the user would."""
         command = [str(word) for word in words]
         return subprocess.run(
-            command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=90
+            command, cwd=self.directory, env=self.environment, capture_output=True, text=True, timeout=90
         )
 
     def slipway(self, *words: object, programs: Path | None = None) -> Done:
-        return self.command(SLIPWAY, *words, programs=programs)
+        """Run `slipway` as the user would; `programs` is a folder in front of the others on PATH."""
+        env = self.environment
+        if programs is not None:
+            env = {**env, "PATH": f"{programs}:{env['PATH']}"}
+        return run_forked(words, cwd=self.directory, env=env, timeout=90)
 
     def slurm(self, *words: object) -> str:
         """Run a command of Slurm's, which must succeed, and return what it printed."""
