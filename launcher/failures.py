@@ -13,7 +13,17 @@ from supervisor.judging import Facts, judge, rule_named
 from supervisor.marks import Life
 
 # Of these the machine or whoever ended it is to blame, and what ranks said of it explains nothing.
-_NOT_OF_RANKS = ("done", "saved", "cancelled", "deadline", "preempted", "node_failed", "time_limit", "lost")
+_NOT_OF_RANKS = (
+    "done",
+    "saved",
+    "cancelled",
+    "ended_by_user",
+    "deadline",
+    "preempted",
+    "node_failed",
+    "time_limit",
+    "lost",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from supervisor.slurm import JobRecord, Slurm, submitted_id
 from supervisor.slurm_states import state_at_end
 
 _SUBMISSION_ATTEMPTS = 3
-# What NeMo and Megatron-LM say when they save and leave because they were told to, or because of their own limit.
+# What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
 _SAVED_AND_LEFT = re.compile(
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
@@ -74,8 +74,8 @@ class Link:
         fields["avoids"] = ",".join(self._avoided())
         return fields
 
-    def has_to_go_on(self, hosts: Sequence[str], signalled: Optional[str]) -> bool:
-        """Return True for tasks that ended with 0, as if all was done, and saved because they were told to."""
+    def has_to_go_on(self, signalled: Optional[str]) -> bool:
+        """Return True for tasks that ended with 0, as of a training that is done, and only saved and left."""
         if self._settings.save_signal != "TERM":
             return False
         lines = self._evidence(self._job.id, self._job.began)
@@ -116,10 +116,14 @@ class Link:
     # --- what came before ---
 
     def _look_at_links_before(self) -> Before:
+        directory, tags = self._job.directory, (self._settings.tag,)
+        jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
+        jobs.update(marks.later_jobs(directory, tags))
         lives: Dict[int, Life] = {}
-        for one in marks.read_lives(self._job.directory, tags=(self._settings.tag,)):
-            if one.link < self._job.link:
-                lives[one.link] = one  # the last one of a job that was requeued
+        for one in marks.read_lives(directory, tags=tags):
+            # Not one of a script that was submitted by hand; of a job that was requeued the last.
+            if one.link < self._job.link and jobs.get(one.link) in (None, one.job_id):
+                lives[one.link] = one
         last = self._job.link - 1
         marked = max(lives, default=0)
         began_with: Optional[checkpoints.Progress] = None
@@ -128,7 +132,7 @@ class Link:
             failures = lives[marked].failures
             began_with = checkpoints.from_fields(lives[marked]._asdict())
         life = lives.get(last)
-        job_id = self._job_of(last) or (life.job_id if life else "")
+        job_id = jobs.get(last) or (life.job_id if life else "")
         state = self._slurm.state_of(job_id) if job_id and self._settings.scheduler == SLURM else ""
         is_judged_now = False
         if life and life.verdict:
@@ -235,7 +239,7 @@ class Link:
     def _submit_next(self) -> bool:
         """Submit the next link, once; where the answer is lost, ask the queue."""
         job, following = self._job, self._job.link + 1
-        if marks.chain_end(job.directory):
+        if os.path.lexists(os.path.join(job.marks, marks.CHAIN_ENDED)):  # somebody has ended it meanwhile
             return True
         dependency = "--dependency=afterany:" + job.environment.get("SLURM_JOB_ID", "")
         flags = [dependency + (",singleton" if self._chain.singleton else ""), "--kill-on-invalid-dep=yes"]
@@ -306,7 +310,7 @@ class Link:
             job.say(message.format(",".join(later), names))
 
     def _end_chain(self, why: str) -> None:
-        """Keep later links from doing anything, and cancel those that wait; who ends it first is on record."""
+        """Keep later links from doing anything, and cancel those that wait; the first end is on record."""
         job = self._job
         if self._chain.links <= 1:
             return

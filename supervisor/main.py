@@ -12,6 +12,7 @@ from supervisor import hooks, marks, settings
 from supervisor.files import read_json
 from supervisor.job import Job, Leave, Unusable
 from supervisor.rendezvous import rendezvous
+from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
 from supervisor.tasks import Signalled, Signals, forwarding, run, run_before, wait_until
 
@@ -26,8 +27,6 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 
 # The exit code of a job that was signalled before its tasks had one: as if by SIGTERM.
 _ENDED_EARLY = 143
-# That of tasks which saved and left, and whose training is not done.
-_GO_ON = 75
 # A shell's, of a command that there is not.
 _NOT_FOUND = 127
 
@@ -187,7 +186,7 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
     hosts: List[str] = []
     code = 1
     with contextlib.suppress(OSError):
-        os.makedirs(job.marks, exist_ok=True)
+        marks.make_directory(job.directory)
     try:
         _wait_for_turn(job, signals)
         _begin(job, link)
@@ -202,8 +201,8 @@ def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
         if code == 0 and job.settings.scheduler != LOCAL:
             code = _slurm_has_the_last_word(job, slurm)
         job.say(f"the tasks ended with exit code {code}")
-        if code == 0 and link.has_to_go_on(hosts, signals.first):
-            code = _GO_ON  # its engine says that it is done, and it is not
+        if code == 0 and link.has_to_go_on(signals.first):
+            code = EXIT_INTERRUPTED  # its engine says that it is done, and it is not
         hooks.call_each(hooks.AFTER, job, signals)
     except Signalled:
         code = _ENDED_EARLY

@@ -171,6 +171,18 @@ def _in_order(lives: Iterable[Life]) -> List[Life]:
     return sorted(numbered, key=begun.__getitem__)
 
 
+def make_directory(launch_dir: AnyPath) -> None:
+    """Make the directory of marks, if there is none; but no launch directory that somebody has removed.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(_path(launch_dir))
+
+
 def leave(
     launch_dir: AnyPath, life: str, name: str, tag: str, fields: Mapping[str, Any], *, once: bool = False
 ) -> bool:
@@ -204,7 +216,7 @@ def leave(
 def note_cancelled(launch_dir: AnyPath, job_id: str, user: str) -> None:
     """Leave the mark that a job was cancelled, by whom and when; where that is not possible, none is left."""
     with contextlib.suppress(OSError):
-        os.makedirs(_path(launch_dir), exist_ok=True)
+        make_directory(launch_dir)
         content = {"job_id": job_id, "user": user, "cancelled": round(time.time())}
         write_atomic(_path(launch_dir, f"{job_id}.{CANCELLED}.json"), json.dumps(content) + "\n")
 
@@ -239,7 +251,7 @@ def end_chain(launch_dir: AnyPath, end: ChainEnd) -> bool:
     OSError
         If that cannot be written: the next link would go on.
     """
-    os.makedirs(_path(launch_dir), exist_ok=True)
+    make_directory(launch_dir)
     ended = time.time() if end.ended is None else end.ended
     content = {"by": end.by, "why": end.why, "ended": int(ended)}
     return write_once(_path(launch_dir, CHAIN_ENDED), json.dumps(content) + "\n")
@@ -306,7 +318,7 @@ def claim(launch_dir: AnyPath, holder: str, link: int = 1) -> str:
     Where nothing can be read or written, that is `holder`: a mark that cannot be left stops nobody.
     """
     with contextlib.suppress(OSError):
-        os.makedirs(_path(launch_dir), exist_ok=True)
+        make_directory(launch_dir)
         write_once(_path(launch_dir, _claim_name(link)), f"{holder}\n")
     return claimant(launch_dir, link) or holder
 

@@ -1,7 +1,7 @@
 """What jobs that were killed left of NeMo's checkpoints, set aside before NeMo starts.
 
 NeMo refuses to start beside a second ``-last``, or where the only one is half done, and deletes what is half
-done: all that goes into a directory beside, where nothing is ever overwritten. NeMo continues from a ``-last``
+done: all that goes into a directory beside, where nothing is overwritten. NeMo continues from a ``-last``
 alone; where a whole checkpoint is newer, it is made one by hard links, which take no room.
 """
 

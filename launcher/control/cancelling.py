@@ -46,10 +46,19 @@ class _Ending:
         return self.target.launch.paths.directory
 
     @property
+    def saves_first(self) -> bool:
+        """Return True for a chain whose link is to save before any other is ended."""
+        return self.saves and self.target.links is not None
+
+    @property
     def tasks_that_wait(self) -> list[str]:
-        """Return the waiting tasks of an array whose running task saves: none may start after it."""
+        """Return the waiting tasks of an array whose running task saves: none may start after it.
+
+        Of one that is suspended none: that it saves will be refused.
+        """
         tasks = {} if self.target.task or not self.saves else self.target.tracked.status.tasks
-        return [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
+        waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
+        return waiting if State.RUNNING in tasks.values() else []
 
 
 # Jobs that are ended at once, each with what it is ended for.
@@ -61,7 +70,7 @@ def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
 
     What waits is ended before what runs; of one run the later launches and the later links of a chain first,
     each when those before it have ended: so none starts where another ended. Jobs of different runs are ended
-    at once. But what follows a job that is to save is ended after the scheduler has taken that: where it is
+    at once. But a chain whose link is to save is ended after the scheduler has taken that: where it is
     refused, nothing is done.
     """
     settled = [_settled(target) for target in targets]
@@ -102,14 +111,15 @@ def _is_chain_without_end(target: Target, outcome: Outcome) -> bool:
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    saving = [ending for ending in endings if ending.saves]
-    others = [ending for ending in endings if not ending.saves]
+    saving = [ending for ending in endings if ending.saves_first]
+    others = [ending for ending in endings if not ending.saves_first]
     _end_chains(scheduler, others)
     for wave in _waves(others, _that_wait):
         _run(scheduler.cancel_all, wave)
     for wave in _waves(others, _that_run):
         _run(scheduler.cancel_all, wave)
-    _run(scheduler.save_all, [(ending, ending.job_id) for ending in saving])
+    _run(scheduler.save_all, [(ending, ending.job_id) for ending in endings if ending.saves])
+    # The next link sees the mark: it begins long after this one was told to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
     for wave in _waves(saving, _that_wait):
@@ -162,7 +172,7 @@ def _that_wait(ending: _Ending) -> Iterator[list[str]]:
 
 
 def _that_run(ending: _Ending) -> Iterator[list[str]]:
-    if ending.target.runs and not ending.is_over:
+    if ending.target.runs and not ending.saves and not ending.is_over:
         yield [ending.job_id]
 
 

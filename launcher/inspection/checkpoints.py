@@ -11,12 +11,11 @@ from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.inspection.ground import Ground, is_there, opened
 from launcher.preflight.path_facts import Lack
 from launcher.preflight.values import Values
+from supervisor.checkpoints import MARKER, TRACKER
 from supervisor.files import read_text
 
-_MARKER = "complete.json"
 _NAMED = "resume.checkpoint"
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
-_NEWEST_OF_MEGATRON_LM = "latest_checkpointed_iteration.txt"
 # NeMo's, of which each names one checkpoint; the two at the root are beside the nodes of its T5 files.
 _OF_NEMO = (
     "model.resume_from_checkpoint",
@@ -120,7 +119,7 @@ def _why_lost(path: Path) -> str | None:
         return "there is no such checkpoint"
     content = _marker(path)
     if content is None:
-        return f"not a complete checkpoint: no {_MARKER} in it that can be read"
+        return f"not a complete checkpoint: no {MARKER} in it that can be read"
     damaged = _damage(Marked(path, content))
     return f"not a complete checkpoint: {damaged}" if damaged is not None else None
 
@@ -160,20 +159,20 @@ def _newest(ground: Ground, values: Values) -> Iterator[Lack | None]:
 def _why_not_newest(directory: Path) -> str | None:
     """Why Megatron-LM would not find the iteration that its record names; no record is a fresh start."""
     try:
-        text = read_text(directory / _NEWEST_OF_MEGATRON_LM, errors="replace").strip()
+        text = read_text(directory / TRACKER, errors="replace").strip()
     except OSError:
         return None
     name = f"iter_{int(text):07d}" if text.isdecimal() and len(text) < 12 else text
     if name == "release" or (text.isdecimal() and is_there(directory / name)):
         return None
-    return f"its {_NEWEST_OF_MEGATRON_LM} says {text[:40]!r}, and there is no {name[:40]}"
+    return f"its {TRACKER} says {text[:40]!r}, and there is no {name[:40]}"
 
 
 def _holds_any(directory: Path, engine: str) -> bool:
     if engine == "megatron":
         return bool(marked_checkpoints(directory))
     if engine == "megatron_lm":
-        return is_there(directory / _NEWEST_OF_MEGATRON_LM)
+        return is_there(directory / TRACKER)
     return has_entries(directory)
 
 
@@ -195,7 +194,7 @@ def _lack(ground: Ground, key: str, given: str, path: Path, why: str, fix: str) 
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
     try:
-        with opened(checkpoint / _MARKER) as stream:
+        with opened(checkpoint / MARKER) as stream:
             content = json.loads(stream.read(_LARGEST_MARKER))
     except (OSError, ValueError, RecursionError):
         return None

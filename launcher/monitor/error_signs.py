@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from supervisor.files import open_regular
+from supervisor.rules import EXIT_INTERRUPTED
 
 _TRACEBACK = b"Traceback (most recent call last)"
 _SRUN = b"srun: error: "
 # What is told at an interpreter's end changes nothing any more.
 _HARMLESS_BEFORE = b"Exception ignored in"
 # A training that was asked to stop, and has saved.
-_HARMLESS_END = b"Exited with exit code 75"
+_HARMLESS_END = b"Exited with exit code %d" % EXIT_INTERRUPTED
 SIGNS: tuple[bytes, ...] = (
     _TRACEBACK,
     b"NCCL error",

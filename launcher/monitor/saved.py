@@ -10,12 +10,8 @@ from typing import Any
 from launcher.errors import shortened
 from launcher.monitor.evidence import Saved
 from launcher.runs.paths import LaunchPaths, short
+from supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 from supervisor.files import read_json, read_text, whole
-
-_MARKER = "complete.json"
-_NEMO_LAST = "-last"
-_NEMO_UNFINISHED = "-unfinished"
-_STEP = re.compile(r"step=(\d+)")
 
 
 def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> Saved | None:
@@ -58,13 +54,13 @@ def _megatron(directory: Path) -> Saved:
         damaged = next((name for name, size in files.items() if _size(path / name) != size), None)
         if damaged is None:
             return Saved(short(directory), step, path.name, "; ".join(wrong) or None)
-        wrong.append(f"{path.name}: {damaged} is missing or has another size than {_MARKER} says")
+        wrong.append(f"{path.name}: {damaged} is missing or has another size than {MARKER} says")
     return Saved(short(directory), wrong="; ".join(wrong) or None)
 
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
     try:
-        content = read_json(checkpoint / _MARKER)
+        content = read_json(checkpoint / MARKER)
     except (OSError, ValueError):
         return None
     return content if whole(content.get("step"), 0) is not None else None
@@ -80,9 +76,9 @@ def _size(path: Path) -> int | None:
 def _nemo(directory: Path) -> Saved:
     """NeMo's: it resumes from the one directory ``*-last``; a sibling ``-unfinished`` says it is torn."""
     names = {path.name for path in directory.iterdir()}
-    last = sorted(name for name in names if name.endswith(_NEMO_LAST) and _STEP.search(name))
-    torn = [name for name in last if f"{name}{_NEMO_UNFINISHED}" in names]
-    whole = [(int(found[1]), name) for name in last if name not in torn and (found := _STEP.search(name))]
+    last = sorted(name for name in names if name.endswith(LAST) and step_of(name) >= 0)
+    torn = [name for name in last if f"{name}{UNFINISHED}" in names]
+    whole = [(step_of(name), name) for name in last if name not in torn]
     wrong = f"{torn[0]} is unfinished" if torn else None
     if not whole:
         return Saved(short(directory), wrong=wrong)
@@ -92,8 +88,7 @@ def _nemo(directory: Path) -> Saved:
 
 def _megatron_lm(directory: Path) -> Saved:
     """Megatron-LM's: a file names the newest iteration that was written completely."""
-    tracker = "latest_checkpointed_iteration.txt"
-    text = read_text(directory / tracker).strip()
+    text = read_text(directory / TRACKER).strip()
     if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
-        return Saved(short(directory), wrong=f"{tracker} says {shortened(repr(text))}")
+        return Saved(short(directory), wrong=f"{TRACKER} says {shortened(repr(text))}")
     return Saved(short(directory), int(text), f"iter_{int(text):07d}")

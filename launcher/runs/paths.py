@@ -37,6 +37,7 @@ METRICS = "metrics.jsonl"
 SUPERVISOR = "supervisor.pyz"
 SCRIPT_SUFFIX = "_submission.sh"
 _NUMBER = re.compile("[1-9][0-9]*")
+_SUBMITTED_NAME = re.compile(rf"(.+)\.[1-9][0-9]*{re.escape(SCRIPT_SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,12 @@ def submitted_name(script: Path, tag: str, link: int = 1) -> Path:
     the path therefore holds the launch's tag and the link of the chain.
     """
     return script.parent / SUBMITTED / f"{tag}.{link}{SCRIPT_SUFFIX}"
+
+
+def submitted_tag(script: Path) -> str | None:
+    """Return the tag of the launch that a script was submitted by, if its name tells that."""
+    match = _SUBMITTED_NAME.fullmatch(script.name) if script.parent.name == SUBMITTED else None
+    return match[1] if match else None
 
 
 def launch_dir_of(script: Path) -> Path:

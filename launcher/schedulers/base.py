@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -51,28 +50,23 @@ class State(enum.Enum):
 _FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
 
 
-def link_numbers(count: int, missing: Collection[int]) -> list[int]:
-    """Return the numbers of the links of a chain, in order, of which some in between are missing."""
-    return list(itertools.islice((link for link in itertools.count(1) if link not in missing), count))
-
-
 @dataclass(frozen=True, slots=True)
 class Links:
     """The jobs of a chain that are known, by their ids, in the order of their numbers, which begin with 1.
 
-    `current` is the number of the one that counts now; `most` of how many there are at most; `missing` has
-    the numbers of those between them of which nobody knows the job.
+    `current` is the number of the one that counts now; `most` of how many there are at most; `numbered`
+    has the numbers of all, where nobody knows the job of one between them.
     """
 
     current: int
     most: int
     jobs: Mapping[str, JobStatus]
-    missing: tuple[int, ...] = ()
+    numbered: tuple[int, ...] = ()
 
     @property
-    def numbers(self) -> list[int]:
+    def numbers(self) -> tuple[int, ...]:
         """The number of each job."""
-        return link_numbers(len(self.jobs), self.missing)
+        return self.numbered or tuple(range(1, len(self.jobs) + 1))
 
     @property
     def job_id(self) -> str:
@@ -139,8 +133,8 @@ class Ticket:
     of a Slurm that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was
     submitted, and where it runs if there is no queue. A point of a sweep is one task of an array, ``17_2``,
     whose script was submitted with another tag, its `argument`. Of a chain of at most `links` jobs `job_id`
-    is the first, and `later` are the others that are known, but for those of the links in `missing`;
-    `tags` are all that its marks may tell.
+    is the first, and `later` are the others that are known; `numbered` has the numbers of all, where one
+    between them is not known. `tags` are all that its marks may tell.
     """
 
     job_id: str
@@ -150,7 +144,7 @@ class Ticket:
     argument: str | None = None
     later: tuple[str, ...] = ()
     links: int = 1
-    missing: tuple[int, ...] = ()
+    numbered: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
 
     @property
@@ -159,20 +153,19 @@ class Ticket:
         return (self.job_id, *self.later)
 
     @property
-    def numbers(self) -> list[int]:
+    def numbers(self) -> tuple[int, ...]:
         """The number of each of these in the chain."""
-        return link_numbers(len(self.jobs), self.missing)
+        return self.numbered or tuple(range(1, len(self.jobs) + 1))
 
     def with_links(self, links: Mapping[int, str]) -> Ticket:
         """Return it with the jobs of a chain by the numbers of their links, of which the first is its own."""
         later = {link: links[link] for link in sorted(links) if link > 1}
-        missing = tuple(link for link in range(2, max(later, default=1)) if link not in later)
-        return replace(self, later=tuple(later.values()), missing=missing)
+        return replace(self, later=tuple(later.values()), numbered=(1, *later))
 
     @property
     def each(self) -> list[Ticket]:
         """The jobs of a chain, each as one of its own."""
-        return [replace(self, job_id=job_id, later=(), links=1, missing=()) for job_id in self.jobs]
+        return [replace(self, job_id=job_id, later=(), links=1, numbered=()) for job_id in self.jobs]
 
     @property
     def of(self) -> str:

@@ -65,26 +65,26 @@ def _own_links(ticket: Ticket, statuses: Sequence[JobStatus]) -> tuple[Links, di
         for number, job, status in zip(ticket.numbers, ticket.jobs, statuses, strict=True)
         if number == 1 or (job not in foreign and status.reason != ANOTHER_JOB)
     }
-    missing = tuple(set(range(1, max(known))).difference(known))
-    return Links(1, ticket.links, dict(known.values()), missing), own
+    return Links(1, ticket.links, dict(known.values()), tuple(known)), own
 
 
 def _unless_it_left(status: JobStatus, life: Life | None, end: ChainEnd | None) -> JobStatus:
-    """Return the status of a link; if it left without doing anything, not COMPLETED, as Slurm calls it.
+    """Return the status of a link; if it left without doing anything, not what its exit code says to Slurm.
 
     Parameters
     ----------
     life
         The last one that left marks.
     """
-    if not status.state.is_good or (life is not None and life.verdict == "done"):
-        return status
-    left = end is not None and (life is None or life.number < status.restarts)
-    if life is not None and (left or life.verdict is not None):
+    is_good = status.state.is_good
+    left = end is not None and (is_good if life is None else life.number < status.restarts)
+    if life is not None and (left or (is_good and life.verdict not in (None, "done"))):
         marked = of_life(life)
-        if marked.state.is_final and not marked.state.is_good:
+        if marked.state.is_final and status.state in (State.COMPLETED, State.FAILED):
             return replace(marked, restarts=status.restarts)
-    return replace(status, state=State.CANCELLED, reason=_LEFT, exit_code=None) if left else status
+    return (
+        replace(status, state=State.CANCELLED, reason=_LEFT, exit_code=None) if left and is_good else status
+    )
 
 
 def from_marks_alone(ticket: Ticket) -> JobStatus | None:

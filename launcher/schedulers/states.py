@@ -269,6 +269,9 @@ def of_life(life: Life) -> JobStatus:
     state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
     if state is State.FAILED and ended_by_slurm:
         return JobStatus(ended_by_slurm, None, life.nodes, elapsed, None, life.number, why=_why(life))
+    if state is State.FAILED and life.rule == _ENDED_BY_USER:
+        # It was cancelled: of one that was requeued Slurm, or a later life, would tell.
+        return JobStatus(State.CANCELLED, life.why, life.nodes, elapsed, None, life.number)
     reason = exit_reason(code) if state is State.FAILED else None
     reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
     why = _why(life) if state is State.FAILED else None
@@ -283,6 +286,8 @@ def _ended_by_slurm(word: str | None) -> State | None:
 
 # Rules that say no more than the state and the exit code.
 _SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
+# That of a job that somebody cancelled or requeued: it could not tell which.
+_ENDED_BY_USER = "ended_by_user"
 
 
 def _why(life: Life) -> str | None:

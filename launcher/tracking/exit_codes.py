@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.schedulers.base import State
+from supervisor.rules import EXIT_INTERRUPTED
 
 DONE = 0
 WENT_WRONG = 1
 MISTAKE = 2
 NOT_KNOWN = 3
 UNDER_WAY = 4
-INTERRUPTED = 75  # the trainer's own: saved before its end, launch again to continue (EX_TEMPFAIL)
+INTERRUPTED = EXIT_INTERRUPTED  # the trainer's own: saved before its end, launch again to continue
 WATCHING_ENDED = 130  # Ctrl-C
 
 _WORST_FIRST = (WENT_WRONG, NOT_KNOWN, INTERRUPTED, UNDER_WAY, DONE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import UserError, one_line
 from launcher.runs.index import Entry, Index
-from launcher.runs.paths import LAUNCHES, launch_dir_of
+from launcher.runs.paths import LAUNCHES, launch_dir_of, submitted_tag
 from launcher.tracking.scanning import entries_of, is_run, runs_below
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class Known:
                 self.index.remember([entry])
                 return [entry]
             if script is not None:
-                self.silent.append(f"there is a job {job_id}, of {one_line(str(script))}, which is in no run")
+                where = "of a launch that was removed" if _run_of(script) else "which is in no run"
+                self.silent.append(f"there is a job {job_id}, of {one_line(str(script))}, {where}")
         return []
 
     def trees_of_jobs(self) -> list[Path]:
@@ -231,7 +232,10 @@ def _run_of(script: Path) -> Path | None:
 def _launch_of(script: Path) -> Entry | None:
     run_dir = _run_of(script)
     entries = entries_of(run_dir) if run_dir is not None else []
-    return next((entry for entry in entries if str(entry.number) == launch_dir_of(script).name), None)
+    # A run may have been removed, and launched anew, while the job of the earlier launch waits.
+    tag = submitted_tag(script)
+    number = launch_dir_of(script).name
+    return next((one for one in entries if str(one.number) == number and tag in (None, one.tag)), None)
 
 
 def _is_gone(tree: Path) -> bool:

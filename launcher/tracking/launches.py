@@ -70,7 +70,8 @@ class Launch:
         if self.manifest.job_id is None:
             return {}
         later = later_jobs(self.paths.directory, self.manifest.tags) if self.is_chain else {}
-        return {1: self.manifest.job_id, **later}
+        known = {link: job_id for link, job_id in later.items() if link <= self.manifest.links}
+        return {1: self.manifest.job_id, **known}
 
     @property
     def jobs(self) -> tuple[str, ...]:

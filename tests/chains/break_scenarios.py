@@ -45,7 +45,7 @@ def cancelled_while_requeued(yard: Yard, run: str) -> None:
 
 
 def unbegun(yard: Yard, run: str) -> None:
-    """A chain that was ended before its first link began: the job leaves, and to Slurm it is COMPLETED."""
+    """A chain that was ended before its first link began: the job leaves."""
     yard.chain(run, "save 1\n", "resilience.links=3", "cluster.sbatch={hold: True}", nodes="n1")
     end_chain(yard.launch_directory(run), ChainEnd(SOMEBODY, f"cancelled by {SOMEBODY}"))
     yard.slurm("scontrol", "release", yard.jobs[run])
@@ -57,11 +57,13 @@ def deleted(yard: Yard, run: str) -> None:
     body = f"case $link in 1) {FAILS_WHEN_TOLD} ;; *) save 3 ;; esac\n"
     overrides = ["resilience.links=6"]
     first = _running_chain(yard, run, body, *overrides)
+    (second,) = {*yard.queued(run)} - {first}
     shutil.rmtree(yard.directory / "results" / run)
     chosen = [*CHAIN, f"training.run.name={run}", f"cluster.python={yard.directory / run}.sh"]
     done = yard.begin(*chosen, *overrides, nodes="n1")
     assert done.returncode == 0, done
     yard.jobs[run] = json.loads(done.stdout)["job_id"]
+    yard.said[run] = yard.slipway("cancel", second)
     (yard.work(run) / "go").touch()
     yard.until_gone(run, first)
     yard.until_over(run)
@@ -106,14 +108,19 @@ def injected(yard: Yard, run: str) -> None:
 
 def suspended(yard: Yard, run: str) -> None:
     """`slipway cancel --save` is refused while nothing runs that could save, and later it is not."""
-    job = _running_chain(yard, run, "wait_to_save 3\n")
+    body = "trap 'save 3; exit 75' USR1; ready\nwhile :; do date +%s.%N >$work/alive; sleep 0.2; done\n"
+    job = _running_chain(yard, run, body)
     yard.slurm("scontrol", "suspend", job)
     yard.said[run] = yard.slipway("cancel", "--save", run)
     yard.said[f"{run}_queue"] = yard.command(
         "squeue", "--noheader", "--format=%i %T", f"--name={PREFIX}{run}"
     )
     yard.said[f"{run}_end"] = Done("end", 0, str(yard.end(run)), "")
+    alive = yard.work(run) / "alive"
+    before = alive.read_text()
     yard.slurm("scontrol", "resume", job)
+    # A signal that comes before the node has resumed the job is lost.
+    yard.until(f"{job} is resumed", lambda: alive.read_text() not in ("", before), run)
     yard.said[f"{run}_again"] = yard.slipway("cancel", "--save", run)
     yard.until_over(run)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from tests.chains import break_scenarios
-from tests.chains.chain_training import interrupted
+from tests.chains.chain_training import interrupted, rewound
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
 from tests.chains.spoilt_training import SPOILT, spoilt
@@ -61,8 +61,9 @@ def orphaned(yard: Yard, run: str) -> None:
 
 
 def crashing(yard: Yard, run: str) -> None:
-    """Two links get on, the others fall over at once."""
-    body = "case $link in 1 | 2) save $link ;; esac\necho it is broken >&2\nexit 1\n"
+    """Three links get on, two of them after the training went back; the others fall over at once."""
+    saves = "1) save 1000 ;; 2 | 3) save $((link * 200)) ;;"
+    body = f"case $link in {saves} esac\necho it is broken >&2\nexit 1\n"
     yard.chain(run, body, "resilience.links=20", "resilience.max_failures=3", nodes="n1")
     yard.until_over(run)
 
@@ -179,6 +180,7 @@ SCENARIOS: dict[str, Scenario] = {
     "tried": interrupted,
     FEWER: elastic,
     SPOILT: spoilt,
+    "rewound": rewound,
     "bereft": bereft,
     "orphaned": orphaned,
     "limited": limited,

@@ -48,7 +48,7 @@ class Training:
 
     def launch(self, *overrides: str, pace: str) -> None:
         work = self._yard.work(self.name)
-        work.mkdir()
+        work.mkdir(exist_ok=True)
         self.set_pace(pace)
         interpreter = work / "python"
         paced = Path(__file__).with_name("paced_trainer.py")
@@ -157,6 +157,24 @@ def interrupted(yard: Yard, run: str) -> None:
     tried.set_pace(FAST)
     yard.until_over(run)
     yard.until_over("calm")
+
+
+def rewound(yard: Yard, run: str) -> None:
+    """A training that is launched again from an early checkpoint, as a chain that may not fail once."""
+    training = Training(yard, run, "n1")
+    own = ["training.trainer.max_steps=8", "training.trainer.limit_val_batches=0"]
+    own += [f"{CHECKPOINTS}.every_n_train_steps=2", f"{CHECKPOINTS}.save_top_k=-1"]
+    training.launch(*own, pace=FAST)
+    yard.until_over(run)
+    saved = yard.directory / "results" / run / "checkpoints"
+    (early,) = (path.name for path in saved.glob("*step=2-*") if not path.is_symlink())
+    own += [f"training.resume.checkpoint='{early}'", "resilience.links=4", "resilience.max_failures=1"]
+    training.launch(*own, pace=SLOW)
+    # Told to save at once, it has done less steps than the first launch had.
+    yard.slurm("scancel", "--batch", "--signal=USR1", training.at_work(1, steps=1))
+    training.at_work(2, steps=1)
+    training.set_pace(FAST)
+    yard.until_over(run)
 
 
 def _is_python(pid: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
+from launcher.runs.paths import launch_numbers
 from launcher.sandbox import Sandbox, processes
 from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
@@ -111,6 +112,11 @@ class Yard(Zoo):
             limits = [f"cluster.exclude='{','.join(others)}'"]
         with self.turns:
             return self.slipway("launch", *overrides, *limits, "--json", programs=programs)
+
+    def launch_directory(self, run: str) -> Path:
+        """The directory of a run's newest launch."""
+        run_dir = self.directory / "results" / run
+        return run_dir / "launches" / str(max(launch_numbers(run_dir), default=1))
 
     def work(self, run: str) -> Path:
         return self.directory / run

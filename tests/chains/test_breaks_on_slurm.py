@@ -53,7 +53,7 @@ def test_link_that_leaves_at_once_is_no_success(chains: Any) -> None:
     yard = chains.ended("unbegun")
     job = yard.jobs["unbegun"]
     state = yard.slurm("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}")
-    assert state.strip() == "COMPLETED", "the job left without a mistake"
+    assert state.strip() == "FAILED", "what waits for its success does not go on"
     assert yard.begun("unbegun") == [] and yard.lives("unbegun") == [], yard.told("unbegun")
     row = row_of(yard, "unbegun")
     assert (row["state"], row["reason"]) == ("CANCELLED", f"by {SOMEBODY}")
@@ -70,6 +70,9 @@ def test_jobs_of_a_deleted_launch_leave_the_next_one_alone(chains: Any) -> None:
     own = {job for job, script in command.items() if launch["tag"] in script}
     others = set(command) - own
     assert len(others) >= 2, told
+    # To cancel the link of old by its id would end the new launch.
+    assert yard.said["deleted"].returncode == 2, yard.said["deleted"]
+    assert "of a launch that was removed" in yard.said["deleted"].stderr
     begun = yard.begun("deleted")
     assert begun == [begun[0], yard.jobs["deleted"]], yard.told("deleted")
     marks = yard.launch_directory("deleted") / "marks"

@@ -78,13 +78,13 @@ def test_a_chain_outlives_the_node_of_its_script(chains: Any) -> None:
 def test_a_chain_that_gets_nowhere_stops_and_says_why(chains: Any) -> None:
     yard = chains.ended("crashing")
     lives = yard.lives("crashing")
-    # Two links got on, and so three of five did not.
-    assert len(yard.begun("crashing")) == 5, yard.told("crashing")
-    assert verdicts(lives) == ["continue"] * 4 + ["stop"]
-    assert [life.checkpoint for life in lives] == [None, 1, 2, 2, 2]
+    # Three links got on, two of them with lower steps, and so three of six did not.
+    assert len(yard.begun("crashing")) == 6, yard.told("crashing")
+    assert verdicts(lives) == ["continue"] * 5 + ["stop"]
+    assert [life.checkpoint for life in lives] == [None, 1000, 400, 600, 600, 600]
     end = yard.end("crashing")
     assert end.why.startswith("3 links in a row ended without a new checkpoint")
-    assert end.by == f"job {yard.job('crashing', 5)}"
+    assert end.by == f"job {yard.job('crashing', 6)}"
     assert end.why in yard.log("crashing")
 
 

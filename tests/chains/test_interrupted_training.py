@@ -37,3 +37,14 @@ def test_one_training_survives_each_kind_of_failure(chains: Any) -> None:
     assert (row["state"], row["step"]) == ("COMPLETED", STEPS)
     verdict = yard.told_by("verify", "tried")
     assert verdict["verdict"] == "verified", verdict
+
+
+def test_a_training_that_went_back_gets_on_in_its_chain(chains: Any) -> None:
+    """Its links save lower steps than the launch before did; none of them may fail."""
+    yard = chains.ended("rewound")
+    training = Training(yard, "rewound")
+    first, second = yard.lives("rewound")
+    assert (first.verdict, first.checkpoint, first.failures) == ("continue", 8, 0), yard.told("rewound")
+    assert (second.verdict, second.failures) == ("done", 0), yard.told("rewound")
+    assert second.checkpoint is not None and 2 < second.checkpoint < 8
+    assert [events[0]["step"] for events in training.by_link()] == [2, second.checkpoint]

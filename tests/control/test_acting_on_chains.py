@@ -229,3 +229,11 @@ def test_a_lost_link_is_found_and_told(scheduler: ChainScheduler, capsys: Capsys
     assert main(["status", "a", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["state"], row["link"], row["job_id"]) == ("RUNNING", 4, "20"), "of two the claims are missing"
+
+
+def test_numbers_beyond_a_chain_are_no_links(scheduler: ChainScheduler, capsys: Capsys) -> None:
+    claim(DIRECTORY, "30", 6)
+    (DIRECTORY / "marks" / "31.0.started.json").write_text(json.dumps({"started": 1.0, "link": 10**12}))
+    assert main(["status", "a", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [link["job_id"] for link in row["links"]] == ["17", "18", "19"]

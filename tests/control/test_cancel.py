@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,11 @@ def test_an_array(project: Project) -> None:
     assert project.log().count(" saves") == 1
     job = project.launch("cluster.sbatch={array: 0-2%1}")
     project.wait_until_it_trains(2)
+    subprocess.run(["scontrol", "suspend", f"{job}_0"], check=True)
+    code, out, err = project.slipway("cancel", "--save", "run")
+    assert code == 1 and "nothing runs that could save" in err
+    assert project.state(job).count("PENDING") == 2, "a refusal ends nothing"
+    subprocess.run(["scontrol", "resume", f"{job}_0"], check=True)
     assert project.slipway("cancel", f"{job}_2")[0] == 0
     states = project.state(job)
     assert "RUNNING" in states and "PENDING" in states

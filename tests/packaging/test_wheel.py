@@ -78,15 +78,8 @@ def test_the_source_distribution_has_no_results_and_no_tests(dist: Path) -> None
     (path,) = dist.glob("slipway-*.tar.gz")
     with tarfile.open(path) as archive:
         tops = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
-    assert {
-        "launcher",
-        "supervisor",
-        "trainer",
-        "setup.cfg",
-        "pyproject.toml",
-        "LICENSE",
-        "README.md",
-    } <= tops
+    packages = {"launcher", "supervisor", "trainer"}
+    assert packages | {"setup.cfg", "pyproject.toml", "LICENSE", "README.md"} <= tops
     assert not {"tests", "results", "benchmarks"} & tops
 
 
@@ -111,7 +104,7 @@ def test_a_dry_run_prints_the_checkouts_script(
 ) -> None:
     told = installed.run("slipway", *DRY_RUN, cwd=tmp_path)
     ours = run(sys.executable, repository / "launcher" / "main.py", *DRY_RUN[1:], cwd=tmp_path)
-    tag = re.compile(r"tag=\S+")
+    tag = re.compile(r"\d+-\d{6}-[0-9a-f]{6}")
     assert tag.sub("", told) == tag.sub("", ours)
     assert "#SBATCH --job-name=nemo-megatron-gpt3_126m\n" in told
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,9 +130,17 @@ def test_our_own_trainer_is_not_profiled() -> None:
     assert job_of("training=gpt3/5b_16k").profile is not None
 
 
-@pytest.mark.parametrize("options", ["braceexpand", "braceexpand:verbose:xtrace"])
-def test_a_secret_reaches_the_tasks_and_nothing_else(options: str, tmp_path: Path) -> None:
-    """Not the log either, where the shell that launched it prints every command (``SHELLOPTS``)."""
+@pytest.mark.parametrize(
+    "inherited",
+    [
+        {},
+        {"SHELLOPTS": "braceexpand:verbose:xtrace"},
+        {"BASH_ENV": "{}/traced", "PS4": "+ $HF_TOKEN$WANDB_API_KEY "},
+    ],
+)
+def test_a_secret_reaches_the_tasks_and_nothing_else(inherited: dict[str, str], tmp_path: Path) -> None:
+    """Not the log either, where the shell that launched it prints every command."""
+    (tmp_path / "traced").write_text("set -xv\n")
     (tmp_path / "my key").write_text("hunter2\nsecond line\n")
     overrides = [
         "cluster=local",
@@ -141,13 +150,15 @@ def test_a_secret_reaches_the_tasks_and_nothing_else(options: str, tmp_path: Pat
     ]
     secret = [f"wandb_api_key_file='{tmp_path}/my key'", f"env_files.HF_TOKEN='{tmp_path}/my key'"]
     plan = plan_of(tmp_path / "r", *overrides, *secret)
-    payload = Payload(argv=("bash", "-c", 'echo "$WANDB_API_KEY-$HF_TOKEN" | tr a-z A-Z'), working_dir="/")
+    # No bash, which would be traced as well, and is not ours.
+    show = "import os; print(f\"{os.environ['WANDB_API_KEY']}-{os.environ['HF_TOKEN']}\".upper())"
+    payload = Payload(argv=(sys.executable, "-c", show), working_dir="/")
     plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
     rendered = render(plan)
     write_files(plan)
     done = subprocess.run(
         ["bash", plan.paths.script],
-        env={**os.environ, "SHELLOPTS": options},
+        env={**os.environ, **{name: value.format(tmp_path) for name, value in inherited.items()}},
         capture_output=True,
         text=True,
         timeout=60,

@@ -163,7 +163,7 @@ def test_a_chain_that_was_cancelled_before_it_began(tmp_path: Path) -> None:
     [
         # Requeued by an administrator: the job took that for a cancellation, and its next life left at once.
         ({"verdict": "stop", "rule": "cancelled", "state": "CANCELLED"}, 1, S.CANCELLED),
-        ({"verdict": "continue", "rule": "requeued_or_cancelled"}, 1, S.FAILED),
+        ({"verdict": "continue", "rule": "ended_by_user"}, 1, S.CANCELLED),
         ({"verdict": "stop", "rule": "failed"}, 0, S.FAILED),
         # Ended in an earlier life, or one of an earlier version: nothing speaks against Slurm's word.
         ({"verdict": "done"}, 1, S.COMPLETED),
@@ -181,6 +181,9 @@ def test_job_that_leaves_at_once_is_no_success(
     link, status = current(tmp_path, told)
     assert (link, status.state, status.restarts) == (1, state, restarts)
     assert status.chain and status.chain.jobs["17"].state is state
+    if restarts:
+        told[0] = replace(told[0], state=S.FAILED, exit_code=1)
+        assert current(tmp_path, told)[1].state is state, "whatever it left with"
 
 
 def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
@@ -192,11 +195,11 @@ def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
 
 
 def test_links_whose_jobs_are_not_known(tmp_path: Path) -> None:
-    links = ticket(tmp_path, 1).with_links({1: "17", 3: "19", 5: "21"})
-    assert (links.jobs, links.numbers, links.missing) == (("17", "19", "21"), [1, 3, 5], (2, 4))
+    links = ticket(tmp_path, 1).with_links({5: "21", 1: "17", 3: "19"})
+    assert (links.jobs, links.numbers) == (("17", "19", "21"), (1, 3, 5))
     status = of_chain(links, statuses(S.FAILED, S.TIMEOUT, S.PENDING))
     assert status.chain and (str(status.chain), status.chain.job_id) == ("5/5", "21")
-    assert (status.chain.numbers, status.reason) == ([1, 3, 5], "link 3 was TIMEOUT")
+    assert (status.chain.numbers, status.reason) == ((1, 3, 5), "link 3 was TIMEOUT")
     status = of_chain(links, statuses(S.FAILED, S.RUNNING, S.PENDING))
     assert status.chain and (str(status.chain), status.chain.beyond) == ("3/5", ["21"])
     assert of_chain(links, statuses(S.FAILED, S.FAILED, S.FAILED)).reason == "the last of 5 links"
@@ -210,7 +213,7 @@ def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
     links = replace(ticket(tmp_path, 3), tags=("a-tag",))
     told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
     status = of_chain(links, told)
-    assert (status.state, status.chain) == (S.RUNNING, Links(1, 5, {"17": told[0]}))
+    assert (status.state, status.chain) == (S.RUNNING, Links(1, 5, {"17": told[0]}, (1,)))
     assert [life.job_id for life in read_lives(tmp_path, tags=("a-tag",))] == ["17"]
     assert [life.tag for life in read_lives(tmp_path)] == [None, "of-old"]
 

@@ -16,6 +16,7 @@ from launcher.errors import UserError
 from launcher.runs import provenance
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import read_manifest
+from launcher.runs.paths import submitted_name
 from launcher.tracking import scanning
 from launcher.tracking.finding import Found, find, runs_in
 from launcher.tracking.known import Known, _Cluster
@@ -249,6 +250,17 @@ def test_a_job_of_a_colleague_is_found_by_its_script(tmp_path: Path, cluster: Cl
     with pytest.raises(UserError, match="no launch of a job of that id") as told:
         find("18", BASE)
     assert f"there is a job 18, of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
+
+
+def test_a_job_of_a_launch_that_was_removed_is_not_the_next_one(tmp_path: Path, cluster: Cluster) -> None:
+    """The run was removed while its chain waited, and launched anew."""
+    run = tmp_path / "theirs" / "a"
+    script = launch(run, job_id="17", tag="new") / "job-a_submission.sh"
+    cluster.jobs |= {"18": submitted_name(script, "new", 2), "12": submitted_name(script, "old", 2)}
+    assert find("18", BASE) == Found(run, 1)
+    with pytest.raises(UserError, match="no launch of a job of that id") as told:
+        find("12", BASE)
+    assert "old.2_submission.sh, of a launch that was removed" in str(told.value)
 
 
 def test_an_id_that_was_used_again(tmp_path: Path) -> None:

@@ -127,6 +127,15 @@ class Marks(InDirectory):
         self.assertEqual([life.started for life in marks.read_lives(self.directory)], [1.0])
         self.assertEqual(os.listdir(self.path(marks.MARKS)), ["17.0.started.json"])
 
+    def test_a_launch_directory_that_is_gone_is_not_made_again(self) -> None:
+        gone = self.path("gone")
+        marks.note_cancelled(gone, "17", "ann")
+        self.assertFalse(marks.leave(gone, "17.0", marks.STARTED, TAG, {}))
+        self.assertEqual(marks.claim(gone, "17"), "17")
+        with self.assertRaises(OSError):
+            marks.end_chain(gone, marks.ChainEnd("ann", "cancelled"))
+        self.assertFalse(os.path.exists(gone))
+
     def test_links_are_read_on_over_claims_that_are_missing(self) -> None:
         self.assertEqual(marks.claim(self.directory, "17"), "17")
         self.assertEqual(marks.claim(self.directory, "18"), "17")

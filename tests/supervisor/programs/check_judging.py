@@ -1,5 +1,6 @@
 """The judge and what it reads, with the Python of a node."""
 
+import json
 import os
 import shutil
 import tempfile
