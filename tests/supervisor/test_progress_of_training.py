@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.checkpoints import Progress, from_fields, is_newer, progress
+from trainer.checkpoint import store
+from trainer.checkpoint.marker import Marker
 
 HOUR = 3600 * 10**9
 
@@ -77,6 +79,20 @@ def test_a_training_of_ours_that_went_back_gets_on(tmp_path: Path) -> None:
         assert (now.step, is_newer(now, before), is_newer(before, now)) == (step, True, False)
         before = now
     assert not is_newer(found(tmp_path, "megatron"), before), "nothing was saved"
+
+
+def test_checkpoints_that_our_trainer_wrote(tmp_path: Path) -> None:
+    before = None
+    for step in (200, 1000, 400):
+        unfinished = store.begin(tmp_path, f"x--step={step}")
+        (unfinished / "common.pt").write_bytes(b"0")
+        if before:
+            assert found(tmp_path, "megatron") == before, "it is not complete yet"
+        saved = store.finish(unfinished, f"x--step={step}", Marker(step, step * 16, 1, 1, 1, {}))
+        now = found(tmp_path, "megatron")
+        assert (now.step, now.order) == (step, saved.marker.serial)
+        assert is_newer(now, before)
+        before = now
 
 
 def test_the_serial_decides_where_clocks_differ(tmp_path: Path) -> None:
