@@ -42,6 +42,8 @@ class Link:
         self._before: Optional[checkpoints.Progress] = None
         self._next_job: Optional[str] = None
         self._restarts = int(job.life.rpartition(".")[2])
+        # The last life of the link before, and what was found of its end, where it left no word of it.
+        self._judged_before: Tuple[Optional[Life], Dict[str, Any]] = (None, {})
 
     # --- what the supervisor calls ---
 
@@ -256,8 +258,8 @@ class Link:
             if job_id:
                 self._next_job = job_id
                 marks.claim(job.directory, job_id, following)
-                message = "link {} of at most {} is job {}, which waits for the end of this one"
-                job.say(message.format(following, self._chain.links, job_id))
+                place = f"link {following} of at most {self._chain.links}"
+                job.say(f"{place} is job {job_id}, which waits for the end of this one")
                 return True
             job.say(f"link {following} could not be submitted: {plain(answer.last_line)}")
             avoided = self._chain.exclude  # a node that has left the cluster since is no node to Slurm
@@ -289,10 +291,10 @@ class Link:
             return
         answer = self._slurm.test_only(",".join([*self._avoided(), names]))
         if answer.code != 0:
-            unknown = (
-                "does not exclude {}: whether Slurm can do without it could not be asked, or it cannot: {}"
+            reason = (
+                f"whether Slurm can do without it could not be asked, or it cannot: {plain(answer.last_line)}"
             )
-            job.say(unknown.format(names, plain(answer.last_line)))
+            job.say(f"does not exclude {names}: {reason}")
             return
         until = int(time.time()) + self._chain.exclude_seconds
         try:
@@ -306,8 +308,7 @@ class Link:
         job.say(f"excludes {names} until {moment}: {why}")
         later = self._later_jobs()
         if later and not self._slurm.update_excluded(later, ",".join(self._avoided())):
-            message = "job {} may run on {} all the same: Slurm did not take the change"
-            job.say(message.format(",".join(later), names))
+            job.say(f"job {','.join(later)} may run on {names} all the same: Slurm did not take the change")
 
     def _end_chain(self, why: str) -> None:
         """Keep later links from doing anything, and cancel those that wait; the first end is on record."""

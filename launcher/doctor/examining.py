@@ -135,6 +135,11 @@ def _startable(needs: Needs, image: Image | None) -> str:
     return image.for_pyxis
 
 
+# The oldest that supervisor.pyz runs with.
+_SUPERVISOR_PYTHON = (3, 6)
+_INSTALL_PYTHON = "install python3, 3.6 or newer, on the nodes"
+
+
 def _require_nodes(slurm: Slurm | None, count: int) -> None:
     """Refuse to wait for nodes that there are not."""
     have = sum(usable for _, usable in slurm.nodes.values()) if slurm is not None else 0
@@ -150,7 +155,7 @@ def judge(gathered: Gathered) -> list[Row]:
     told: list[tuple[str, list[Line]]] = [(HERE, list(_of_here(gathered)))]
     answers = gathered.answers
     if answers is not None:
-        told += [(name, list(_without_python(gathered.needs))) for name in answers.blind]
+        told += [(name, list(_without_python())) for name in answers.blind]
         told += [(machine.host, list(_of_node(machine, gathered))) for machine in answers.machines]
         told += [
             (name, [Line("container", Status.OK, _STARTS, needed=True)]) for name in answers.started or ()
@@ -197,14 +202,27 @@ def _of_node(node: Machine, gathered: Gathered) -> Iterator[Line]:
     if line is not None:
         yield line
     yield from gpu_lines(node, image, is_node=True)
-    yield Line("python", Status.OK, f"{node.python} (which looked at this node)")
+    yield _job_python(node)
     yield from file_lines(node, image if needs.image else None, gathered.python)
 
 
-def _without_python(needs: Needs) -> Iterator[Line]:
-    told = "no Python that could look at this node"
-    fix = "install python3 on the nodes, or have the launcher's own where they see it"
-    yield Line("python", Status.MISSING if needs.trainer else Status.WARNING, told, fix, needs.trainer)
+def _job_python(node: Machine) -> Line:
+    """Tell whether the supervisor of a job, which is Python, runs on a node."""
+    if node.job_python == "":
+        return Line("python", Status.OK, f"{node.python} (which looked at this node)")
+    version, _, path = (node.job_python or "").partition(" ")
+    if tuple(int(part) for part in version.split(".") if part.isdecimal())[:2] >= _SUPERVISOR_PYTHON:
+        return Line("python", Status.OK, f"{version} ({path}), which keeps jobs", needed=True)
+    told = (
+        f"{path} is {version}: a job's supervisor needs 3.6"
+        if version
+        else "no python3: nothing keeps a job here"
+    )
+    return Line("python", Status.MISSING, told, _INSTALL_PYTHON, True)
+
+
+def _without_python() -> Iterator[Line]:
+    yield Line("python", Status.MISSING, "no Python: nothing keeps a job here", _INSTALL_PYTHON, True)
 
 
 def _silent(answers: Answers) -> Line:

@@ -79,6 +79,9 @@ class Machine:
 
     Attributes
     ----------
+    job_python
+        The version and the path of the Python that keeps jobs; ``None`` where there is none, empty where
+        nobody looked.
     docker_daemon
         The version of the daemon that answers; after a ``!`` why none does; ``None`` without docker.
     compressors
@@ -99,6 +102,7 @@ class Machine:
     uid: int
     kernel: str
     python: str | None
+    job_python: str | None = ""
     tools: Mapping[str, Tool] = field(default_factory=dict)
     docker_daemon: str | None = None
     compressors: tuple[str, ...] = ()

@@ -25,6 +25,9 @@ _PATIENCE_SECONDS = 10.0
 _MOST_BYTES = 1 << 20  # of a file that is read
 _MOST_FILES = 100  # of a configuration
 
+# As in the script of a job, templates/supervisor.sh.j2.
+_JOB_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
+
 # How each program tells its version; nothing but its own first line is taken.
 _VERSIONS = {
     "docker": ["--version"],
@@ -93,6 +96,7 @@ def gather(asked: "dict[str, dict[str, str]]", environment: "dict[str, str]") ->
         "uid": os.getuid(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "job_python": _job_python(path, environment),
         "tools": tools,
         "docker_daemon": _docker_daemon(tools, environment),
         "compressors": _compressors(tools, environment),
@@ -131,6 +135,17 @@ def _say(command: "list[str]", environment: "dict[str, str]") -> "tuple[int, str
             process.kill()
             return -2, "", f"no answer within {_PATIENCE_SECONDS:g} s"
     return process.returncode, out, err
+
+
+def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
+    """Return the version and the path of the Python that keeps jobs here, as the scripts look for it."""
+    for name in _JOB_PYTHONS:
+        program = shutil.which(name, path=path)
+        if program is not None:
+            version = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+            _, out, _ = _say([program, "-IS", "-c", version], environment)
+            return (out.split() or ["0"])[0] + " " + program
+    return None
 
 
 def _tools(path: str, environment: "dict[str, str]") -> "Tools":

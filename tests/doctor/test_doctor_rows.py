@@ -81,13 +81,34 @@ def gathered(answers: Answers | None) -> Gathered:
     return Gathered(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
 
 
+@pytest.mark.parametrize(
+    ("job_python", "lacks", "words"),
+    [
+        (
+            "3.6.8 /usr/libexec/platform-python",
+            False,
+            "3.6.8 (/usr/libexec/platform-python), which keeps jobs",
+        ),
+        ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6"),
+        ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6"),
+        (None, True, "no python3: nothing keeps a job here"),
+    ],
+)
+def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, lacks: bool, words: str) -> None:
+    node = machine(files={"/images/nemo.sqsh": FILE.size}, job_python=job_python)
+    rows = judge(gathered(Answers(1, (node,), (), None)))
+    (row,) = (row for row in rows if row.line.what == "python" and row.where == (node.host,))
+    assert (row.line.found, row in lacking(rows)) == (words, lacks)
+
+
 def test_nodes_that_say_nothing_are_not_taken_for_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     found = judge(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
     (silent,) = unknown(found)
     assert silent.line.found == "1 of 3 did not answer: srun: killed"
-    assert any(row.where == ("n2",) and "no Python" in row.line.found for row in found)
-    assert not lacking(found)
+    assert [(row.where, row.line.what, row.line.found) for row in lacking(found)] == [
+        (("n2",), "python", "no Python: nothing keeps a job here")
+    ]
     assert not unknown(judge(gathered(None)))
     assert "not looked at" in [row.line.found for row in judge(gathered(None))]
 

@@ -182,6 +182,36 @@ def test_a_launch_that_was_moved_is_told_and_not_made_anew(tmp_path: Path) -> No
     assert not plan.paths.run_dir.exists()
 
 
+def test_a_node_without_python_is_told_in_one_line(tmp_path: Path) -> None:
+    plan = written(tmp_path, "slurm")
+    text = plan.paths.script.read_text()
+    for name in ("/usr/bin/python3", "/usr/libexec/platform-python", " python3)"):
+        text = text.replace(name, " /no/such/python" + ")" * name.endswith(")"))
+    plan.paths.script.write_text(text)
+    code, told = run(plan, TAG, SLURM_JOB_ID="17")
+    assert (code, times(tmp_path)) == (1, 0)
+    assert told.startswith("Job 17: no python3 on ") and told.count("\n") == 1
+
+
+def test_the_job_of_a_launch_that_was_removed_leaves_the_one_in_its_place_alone(tmp_path: Path) -> None:
+    plan = written(tmp_path, "slurm")
+    spooled = tmp_path / "spooled"
+    shutil.copy(plan.paths.script, spooled)
+    write_files(dataclasses.replace(plan, tag="another tag"))
+    here = set(plan.paths.directory.rglob("*"))
+    for arguments in ((TAG,), ("2", TAG), ()):
+        done = subprocess.run(
+            ["bash", spooled, *arguments],
+            env={**os.environ, "SLURM_JOB_ID": "17", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1, done.stdout
+        assert "leaves without doing anything" in done.stdout
+        assert set(plan.paths.directory.rglob("*")) == here
+    assert times(tmp_path) == 0
+
+
 @pytest.mark.parametrize(
     ("state", "expected"),
     [

@@ -123,7 +123,10 @@ def test_no_variable_of_the_users_can_be_one_of_the_scripts(tmp_path: Path, sche
             plan_launch(compose([f"env_vars.{name}=1"]).config, number=1, tag="x")
 
 
-@pytest.mark.parametrize("name", ["http_proxy", "PATH", "NCCL_DEBUG", "PMIX_MCA_gds", "SLURM_CPU_BIND", "run", "launch_dir"])
+FREE = ("http_proxy", "PATH", "NCCL_DEBUG", "PMIX_MCA_gds", "SLURM_CPU_BIND", "run", "launch_dir")
+
+
+@pytest.mark.parametrize("name", FREE)
 def test_other_names_are_the_users(name: str) -> None:
     config = compose([f"env_vars.{name}=x"]).config
     assert plan_launch(config, number=1, tag="x").job.environment[name] == "x"

@@ -109,6 +109,51 @@ def test_a_template_of_the_users_overrides_one_block(tmp_path: Path) -> None:
     assert "srun" in script
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("sbatch.sh.j2", "{% block rendezvous %}{% endblock %}", "has no block rendezvous any more"),
+        ("local.sh.j2", "{% block turn %}{% endblock %}", "has no block turn any more"),
+        ("local.sh.j2", "{% block tasks %}bash x{% endblock %}", None),
+        (
+            "local.sh.j2",
+            '{% block tasks %}bash "$launch_dir/task.sh"{% endblock %}',
+            "no variable launch_dir any",
+        ),
+        ("local.sh.j2", '{% block environment %}hosts=n1\necho "$hosts"\n{% endblock %}', None),
+    ],
+)
+def test_a_block_that_is_gone_is_an_error(tmp_path: Path, name: str, text: str, words: str | None) -> None:
+    """It would be left out, and nobody would be told."""
+    (tmp_path / name).write_text(f'{{% extends "slipway/{name}" %}}\n{text}\n')
+    plan = local_plan(tmp_path, "true")
+    if words is None:
+        assert render(plan, tmp_path).script
+        return
+    with pytest.raises(UserError, match=words) as error:
+        render(plan, tmp_path)
+    assert error.value.hint
+
+
+def test_a_script_of_an_earlier_version_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "local.sh.j2").write_text("#!/bin/bash\nsource resilience.sh\n")
+    with pytest.raises(UserError, match=r"does not start supervisor\.pyz"):
+        render(local_plan(tmp_path, "true"), tmp_path)
+
+
+def test_variables_of_the_users_reach_the_payload_whatever_they_are_called(tmp_path: Path) -> None:
+    """The scripts' own begin with SLIPWAY_."""
+    names = ("run", "launch_dir", "code", "payload", "name", "value", "capability", "tasks", "hosts")
+    overrides = ["training=gpt3/tiny", "cluster=local", "training.trainer.devices=1"]
+    places = ["training.trainer.num_nodes=1", f"base_results_dir={tmp_path}"]
+    given = [f"env_vars.{name}=mine-{name}" for name in names]
+    plan = plan_launch(compose([*overrides, *places, *given]).config, number=1, tag="x")
+    payload = Payload(argv=("env",), working_dir=str(tmp_path), save_signal="TERM")
+    plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, payload=payload))
+    output = start(plan).communicate(timeout=30)[0]
+    assert [name for name in names if f"\n{name}=mine-{name}\n" not in output] == [], output
+
+
 def test_a_template_with_an_unknown_name_is_the_users_mistake(tmp_path: Path) -> None:
     (tmp_path / "local.sh.j2").write_text("{{ no_such_thing }}")
     with pytest.raises(UserError, match="no_such_thing"):

@@ -68,6 +68,27 @@ def test_a_job_is_found_once_by_its_tag(ticket: Ticket) -> None:
         os.killpg(int(second), signal.SIGKILL)
 
 
+def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) -> None:
+    """Its command is the supervisor's then, and has the launch directory and the tag."""
+    directory = tmp_path / "with space"
+    directory.mkdir()
+    script, tag = directory / "x_submission.sh", new_tag()
+    (directory / "supervisor.pyz").write_text("import time\nprint('begun', flush=True)\ntime.sleep(100)\n")
+    (tmp_path / "link").symlink_to(directory)
+    script.write_text(f'exec python3 -IS "{tmp_path}/link/supervisor.pyz" {tag} "$@" -- true\n')
+    job_id = scheduler.submit(script, tag)
+    log = directory / f"log-x_{job_id}.out"
+    try:
+        until(lambda: log.exists() and "begun" in log.read_text())
+        wanted = [Intent(each, script, "me", "2026-01-01T00:00:00Z") for each in (tag, new_tag())]
+        assert scheduler.find(wanted) == {tag: [job_id]}
+        assert scheduler.locate(job_id) == script
+        status = scheduler.statuses([Ticket(job_id, directory, tag, host())])[tag]
+        assert status.state is State.RUNNING
+    finally:
+        os.killpg(int(job_id), signal.SIGKILL)
+
+
 def test_cancel_ends_all_processes_of_a_job(ticket: Ticket) -> None:
     child = int((ticket.launch_dir / "child").read_text())
     assert scheduler.locate(ticket.job_id) == ticket.launch_dir / "x_submission.sh"
