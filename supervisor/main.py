@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from supervisor import hooks, marks, settings
 from supervisor.files import read_json
@@ -307,16 +307,36 @@ def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-    polling = hooks.Polling(job, signals, hooks.WHILE) if hooks.WHILE else None
-    poll = polling.poll if polling is not None else None
+        return _run(job, commands, signals)
+    from supervisor.srun import Patience, begin_step
+
+    step = begin_step(job)
+    patience = Patience(step)
+    code = _run(job, commands, signals, [patience.hook], patience.is_over)
+    if patience.is_over():
+        job.say("srun waited in vain for tasks that it had ended: it was killed")
+    if code == 0 and step.never_ran():
+        job.say("srun says 0 of tasks that did not start on every node")
+        return 1
+    return code
+
+
+def _run(
+    job: Job,
+    commands: "Sequence[Tuple[Sequence[str], Optional[Dict[str, str]]]]",
+    signals: Signals,
+    own_hooks: Sequence[hooks.Hook] = (),
+    is_stuck: Optional[Callable[[], bool]] = None,
+) -> int:
+    polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
+    forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forwarding(content.scheduler, content.save_signal), poll)
+        return run(commands, signals, forward, polling.poll, is_stuck)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND
     finally:
-        if polling is not None:
-            polling.stop()
+        polling.stop()
 
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:

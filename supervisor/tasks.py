@@ -111,6 +111,7 @@ def run(
     signals: Signals,
     forward: Forwarding,
     poll: Optional[Callable[[], Optional[float]]] = None,
+    is_stuck: Optional[Callable[[], bool]] = None,
 ) -> int:
     """Run processes until all have ended; the first that fails ends the others.
 
@@ -121,6 +122,8 @@ def run(
     poll
         Called while they run; it returns for how many seconds it need not be called again, ``None`` for
         ever. The end of any child calls it as well.
+    is_stuck
+        Called after `poll`: where it returns True the processes are killed.
 
     Returns
     -------
@@ -144,7 +147,10 @@ def run(
                     _send(processes, signal.SIGTERM)
             if not processes:
                 return code
-            number = signals.wait(poll() if poll is not None else None)
+            seconds = poll() if poll is not None else None
+            if is_stuck is not None and is_stuck():
+                _send(processes, signal.SIGKILL)
+            number = signals.wait(seconds)
             if number in forward:
                 name, passed_on = forward[number]
                 signals.note(number, name)

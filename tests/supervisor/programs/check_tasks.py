@@ -9,7 +9,7 @@ import tempfile
 import time
 import unittest
 
-from supervisor import hooks, images
+from supervisor import hooks, images, srun
 from supervisor.job import Job
 from supervisor.rendezvous import free_port
 from supervisor.settings import (
@@ -29,6 +29,8 @@ from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 TOLD = (
     "trap 'exit 5' USR1; trap 'exit 6' TERM; kill -{} $PPID; for i in 1 2 3 4 5; do sleep 0.1; done; exit 7"
 )
+
+STOPPED = "srun: launch/slurm: launch_p_step_launch: StepId=17.0 aborted before step completely launched.\n"
 
 
 def task(script):
@@ -153,6 +155,47 @@ class Hooks(WithSignals):
 
     def test_without_hooks_nothing_wakes_the_supervisor(self):
         self.assertIsNone(hooks.Polling(self.job, self.signals, []).poll())
+
+
+class Steps(WithSignals):
+    """The words of srun in the log: those of Slurm 22.05."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.log = self.directory.name + "/log_17.out"
+        self.write("srun: error: timeout waiting for task launch, started 0 of 2 tasks\n", STOPPED)
+        settings = Settings(
+            "run", 1, "tag", "/r", "/r/s.sh", self.directory.name + "/log_", SLURM, "megatron"
+        )
+        self.job = Job("17", "17.1", "17", 1, False, self.directory.name, settings, 0, {})
+
+    def write(self, *lines):
+        with open(self.log, "a") as stream:
+            stream.writelines(lines)
+
+    def test_a_step_that_never_ran(self):
+        step = srun.begin_step(self.job)
+        self.assertFalse(step.never_ran())  # what is in the log already is of the life before
+        self.write("a task says: srun: Timed out waiting for job step to complete\n")
+        self.assertFalse(step.never_ran())
+        self.write(STOPPED)
+        self.assertTrue(step.never_ran())
+
+    def test_an_srun_that_waits_for_a_lost_node_is_killed(self):
+        patience, every = srun._PATIENCE, srun._EVERY
+        self.addCleanup(lambda: (setattr(srun, "_PATIENCE", patience), setattr(srun, "_EVERY", every)))
+        srun._PATIENCE, srun._EVERY = 0, 0.05
+        waits = srun.Patience(srun.begin_step(self.job))
+        polling = hooks.Polling(self.job, self.signals, [waits.hook])
+        self.addCleanup(polling.stop)
+        aborted = "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."
+        command = task(f"trap '' TERM; echo '{aborted}' >>{self.log}; exec sleep 60")
+        begun = time.monotonic()
+        code = run([command], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
+        self.assertEqual(code, 137)
+        self.assertTrue(1 <= time.monotonic() - begun < 50)
 
 
 class Places(unittest.TestCase):

@@ -1,0 +1,81 @@
+"""srun's own words in the job's log: of a step that never ran, and of one whose end it waits for in vain."""
+
+import re
+import time
+from typing import List, NamedTuple, Optional
+
+from supervisor.evidence import TAIL_BYTES
+from supervisor.files import open_regular
+from supervisor.hooks import Hook
+from supervisor.job import Job
+
+# With these srun exits with 0 all the same (22.05).
+_NEVER_RAN = re.compile(
+    r"srun: .*(?:aborted before step completely launched|Timed out waiting for job step to complete)"
+)
+_ABORTED = re.compile(r"srun: Job step aborted: Waiting up to ([0-9]{1,5}) seconds for job step to finish")
+# Beyond what srun itself says that it waits, in seconds. It waits for ever for a node that was started again
+# before Slurm missed it.
+_PATIENCE = 60
+_EVERY = 30.0
+
+
+class Step(NamedTuple):
+    """The tasks' step in the job's log, which has what was written before `start` of others.
+
+    Attributes
+    ----------
+    log
+        Path of the log that srun writes to.
+    start
+        Size of the log in bytes when the step began.
+    """
+
+    log: str
+    start: int
+
+    def lines(self) -> List[str]:
+        """Return the lines at the end of the log; none where it cannot be read."""
+        try:
+            with open_regular(self.log) as stream:
+                stream.seek(max(self.start, stream.seek(0, 2) - TAIL_BYTES))
+                return stream.read(TAIL_BYTES).decode("latin-1").splitlines()
+        except OSError:
+            return []
+
+    def never_ran(self) -> bool:
+        """Return True if srun says of the step that it was not started as a whole."""
+        return any(map(_NEVER_RAN.match, self.lines()))
+
+    def seconds_to_wait(self) -> Optional[int]:
+        """Return the seconds that srun waits for tasks which it has ended; ``None`` where it has not."""
+        found = next(filter(None, map(_ABORTED.match, self.lines())), None)
+        return int(found.group(1)) if found else None
+
+
+def begin_step(job: Job) -> Step:
+    """Return the step of the tasks that are about to start."""
+    for extension in (".err", ".out"):
+        path = job.settings.log + job.id + extension
+        try:
+            with open_regular(path) as stream:
+                return Step(path, stream.seek(0, 2))
+        except OSError:
+            continue
+    return Step(job.settings.log + job.id + ".out", 0)
+
+
+class Patience:
+    """The wait for an srun that has ended its tasks: it is over a minute after srun's own."""
+
+    def __init__(self, step: Step) -> None:
+        self._deadline: Optional[float] = None
+        self.hook = Hook("srun", lambda job: step.seconds_to_wait(), self._take, every=_EVERY)
+
+    def is_over(self) -> bool:
+        """Return True once srun is not to be waited for any longer."""
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _take(self, job: Job, seconds: int) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + seconds + _PATIENCE
