@@ -35,8 +35,8 @@ FITTED = (
     "straggling",
     "step",
 )
-# How much a constant's change weighs beside the error of a series of rows. What a step does once depends on data,
-# logging and file systems: it may be several times as long.
+# How much a constant's change weighs beside the error of a series of rows. What a step does once depends on
+# data, logging and file systems: it may be several times as long.
 _PRIOR = {key: 0.05 if key == "step" else 0.2 for key in FITTED}
 _ROUNDS = 40
 
