@@ -61,7 +61,7 @@ def choose_device(world: World, accelerator: str) -> Any:
         if accelerator in ("gpu", "cuda"):
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
-                f"{_reason([str(warning.message) for warning in said])}{_driver()}; {_EXPECTED}",
+                f"{why_no_cuda([str(warning.message) for warning in said])}{_driver()}; {_EXPECTED}",
                 found_by="rank",
             )
         return torch.device("cpu")
@@ -94,7 +94,7 @@ def compare_devices(store: Any, world: World, device: Any) -> None:
     if kind != device.type:
         raise UserError(
             f"rank {world.rank} on {host} computes on {device.type}, and rank 0 on {first_host} on {kind}: "
-            f"{_reason([]) if device.type == 'cpu' else 'it has a CUDA device'}{_driver()}; {_EXPECTED}",
+            f"{why_no_cuda([]) if device.type == 'cpu' else 'it has a CUDA device'}{_driver()}; {_EXPECTED}",
             found_by="rank",
         )
     if device.type == "cuda":
@@ -126,8 +126,14 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def _reason(said: list[str]) -> str:
-    """Return why CUDA does not start, in torch's and the driver's own words."""
+def why_no_cuda(said: list[str]) -> str:
+    """Return why CUDA does not start, in torch's and the driver's own words.
+
+    Parameters
+    ----------
+    said
+        What torch warned of when it looked for devices.
+    """
     import torch
 
     if torch.version.cuda is None:
@@ -140,11 +146,17 @@ def _reason(said: list[str]) -> str:
     return " ".join(said) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
 
 
-def _driver() -> str:
+def driver_version() -> str | None:
+    """Return the line by which NVIDIA's driver names its version; None if there is no driver."""
     try:
-        return f" (driver: {_DRIVER.read_text(encoding='utf-8').splitlines()[0].strip()})"
+        return _DRIVER.read_text(encoding="utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
-        return f" (no NVIDIA driver: {_DRIVER} is not there)"
+        return None
+
+
+def _driver() -> str:
+    version = driver_version()
+    return f" (driver: {version})" if version else f" (no NVIDIA driver: {_DRIVER} is not there)"
 
 
 def _identity(device: Any) -> str:

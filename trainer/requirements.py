@@ -32,7 +32,7 @@ def check_versions() -> None:
     UserError
         If megatron-core is not 0.16, or torch is older than megatron-core 0.16's interfaces need.
     """
-    core, torch = _version("megatron-core"), _version("torch")
+    core, torch = _numbered("megatron-core"), _numbered("torch")
     if core and not _CORE[0] <= core[1] < _CORE[1]:
         problem = f"has megatron-core {core[0]}: engine=megatron is written for 0.16"
     elif torch and torch[1] < _OLDEST_TORCH:
@@ -51,21 +51,26 @@ def outside_tried() -> list[str]:
     """Return a note for each library whose version is beyond those that were tried."""
     notes = []
     for package, (first, end) in _TRIED.items():
-        version = _version(package)
-        if version and not first <= version[1] < end:
+        installed = _numbered(package)
+        if installed and not first <= installed[1] < end:
             tried = f"{'.'.join(map(str, first))} to below {'.'.join(map(str, end))}"
-            notes.append(f"note: {package} {version[0]}: not tried here; {tried} is meant")
+            notes.append(f"note: {package} {installed[0]}: not tried here; {tried} is meant")
     return notes
 
 
-def _version(package: str) -> tuple[str, tuple[int, ...]] | None:
-    """Return a package's version as text and its first two numbers; None if nothing tells it."""
+def version(package: str) -> str | None:
+    """Return an installed package's version; None if nothing tells it."""
     try:
-        text = metadata.version(package)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (text, (int(match[1]), int(match[2]))) if match else None
+
+
+def _numbered(package: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return a package's version as text and its first two numbers; None if nothing tells it."""
+    text = version(package)
+    match = re.match(r"(\d+)\.(\d+)", text) if text else None
+    return (text, (int(match[1]), int(match[2]))) if text and match else None
 
 
 def check(modules: Sequence[str], way_out: str = "") -> None:

@@ -35,8 +35,8 @@ def sharded_generators(place: Place) -> ShardedObject:
 def make_equal(place: Place) -> None:
     """Give all data- and context-parallel ranks the generators of the first, should any differ.
 
-    A checkpoint holds one rank's. On GPUs a rank may draw more numbers than another, such as for a kernel that
-    it chose otherwise; ending a healthy training would save nothing. Every rank calls this.
+    A checkpoint holds one rank's. On GPUs a rank may draw more numbers than another, such as for a kernel
+    that it chose otherwise; ending a healthy training would save nothing. Every rank calls this.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     digests = [""] * dist.get_world_size(group)
