@@ -113,10 +113,8 @@ def check_layouts(machine: Machine) -> Iterator[Row]:
         limits = (_LAYOUT_FIRST, _LAYOUT_LATER)
         yield compared(label, f"{ranks} ranks from one", trained, machine.train("one", {}), limits, fix)
     if left:
-        needed = "GPUs for the others" if machine.gpus else "GPUs; the CPU half runs two ranks"
-        yield Row(
-            "layouts", "skipped", f"{len(left)} of {len(LAYOUTS)} need more {needed}: {'; '.join(left)}"
-        )
+        there = f"{most} GPU{'s' * (most > 1)}" if machine.gpus else "two CPU ranks"
+        yield Row("layouts", "skipped", f"{len(left)} need more than {there}: {'; '.join(left)}")
 
 
 def check_resume(machine: Machine) -> Iterator[Row]:
@@ -139,12 +137,17 @@ def check_resume(machine: Machine) -> Iterator[Row]:
 
 
 def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterator[Row]:
-    """Train the configuration's model on one GPU with mock data, and save once on the way."""
-    if config is None or not machine.gpus:
-        reason = "no configuration (--config-path)" if machine.gpus else "no GPU to measure"
-        yield Row("throughput", "skipped", reason)
+    """Train the configuration's model on one node with mock data, and save once on the way."""
+    ranks = config["trainer"].get("devices", 1) if config else 0
+    reasons = {
+        "no GPU to measure": not machine.gpus,
+        "no configuration (--config-path)": config is None,
+        f"trainer.devices={ranks} and {len(machine.gpus)} visible": ranks > len(machine.gpus),
+    }
+    if why := [reason for reason, holds in reasons.items() if holds]:
+        yield Row("throughput", "skipped", why[0])
         return
-    changes = {
+    changes: dict[str, Any] = {
         "trainer.num_nodes": 1,
         "trainer.max_steps": _THROUGHPUT_STEPS,
         "trainer.limit_val_batches": 0,
@@ -158,7 +161,7 @@ def check_throughput(machine: Machine, config: dict[str, Any] | None) -> Iterato
         "model.data.data_impl": "mock",
         "model.data.data_prefix": [],
     }
-    processes = machine.start("throughput", changes, base=config)
+    processes = machine.start("throughput", changes, ranks, config)
     yield measured(machine.finish("throughput", processes))
 
 
@@ -203,10 +206,8 @@ def resumed(whole: Trained, again: Trained, was_running: bool, is_gpu: bool) -> 
             return Row("resume", "failed", problem, "see its log in the check's directory")
     if not was_running:
         return Row("resume", "failed", "the training ended before it could be killed", "run the check again")
-    curves = [
-        {line["step"]: (line["loss"], line["grad_norm"]) for line in one.steps} for one in (whole, again)
-    ]
-    wrong = [step for step, numbers in curves[0].items() if curves[1].get(step) != numbers]
+    wanted, curve = whole.curve, again.curve
+    wrong = [step for step in wanted if curve.get(step) != wanted[step]]
     resumed_at = again.of("start")[-1]["step"]
     saves = whole.of("checkpoint")
     numbers: dict[str, Any] = {"save_seconds": [line["seconds"] for line in saves], "resumed_at": resumed_at}
