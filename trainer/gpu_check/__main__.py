@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
+    # Its trainings end with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     options.directory.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     checks = {**CHECKS, "throughput": lambda machine: check_throughput(machine, config)}

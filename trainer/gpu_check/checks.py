@@ -191,8 +191,10 @@ def compared(
         max(abs(mine[name] / other[name] - 1) for name in names)
         for mine, other in zip(trained.steps, reference.steps, strict=True)
     ]
-    first, worst = differences[0], max(differences)
-    good = first <= limits[0] and worst <= limits[1] and math.isfinite(worst)
+    # Of a number that is none, max() may return the other one.
+    worst = max(differences) if all(map(math.isfinite, differences)) else math.nan
+    first = differences[0]
+    good = first <= limits[0] and worst <= limits[1]
     detail = f"{label}: first step {first:.1e} (limit {limits[0]:.0e}), {len(differences)} steps {worst:.1e} "
     numbers = {"first": first, "all": worst, "losses": [line["loss"] for line in trained.steps]}
     detail += f"(limit {limits[1]:.0e})"

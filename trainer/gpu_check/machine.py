@@ -142,7 +142,8 @@ class Machine:
             return [
                 subprocess.Popen(
                     command,
-                    env={**os.environ, **_rank(rank, ranks, port)},
+                    # More threads gain nothing for models of this size, and get in each other's way.
+                    env={"OMP_NUM_THREADS": "1", **os.environ, **_rank(rank, ranks, port)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -170,15 +171,16 @@ class Machine:
     def kill_after(self, name: str, step: int, processes: Sequence[subprocess.Popen[bytes]]) -> bool:
         """Kill a training with SIGKILL once it has told a step; return whether it was still running."""
         deadline = time.monotonic() + self._patience
-        while max((line["step"] for line in self.lines(name) if line["kind"] == "train"), default=0) < step:
-            if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
-                break
-            time.sleep(_POLL_SECONDS)
-        was_running = all(process.poll() is None for process in processes)
-        for process in processes:
-            process.kill()
-            process.wait()
-        return was_running
+        try:
+            while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if any(line["kind"] == "train" and line["step"] >= step for line in self.lines(name)):
+                    return all(process.poll() is None for process in processes)
+                time.sleep(_POLL_SECONDS)
+            return False
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return what a training has told so far; the last line may be half written."""
