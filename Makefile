@@ -47,6 +47,9 @@ nemo-test: .venv/test.done
 	@scripts/nemo-env.sh $(PYTHON)
 	$(BIN)/pytest tests/nemo
 
+gpu-test: .venv/test.done
+	$(BIN)/slipway gpu-check cluster=local
+
 lint: .venv/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
