@@ -154,4 +154,7 @@ def generators_that_differ(place: Any) -> dict[str, Any]:
     dist.all_gather_object = gather
     generators.make_equal(place)
     dist.all_gather_object, LOGGER.warning = original, warning
-    return {"silent": silent, "said": said, "kept": torch.equal(before, torch.get_rng_state())}
+    kept = torch.equal(before, torch.get_rng_state())
+    # A GPU's state is a seed and an offset.
+    own, gpus = generators._states(), {"device": torch.zeros(16, dtype=torch.uint8)}
+    return {"silent": silent, "said": said, "kept": kept, "fit": [generators.fits(own), generators.fits(gpus)]}

@@ -121,6 +121,10 @@ def test_generators_that_differ_are_made_equal_with_a_warning(found: dict[str, A
     assert generators["kept"]
 
 
+def test_generators_of_another_kind_of_device_are_not_restored(found: dict[str, Any]) -> None:
+    assert found["generators"]["fit"] == [True, False]
+
+
 def test_a_transformer_engine_that_does_not_load_is_none(found: dict[str, Any]) -> None:
     problem = "OSError: libcudnn.so.9: cannot open shared object file"
     assert found["engine"] == {"problem": problem, "used": False}
