@@ -56,9 +56,11 @@ def main(arguments: list[str]) -> int:
 
 
 def options(settings: Settings, place: Any) -> dict[str, Any]:
-    """Return what of the TransformerConfig depends on the device."""
+    """Return what of the TransformerConfig depends on the device, and make the optimizer's configuration."""
     from trainer.model.transformer import transformer_config
+    from trainer.optim.build import _config
 
+    assert _config(settings, place.device).clip_grad > 0
     config = transformer_config(settings, settings.architecture, place)
     return {name: getattr(config, name) for name in OPTIONS}
 
@@ -156,5 +158,5 @@ def generators_that_differ(place: Any) -> dict[str, Any]:
     dist.all_gather_object, LOGGER.warning = original, warning
     kept = torch.equal(before, torch.get_rng_state())
     # A GPU's state is a seed and an offset.
-    own, gpus = generators._states(), {"device": torch.zeros(16, dtype=torch.uint8)}
-    return {"silent": silent, "said": said, "kept": kept, "fit": [generators.fits(own), generators.fits(gpus)]}
+    states = (generators._states(), {"device": torch.zeros(16, dtype=torch.uint8)})
+    return {"silent": silent, "said": said, "kept": kept, "fit": [generators.fits(state) for state in states]}
