@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 SUITES ?= bookworm trixie sid
 
-.PHONY: help demo setup test test-slurm nemo-test lint bench docs wheel golden clean
+.PHONY: help demo setup test test-slurm nemo-test gpu-test lint bench docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (20 GB);'
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
+	@echo 'make gpu-test  what the GPUs of this machine compute, as a table'
 	@echo 'make lint    ruff, mypy, the import contracts, the supervisor'"'"'s Python and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
 	@echo 'make docs    the documentation, into site/'
@@ -46,6 +47,9 @@ nemo-test: .venv/test.done
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server
 	@scripts/nemo-env.sh $(PYTHON)
 	$(BIN)/pytest tests/nemo
+
+gpu-test: .venv/test.done
+	$(BIN)/slipway gpu-check cluster=local
 
 lint: .venv/test.done
 	$(BIN)/ruff check .

@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.layout import Layout
+from trainer.config.parallel import Timeouts
+from trainer.device import choose_device, compare_devices
 from trainer.errors import UserError
 from trainer.world import World
 
 T = TypeVar("T")
 
-# How long a collective may wait: loading and checkpointing are slow on a busy file system, training is not.
-_TIMEOUT = timedelta(minutes=30)
+_TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,31 @@ class Place:
 
 
 @contextlib.contextmanager
-def process_group(world: World) -> Iterator[Any]:
+def process_group(world: World, accelerator: str = "auto", timeouts: Timeouts = _TIMEOUTS) -> Iterator[Any]:
     """Join the process group and yield this process's device; leave the group when all went well.
 
     After an exception the group is left alone: destroying it would wait for ranks that are stuck in a
     collective, and the caller ends the process at once.
+
+    Raises
+    ------
+    UserError
+        If this process has not the device that `accelerator` asks for, or another kind than rank 0.
     """
-    device = _device(world)
+    device = choose_device(world, accelerator)
     torch.set_num_threads(world.threads(os.environ))
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = world.address, str(world.port)
-    store, rank, size = next(dist.rendezvous("env://", world.rank, world.size, timeout=_TIMEOUT))
+    timeout = timedelta(minutes=timeouts.start)
+    store, rank, size = next(dist.rendezvous("env://", world.rank, world.size, timeout=timeout))
+    # On a port that another training has as well, its ranks and ours wait for other keys, and never meet.
+    store = dist.PrefixStore(world.name, store)
+    compare_devices(store, world, device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        # On a port that another training has as well, its ranks and ours wait for other keys, and never meet.
-        store=dist.PrefixStore(world.name, store),
+        store=store,
         rank=rank,
         world_size=size,
-        timeout=_TIMEOUT,
+        timeout=timeout,
     )
     yield device
     # All is done by now: a rank that has left before, at a signal, takes nothing from that.
@@ -66,7 +75,7 @@ def process_group(world: World) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def make_place(world: World, layout: Layout, device: Any) -> Place:
+def make_place(world: World, layout: Layout, device: Any, timeouts: Timeouts = _TIMEOUTS) -> Place:
     """Create megatron-core's groups for the layout."""
     from megatron.core import parallel_state
 
@@ -75,7 +84,9 @@ def make_place(world: World, layout: Layout, device: Any) -> Place:
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         context_parallel_size=layout.context,
-        create_gloo_process_groups=device.type == "cuda",
+        # Nothing here communicates over them, and each is one more connection that may fail.
+        create_gloo_process_groups=False,
+        distributed_timeout_minutes=timeouts.start,
     )
     return Place(
         world=world,
@@ -124,10 +135,11 @@ def any_rank(flag: bool, device: Any) -> bool:
     return bool(tensor.item() > 0)
 
 
-def _device(world: World) -> Any:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    # With --gpus-per-task a task sees one device only, whatever its local rank.
-    index = world.local_rank % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+def shorten_timeouts(timeouts: Timeouts) -> None:
+    """Let collectives wait for less from now on, if the settings say so; every rank calls this once."""
+    if timeouts.after_start is None:
+        return
+    timeout = timedelta(seconds=timeouts.after_start)
+    dist.barrier()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(timeout, group)

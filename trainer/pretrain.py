@@ -23,6 +23,7 @@ from trainer.config.check import check_keys, unused
 from trainer.config.layout import Layout, make_layout
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import Settings, read_settings
+from trainer.device import make_deterministic, prepare_environment
 from trainer.report.provenance import write_git_info, write_packages
 from trainer.signals import StopSignals
 from trainer.world import World
@@ -57,6 +58,7 @@ def _pretrain(options: argparse.Namespace, process: _Process) -> int:
     world = process.world
     try:
         requirements.check(requirements.TRAINING)
+        requirements.check_versions()
         config = load_config(options.config_path, options.config_name)
         flat = flatten(config)
         check_keys(flat)
@@ -113,14 +115,14 @@ def _open_logs(log_dir: Path, world: World, config: dict[str, Any]) -> None:
 def _train(
     settings: Settings, layout: Layout, process: _Process, flat: dict[str, Any], stop_after: int | None
 ) -> int:
-    if settings.accelerator == "cpu":
-        # CUDA, and all that asks for it, is then not there: torch reads this when it first looks for devices.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    prepare_environment(settings, os.environ)
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     from trainer import cpu_shim
     from trainer.distributed import make_place, process_group
 
     on_cpu = cpu_shim.install()
+    if settings.deterministic:
+        make_deterministic()
 
     from trainer.loop.header import header
     from trainer.loop.run import train
@@ -128,9 +130,9 @@ def _train(
     from trainer.loop.session import open_session
     from trainer.loop.stopping import REASONS, Stopping
 
-    with process_group(process.world) as device:
+    with process_group(process.world, settings.accelerator, settings.timeouts) as device:
         process.peers = failures.Peers.introduce()
-        place = make_place(process.world, layout, device)
+        place = make_place(process.world, layout, device, settings.timeouts)
         with sole_writer(settings.saving, place):
             session = open_session(settings, place)
             for line in header(session, unused(flat, cuda=not on_cpu)):

@@ -32,6 +32,7 @@ _VERBS = {
     "check": "launcher.cli.check",
     "suggest": "launcher.cli.suggest",
     "doctor": "launcher.cli.doctor",
+    "gpu-check": "launcher.cli.gpu_check",
     "render": "launcher.cli.render",
     "diff": "launcher.cli.diff",
     "show": "launcher.cli.show",

@@ -193,12 +193,22 @@ def _started_step(
         raise UserError(f"--nodes {count}: srun: {error.strerror}", hint=WITHOUT_SLURM) from error
 
 
-def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int = _MINUTES) -> list[str]:
-    """The step that runs on each node, without what it runs; in an allocation it is a step of that."""
+def srun_command(
+    plan: Plan, nodes: int | Sequence[str], name: str, minutes: int = _MINUTES, *, whole_node: bool = False
+) -> list[str]:
+    """Return the step that runs on each node, without what it runs; in an allocation it is a step of that.
+
+    A `whole_node` is the step's alone, with all GPUs that a launch would have there.
+    """
     count = nodes if isinstance(nodes, int) else len(nodes)
     chosen = None if isinstance(nodes, int) else ",".join(nodes)
     command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-    command += ["--cpus-per-task=1", f"--mem={_MEMORY}", f"--time={minutes}", "--chdir=/", "--mpi=none"]
+    share = (
+        ["--exclusive", "--mem=0", "--cpu-bind=none"]
+        if whole_node
+        else ["--cpus-per-task=1", f"--mem={_MEMORY}"]
+    )
+    command += [*share, f"--time={minutes}", "--chdir=/", "--mpi=none"]
     if plan.scheduler == "allocation":
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
     values = {flag: value(plan.job) for flag, value in FLAGS if flag in _QUEUE}
@@ -207,7 +217,8 @@ def srun_command(plan: Plan, nodes: int | Sequence[str], name: str, minutes: int
     wanted = plan.job.resources
     if wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
         # A job that asked for none may see none.
-        command.append("--gres=gpu:1")
+        gpus = (wanted.gpus_per_node or wanted.tasks_per_node) if whole_node else 1
+        command.append(f"--gres=gpu:{gpus}")
     return command
 
 

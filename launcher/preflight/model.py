@@ -137,7 +137,8 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
 
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
     two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
-    at a time; our trainer sends one after the other there. NeMo (megatron_gpt_model.py): only with
+    at a time, in one batch, which NCCL matches by order alone. Our trainer takes it as on there
+    (trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with
     `megatron_amp_O2`. megatron-core 0.12 (schedules.py) asserts that nothing interleaved needs
     cross-attention.
     """

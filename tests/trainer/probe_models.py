@@ -32,7 +32,6 @@ def main(arguments: list[str]) -> int:
         }
         result["decay"] = weight_decay(settings, place)
         result["norm"] = norm_difference()
-        result["generators"] = generators_that_differ(place)
         result["foreign"] = foreign_token(device)
         result["overflow"] = overflowing_gradient(settings, place)
     print(json.dumps(result))
@@ -94,40 +93,19 @@ def foreign_token(device: Any) -> str:
     return ""
 
 
-def generators_that_differ(place: Any) -> str:
-    """Return what is said when a data-parallel rank has drawn more random numbers than another."""
-    from trainer.checkpoint import generators
-
-    generators.check_equal()
-    original = torch.distributed.all_gather_object
-
-    def gather(found: list[str], own: str, group: Any = None) -> None:
-        original(found, own, group=group)
-        torch.rand(1)
-        found.append(generators._digest(generators._states()))
-
-    torch.distributed.all_gather_object = gather
-    try:
-        generators.check_equal()
-    except RuntimeError as error:
-        return str(error)
-    finally:
-        torch.distributed.all_gather_object = original
-    return ""
-
-
 def overflowing_gradient(settings: Settings, place: Any) -> str:
     """Return what is said of a step whose loss is finite and whose gradient is not."""
     from trainer.errors import DivergedError
     from trainer.loop.run import _feed, _step
     from trainer.loop.session import open_session
+    from trainer.report.progress import StepClock
 
     session = open_session(settings, place)
     weight = session.model.chunks[0].module.decoder.final_layernorm.weight
     weight.register_hook(lambda gradient: gradient * float("inf"))
     try:
         with contextlib.closing(_feed(session)) as feed:
-            _step(session, feed)
+            _step(session, feed, StepClock())
     except DivergedError as error:
         return str(error)
     return ""

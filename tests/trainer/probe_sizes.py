@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.trainer.probe_gpu import CUDA, options
 from trainer.config.layout import make_layout
 from trainer.config.settings import Settings, read_settings
 from trainer.distributed import make_place, process_group
@@ -25,17 +26,18 @@ def _without_numbers() -> None:
 def main(arguments: list[str]) -> int:
     _without_numbers()
     asked: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
-    found = {}
+    found, on_gpus = {}, {}
     with process_group(World.from_environment({"MASTER_PORT": arguments[0]})) as device:
         place = None
         for size, given in asked.items():
             settings = on_one_rank(read_settings(given["flat"]))
             place = place or make_place(settings_world(), make_layout(settings, 1), device)
+            on_gpus[size] = options(read_settings(given["flat"]), replace(place, device=CUDA))
             found[size] = parameters(
                 settings, replace(place, device=torch.device("meta")), given["vocabulary"]
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"parameters": found, "megabytes": peak}))
+    print(json.dumps({"parameters": found, "megabytes": peak, "on_gpus": on_gpus}))
     return 0
 
 

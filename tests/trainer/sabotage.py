@@ -2,7 +2,9 @@
 
 ``raise:RANK:STEP``, ``norm:RANK:STEP`` for a gradient, ``hold:RANK:STEP`` for a step that lasts until a
 signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints, ``slow:RANK:MS`` for
-milliseconds that each step waits, ``full:RANK:BYTES`` for the largest file that can be written.
+milliseconds that each step waits, ``full:RANK:BYTES`` for the largest file that can be written,
+``draw:RANK:STEP`` for a step that draws one random number more than the other ranks'. ``cuda:RANK:0`` takes
+the exchange between pipeline stages that a GPU would have.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import resource
 import signal
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 SABOTAGE = "TRAINER_TEST_SABOTAGE"
@@ -75,6 +78,28 @@ def sabotage() -> None:
 
         run.train_losses = hold
         StopSignals._take = tell  # type: ignore[method-assign]
+        return
+    if kind == "cuda":
+        import torch
+
+        from trainer.model import transformer
+
+        options = transformer._parallel_options
+        transformer._parallel_options = lambda settings, place: options(
+            settings, replace(place, device=torch.device("cuda"))
+        )
+        return
+    if kind == "draw":
+        import torch
+
+        compute = run.train_losses
+
+        def draw(settings: Any, model: Any, batches: Any, micro_batches: int) -> float:
+            if is_due():
+                torch.rand(1)
+            return compute(settings, model, batches, micro_batches)
+
+        run.train_losses = draw
         return
     if kind == "tidy":
         from trainer.checkpoint import retention

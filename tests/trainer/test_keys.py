@@ -47,7 +47,6 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
         ("model.optim.sched.last_epoch", 10, "valid here: -1 or null"),
         ("model.fp8", True, "FP8"),
         ("model.use_emha", True, "valid here: False"),
-        ("model.deterministic_mode", True, "valid here: False"),
         ("model.fp32_residual_connection", True, "valid here: False"),
         ("model.low_freq_factor", 2, "valid here: 1"),
         ("model.activations_checkpoint_layers_per_pipeline", 1, "valid here: null or 0"),

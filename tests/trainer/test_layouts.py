@@ -64,16 +64,23 @@ def name_of(layout: tuple[str, int, dict[str, Any]]) -> str:
     return "-".join([family, f"world{world}", *(f"{name}{size}" for name, size in sizes.items())])
 
 
+# Its pipeline exchanges as on GPUs. gloo posts the batches of sends and receives in NCCL's order.
+AS_ON_CUDA: list[tuple[str, int, dict[str, Any]]] = [
+    ("gpt3", 2, {"pipeline": 2}),
+    ("gpt3", 2, {"pipeline": 2, "virtual": 2}),
+]
+
+
 @pytest.fixture(scope="module")
 def numbers(trainings: Any, pool: Any) -> Any:
     """The numbers of a training, by family, world and sizes; each is run once."""
     known: dict[str, Any] = {}
 
-    def train(family: str, world: int, sizes: dict[str, Any]) -> Any:
-        name = name_of((family, world, sizes))
+    def train(family: str, world: int, sizes: dict[str, Any], sabotage: str = "") -> Any:
+        name = name_of((family, world, sizes)) + sabotage.partition(":")[0]
         if name not in known:
             changes = {MODEL + SIZES[size]: value for size, value in sizes.items()}
-            run = Run(trainings, pool, name, {**COMMON, **FAMILIES[family], **changes}, world)
+            run = Run(trainings, pool, name, {**COMMON, **FAMILIES[family], **changes}, world, sabotage)
             assert run.end() == [0] * world, run.said()
             steps = [(line["loss"], line["grad_norm"]) for line in run.lines("train")]
             (heldout,) = [line["val_loss"] for line in run.lines("validation")]
@@ -98,3 +105,10 @@ def test_the_numbers_are_those_of_one_process(numbers: Any, layout: tuple[str, i
         for a, b in zip(ours, theirs, strict=True)
     ]
     print(f"{name_of(layout)}: first {max(differences[:2]):.1e}, later {max(differences):.1e}")
+
+
+@pytest.mark.parametrize("layout", AS_ON_CUDA, ids=name_of)
+def test_stages_that_exchange_as_on_gpus_compute_the_same(
+    numbers: Any, layout: tuple[str, int, dict[str, Any]]
+) -> None:
+    assert numbers(*layout, "cuda:all:0") == numbers(*layout)

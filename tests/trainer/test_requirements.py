@@ -65,7 +65,7 @@ def test_a_bare_interpreter_cannot_tokenize_and_says_what_it_lacks(corpus: Path,
 
 
 def test_help_needs_no_library() -> None:
-    for module in ("trainer.pretrain", "trainer.data.tokenize"):
+    for module in ("trainer.pretrain", "trainer.data.tokenize", "trainer.gpu_check"):
         assert run([module, "--help"]).returncode == 0
 
 

@@ -33,6 +33,21 @@ def test_only_the_last_step_is_saved_if_so_asked_and_nothing_is_validated(traini
     assert "checkpoints: at the end, in " in outcome.stdout[0]
 
 
+def test_generators_that_differ_end_no_training(trainings: Any) -> None:
+    """Rank 1 has drawn once more: at the next save it takes the first rank's, of which the checkpoint is."""
+    changes = {
+        "trainer.max_steps": 3,
+        "trainer.limit_val_batches": 0,
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": 1,
+        "model.distributed_timeout_seconds_after_init": 60,
+    }
+    outcome = trainings("drawn", changes, world=2, sabotage="draw:1:1")
+    assert outcome.codes == [0, 0], outcome.stderr
+    warnings = outcome.stdout[0].count("the random generators of the 2 data-parallel ranks differ")
+    assert warnings == 1
+    assert len(outcome.lines("checkpoint")) == 3
+
+
 @pytest.mark.parametrize(("precision", "each"), [("bf16", 14), (32, 12)])
 def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precision: Any, each: int) -> None:
     """Weights, master weights if these are in 16 bits, and two moments: launcher/preflight/estimates."""

@@ -196,7 +196,7 @@ def test_a_complete_training_is_left_alone_and_another_size_is_refused(
 def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> None:
     stock = {
         "trainer.precision": "bf16",
-        "trainer.accelerator": "gpu",
+        "trainer.accelerator": "auto",
         "trainer.max_time": "00:23:30:00",
         "model.megatron_amp_O2": True,
         "model.transformer_engine": True,
@@ -219,7 +219,7 @@ def test_bf16_with_master_weights_as_the_stock_sizes_have_it(trainings: Any) -> 
     assert "bf16 weights, fp32 masters" in said
     assert "50,257 padded to 50,304" in said
     assert "Transformer Engine needs CUDA" in said
-    assert "trainer.accelerator=gpu: there is no CUDA device" in said
+    assert "CPU (gloo)" in said
     assert "every rank keeps whole optimizer states" in said
 
 

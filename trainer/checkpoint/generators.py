@@ -12,13 +12,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from trainer.distributed import Place
+from trainer.logs import LOGGER
 from trainer.model.seeding import seed_training
 
 
 def sharded_generators(place: Place) -> ShardedObject:
     """Return this rank's generators as one of the pipeline stages' and tensor-parallel ranks'.
 
-    Ranks that share both, data- and context-parallel ones, hold equal ones (:func:`check_equal`), so that
+    Ranks that share both, data- and context-parallel ones, hold equal ones (:func:`make_equal`), so that
     their number may change.
     """
     layout = place.layout
@@ -31,25 +32,36 @@ def sharded_generators(place: Place) -> ShardedObject:
     )
 
 
-def check_equal() -> None:
-    """Hold the generators of the data- and context-parallel ranks against each other; every rank calls this.
+def make_equal(place: Place) -> None:
+    """Give all data- and context-parallel ranks the generators of the first, should any differ.
 
-    Raises
-    ------
-    RuntimeError
-        If they differ: a checkpoint that holds one of them would not continue the training.
+    A checkpoint holds one rank's. On GPUs a rank may draw more numbers than another, such as for a kernel
+    that it chose otherwise; ending a healthy training would save nothing. Every rank calls this.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     digests = [""] * dist.get_world_size(group)
     dist.all_gather_object(digests, _digest(_states()), group=group)
-    if len(set(digests)) > 1:
-        raise RuntimeError(f"the random generators of the data-parallel ranks differ: {digests}")
+    if len(set(digests)) == 1:
+        return
+    first: list[Any] = [_states()]
+    dist.broadcast_object_list(first, src=dist.get_process_group_ranks(group)[0], group=group)
+    restore_generators(first[0], place)
+    LOGGER.warning(
+        "the random generators of the %d data-parallel ranks differ: from here on all continue with those of "
+        "the first, and dropout is another than it would have been",
+        len(digests),
+    )
 
 
 def start_anew(seed: int, step: int) -> None:
     """Set the generators where there are none to continue with: from the seed and the completed steps."""
     digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
     seed_training(int.from_bytes(digest[:7], "big"))
+
+
+def fits(states: dict[str, Any]) -> bool:
+    """Whether generators are those of this kind of device: a CPU's state is no GPU's."""
+    return bool(states["device"].numel() == torch.cuda.get_rng_state().numel())
 
 
 def restore_generators(states: dict[str, Any], place: Place) -> None:

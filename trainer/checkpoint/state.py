@@ -62,7 +62,7 @@ def save(
     Pending
         The state is as it was in this moment, whatever the training changes from now on.
     """
-    generators.check_equal()
+    generators.make_equal(place)
     state = {
         **_tensors(model, optimizer, is_loading=False),
         "random": generators.sharded_generators(place),
@@ -105,13 +105,14 @@ def restore(choice: Choice, model: Model, optimizer: Any, place: Place, seed: in
     else:
         # The masters, where there are any, come from the weights.
         optimizer.reload_model_params()
-    if continues:
+    if continues and generators.fits(state["random"]):
         generators.restore_generators(state["random"], place)
     else:
         generators.start_anew(seed, state["step"])
         if place.is_main:
             LOGGER.info(
-                "the checkpoint was written with other parallel sizes: dropout does not continue bit by bit"
+                "the checkpoint was written %s: dropout does not continue bit by bit",
+                "on another kind of device" if continues else "with other parallel sizes",
             )
     return Progress(state["step"], state["consumed_samples"])
 

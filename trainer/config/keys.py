@@ -183,7 +183,7 @@ KEYS: dict[str, Status] = {
     "model.fp16_lm_cross_entropy": Refused((False, None), "the loss is computed in 32 bits"),
     "model.persist_layer_norm": Irrelevant("a kernel of Apex"),
     "model.seed": _IMPLEMENTED,
-    "model.use_cpu_initialization": Irrelevant("weights are made where they live"),
+    "model.use_cpu_initialization": Implemented(on_cpu="weights are made where they live"),
     "model.resume_from_checkpoint": Refused((None,), "exp_manager.resume_if_exists continues a run"),
     # model: precision
     "model.megatron_amp_O2": _IMPLEMENTED,
@@ -225,9 +225,9 @@ KEYS: dict[str, Status] = {
     "model.apply_rope_fusion": Implemented(on_cpu="Transformer Engine's kernels need CUDA"),
     "model.cross_entropy_loss_fusion": _IMPLEMENTED,
     **dict.fromkeys(("model.defer_embedding_wgrad_compute", "model.wgrad_deferral_limit"), _DEFERRED),
-    "model.deterministic_mode": Refused(
-        (False, None), "CPUs compute the same each time; CUDA's deterministic kernels are not in this version"
-    ),
+    "model.deterministic_mode": _IMPLEMENTED,
+    "model.distributed_timeout_minutes": _IMPLEMENTED,
+    "model.distributed_timeout_seconds_after_init": _IMPLEMENTED,
     "model.ub_tp_comm_overlap": Irrelevant("an option of Transformer Engine"),
     "model.grad_div_ar_fusion": _BUCKETS,
     "model.grad_allreduce_chunk_size_mb": _BUCKETS,

@@ -12,6 +12,22 @@ VIRTUAL = "model.virtual_pipeline_model_parallel_size"
 
 
 @dataclass(frozen=True)
+class Timeouts:
+    """How long a collective may wait for another rank.
+
+    Attributes
+    ----------
+    start
+        Minutes, until the first step is done: reading data and checkpoints is slow on a busy file system.
+    after_start
+        Seconds, from then on; None for as long as before.
+    """
+
+    start: int = 30
+    after_start: int | None = None
+
+
+@dataclass(frozen=True)
 class Parallel:
     """Parallel sizes, as in Megatron; 1 means not at all.
 
@@ -65,4 +81,19 @@ def read_parallel(values: Values) -> Parallel:
         # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
         sequence=sequence and tensor > 1,
         overlap_p2p=values.flag("model.overlap_p2p_comm", False),
+    )
+
+
+def read_timeouts(values: Values) -> Timeouts:
+    """Read Megatron-LM's two timeouts.
+
+    Raises
+    ------
+    UserError
+        If one is no whole number above 0.
+    """
+    after = "model.distributed_timeout_seconds_after_init"
+    return Timeouts(
+        start=values.integer("model.distributed_timeout_minutes", Timeouts.start, minimum=1),
+        after_start=values.integer(after, minimum=1) if values.is_set(after) else None,
     )

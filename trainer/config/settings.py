@@ -11,14 +11,14 @@ from typing import Any, Literal
 from trainer.config.architecture import Architecture, read_architecture
 from trainer.config.data import Data, read_data
 from trainer.config.optimization import Optimization, read_optimization
-from trainer.config.parallel import Parallel, read_parallel
+from trainer.config.parallel import Parallel, Timeouts, read_parallel, read_timeouts
 from trainer.config.rampup import Rampup, read_rampup
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving, read_saving
 from trainer.config.t5 import Denoising, is_t5, read_denoising, read_stacks
 from trainer.config.values import Values
 
-# Without a CUDA device each but "cpu" falls back to the CPU, which the log says.
+# Without a CUDA device "auto" takes the CPU, and "gpu" and "cuda" are refused.
 ACCELERATORS = ("gpu", "cuda", "cpu", "auto")
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "32": "fp32", "32-true": "fp32"}
 _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
@@ -40,7 +40,8 @@ class Settings:
     """Everything a training needs to know.
 
     `architecture` is a GPT's, or the decoder of a T5; a T5 has an `encoder` and a `denoising` besides.
-    `nodes` is ``None`` where there are as many as were started.
+    `nodes` is ``None`` where there are as many as were started. With `cpu_weights` the initial weights are
+    drawn on the CPU, the same for every layout and device.
     """
 
     architecture: Architecture
@@ -62,6 +63,9 @@ class Settings:
     val_interval: int
     val_batches: int
     gc_interval: int
+    cpu_weights: bool
+    deterministic: bool
+    timeouts: Timeouts
     accelerator: str
     nodes: int | None
     devices: int | None
@@ -115,6 +119,9 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         val_interval=val_interval,
         val_batches=_val_batches(values),
         gc_interval=values.integer("model.gc_interval", 0, minimum=0),
+        cpu_weights=values.flag("model.use_cpu_initialization", False),
+        deterministic=values.flag("model.deterministic_mode", False),
+        timeouts=read_timeouts(values),
         accelerator=values.choice("trainer.accelerator", ACCELERATORS, "auto"),
         nodes=_nodes(values),
         devices=_devices(values),

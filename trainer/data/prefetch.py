@@ -90,6 +90,9 @@ class Prefetcher(Generic[T]):
     def _fill(self) -> None:
         pinned = self._device.type == "cuda"
         try:
+            if pinned:
+                # A thread begins with device 0, where each of a node's ranks would start a context.
+                torch.cuda.set_device(self._device)
             for item in self._items:
                 if not self._put(pin(item) if pinned and item is not _StepEnd else item):
                     return

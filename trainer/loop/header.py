@@ -13,11 +13,17 @@ from trainer.data.blended import BlendedSource
 from trainer.data.denoising import sample_lengths
 from trainer.data.indexed import IndexedSource
 from trainer.loop.session import Session
-from trainer.model.backends import attention_backend, uses_transformer_engine
+from trainer.model.backends import (
+    attention_backend,
+    transformer_engine_problem,
+    uses_transformer_engine,
+)
+from trainer.model.transformer import fuses_loss, overlaps_p2p
 from trainer.optim.build import DISTRIBUTED_OPTIMIZERS, uses_distributed_optimizer
 from trainer.optim.schedule import remark
 from trainer.report.flops import unknown_peak
 from trainer.report.progress import count, number
+from trainer.requirements import outside_tried
 
 
 def header(session: Session, unused: list[str]) -> list[str]:
@@ -146,10 +152,20 @@ def _notes(session: Session) -> list[str]:
         unknown := unknown_peak(torch.cuda.get_device_name(device), settings.precision)
     ):
         notes.append(unknown)
-    if settings.accelerator in ("gpu", "cuda") and device.type == "cpu":
-        notes.append(f"note: trainer.accelerator={settings.accelerator}: there is no CUDA device, so the CPU")
+    notes += outside_tried()
     if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
-        notes.append("note: Transformer Engine is not importable: megatron-core's local layers")
+        notes.append(
+            f"note: model.transformer_engine=True: megatron-core's local layers, as it cannot be imported: "
+            f"{transformer_engine_problem()}"
+        )
+    if shape.loss_fusion and not fuses_loss(settings):
+        notes.append(
+            "note: model.cross_entropy_loss_fusion=True: the plain loss, as the fused one has bf16 gradients"
+        )
+    if device.type == "cuda" and overlaps_p2p(settings.parallel) and not settings.parallel.overlap_p2p:
+        notes.append("note: model.overlap_p2p_comm=False: True, which two stages with virtual ones need")
+    if device.type == "cuda" and not settings.deterministic:
+        notes.append("note: not bitwise repeatable on a GPU: model.deterministic_mode=True is, and slower")
     if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):
         notes.append(f"note: model.optim.name={name}: AdamW here, every rank keeps whole optimizer states")
     if settings.data.reset_positions and shape.position != "learned_absolute":

@@ -8,9 +8,13 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from trainer.data.order import rank_share
 from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher, moved
+from trainer.distributed import shorten_timeouts
 from trainer.errors import DivergedError
 from trainer.logs import LOGGER
 from trainer.loop.making import MicroBatch
@@ -18,6 +22,7 @@ from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import evaluate_losses, train_losses
 from trainer.loop.stopping import REASONS, Stopping
+from trainer.report.progress import StepClock
 from trainer.report.reporter import Step
 
 
@@ -78,18 +83,28 @@ def _steps(
     session: Session, saver: Saver, stopping: Stopping, feed: Prefetcher[MicroBatch], stop_after: int | None
 ) -> _Last:
     settings, progress = session.settings, session.progress
+    device, is_first = session.place.device, True
+    clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
     while True:
-        loss = _step(session, feed)
+        loss = _step(session, feed, clock)
+        if is_first:
+            shorten_timeouts(settings.timeouts)
+            is_first = False
         validated = None
         if session.heldout_batches and progress.step % settings.val_interval == 0:
-            validated = _validate(session, stopping)
+            with clock.paused():
+                validated = _validate(session, stopping)
         if settings.gc_interval and progress.step % settings.gc_interval == 0:
             gc.collect()
         if progress.step >= settings.max_steps:
             return _Last("max_steps", loss, validated)
         if stop_after is not None and progress.step >= stop_after:
             return _Last("stop_after", loss, validated)
-        saver.step(loss, validated)
+        if saver.is_due():
+            with clock.paused():
+                saver.step(loss, validated)
+        else:
+            saver.step(loss, validated)
         # After a save that was due: what comes meanwhile is then answered at once, and one save is enough.
         if reason := stopping.agreed():
             return _Last(reason, loss, validated)
@@ -105,9 +120,9 @@ def _settled_if_diverged(saver: Saver) -> Iterator[None]:
         raise
 
 
-def _step(session: Session, feed: Prefetcher[MicroBatch]) -> float:
+def _step(session: Session, feed: Prefetcher[MicroBatch], clock: StepClock) -> float:
     settings, progress = session.settings, session.progress
-    began, waited = time.perf_counter(), feed.waited
+    waited = feed.waited
     epoch = session.order.epoch(progress.consumed_samples)
     batch = settings.batch_after(progress.consumed_samples)
     micro_batches = batch // (settings.micro_batch * session.place.layout.data)
@@ -120,7 +135,7 @@ def _step(session: Session, feed: Prefetcher[MicroBatch]) -> float:
     session.optimizer.zero_grad()
     progress.step += 1
     progress.consumed_samples += batch
-    seconds = time.perf_counter() - began
+    seconds = clock.lap()
     session.reporter.step(
         progress, Step(loss, lr, grad_norm, seconds, (feed.waited - waited) / seconds, epoch, batch)
     )

@@ -45,6 +45,10 @@ class Saver:
         # Only those of earlier launches, and only until this one has a checkpoint of its own.
         self._leftovers = store.leftovers(self._saving.directory) if session.place.is_main else []
 
+    def is_due(self) -> bool:
+        """Whether :meth:`step` saves after this step."""
+        return bool(self._saving.every) and self._session.progress.step % self._saving.every == 0
+
     def step(self, loss: float, validated: float | None) -> None:
         """Save if a checkpoint is due after this step, and complete one whose files are written.
 
@@ -55,7 +59,7 @@ class Saver:
         validated
             The validation loss after it, or None if that is not known.
         """
-        if self._saving.every and self._session.progress.step % self._saving.every == 0:
+        if self.is_due():
             self._save(loss, validated, self._saving.background)
         elif self._pending and self._pending.is_written():
             self.settle()

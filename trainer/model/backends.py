@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+from functools import cache
 from typing import Any
 
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -53,8 +54,21 @@ def core_attention(shape: Architecture, config: TransformerConfig, device: Any) 
 
 
 def uses_transformer_engine(shape: Architecture, device: Any) -> bool:
-    """Whether the layers are Transformer Engine's: asked for, on a CUDA device, and installed."""
-    return shape.transformer_engine and device.type == "cuda" and _installed()
+    """Whether the layers are Transformer Engine's: asked for, on a CUDA device, and importable."""
+    return shape.transformer_engine and device.type == "cuda" and transformer_engine_problem() is None
+
+
+@cache
+def transformer_engine_problem() -> str | None:
+    """Return why Transformer Engine cannot be used, by importing it as megatron-core does; None if it can."""
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    # Its libraries are loaded at import: besides ImportError there is whatever the loader raises.
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    return None if HAVE_TE else "megatron-core cannot import all of it that it needs"
 
 
 def _demand(backend: AttentionBackend, asked: str, config: TransformerConfig, device: Any) -> None:
@@ -71,11 +85,8 @@ def _obstacle(backend: AttentionBackend, config: TransformerConfig, device: Any)
         return None
     if device.type != "cuda":
         return "it needs a CUDA device; expected auto, sdpa or local"
-    return None if _installed() else "it is not importable here; expected auto, sdpa or local"
-
-
-def _installed() -> bool:
-    return importlib.util.find_spec("transformer_engine") is not None
+    problem = transformer_engine_problem()
+    return problem and f"it is not importable here ({problem}); expected auto, sdpa or local"
 
 
 def _sdpa_is_faster_on_cpu(shape: Architecture, config: TransformerConfig) -> bool:

@@ -23,8 +23,9 @@ from trainer.optim.build import uses_distributed_optimizer
 def build_model(settings: Settings, place: Place, vocabulary: int) -> Model:
     """Build this rank's part of the model.
 
-    On the CPU every rank draws the whole of each weight and keeps its slice, and each layer has its own seed:
-    the initial weights do not depend on the layout at all. On CUDA they depend on the tensor-parallel size.
+    On the CPU (``model.use_cpu_initialization``, or no CUDA) every rank draws the whole of each weight and
+    keeps its slice, and each layer has its own seed: the initial weights do not depend on the layout at all.
+    Drawn on CUDA they depend on the tensor-parallel size.
 
     Parameters
     ----------

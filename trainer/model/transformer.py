@@ -9,6 +9,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal
 
 from trainer.config.architecture import Architecture
+from trainer.config.parallel import Parallel
 from trainer.config.settings import Settings
 from trainer.distributed import Place
 from trainer.model.activations import activation
@@ -48,7 +49,7 @@ def transformer_config(settings: Settings, shape: Architecture, place: Place) ->
         bias_dropout_fusion=shape.bias_dropout_fusion,
         rotary_interleaved=shape.rope.interleaved,
         apply_rope_fusion=shape.rope.fusion and uses_transformer_engine(shape, place.device),
-        cross_entropy_loss_fusion=shape.loss_fusion,
+        cross_entropy_loss_fusion=shape.loss_fusion and fuses_loss(settings),
         init_method_std=shape.init_std,
         output_layer_init_method=None if shape.scaled_init else init_method_normal(shape.init_std),
         softmax_scale=None if shape.normalize_scores else 1.0,
@@ -57,18 +58,38 @@ def transformer_config(settings: Settings, shape: Architecture, place: Place) ->
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=uses_transformer_engine(shape, place.device),
-        use_cpu_initialization=place.device.type == "cpu",
+        use_cpu_initialization=settings.cpu_weights or place.device.type == "cpu",
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=settings.precision == "bf16",
+        deterministic_mode=settings.deterministic,
         **_parallel_options(settings, place),
         **_recompute_options(shape),
     )
 
 
+def fuses_loss(settings: Settings) -> bool:
+    """Whether megatron-core's fused loss computes what the plain loss does.
+
+    Its gradient of the logits is bf16 whatever they are (fusions/fused_cross_entropy.py), and Megatron-LM
+    excludes it from the deterministic mode.
+    """
+    return settings.precision == "bf16" and not settings.deterministic
+
+
+def overlaps_p2p(parallel: Parallel) -> bool:
+    """Whether pipeline stages exchange while they compute, on CUDA.
+
+    With two stages, the next one is the previous one: a batch of sends and receives would hold two of each
+    for one peer, which NCCL matches by their order alone, so that a stage takes a gradient for an activation.
+    Megatron-LM refuses that combination (arguments.py).
+    """
+    return parallel.virtual > 1 and (parallel.overlap_p2p or parallel.pipeline == 2)
+
+
 def _parallel_options(settings: Settings, place: Place) -> dict[str, Any]:
     parallel, on_cuda = settings.parallel, place.device.type == "cuda"
-    interleaved = parallel.virtual > 1
+    interleaved, overlapped = parallel.virtual > 1, on_cuda and overlaps_p2p(parallel)
     return {
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
@@ -76,8 +97,11 @@ def _parallel_options(settings: Settings, place: Place) -> dict[str, Any]:
         "context_parallel_size": parallel.context,
         "sequence_parallel": parallel.sequence,
         # megatron-core overlaps in its interleaved schedule alone; gloo has no batches of sends and receives.
-        "overlap_p2p_comm": on_cuda and interleaved and parallel.overlap_p2p,
-        "batch_p2p_comm": on_cuda and not (interleaved and parallel.overlap_p2p),
+        "overlap_p2p_comm": overlapped,
+        "batch_p2p_comm": on_cuda and not overlapped,
+        # Only where a send is waited for before its tensor is freed: the overlapped schedule waits later
+        # (schedules.py, warm-up), and over gloo that was seen to change the loss.
+        "deallocate_pipeline_outputs": on_cuda and parallel.pipeline > 1 and not overlapped,
     }
 
 

@@ -38,7 +38,7 @@ class Optimizer:
         self._on_cpu = device.type == "cpu"
         with self._type_names():
             self.inner = get_megatron_optimizer(
-                _config(settings, device), model.chunks, use_gloo_process_groups=device.type == "cuda"
+                _config(settings, device), model.chunks, use_gloo_process_groups=False
             )
 
     def step(self, lr: float) -> float:

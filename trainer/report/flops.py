@@ -5,7 +5,8 @@ Clusters Using Megatron-LM", arXiv:2104.04473, appendix) and Korthikanti et al. 
 Recomputation in Large Transformer Models", arXiv:2205.05198, equation 7): the matrix multiplications alone,
 two operations for each multiply-add, and the backward pass as twice the forward pass. As in both papers,
 
-- attention is counted in full, though causal attention needs but half of its scores;
+- attention is counted in full, though causal attention needs but half of its scores (Megatron-LM 0.16 counts
+  that half alone, which `causal` asks for);
 - the logits are those of the padded vocabulary, which are computed;
 - what recomputing activations does once more is not counted.
 
@@ -30,7 +31,7 @@ GATED = ("geglu", "reglu", "swiglu")
 _MAKERS = re.compile(r"^(?:(?:nvidia|tesla) )+")
 
 
-def layer_flops(shape: Architecture, length: int, context: int | None = None) -> int:
+def layer_flops(shape: Architecture, length: int, context: int | None = None, causal: bool = False) -> int:
     """Return the forward FLOPs of one layer for one sequence.
 
     Parameters
@@ -41,15 +42,21 @@ def layer_flops(shape: Architecture, length: int, context: int | None = None) ->
         Tokens of the sequence.
     context
         Tokens of the encoder's output, for a layer with cross attention.
+    causal
+        Whether the scores of later tokens are left out.
     """
     flops = _attention(shape, length, length)
+    if causal:
+        flops -= _scores(shape, length, length) // 2
     if context is not None:
         flops += _attention(shape, length, context)
     matrices = 3 if shape.activation in GATED else 2
     return flops + 2 * length * shape.hidden_size * shape.ffn_hidden_size * matrices
 
 
-def model_flops(shape: Architecture, vocabulary: int, encoder: Architecture | None = None) -> int:
+def model_flops(
+    shape: Architecture, vocabulary: int, encoder: Architecture | None = None, causal: bool = False
+) -> int:
     """Return the model FLOPs of one sample, forward and backward.
 
     Parameters
@@ -60,10 +67,12 @@ def model_flops(shape: Architecture, vocabulary: int, encoder: Architecture | No
         Size of the padded vocabulary.
     encoder
         The encoder of a T5; a sample is then a pair of one input and one target sequence.
+    causal
+        Whether the GPT's, or the decoder's, attention to itself counts the half that it needs.
     """
     length = shape.seq_length
     forward = 2 * length * shape.hidden_size * vocabulary
-    forward += shape.num_layers * layer_flops(shape, length, encoder.seq_length if encoder else None)
+    forward += shape.num_layers * layer_flops(shape, length, encoder.seq_length if encoder else None, causal)
     if encoder:
         forward += encoder.num_layers * layer_flops(encoder, encoder.seq_length)
     return 3 * forward
@@ -109,4 +118,9 @@ def _attention(shape: Architecture, queries: int, keys: int) -> int:
     key_size = shape.num_query_groups * shape.kv_channels
     projections = 2 * queries * shape.hidden_size * query_size * 2  # of the queries, and of the output
     projections += 2 * keys * shape.hidden_size * key_size * 2  # of the keys, and of the values
-    return projections + 2 * queries * keys * query_size * 2  # the scores, and the values that they weigh
+    return projections + _scores(shape, queries, keys)
+
+
+def _scores(shape: Architecture, queries: int, keys: int) -> int:
+    """Count the scores, and the values that they weigh."""
+    return 2 * queries * keys * shape.num_attention_heads * shape.kv_channels * 2

@@ -1,10 +1,45 @@
-"""The line per step that people read."""
+"""The line per step that people read, and the time it tells."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
+from collections.abc import Callable, Iterator
 
 _WINDOW = 20
+
+
+class StepClock:
+    """Times steps from the end of one to the end of the next, without validations and saves.
+
+    A GPU runs the optimizer after the launch of its step: a time from a step's beginning to that launch would
+    leave it out, and the waiting for other ranks too.
+
+    Parameters
+    ----------
+    synchronize
+        Waits for the device; None where nothing is asynchronous.
+    """
+
+    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+        self._synchronize = synchronize
+        self._since = time.perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the last step."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        return seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what runs inside, but not what the device still has to do of the step before."""
+        if self._synchronize:
+            self._synchronize()
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
 
 
 class Pace:

@@ -27,7 +27,7 @@ class Step:
     loss, lr, grad_norm
         The loss in nats per token, the learning rate, and the gradient's norm before clipping.
     seconds
-        What the step took.
+        From the end of the step before to the end of this, without validations and saves.
     data_wait
         Share of it that rank 0 waited for its data.
     epoch, samples
@@ -61,6 +61,7 @@ class Reporter:
         self._place = place
         self._pace = Pace(settings.max_steps)
         self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
+        self._causal_flops = model_flops(settings.architecture, vocabulary, settings.encoder, causal=True)
         self._peak = _peak(settings, place)
         self._saved: Path | None = None
         self._metrics: MetricsFile | None = None
@@ -90,6 +91,7 @@ class Reporter:
             parameters=parameters,
             tokens_per_step=self._settings.tokens_per_step,
             model_flops_per_sample=self._flops,
+            causal_flops_per_sample=self._causal_flops,
             peak_flops_per_gpu=self._peak,
             resumed_from=str(resumed_from) if resumed_from else None,
         )
@@ -150,6 +152,7 @@ class Reporter:
             tokens_per_second=speed,
             tflops_per_gpu=flops / 1e12,
             mfu=mfu,
+            mfu_causal=None if mfu is None else mfu * self._causal_flops / self._flops,
             data_wait=step.data_wait,
             memory_bytes=memory,
         )
@@ -173,7 +176,7 @@ class Reporter:
     def validation(self, step: int, loss: float, seconds: float) -> None:
         """Tell a validation loss."""
         LOGGER.info("step %d | validation loss %.4f | %.1f s", step, loss, seconds)
-        self._write("validation", step=step, val_loss=loss)
+        self._write("validation", step=step, val_loss=loss, seconds=seconds)
         if self._events:
             self._events.write(step, {"val_loss": loss, "validation_step_timing in s": seconds})
 
@@ -181,7 +184,7 @@ class Reporter:
         """Tell a complete checkpoint."""
         self._saved = path
         LOGGER.info("checkpoint %s | %.1f s", path, seconds)
-        self._write("checkpoint", step=step, path=str(path))
+        self._write("checkpoint", step=step, path=str(path), seconds=seconds)
 
     def end(self, step: int, reason: str, is_stopped: bool = False) -> None:
         """Tell that training ends, and why; close the files.

@@ -174,15 +174,16 @@ def choices() -> dict[str, str]:
     """Return what is chosen, or what is said, for wishes and devices, with Transformer Engine and without."""
     from trainer.model import backends
 
-    original, found = backends._installed, {}
+    original, found = backends.transformer_engine_problem, {}
     wishes = ("auto", "sdpa", "local", "transformer_engine")
     for absent, wanted, engine, kind, dtype, contexts in itertools.product(
         ("", "absent "), wishes, ("-", "te"), ("cpu", "cuda"), ("fp32", "bf16"), (1, 2)
     ):
-        backends._installed = lambda there=not absent: there
+        problem = "libcudnn" if absent else None
+        backends.transformer_engine_problem = lambda problem=problem: problem
         name = f"{absent}{wanted} {engine} {kind} {dtype} cp{contexts}"
         found[name] = _choice(wanted, engine == "te", kind, dtype == "bf16", contexts)
-    backends._installed = original
+    backends.transformer_engine_problem = original
     return found
 
 

@@ -84,7 +84,7 @@ def ours(family: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if family.startswith("t5"):
         masks = dict.fromkeys(("encoder_attn_mask", "decoder_attn_mask", "encoder_decoder_attn_mask"))
         return {"encoder_input_ids": tokens, "decoder_input_ids": arguments["decoder_input_ids"], **masks}
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     return {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
 
 

@@ -1,0 +1,162 @@
+"""Run by test_gpu_readiness.py from a warm process: what a CUDA device would get, without one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from trainer import cpu_shim, device
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.parallel import Timeouts
+from trainer.config.settings import Settings, read_settings
+from trainer.distributed import make_place, process_group, shorten_timeouts
+from trainer.errors import UserError
+from trainer.world import World
+
+CUDA = torch.device("cuda", 0)
+OPTIONS = (
+    "overlap_p2p_comm",
+    "batch_p2p_comm",
+    "deallocate_pipeline_outputs",
+    "cross_entropy_loss_fusion",
+    "deterministic_mode",
+    "use_cpu_initialization",
+)
+
+
+def main(arguments: list[str]) -> int:
+    cpu_shim.install()
+    base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
+    cases: list[dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
+    result: dict[str, Any] = {"engine": broken_engine(Path(arguments[3]))}
+    with process_group(World.from_environment({"MASTER_PORT": arguments[2]})) as cpu:
+        place = make_place(World.from_environment({}), make_layout(read_settings(base), 1), cpu)
+        on_cuda = replace(place, device=CUDA)
+        result["options"] = [options(read_settings({**base, **changes}), on_cuda) for changes in cases]
+        result["generators"] = generators_that_differ(place)
+        shorten_timeouts(Timeouts(30, 7))
+        result["timeout"] = dist.distributed_c10d._get_default_group()._get_backend(cpu).options._timeout
+        result["timeout"] = result["timeout"].total_seconds()
+    result["devices"] = devices()
+    result["claims"] = [said(compare, *case) for case in (("cpu", ""), ("cuda", "A"), ("cuda", "B"))]
+    print(json.dumps(result))
+    return 0
+
+
+def options(settings: Settings, place: Any) -> dict[str, Any]:
+    """Return what of the TransformerConfig depends on the device, and make the optimizer's configuration."""
+    from trainer.model.transformer import transformer_config
+    from trainer.optim.build import _config
+
+    assert _config(settings, place.device).clip_grad > 0
+    config = transformer_config(settings, settings.architecture, place)
+    return {name: getattr(config, name) for name in OPTIONS}
+
+
+def devices() -> dict[str, str]:
+    """Return what is chosen, or what is said, for each accelerator and number of visible GPUs."""
+    torch.version.cuda = "13.0"
+    found = {}
+    for accelerator in ("gpu", "auto", "cpu"):
+        with gpus(0):
+            found[f"{accelerator} 0"] = said(device.choose_device, world(0, 2), accelerator)
+    for visible, rank, tasks in ((1, 3, 8), (8, 3, 8), (4, 3, 8)):
+        with gpus(visible):
+            found[f"gpu {visible} of {tasks}"] = said(device.choose_device, world(rank, tasks), "gpu")
+    return found
+
+
+@contextmanager
+def gpus(count: int) -> Iterator[None]:
+    """Stand in for the driver, which is the outermost edge."""
+    cuda, originals = torch.cuda, (torch.cuda.is_available, torch.cuda.device_count, torch.cuda.init)
+
+    def is_available() -> bool:
+        if not count:
+            warnings.warn("CUDA initialization: an old driver", stacklevel=2)
+        return count > 0
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12020)")
+
+    cuda.is_available, cuda.device_count, cuda.init = is_available, lambda: count, init
+    try:
+        yield
+    finally:
+        cuda.is_available, cuda.device_count, cuda.init = originals
+
+
+def world(rank: int, tasks: int) -> World:
+    names = {"RANK": rank, "WORLD_SIZE": tasks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": tasks}
+    return World.from_environment({name: str(value) for name, value in names.items()})
+
+
+def said(function: Any, *arguments: Any) -> str:
+    try:
+        return str(function(*arguments))
+    except UserError as error:
+        return str(error)
+
+
+def compare(kind: str, gpu: str) -> None:
+    """Let rank 1 join rank 0, which has GPU A of the same host."""
+    store, first = dist.HashStore(), {"A": "A", "B": "A"}.get(gpu, "A")
+    device._identity = lambda _: first
+    device.compare_devices(store, world(0, 2), CUDA)
+    device._identity = lambda _: gpu
+    device.compare_devices(store, world(1, 2), torch.device(kind))
+
+
+def broken_engine(directory: Path) -> dict[str, Any]:
+    """Return what is found of a Transformer Engine whose library does not load."""
+    from trainer.model import backends
+
+    package = directory / "transformer_engine" / "pytorch"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("raise OSError('libcudnn.so.9: cannot open\\nshared object file')")
+    sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+    backends.transformer_engine_problem.cache_clear()
+    problem = backends.transformer_engine_problem()
+    sys.path.remove(str(directory))
+    shape = type("Shape", (), {"transformer_engine": True})
+    return {"problem": problem, "used": backends.uses_transformer_engine(shape, CUDA)}
+
+
+def generators_that_differ(place: Any) -> dict[str, Any]:
+    """Return what is said when another rank has drawn more, and whether the first rank's state is kept."""
+    from trainer.checkpoint import generators
+    from trainer.logs import LOGGER
+
+    said: list[str] = []
+    original, warning, before = dist.all_gather_object, LOGGER.warning, torch.get_rng_state()
+
+    def gather(found: list[str], own: str, group: Any = None) -> None:
+        original(found, own, group=group)
+        torch.rand(1)
+        found.append(generators._digest(generators._states()))
+        torch.set_rng_state(before)
+
+    LOGGER.warning = lambda text, *values: said.append(text % values)
+    generators.make_equal(place)
+    silent = not said
+    dist.all_gather_object = gather
+    generators.make_equal(place)
+    dist.all_gather_object, LOGGER.warning = original, warning
+    kept = torch.equal(before, torch.get_rng_state())
+    # A GPU's state is a seed and an offset.
+    states = (generators._states(), {"device": torch.zeros(16, dtype=torch.uint8)})
+    return {"silent": silent, "said": said, "kept": kept, "fit": [generators.fits(state) for state in states]}

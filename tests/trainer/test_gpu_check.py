@@ -1,0 +1,180 @@
+"""The checks of a machine's GPUs: what makes a row of two trainings, and one check as it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import REPOSITORY
+from trainer.config.check import check_keys
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.gpu_check import checks
+from trainer.gpu_check.checks import LAYOUTS, Row, check_devices, check_versions, compared, measured, resumed
+from trainer.gpu_check.machine import SMALL, Machine, Trained
+
+pytestmark = pytest.mark.trainer
+
+H100 = {"name": "NVIDIA H100 80GB HBM3", "memory": 80 << 30, "capability": "9.0"}
+
+
+def trained(*losses: float, **other: Any) -> Trained:
+    """Return a training that told these losses, and saved after its second step."""
+    steps = [
+        {
+            "kind": "train",
+            "step": number,
+            "loss": loss,
+            "grad_norm": 1.0,
+            "step_time": 0.5,
+            "memory_bytes": (2 + (number > 2)) << 30,
+            "tflops_per_gpu": 400.0,
+            "mfu": 0.4,
+            "mfu_causal": 0.38,
+        }
+        for number, loss in enumerate(losses, 1)
+    ]
+    start = {"kind": "start", "step": 2, "tokens_per_step": 1000, "parameters": 5}
+    save = {"kind": "checkpoint", "step": 2, "seconds": 1.5}
+    return replace(Trained([0], [start, *steps, save], ""), **other)
+
+
+def machine(tmp_path: Path, **described: Any) -> Machine:
+    plain = {"gpus": [], "no_cuda": "no NVIDIA driver", "driver": None, "transformer_engine": None}
+    return Machine(tmp_path, {**plain, "transformer_engine_problem": "ImportError", **described}, 60.0)
+
+
+def test_numbers_that_differ_fail_with_what_to_mend() -> None:
+    limits = (1e-6, 1e-4)
+    same = compared("x", "a from b", trained(5.0, 4.0), trained(5.0, 4.0002), limits, "mend it")
+    assert (same.state, same.fix) == ("passed", None)
+    assert "2 steps 5.0e-05 (limit 1e-04)" in same.detail
+    late = compared("x", "a from b", trained(5.0, 4.0), trained(5.0, 4.1), limits, "mend it")
+    first = compared("x", "a from b", trained(5.0, 4.0), trained(5.0001, 4.0), limits, "mend it")
+    nan = compared("x", "a from b", trained(5.0, float("nan")), trained(5.0, 4.0), limits, "mend it")
+    assert [row.state for row in (late, first, nan)] == ["failed"] * 3
+    assert late.fix == "mend it"
+    broken = compared("x", "a", trained(codes=[0, 1], said="a\nCUDA error"), trained(5.0), limits, "mend it")
+    assert (broken.state, broken.detail) == ("failed", "exit codes [0, 1]: a | CUDA error")
+
+
+def test_a_resumed_training_is_bitwise_the_whole_one() -> None:
+    whole = trained(5.0, 4.0, 3.0)
+    good = resumed(whole, trained(5.0, 4.0, 3.0), was_running=True, is_gpu=True)
+    assert good.state == "passed"
+    assert "peak 2.00 GiB before a save, 3.00 GiB after it" in good.detail
+    other = resumed(whole, trained(5.0, 4.0, 3.0000001), was_running=True, is_gpu=True)
+    assert other.state == "failed"
+    assert other.detail == "resumed at step 2; other numbers from step 3 on"
+    assert resumed(whole, trained(5.0, 4.0), was_running=True, is_gpu=False).state == "failed"
+    assert resumed(whole, whole, was_running=False, is_gpu=False).state == "failed"
+
+
+def test_throughput_is_told_with_both_definitions_of_mfu() -> None:
+    row = measured(trained(*[5.0] * 12))
+    assert row.state == "passed"
+    assert {
+        name: row.numbers[name] for name in ("step_seconds", "tokens_per_second", "mfu", "mfu_causal")
+    } == {
+        "step_seconds": 0.5,
+        "tokens_per_second": 2000.0,
+        "mfu": 0.4,
+        "mfu_causal": 0.38,
+    }
+    assert (row.numbers["peak_before_save"], row.numbers["peak_after_save"]) == (2 << 30, 3 << 30)
+    assert row.detail.startswith("0.500 s a step, 2,000 tokens/s, MFU 40.0 %; peak 2.00 GiB before a save")
+
+
+@pytest.mark.parametrize(
+    ("described", "states", "said"),
+    [
+        (
+            {},
+            {"versions": "passed", "transformer_engine": "skipped", "devices": "skipped"},
+            "no NVIDIA driver",
+        ),
+        (
+            {"driver": "535.0", "no_cuda": "the NVIDIA driver on your system is too old"},
+            {"versions": "passed", "transformer_engine": "skipped", "devices": "failed"},
+            "too old",
+        ),
+        (
+            {
+                "gpus": [H100, H100],
+                "transformer_engine": "2.9",
+                "transformer_engine_problem": "OSError: cudnn",
+            },
+            {"versions": "passed", "transformer_engine": "failed", "devices": "passed"},
+            "2 x NVIDIA H100 80GB HBM3",
+        ),
+    ],
+)
+def test_a_machine_is_told_as_it_is(
+    tmp_path: Path, described: dict[str, Any], states: dict[str, str], said: str
+) -> None:
+    one = machine(tmp_path, **described)
+    rows = [*check_versions(one), *check_devices(one)]
+    assert {row.check: row.state for row in rows} == states
+    assert said in rows[-1].detail
+
+
+def test_each_layout_is_one_that_the_trainer_takes(tmp_path: Path) -> None:
+    base = flatten({**SMALL, "exp_manager": {**SMALL["exp_manager"], "explicit_log_dir": str(tmp_path)}})
+    for ranks, changes in LAYOUTS.values():
+        flat = {**base, **changes, "trainer.devices": ranks, "trainer.accelerator": "gpu"}
+        check_keys(flat)
+        assert make_layout(read_settings(flat), ranks).world == ranks
+
+
+@pytest.mark.parametrize(
+    ("gpus", "run", "needed"), [(0, 5, "4 need more than two"), (4, 8, "1 need more than 4 GPUs")]
+)
+def test_layouts_are_those_that_there_are_gpus_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, run: int, needed: str
+) -> None:
+    monkeypatch.setattr(Machine, "train", lambda *_: trained(5.0))
+    *rows, left = checks.check_layouts(machine(tmp_path, gpus=[H100] * gpus))
+    assert [row.state for row in rows] == ["passed"] * run
+    assert (left.state, left.detail[: len(needed)]) == ("skipped", needed)
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    (row,) = checks.check_throughput(machine(tmp_path), {"trainer": {"devices": 1}})
+    assert row == Row("throughput", "skipped", "no GPU to measure")
+    (row,) = checks.check_throughput(machine(tmp_path, gpus=[H100]), {"trainer": {"devices": 8}})
+    assert row == Row("throughput", "skipped", "trainer.devices=8 and 1 visible")
+
+
+def test_a_check_runs_as_a_job_would(tmp_path: Path, run_check: Callable[..., Any]) -> None:
+    done = run_check("--directory", str(tmp_path), "--only", "devices,resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert [(row["check"], row["state"]) for row in content["rows"]] == [
+        ("devices", "skipped"),
+        ("resume", "passed"),
+    ]
+    assert content["rows"][1]["numbers"]["resumed_at"] == 3
+    assert done.stdout.splitlines()[-1].startswith("passed  resume: killed with SIGKILL, resumed at step 3")
+
+
+def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]) -> None:
+    done = run_check("--directory", str(tmp_path), "--only", "devises")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --only devises: expected one of versions, devices")
+
+
+@pytest.fixture
+def run_check() -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "trainer.gpu_check", *arguments]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+
+    return run

@@ -1,0 +1,223 @@
+"""What a training asks of a GPU, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.trainer.conftest import free_port
+from tests.trainer.probing import probed
+from tests.trainer.warm import WarmPool
+from trainer import device, requirements
+from trainer.config.load import flatten
+from trainer.config.settings import Settings, read_settings
+from trainer.errors import UserError
+from trainer.report.flops import layer_flops, model_flops
+from trainer.report.progress import StepClock
+
+pytestmark = pytest.mark.trainer
+
+TENSOR = "model.tensor_model_parallel_size"
+PIPELINE = "model.pipeline_model_parallel_size"
+VIRTUAL = "model.virtual_pipeline_model_parallel_size"
+CONTEXT = "model.context_parallel_size"
+OVERLAP = "model.overlap_p2p_comm"
+FUSION = "model.cross_entropy_loss_fusion"
+DETERMINISTIC = "model.deterministic_mode"
+BF16 = {"trainer.precision": "bf16", "model.megatron_amp_O2": True}
+CASES = 200
+
+
+def drawn(generator: random.Random) -> dict[str, Any]:
+    """Draw a layout and options that the trainer takes."""
+    tensor, pipeline = generator.choice((1, 2, 4)), generator.choice((1, 2, 2, 4, 8))
+    virtual = generator.choice((None, 2, 3)) if pipeline > 1 else None
+    return {
+        TENSOR: tensor,
+        PIPELINE: pipeline,
+        VIRTUAL: virtual,
+        CONTEXT: generator.choice((1, 2)),
+        "model.sequence_parallel": generator.random() < 0.5,
+        "model.num_layers": pipeline * (virtual or 1),
+        OVERLAP: generator.random() < 0.5,
+        FUSION: generator.random() < 0.5,
+        DETERMINISTIC: generator.random() < 0.2,
+        **(BF16 if generator.random() < 0.7 else {}),
+    }
+
+
+LAYOUTS = [drawn(random.Random(number)) for number in range(CASES)]
+
+
+@pytest.fixture(scope="module")
+def found(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("gpu")
+    changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
+    (directory / "base.yaml").write_text(yaml.safe_dump(configuration(changes)))
+    (directory / "cases.json").write_text(json.dumps(LAYOUTS))
+    files = [str(directory / name) for name in ("base.yaml", "cases.json", "engine")]
+    arguments = [*files[:2], str(free_port()), files[2]]
+    result: dict[str, Any] = probed(pool, "tests.trainer.probe_gpu", arguments, directory)
+    return result
+
+
+def test_stages_exchange_as_megatron_lm_allows(found: dict[str, Any]) -> None:
+    """megatron/training/arguments.py: more than two stages where virtual ones do not overlap, and no overlap
+    without virtual ones; megatron-core's TransformerConfig checks the rest as it is made."""
+    for layout, options in zip(LAYOUTS, found["options"], strict=True):
+        virtual = layout[VIRTUAL] is not None
+        assert options["overlap_p2p_comm"] or not virtual or layout[PIPELINE] > 2, layout
+        assert virtual or not options["overlap_p2p_comm"], layout
+        assert options["overlap_p2p_comm"] is not options["batch_p2p_comm"], layout
+        # What is sent without being waited for must not be freed.
+        assert not (options["overlap_p2p_comm"] and options["deallocate_pipeline_outputs"]), layout
+    assert any(options["deallocate_pipeline_outputs"] for options in found["options"])
+
+
+def test_the_loss_is_fused_only_where_that_changes_no_number(found: dict[str, Any]) -> None:
+    fused = [
+        (layout, options)
+        for layout, options in zip(LAYOUTS, found["options"], strict=True)
+        if options["cross_entropy_loss_fusion"]
+    ]
+    assert fused
+    assert all(layout.get("trainer.precision") == "bf16" for layout, _ in fused)
+    assert not any(options["deterministic_mode"] for _, options in fused)
+    assert {options["deterministic_mode"] for options in found["options"]} == {True, False}
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_told_by_the_driver(found: dict[str, Any]) -> None:
+    devices = found["devices"]
+    assert "trainer.accelerator=gpu: " in devices["gpu 0"]
+    assert "The NVIDIA driver on your system is too old (found version 12020)" in devices["gpu 0"]
+    assert "expected a CUDA device that torch can use, or trainer.accelerator=auto or cpu" in devices["gpu 0"]
+    assert devices["auto 0"] == devices["cpu 0"] == "cpu"
+
+
+def test_each_task_has_a_gpu_of_its_own(found: dict[str, Any]) -> None:
+    devices, (mixed, shared, apart) = found["devices"], found["claims"]
+    assert devices["gpu 1 of 8"] == "cuda:0"
+    assert devices["gpu 8 of 8"] == "cuda:3"
+    assert "has 8 tasks and 4 visible GPUs: expected a GPU for each task" in devices["gpu 4 of 8"]
+    assert "computes on cpu, and rank 0 on" in mixed
+    assert "has the same GPU as another rank (A)" in shared
+    assert apart == "None"
+
+
+def test_generators_that_differ_are_made_equal_with_a_warning(found: dict[str, Any]) -> None:
+    generators = found["generators"]
+    assert generators["silent"]
+    (text,) = generators["said"]
+    assert text.startswith(
+        "the random generators of the 2 data-parallel ranks differ: from here on all continue"
+    )
+    assert generators["kept"]
+
+
+def test_generators_of_another_kind_of_device_are_not_restored(found: dict[str, Any]) -> None:
+    assert found["generators"]["fit"] == [True, False]
+
+
+def test_a_transformer_engine_that_does_not_load_is_none(found: dict[str, Any]) -> None:
+    problem = "OSError: libcudnn.so.9: cannot open shared object file"
+    assert found["engine"] == {"problem": problem, "used": False}
+
+
+def test_collectives_wait_for_less_after_the_first_step(found: dict[str, Any]) -> None:
+    assert found["timeout"] == 7
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "said"),
+    [
+        ("megatron-core", "0.13.1", "has megatron-core 0.13.1: engine=megatron is written for 0.16"),
+        ("megatron-core", "0.17.0rc1", "has megatron-core 0.17.0rc1: engine=megatron is written for 0.16"),
+        ("torch", "2.7.0a0+nv25.03", r"has torch 2.7.0a0\+nv25.03: engine=megatron needs 2.8 or newer"),
+    ],
+)
+def test_another_version_is_refused_before_it_is_imported(
+    package: str, version: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requirements.check_versions()
+    assert requirements.outside_tried() == []
+    versions = {
+        "megatron-core": "0.16.1",
+        "torch": "2.11.0+cu130",
+        "transformer_engine": "2.16.0",
+        package: version,
+    }
+    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    with pytest.raises(UserError, match=said):
+        requirements.check_versions()
+    (note,) = [note for note in requirements.outside_tried() if "transformer_engine" in note]
+    assert note == "note: transformer_engine 2.16.0: not tried here; 2.9 to below 2.12 is meant"
+
+
+@pytest.fixture
+def settings(configuration: Callable[..., dict[str, Any]]) -> Callable[..., Settings]:
+    def read(**changes: Any) -> Settings:
+        files = {"exp_manager.explicit_log_dir": "/absent", "model.data.data_impl": "mock"}
+        return read_settings(flatten(configuration({**files, **changes})))
+
+    return read
+
+
+def test_the_environment_is_prepared_before_cuda_starts(settings: Callable[..., Settings]) -> None:
+    variables: dict[str, str] = {"NCCL_ALGO": "Tree"}
+    device.prepare_environment(settings(**{DETERMINISTIC: True, TENSOR: 2}), variables)
+    assert variables == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+        "NCCL_ALGO": "Tree",
+    }
+    hidden: dict[str, str] = {}
+    device.prepare_environment(settings(**{"trainer.accelerator": "cpu", DETERMINISTIC: True}), hidden)
+    assert hidden == {"CUDA_VISIBLE_DEVICES": ""}
+    plain: dict[str, str] = {}
+    device.prepare_environment(settings(), plain)
+    assert plain == {}
+
+
+def test_timeouts_are_keys(settings: Callable[..., Settings]) -> None:
+    assert (settings().timeouts.start, settings().timeouts.after_start) == (30, None)
+    keys = {"model.distributed_timeout_minutes": 10, "model.distributed_timeout_seconds_after_init": 90}
+    timeouts = settings(**keys).timeouts
+    assert (timeouts.start, timeouts.after_start) == (10, 90)
+
+
+def test_a_step_takes_from_the_end_of_one_to_the_end_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def synchronize() -> None:
+        waited.append(now[0])
+        now[0] += 0.5
+
+    clock = StepClock(synchronize)
+    now[0] = 2.0
+    assert clock.lap() == 2.0
+    with clock.paused():
+        # The half second before it is the optimizer's, which a GPU had still to do.
+        now[0] += 100.0
+    now[0] += 1.0
+    assert clock.lap() == 1.5
+    assert waited == [2.0]
+    now[0] += 3.0
+    assert clock.lap() == 3.0
+
+
+def test_causal_attention_counts_half_of_the_scores(settings: Callable[..., Settings]) -> None:
+    shape = settings().architecture
+    scores = 4 * shape.seq_length**2 * shape.num_attention_heads * shape.kv_channels
+    length = shape.seq_length
+    assert layer_flops(shape, length) - layer_flops(shape, length, causal=True) == scores // 2
+    whole, causal = model_flops(shape, 304), model_flops(shape, 304, causal=True)
+    assert whole - causal == 3 * shape.num_layers * scores // 2

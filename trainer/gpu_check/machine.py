@@ -1,0 +1,246 @@
+"""Trainings that a check starts on this machine, and what the machine is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import requirements
+from trainer.errors import UserError
+from trainer.report.metrics import FILE_NAME
+
+_POLL_SECONDS = 0.02
+
+SMALL: dict[str, Any] = {
+    "run": {"name": "gpu_check"},
+    "trainer": {
+        "num_nodes": 1,
+        "precision": 32,
+        "max_steps": 4,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 1,
+        "gradient_clip_val": 1.0,
+    },
+    "exp_manager": {
+        "create_checkpoint_callback": False,
+        "create_tensorboard_logger": False,
+        "resume_if_exists": True,
+    },
+    "model": {
+        "micro_batch_size": 2,
+        "global_batch_size": 16,
+        "encoder_seq_length": 64,
+        "num_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        # Large: where all is nearly zero, a wrong number looks like a right one.
+        "init_method_std": 0.1,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "override_vocab_size": 512,
+        "use_cpu_initialization": True,
+        "transformer_engine": False,
+        "tokenizer": {"library": "megatron", "type": "GPT2BPETokenizer"},
+        "optim": {
+            "name": "adamw",
+            "lr": 1e-3,
+            "weight_decay": 0.1,
+            "betas": [0.9, 0.95],
+            "sched": {"name": "CosineAnnealing", "warmup_steps": 2, "min_lr": 1e-4},
+        },
+        "data": {"data_impl": "mock"},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of one training."""
+
+    codes: list[int]
+    lines: list[dict[str, Any]]
+    said: str
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl of a kind."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of the steps."""
+        return self.of("train")
+
+    @property
+    def curve(self) -> dict[int, tuple[float, float]]:
+        """The loss and the gradient's norm by step; of one that was told twice, as it was told last."""
+        return {line["step"]: (line["loss"], line["grad_norm"]) for line in self.steps}
+
+    def problem(self) -> str | None:
+        """Return the end of the output if a rank failed; None if all went well."""
+        if not any(self.codes):
+            return None
+        return f"exit codes {self.codes}: {' | '.join(self.said.strip().splitlines()[-4:])}"
+
+
+class Machine:
+    """Starts trainings on this machine, in a directory of their own."""
+
+    def __init__(self, directory: Path, described: Mapping[str, Any], patience: float) -> None:
+        self.directory = directory
+        self.described = described
+        self._patience = patience
+        self._known: dict[str, Trained] = {}
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The visible GPUs."""
+        return list(self.described["gpus"])
+
+    @property
+    def accelerator(self) -> str:
+        """Where trainings run."""
+        return "gpu" if self.gpus else "cpu"
+
+    def train(self, name: str, changes: Mapping[str, Any], ranks: int = 1) -> Trained:
+        """Run a training to its end; one of a name that ran before is not run again."""
+        if name not in self._known:
+            processes = self.start(name, changes, ranks)
+            self._known[name] = self.finish(name, processes)
+        return self._known[name]
+
+    def start(
+        self, name: str, changes: Mapping[str, Any], ranks: int = 1, base: dict[str, Any] | None = None
+    ) -> list[subprocess.Popen[bytes]]:
+        """Start the ranks of a training."""
+        # Late: what an interpreter lacks is told before it is imported.
+        import yaml
+
+        config = json.loads(json.dumps(base or SMALL))
+        own = {"trainer.accelerator": self.accelerator, "trainer.devices": ranks}
+        own["exp_manager.explicit_log_dir"] = str(self.directory / name)
+        for key, value in {**own, **changes}.items():
+            *path, last = key.split(".")
+            node = config
+            for part in path:
+                node = node.setdefault(part, {})
+            node[last] = value
+        written = self.directory / f"{name}.yaml"
+        written.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        command = [sys.executable, "-m", "trainer.pretrain", "--config-path", str(self.directory)]
+        command += ["--config-name", name]
+        port = _free_port()
+        with (self.directory / f"{name}.log").open("ab") as log:
+            return [
+                subprocess.Popen(
+                    command,
+                    # More threads gain nothing for models of this size, and get in each other's way.
+                    env={"OMP_NUM_THREADS": "1", **os.environ, **_rank(rank, ranks, port)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+                for rank in range(ranks)
+            ]
+
+    def finish(self, name: str, processes: Sequence[subprocess.Popen[bytes]]) -> Trained:
+        """Wait for the ranks; end them all when one fails, or when patience ends."""
+        deadline = time.monotonic() + self._patience
+        try:
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                    # The others wait for a rank that is gone.
+                    time.sleep(1.0)
+                    break
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for process in processes:
+                process.kill()
+            codes = [process.wait() for process in processes]
+        said = (self.directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return Trained(codes, self.lines(name), said)
+
+    def kill_after(self, name: str, step: int, processes: Sequence[subprocess.Popen[bytes]]) -> bool:
+        """Kill a training with SIGKILL once it has told a step; return whether it was still running."""
+        deadline = time.monotonic() + self._patience
+        try:
+            while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if any(line["kind"] == "train" and line["step"] >= step for line in self.lines(name)):
+                    return all(process.poll() is None for process in processes)
+                time.sleep(_POLL_SECONDS)
+            return False
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return what a training has told so far; the last line may be half written."""
+        try:
+            text = (self.directory / name / FILE_NAME).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def describe() -> dict[str, Any]:
+    """Return versions and devices; libraries are imported, so this runs in a process of its own."""
+    found: dict[str, Any] = {"host": socket.gethostname(), "python": sys.version.split()[0], "gpus": []}
+    for package in ("torch", "megatron-core", "transformer_engine", "apex"):
+        found[package] = requirements.version(package)
+    torch = importlib.import_module("torch")
+    found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+    from trainer.device import driver_version, why_no_cuda
+
+    found["driver"] = driver_version()
+    found["no_cuda"] = None if torch.cuda.is_available() else why_no_cuda([])
+    if found["no_cuda"] is None:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            capability = f"{properties.major}.{properties.minor}"
+            memory = properties.total_memory
+            found["gpus"].append({"name": properties.name, "memory": memory, "capability": capability})
+    from trainer.model.backends import transformer_engine_problem
+
+    found["transformer_engine_problem"] = transformer_engine_problem()
+    return found
+
+
+def described() -> dict[str, Any]:
+    """Run :func:`describe` in a process of its own, so that this one holds no GPU.
+
+    Raises
+    ------
+    UserError
+        If torch cannot be imported.
+    """
+    command = [sys.executable, "-m", "trainer.gpu_check", "--describe"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise UserError(f"torch cannot be imported: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _rank(rank: int, ranks: int, port: int) -> dict[str, str]:
+    names = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+    return {
+        **{name: str(value) for name, value in names.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
