@@ -4,8 +4,10 @@ BIN := .venv/bin
 # Of the tests.
 WORKERS ?= 2
 SUITES ?= bookworm trixie sid
+# Of the soak.
+FAULTS ?= 300
 
-.PHONY: help demo setup test test-slurm nemo-test lint bench docs wheel golden clean
+.PHONY: help demo setup test test-slurm nemo-test lint bench soak docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +20,7 @@ help:
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
 	@echo 'make lint    ruff, mypy, the import contracts and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
+	@echo 'make soak    FAULTS=300 faults in real chains, and whether all held; interrupted, it goes on'
 	@echo 'make docs    the documentation, into site/'
 	@echo 'make wheel   the wheel, into dist/'
 	@echo 'make golden  write the golden scripts anew, for review as a diff'
@@ -66,6 +69,10 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/reading.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
+
+soak: .venv/test.done
+	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge
+	$(BIN)/python -m benchmarks.soak --faults $(FAULTS)
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
