@@ -1,0 +1,55 @@
+"""The job that the supervisor keeps: what Slurm, the script and the launcher's settings say of it."""
+
+import sys
+from typing import Dict, NamedTuple
+
+from supervisor.settings import Settings
+
+
+class Job(NamedTuple):
+    """One life of a job.
+
+    Attributes
+    ----------
+    id
+        ``17``; of an array's task ``17_2``; without Slurm the supervisor's process id.
+    life
+        `id` and the number of requeues, ``17.0``: the beginning of the names of its marks.
+    claimant
+        Id that stands in a claim: of an array's task the array's.
+    link
+        Number of the link in its chain, from 1 on.
+    by_hand
+        The script was submitted by hand: it claims nothing and belongs to no chain.
+    directory
+        The launch directory.
+    began
+        Unix time at which the supervisor started.
+    environment
+        The environment in which the job was submitted, before the script exported anything.
+    """
+
+    id: str
+    life: str
+    claimant: str
+    link: int
+    by_hand: bool
+    directory: str
+    settings: Settings
+    began: int
+    environment: Dict[str, str]
+
+    @property
+    def marks(self) -> str:
+        return self.directory + "/marks"
+
+    def say(self, message: str, stream=None) -> None:
+        """Write a line to the job's log; on a full disk the job goes on without it."""
+        try:
+            print("Job {}: {}".format(self.claimant, message), file=stream or sys.stdout, flush=True)
+        except (OSError, ValueError):
+            pass
+
+
+class Leave(Exception):
+    """The job has nothing to do: its message says why."""
