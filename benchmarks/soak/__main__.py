@@ -99,6 +99,8 @@ class Soak:
                 self.reference(item, cluster, nodes)
                 continue
             row = self.trial(item, cluster, nodes)
+            if not cluster.is_whole:
+                raise RuntimeError(f"a zygote has ended; what failed since is on no record, as seed {item}")
             with self._lock:
                 if not self._is_closing:
                     record(row)

@@ -37,8 +37,9 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
         clock = _clock(parent)
         preload = {"LD_PRELOAD": str(clock)} if clock else {}
         rank_socket, launch_socket = parent / "ranks", parent / "launchers"
-        stack.enter_context(_zygote(rank_socket, parent / "ranks.jsonl", _TRAINING, preload))
-        stack.enter_context(_zygote(launch_socket, parent / "launchers.jsonl", _LAUNCHING, {}))
+        ranks = _zygote(rank_socket, parent / "ranks.jsonl", _TRAINING, preload)
+        launchers = _zygote(launch_socket, parent / "launchers.jsonl", _LAUNCHING, {})
+        zygotes = [stack.enter_context(each) for each in (ranks, launchers)]
         for number in range(disks):
             stack.enter_context(_disk(parent / "disks" / str(number)))
         clusters = []
@@ -48,6 +49,7 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
             stack.callback(down, directory / SANDBOX)
             up(Options(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
             cluster = Cluster(directory, size, rank_socket, launch_socket)
+            cluster.zygotes = zygotes
             _prepare(cluster, number, clock)
             closing = threading.Event()
             watch = threading.Thread(target=_watch, args=(cluster, closing), daemon=True)
@@ -97,7 +99,9 @@ def _clock(parent: Path) -> Path | None:
 
 
 @contextmanager
-def _zygote(path: Path, journal: Path, modules: tuple[str, ...], more: dict[str, str]) -> Iterator[None]:
+def _zygote(
+    path: Path, journal: Path, modules: tuple[str, ...], more: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
     log = path.with_suffix(".log")
@@ -115,7 +119,7 @@ def _zygote(path: Path, journal: Path, modules: tuple[str, ...], more: dict[str,
         assert server.stdout
         if server.stdout.readline() != "ready\n":
             raise RuntimeError(log.read_text())
-        yield
+        yield server
     finally:
         assert server.stdin
         server.stdin.close()

@@ -84,7 +84,13 @@ class Cluster:
         self._news = threading.Condition()
         self._jobs: dict[str, Job] = {}
         self._looks = 0
+        self.zygotes: list[subprocess.Popen[str]] = []
         self.ever: set[tuple[str, str]] = set()  # names and ids of all jobs that there were
+
+    @property
+    def is_whole(self) -> bool:
+        """Return False if a zygote has ended, so that runs fail for want of it."""
+        return all(zygote.poll() is None for zygote in self.zygotes)
 
     # --- asking ---
 
@@ -177,13 +183,12 @@ class Cluster:
         return variables.get("SLURM_JOB_ID") if variables.get("SLURM_CONF") == str(self.conf) else None
 
     def mounts(self) -> list[str]:
-        """Return what is mounted on the machine and on the nodes."""
-        pids = {"machine": os.getpid()} | {n: d.pid for n, d in self._state.daemons.items() if d.is_alive}
-        found = []
-        for name, pid in pids.items():
-            with suppress(OSError):
-                lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
-                found += [f"{name} {line.split()[4]}" for line in lines]
+        """Return what is mounted on nodes alone, or below this cluster's directory."""
+        machine = _mount_points(os.getpid())
+        found = [f"machine {point}" for point in machine if point.startswith(str(self.directory))]
+        for node, daemon in self._state.daemons.items():
+            if daemon.is_alive:
+                found += [f"{node} {point}" for point in _mount_points(daemon.pid) - machine]
         return sorted(found)
 
     # --- breaking ---
@@ -276,6 +281,13 @@ def _succeeds(function: Callable[..., object], *arguments: str) -> bool:
     except (RuntimeError, subprocess.TimeoutExpired):
         return False
     return True
+
+
+def _mount_points(pid: int) -> set[str]:
+    try:
+        return {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+    except OSError:
+        return set()
 
 
 def _words(pid: int) -> str:

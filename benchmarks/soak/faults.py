@@ -213,10 +213,11 @@ def torn_checkpoint(trial: Trial) -> None:
     """The newest checkpoint is damaged, and a rank dies."""
     trial.moment(earliest=2 * EVERY + 2)
     found = store.complete(trial.checkpoints)
-    newest = found[-1]
-    trial.torn.add(newest.marker.step)
-    what = damage(newest.path, found[0].path, trial.chance)
-    trial.note(f"step {newest.marker.step}: {what}")
+    if len(found) > 1:  # on a busy machine, the second may still be written
+        newest = found[-1]
+        trial.torn.add(newest.marker.step)
+        what = damage(newest.path, found[0].path, trial.chance)
+        trial.note(f"step {newest.marker.step}: {what}")
     trial.kill_a_rank()
 
 

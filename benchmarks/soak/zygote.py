@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -111,7 +112,10 @@ class Zygote:
         select.register(0, selectors.EVENT_READ, self._leave)
         while True:
             for key, _ in select.select():
-                key.data()
+                try:
+                    key.data()
+                except Exception:  # of one of many, who go on
+                    traceback.print_exc()
 
     def _leave(self) -> None:
         for pid in self._clients:
@@ -148,9 +152,10 @@ class Zygote:
             connection.sendall(f"{pid}\n".encode())
 
     def _abandoned(self, pid: int) -> None:
-        """End what was forked for a client that is gone."""
-        self._selector.unregister(self._clients[pid])
-        os.kill(pid, signal.SIGKILL)
+        """End what was forked for a client that is gone, unless it has ended just now."""
+        if pid in self._clients:
+            self._selector.unregister(self._clients[pid])
+            os.kill(pid, signal.SIGKILL)
 
     def _ended(self, pid: int, watch: int) -> None:
         _, status, used = os.wait4(pid, 0)
@@ -190,7 +195,6 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     """Be what was asked for; never return."""
     import ctypes
     import importlib
-    import traceback
 
     code = 1
     try:
