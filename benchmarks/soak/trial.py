@@ -141,6 +141,8 @@ class Trial:
             self.note(f"ended {row.get('state')} at step {row.get('step')}: {row.get('reason')}")
             if self.is_done() and not self.is_forgotten:
                 self.violations.append(f"it is done, and status says {row.get('state')}: {row.get('reason')}")
+            if row.get("state") == "CANCELLED" and most == 0 and not self.is_forgotten:
+                self.violations.append(f"nobody cancelled it, and status says CANCELLED: {row.get('reason')}")
             if turn == most:
                 self.violations.append(
                     f"needs a further launch by hand: {row.get('state')}: {row.get('reason')}"
