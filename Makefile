@@ -4,8 +4,10 @@ BIN := .venv/bin
 # Of the tests: one more than the two processors of CI, as those with Slurm mostly wait.
 WORKERS ?= 3
 SUITES ?= bookworm trixie sid
+# Of the soak.
+FAULTS ?= 300
 
-.PHONY: help demo setup test test-slurm nemo-test gpu-test lint bench docs wheel golden clean
+.PHONY: help demo setup test test-slurm nemo-test gpu-test lint bench soak docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +21,7 @@ help:
 	@echo 'make gpu-test  what the GPUs of this machine compute, as a table'
 	@echo 'make lint    ruff, mypy, the import contracts, the supervisor'"'"'s Python and the documentation alone'
 	@echo 'make bench   the performance tables of benchmarks/perf'
+	@echo 'make soak    FAULTS=300 faults in real chains, and whether all held; interrupted, it goes on'
 	@echo 'make docs    the documentation, into site/'
 	@echo 'make wheel   the wheel, into dist/'
 	@echo 'make golden  write the golden scripts anew, for review as a diff'
@@ -70,6 +73,10 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/reading.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
+
+soak: .venv/test.done
+	@scripts/system-packages.sh slurmctld:slurm-wlm munged:munge
+	$(BIN)/python -m benchmarks.soak --faults $(FAULTS)
 
 docs: .venv/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

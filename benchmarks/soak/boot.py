@@ -1,0 +1,162 @@
+"""Booting the clusters of a soak with all that they need, and clearing them away however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.soak import zygote
+from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
+from launcher.sandbox import STATE_FILE, Options, down, up
+
+_TRAINING = (
+    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.header", "trainer.loop.run",
+    "trainer.loop.saving", "trainer.loop.session", "trainer.report.events",
+)  # fmt: skip
+_LAUNCHING = (
+    "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
+    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission", "launcher.monitor.overview",
+    "launcher.config.schema", "launcher.preflight.registry", "launcher.inspection.gathering",
+    "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
+)  # fmt: skip
+
+
+@contextmanager
+def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]]:
+    """Boot sandboxes: the first of `nodes` nodes, with file systems for full disks, the others of three."""
+    parent = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
+    with ExitStack() as stack:
+        stack.enter_context(_guarded(parent))
+        clock = _clock(parent)
+        preload = {"LD_PRELOAD": str(clock)} if clock else {}
+        rank_socket, launch_socket = parent / "ranks", parent / "launchers"
+        ranks = _zygote(rank_socket, parent / "ranks.jsonl", _TRAINING, preload)
+        launchers = _zygote(launch_socket, parent / "launchers.jsonl", _LAUNCHING, {})
+        zygotes = [stack.enter_context(each) for each in (ranks, launchers)]
+        for number in range(disks):
+            stack.enter_context(_disk(parent / "disks" / str(number)))
+        clusters = []
+        for number, size in enumerate([nodes, *[3] * (lanes - 1)]):
+            directory = parent / f"c{number}"
+            (directory / "clocks").mkdir(parents=True)
+            stack.callback(down, directory / SANDBOX)
+            up(Options(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
+            cluster = Cluster(directory, size, rank_socket, launch_socket)
+            cluster.zygotes = zygotes
+            _prepare(cluster, number, clock)
+            closing = threading.Event()
+            watch = threading.Thread(target=_watch, args=(cluster, closing), daemon=True)
+            watch.start()
+            stack.callback(watch.join)
+            stack.callback(closing.set)
+            clusters.append(cluster)
+        yield clusters
+
+
+def _watch(cluster: Cluster, closing: threading.Event) -> None:
+    while not closing.wait(0.5):
+        cluster.look()
+
+
+def _prepare(cluster: Cluster, number: int, clock: Path | None) -> None:
+    prolog = cluster.directory / "prolog"
+    prolog.write_text(
+        "#!/bin/bash\n"
+        f'[[ -e "{cluster.directory}/clocks/$SLURMD_NODENAME" ]] || exit 0\n'
+        f'echo "export {zygote.OFFSET}=$(<"{cluster.directory}/clocks/$SLURMD_NODENAME")"\n'
+        f'echo "export LD_PRELOAD={clock}"\n'
+    )
+    prolog.chmod(0o755)
+    with cluster.conf.open("a") as file:
+        file.write(f"TaskProlog={prolog}\n" if clock else "")
+    # A requeued job waits until the credentials of its life before have expired; two minutes, by default.
+    cluster.configure(r"(AuthInfo=.*)", r"\1,cred_expire=5")
+    # Ports of a rendezvous follow from the number of a job: other sandboxes of this machine have others.
+    cluster.configure(r"(FirstJobId=)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 4000 * number}")
+    cluster.kill_controller()
+    cluster.start_controller(forgetful=True)
+    cluster.slurm("scontrol", "reconfigure")
+    # The real trainer saves within that, on a busy machine too.
+    cluster.slurm("scontrol", "update", "PartitionName=low", "GraceTime=10")
+
+
+def _clock(parent: Path) -> Path | None:
+    """Build the clock that is off; None where there is no compiler."""
+    compiler = shutil.which("cc")
+    library = parent / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    command = [str(compiler), "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    if compiler is None or subprocess.run(command, capture_output=True).returncode:
+        return None
+    return library
+
+
+@contextmanager
+def _zygote(
+    path: Path, journal: Path, modules: tuple[str, ...], more: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+    log = path.with_suffix(".log")
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    try:
+        assert server.stdout
+        if server.stdout.readline() != "ready\n":
+            raise RuntimeError(log.read_text())
+        yield server
+    finally:
+        assert server.stdin
+        server.stdin.close()
+        server.wait(20)
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Mount a small file system, before the nodes are booted, so that they see it; not possible, none."""
+    path.mkdir(parents=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "soak", str(path)], capture_output=True)
+    try:
+        yield
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@contextmanager
+def _guarded(parent: Path) -> Iterator[None]:
+    """Clear a directory of clusters away at the end, also when this process is killed."""
+    words = [sys.executable, "-c", "from benchmarks.soak.boot import clear; clear()", str(parent)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True) as guard:
+        try:
+            yield
+        finally:
+            assert guard.stdin
+            guard.stdin.close()
+
+
+def clear() -> None:
+    """Wait for the end of stdin; then stop what is left of the clusters of a directory, and remove it."""
+    sys.stdin.read()
+    parent = Path(sys.argv[1])
+    for state in sorted(parent.glob(f"c*/{SANDBOX}/{STATE_FILE}")):
+        down(state.parent)
+    for disk in (parent / "disks").glob("*"):
+        if disk.is_mount():
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    shutil.rmtree(parent)

@@ -1,0 +1,313 @@
+"""A sandbox that can be broken, with the zygotes that train and launch on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak import zygote
+from launcher.sandbox import processes
+from launcher.sandbox.clients import client_environment
+from launcher.sandbox.processes import Process
+from launcher.sandbox.reporting import Silent
+from launcher.sandbox.state import State, load
+from launcher.sandbox.supervision import Supervisor
+
+ROOT = Path(__file__).resolve().parents[2]
+LIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "STOPPED", "SIGNALING")
+PREFIX = "soak-"
+SANDBOX = "s"  # short: sockets are below it
+
+
+class NotPossible(Exception):
+    """Something that this machine lacks, so that a fault is skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as Slurm told of it last."""
+
+    id: str
+    name: str
+    state: str
+    nodes: str
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command of the launcher ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Cluster:
+    """A sandbox, its jobs as they were half a second ago, and ways to break it."""
+
+    def __init__(self, directory: Path, size: int, rank_socket: Path, launch_socket: Path) -> None:
+        self.directory, self.size, self._launch_socket = directory, size, launch_socket
+        self._sandbox = sandbox = directory / SANDBOX
+        self.results = directory / "results"
+        self.conf = sandbox / "etc" / "slurm.conf"
+        self.environment = {
+            **client_environment(self.conf),
+            "TMPDIR": str(directory),
+            "SLIPWAY_CACHE_DIR": str(directory / "cache"),
+            "COLUMNS": "250",
+        }
+        self.interpreter = directory / "python"
+        self.interpreter.write_text(
+            "#!/bin/bash\n"
+            "[[ ${SLURM_JOB_ID:-} ]] || exit 0\n"  # the launcher asks what it has
+            f'exec "{sys.executable}" -ISE "{zygote.__file__}" client "{rank_socket}" "$@"\n'
+        )
+        self.interpreter.chmod(0o755)
+        self._lock = threading.RLock()
+        self._news = threading.Condition()
+        self._jobs: dict[str, Job] = {}
+        self._looks = 0
+        self.zygotes: list[subprocess.Popen[str]] = []
+        self.ever: set[tuple[str, str]] = set()  # names and ids of all jobs that there were
+
+    @property
+    def is_whole(self) -> bool:
+        """Return False if a zygote has ended, so that runs fail for want of it."""
+        return all(zygote.poll() is None for zygote in self.zygotes)
+
+    # --- asking ---
+
+    def slurm(self, *words: str, seconds: float = 30) -> str:
+        """Run a command of Slurm's, which must succeed; return what it printed."""
+        done = subprocess.run(
+            words, env=self.environment, cwd=self.directory, capture_output=True, text=True, timeout=seconds
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def look(self) -> None:
+        """Ask for all jobs once; one that Slurm has forgotten is no longer there."""
+        form = "--format=%i|%j|%T|%N"
+        try:
+            told = self.slurm("squeue", "--noheader", "--states=all", form, seconds=8)
+        except (RuntimeError, subprocess.TimeoutExpired):
+            return
+        jobs = [Job(*line.split("|", 3)) for line in told.splitlines() if line.count("|") == 3]
+        with self._news:
+            self._jobs = {job.id: job for job in jobs}
+            self.ever |= {(job.name, job.id) for job in jobs}
+            self._looks += 1
+            self._news.notify_all()
+
+    def jobs(self, run: str, fresh: int = 0) -> list[Job]:
+        """Return the jobs of a run, of a look that began after this call with `fresh=2`."""
+        with self._news:
+            least = self._looks + fresh
+            deadline = time.monotonic() + 120
+            while self._looks < least and time.monotonic() < deadline:
+                self._news.wait(5)
+            return [job for job in self._jobs.values() if job.name == PREFIX + run]
+
+    def order(self, *words: str, **order: Any) -> tuple[Any, Path, Path]:
+        """Begin a command of the launcher, in a process of its own; return the connection and its outputs."""
+        environment = self.environment | order.pop("environment", {})
+        with ExitStack() as stack:
+            made = [tempfile.mkstemp(dir=self.directory, prefix=".verb-") for _ in range(2)]
+            for handle, _ in made:
+                stack.callback(os.close, handle)
+            nothing = stack.enter_context(Path(os.devnull).open())
+            files = (nothing.fileno(), made[0][0], made[1][0])
+            told = {"arguments": ["launcher.main", *words], "environment": environment, **order}
+            told["directory"] = str(self.directory)
+            return zygote.connect(str(self._launch_socket), told, files), Path(made[0][1]), Path(made[1][1])
+
+    def slipway(self, *words: str, **order: Any) -> Done:
+        """Run a command of the launcher, as a process of its own."""
+        connection, out, err = self.order(*words, **order)
+        try:
+            *_, code = zygote.answers(connection)
+            return Done(code, out.read_text(), err.read_text())
+        finally:
+            connection.close()
+            out.unlink()
+            err.unlink()
+
+    # --- processes ---
+
+    @property
+    def _state(self) -> State:
+        state = load(self._sandbox)
+        assert state
+        return state
+
+    def keeper(self, job: str) -> int | None:
+        """Return the main process of a job's batch step: what keeps the job on its batch host."""
+        found = processes.entries()
+        for pid, entry in found.items():
+            if _words(pid).startswith((f"slurmstepd: [{job}.batch]", f"slurmstepd: [{job}.4294967291]")):
+                children = [each for each, other in found.items() if other.parent == entry.process.pid]
+                return next((each for each in children if not _words(each).startswith("slurmstepd")), None)
+        return None
+
+    def srun(self, job: str) -> int | None:
+        """Return the srun that started the tasks of a job."""
+        found = processes.entries()
+        sruns = {pid for pid in found if _comm(pid) == "srun" and self._job_of(pid) == job}
+        return min((pid for pid in sruns if found[pid].parent not in sruns), default=None)
+
+    def left(self, jobs: set[str]) -> list[str]:
+        """Return the processes of jobs that still run."""
+        return [f"{pid} {_words(pid)[:80]}" for pid in processes.entries() if self._job_of(pid) in jobs]
+
+    def _job_of(self, pid: int) -> str | None:
+        """Return the job of this cluster that a process is of."""
+        variables = processes.environment(pid)
+        return variables.get("SLURM_JOB_ID") if variables.get("SLURM_CONF") == str(self.conf) else None
+
+    def mounts(self) -> list[str]:
+        """Return what is mounted on nodes alone, or below this cluster's directory."""
+        machine = _mount_points(os.getpid())
+        found = [f"machine {point}" for point in machine if point.startswith(str(self.directory))]
+        for node, daemon in self._state.daemons.items():
+            if daemon.is_alive:
+                found += [f"{node} {point}" for point in _mount_points(daemon.pid) - machine]
+        return sorted(found)
+
+    # --- breaking ---
+
+    def kill_node(self, name: str) -> None:
+        """Do what a power cut does: all that runs on a node is gone at once, and nobody is told."""
+        with self._lock:
+            daemon = self._state.daemons[name]
+        namespace = processes.mount_namespace(daemon.pid)
+        with namespace.open("rb"):  # kept, so that its number is not given to another
+            inode = namespace.stat().st_ino
+            daemon.signal(signal.SIGKILL)
+            while mates := [pid for pid in processes.entries() if _namespace(pid) == inode]:
+                for pid in mates:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+                processes.reap(daemon.pid)
+
+    def revive_node(self, name: str) -> None:
+        """Boot a node again."""
+        self._start(name, ["slurmd", "-D", "-f", str(self.conf)], host=name)
+
+    @property
+    def controller(self) -> Process:
+        """The process of slurmctld."""
+        return self._state.daemons["slurmctld"]
+
+    @property
+    def controller_log(self) -> Path:
+        """The log of slurmctld."""
+        return self._state.layout.logs / "slurmctld.log"
+
+    def kill_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Stop slurmctld; told by SIGTERM, it saves what it knows."""
+        processes.stop([self.controller], number, 30)
+
+    def start_controller(self, *, forgetful: bool = False) -> None:
+        """Start slurmctld again; `forgetful`: without what it knew, and with other numbers for jobs."""
+        if forgetful:
+            spool = self._state.layout.controller_state
+            shutil.rmtree(spool)
+            spool.mkdir()
+            self.configure(r"(FirstJobId=)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 1000}")
+        self._start("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
+        self.until("slurmctld answers", lambda: _succeeds(self.slurm, "scontrol", "ping"))
+
+    def configure(self, line: str, new: str | Callable[[re.Match[str]], str]) -> None:
+        """Replace a line of slurm.conf, for daemons that are started later."""
+        self.conf.write_text(re.sub(f"(?m)^{line}$", new, self.conf.read_text()))
+
+    def resume_nodes(self) -> None:
+        """Take nodes back into service that Slurm has drained, as one where two jobs had the same number."""
+        states = self.slurm("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %t").splitlines()
+        for node, state in (line.split() for line in states):
+            if state.startswith("drain"):
+                self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def _start(self, name: str, command: list[str], **how: Any) -> None:
+        with self._lock:
+            Supervisor(self._state, Silent()).start(name, command, **how)
+
+    def until(self, what: str, happened: Callable[[], object], seconds: float = 240) -> None:
+        """Wait for something that is bound to happen."""
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"in vain: {what}")
+            time.sleep(0.05)
+
+    # --- clocks ---
+
+    def set_clock(self, node: str, seconds: int | None) -> None:
+        """Have the jobs that begin on a node from now on see a clock that is off."""
+        path = self.directory / "clocks" / node
+        path.unlink(missing_ok=True)
+        if seconds is not None:
+            path.write_text(str(seconds))
+
+
+def read_journal(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return what the zygote of the ranks noted: which process of which job ran from when to when."""
+    path = cluster.directory.parent / "ranks.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def _succeeds(function: Callable[..., object], *arguments: str) -> bool:
+    try:
+        function(*arguments)
+    except (RuntimeError, subprocess.TimeoutExpired):
+        return False
+    return True
+
+
+def _mount_points(pid: int) -> set[str]:
+    try:
+        return {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+    except OSError:
+        return set()
+
+
+def _words(pid: int) -> str:
+    try:
+        return (
+            (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        return ""
+
+
+def _comm(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespace(pid: int) -> int | None:
+    try:
+        return processes.mount_namespace(pid).stat().st_ino
+    except OSError:
+        return None

@@ -1,0 +1,271 @@
+"""The table of faults: what each does to a run, and how often its user has to launch it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.soak import zygote
+from benchmarks.soak.cluster import NotPossible
+from benchmarks.soak.trial import EVERY, STEPS, Trial
+from tests.trainer.damages import damage
+from trainer.checkpoint import store
+
+# More than a launch makes.
+_CALLS = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault.
+
+    Attributes
+    ----------
+    relaunches
+        How often the user may have to launch the run again.
+    alone
+        Whether it breaks the whole cluster, so that it has one of its own.
+    """
+
+    strike: Callable[[Trial], None]
+    relaunches: int = 0
+    alone: bool = False
+
+
+def nothing(trial: Trial) -> None:
+    """Let the run go through undisturbed: the others are compared with it."""
+    trial.launch()
+
+
+def launcher_killed(trial: Trial) -> None:
+    """SIGKILL of the launcher before one of its calls that change the world; the user tries again."""
+    number = trial.chance.randint(1, _CALLS)
+    done = trial.launch(fatal_call=number)
+    trial.note(
+        f"launcher killed before call {number}" if done.code < 0 else f"it had fewer than {number} calls"
+    )
+    time.sleep(trial.chance.choice((0, 0.2, 1)))
+    if done.code < 0:
+        trial.launch()
+
+
+def keeper_killed(trial: Trial) -> None:
+    """SIGKILL of the process that keeps the job on its batch host."""
+    job = trial.moment()
+    trial.kill(trial.cluster.keeper(job), "the keeper")
+
+
+def srun_killed(trial: Trial) -> None:
+    """SIGKILL of the srun of the tasks."""
+    job = trial.moment()
+    trial.kill(trial.cluster.srun(job), "srun")
+
+
+def rank_killed(trial: Trial) -> None:
+    """SIGKILL of a rank."""
+    trial.moment()
+    trial.kill_a_rank()
+
+
+def time_limit(trial: Trial) -> None:
+    """The time limit: the training saves when it is told to, or is deaf to that."""
+    trial.hold(trial.chance.randrange(STEPS), deaf=trial.chance.random() < 0.3)
+    trial.launch()
+    job = trial.held()
+    # Slurm looks every 30 seconds.
+    trial.cluster.slurm("scontrol", "update", f"JobId={job}", "EndTime=now+45")
+    trial.until_gone(job)
+
+
+def preempted(trial: Trial) -> None:
+    """A job of a higher partition takes the nodes."""
+    job = trial.moment(deaf=trial.chance.random() < 0.3)
+    nodes = trial.nodes_of(job)
+    if not nodes:
+        return trial.note("it was gone")
+    told = trial.cluster.slurm(
+        "sbatch", "--parsable", "--output=/dev/null", "--partition=high", f"--nodelist={nodes[0]}",
+        "--exclusive", "--wrap=exec sleep 600",
+    )  # fmt: skip
+    trial.until_gone(job)
+    trial.cluster.slurm("scancel", told.strip())
+    return None
+
+
+def requeued(trial: Trial) -> None:
+    """`scontrol requeue` of the job that runs, by an administrator."""
+    job = trial.moment()
+    try:
+        trial.cluster.slurm("scontrol", "update", f"JobId={job}", "Requeue=1")  # which we submit it without
+        trial.cluster.slurm("scontrol", "requeue", job)
+        trial.note("requeued")
+    except RuntimeError as error:
+        trial.note(f"requeue: {error}")
+
+
+def node_down(trial: Trial) -> None:
+    """A node loses power and comes back."""
+    _power_cut(trial)
+    time.sleep(trial.chance.choice((0, 2, 8, 20)))
+    revive(trial)
+
+
+def node_gone(trial: Trial) -> None:
+    """A node loses power and does not come back."""
+    _power_cut(trial)
+
+
+def _power_cut(trial: Trial) -> None:
+    job = trial.moment()
+    nodes = trial.nodes_of(job)
+    if not nodes:
+        return trial.note("it was gone")
+    node = trial.chance.choice(nodes)
+    trial.down.append(node)
+    trial.cluster.kill_node(node)
+    return trial.note(f"{node} of {','.join(nodes)} lost power")
+
+
+def revive(trial: Trial) -> None:
+    """Boot the nodes of a run that are down."""
+    while trial.down:
+        trial.cluster.revive_node(trial.down.pop())
+
+
+def controller_stopped(trial: Trial) -> None:
+    """slurmctld answers nobody for a while, in which the link may end."""
+    trial.moment()
+    seconds = trial.chance.uniform(1, 12)
+    trial.note(f"slurmctld stopped for {seconds:.1f} s")
+    os.kill(trial.cluster.controller.pid, signal.SIGSTOP)
+    try:
+        _meanwhile(trial, seconds)
+    finally:
+        os.kill(trial.cluster.controller.pid, signal.SIGCONT)
+
+
+def controller_restarted(trial: Trial) -> None:
+    """slurmctld is stopped, or killed, and started again a while later."""
+    trial.moment()
+    seconds = trial.chance.uniform(0, 8)
+    how = trial.chance.choice((signal.SIGTERM, signal.SIGKILL))
+    trial.note(f"slurmctld down for {seconds:.1f} s after {how.name}")
+    before = trial.jobs_at_last()
+    trial.cluster.kill_controller(how)
+    try:
+        _meanwhile(trial, seconds)
+    finally:
+        trial.cluster.start_controller()
+    # It saves its state every few seconds; what it learned since is lost by a SIGKILL.
+    after = {job.id: job for job in trial.jobs_at_last()}
+    if lost := [
+        job for job in before if job.id not in after or after[job.id].state == "PENDING" != job.state
+    ]:
+        trial.is_forgotten = how == signal.SIGKILL
+        trial.note(f"it lost {', '.join(f'{job.id} ({job.state})' for job in lost)}")
+
+
+def controller_forgot(trial: Trial) -> None:
+    """slurmctld is started again without its state: it knows of no job."""
+    trial.moment()
+    trial.cluster.kill_controller()
+    trial.cluster.start_controller(forgetful=True)
+    trial.is_forgotten = True
+    trial.note("slurmctld forgot everything")
+
+
+def _meanwhile(trial: Trial, seconds: float) -> None:
+    """Let a rank die, or the training go on, while nobody answers."""
+    if trial.chance.random() < 0.5:
+        trial.kill_a_rank()
+    trial.release()
+    time.sleep(seconds)
+
+
+def disk_full(trial: Trial) -> None:
+    """The file system of the run is full; a while later somebody makes room."""
+    disks = trial.cluster.directory.parent / "disks"
+    disk = disks / str(trial.seed % max(1, len(list(disks.glob("*")))))
+    if not disk.is_mount():
+        raise NotPossible("no file system could be mounted")
+    trial.results = disk
+    trial.moment()
+    filler = disk / f"filler-{trial.seed}"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    with filler.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(b"0"):
+            pass
+    seconds = trial.chance.uniform(1, 10)
+    trial.note(f"full for {seconds:.1f} s")
+    trial.release()
+    time.sleep(seconds)
+    filler.unlink()
+
+
+def torn_checkpoint(trial: Trial) -> None:
+    """The newest checkpoint is damaged, and a rank dies."""
+    trial.moment(earliest=2 * EVERY + 2)
+    found = store.complete(trial.checkpoints)
+    if len(found) > 1:  # on a busy machine, the second may still be written
+        newest = found[-1]
+        trial.torn.add(newest.marker.step)
+        what = damage(newest.path, found[0].path, trial.chance)
+        trial.note(f"step {newest.marker.step}: {what}")
+    trial.kill_a_rank()
+
+
+def two_launches(trial: Trial) -> None:
+    """The run is launched on two hosts at once."""
+    both = []
+    for host in ("login1", "login2"):
+        own = {"SLIPWAY_CACHE_DIR": str(trial.cluster.directory / f"cache-{host}")}
+        both.append(trial.cluster.order(*trial.words, host=host, environment=own))
+        time.sleep(trial.chance.choice((0, 0, 0.1, 0.5)))
+    for connection, out, err in both:
+        *_, code = zygote.answers(connection)
+        connection.close()
+        trial.launches += code == 0
+        trial.note(
+            f"exit code {code}{': ' + err.read_text().splitlines()[0] if code and err.stat().st_size else ''}"
+        )
+        for path in (out, err):
+            Path(path).unlink()
+
+
+def clock_off(trial: Trial) -> None:
+    """The clock of a node is off by an hour, for all that the job runs there; a rank dies."""
+    if not (trial.cluster.directory.parent / "clock.so").exists():
+        raise NotPossible("no compiler for a clock that is off")
+    node, seconds = trial.chance.choice(trial.nodes[:2]), trial.chance.choice((-3600, 3600))
+    trial.note(f"the clock of {node} is off by {seconds} s")
+    trial.cluster.set_clock(node, seconds)
+    trial.moment()
+    trial.kill_a_rank()
+
+
+FAULTS: dict[str, Fault] = {
+    # Those that take longest come first.
+    "time_limit": Fault(time_limit),
+    "controller_forgot": Fault(controller_forgot, relaunches=1, alone=True),
+    "node_down": Fault(node_down),
+    "node_gone": Fault(node_gone),
+    "controller_stopped": Fault(controller_stopped, alone=True),
+    "controller_restarted": Fault(controller_restarted, alone=True),
+    "preempted": Fault(preempted),
+    "disk_full": Fault(disk_full, relaunches=2),
+    "requeued": Fault(requeued),
+    "clock_off": Fault(clock_off),
+    "torn_checkpoint": Fault(torn_checkpoint),
+    "keeper_killed": Fault(keeper_killed),
+    "srun_killed": Fault(srun_killed),
+    "rank_killed": Fault(rank_killed),
+    "launcher_killed": Fault(launcher_killed, relaunches=1),
+    "two_launches": Fault(two_launches),
+}

@@ -1,0 +1,138 @@
+"""What has to hold after a fault, by what the trainer, Slurm, the kernel and `slipway` say."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.soak.cluster import PREFIX
+from benchmarks.soak.trial import STEPS, Trial
+
+Losses = dict[int, tuple[Any, ...]]
+_FIELDS = ("loss", "grad_norm", "lr", "consumed_samples")
+# What Slurm gives a job that ends, and more.
+_PATIENCE_SECONDS = 20
+_LIVE = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
+
+
+def losses(trial: Trial) -> Losses:
+    """Return the numbers of each step of a run that nothing disturbed."""
+    return {event["step"]: _numbers(event) for event in trial.events() if event["kind"] == "train"}
+
+
+def judge(trial: Trial, undisturbed: Losses, mounts: list[str]) -> list[str]:
+    """Return what is wrong with a run that is over.
+
+    Parameters
+    ----------
+    undisturbed
+        The numbers of the same training without a fault.
+    mounts
+        What was mounted before.
+    """
+    return [
+        *trial.violations,
+        *told(trial, undisturbed),
+        *doubled(trial),
+        *_unknown(trial),
+        *_left(trial, mounts),
+    ]
+
+
+def told(trial: Trial, undisturbed: Losses) -> list[str]:
+    """Return what is wrong with what the trainer told: other numbers, steps that were lost."""
+    events = trial.events()
+    return [*_wrong_losses(events, undisturbed), *_lost_steps(events, trial.torn)]
+
+
+def unknown_jobs(trial: Trial) -> list[str]:
+    """Return the live jobs of a run that `slipway` does not know, however often it is asked."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        before = {job.id for job in trial.live(fresh=2)}
+        known, row = known_jobs(trial.history()), trial.status()
+        live = before & {job.id for job in trial.live(fresh=2)}
+        missing = sorted(live - known)
+        if not live or not (missing or row.get("state") not in _LIVE):
+            return []
+        if time.monotonic() > deadline:
+            said = {name: row.get(name) for name in ("job_id", "state", "reason")}
+            return [f"jobs {sorted(live)} live, unknown to history: {missing}; status says {said}"]
+
+
+def known_jobs(rows: list[dict[str, Any]]) -> set[str]:
+    """Return the jobs of which `slipway history` tells."""
+    known = {row["job_id"] for row in rows} | {life["job_id"] for row in rows for life in row["lives"]}
+    return known | {link["job_id"] for row in rows for link in row["links"]}
+
+
+def _numbers(event: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(event[name] for name in _FIELDS)
+
+
+def _wrong_losses(events: list[dict[str, Any]], undisturbed: Losses) -> list[str]:
+    wrong, steps = [], set()
+    for event in events:
+        if event["kind"] == "train":
+            steps.add(event["step"])
+            if _numbers(event) != undisturbed[event["step"]]:
+                wrong.append(
+                    f"step {event['step']}: {_numbers(event)}, undisturbed {undisturbed[event['step']]}"
+                )
+    missing = sorted(set(range(1, STEPS + 1)) - steps)
+    return wrong + ([f"steps {missing} were never told of"] if missing else [])
+
+
+def _lost_steps(events: list[dict[str, Any]], torn: set[int]) -> list[str]:
+    """Return the starts before a checkpoint that was whole."""
+    wrong: list[str] = []
+    whole: set[int] = {0}
+    torn = set(torn)
+    for event in events:
+        if event["kind"] == "checkpoint":
+            whole.add(event["step"])
+        elif event["kind"] == "start":
+            newest = max(whole - torn)
+            if event["step"] < newest:
+                wrong.append(
+                    f"a link began at step {event['step']}: the checkpoint of step {newest} was whole"
+                )
+            if torn and torn <= whole:
+                whole = {step for step in whole if step <= event["step"]}
+                torn.clear()
+    return wrong
+
+
+def doubled(trial: Trial) -> list[str]:
+    """Return the trainings of the run that began before the one before it had ended."""
+    wrong: list[str] = []
+    running: dict[int, str] = {}
+    for line in trial.journal():
+        if line["rank"] != "0":
+            continue
+        if line["event"] == "end":
+            running.pop(line["pid"], None)
+        else:
+            wrong += [f"job {line['job']} trains beside job {other}" for other in running.values()]
+            running[line["pid"]] = line["job"]
+    return wrong
+
+
+def _unknown(trial: Trial) -> list[str]:
+    """Return the jobs that trained and that no launch on record had."""
+    trained = {line["job"] for line in trial.journal()}
+    rows = trial.history()
+    wrong = [f"job {job} trained and is unknown to history" for job in sorted(trained - known_jobs(rows))]
+    if not trial.is_forgotten:
+        wrong += [f"launch {row['launch']} is {row['state']}" for row in rows if row["state"] == "UNKNOWN"]
+    return wrong
+
+
+def _left(trial: Trial, mounts: list[str]) -> list[str]:
+    """Return processes and mounts that are left."""
+    jobs = {job for name, job in trial.cluster.ever if name == PREFIX + trial.run}
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (left := trial.cluster.left(jobs)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    new = sorted(set(trial.cluster.mounts()) - set(mounts))
+    return [f"left: {process}" for process in left] + [f"mounted: {mount}" for mount in new]

@@ -1,0 +1,117 @@
+"""The soak: 25 faults, each followed by what has to hold; and that the oracle sees what does not hold."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.soak import __main__ as soak
+from benchmarks.soak import oracle
+from benchmarks.soak.faults import FAULTS
+from benchmarks.soak.trial import STEPS, Trial
+from tests.sandbox.fixtures import skip_without_slurm
+
+COUNT = 25
+
+
+@pytest.mark.slurm
+@pytest.mark.trainer
+@pytest.mark.timeout(1800)
+def test_runs_survive_each_kind_of_fault(tmp_path: Path) -> None:
+    skip_without_slurm()
+    record = tmp_path / "soak.jsonl"
+    command = [sys.executable, "-m", "benchmarks.soak", "--faults", str(COUNT), "--record", str(record)]
+    done = subprocess.run(
+        [*command, "--lanes", "1"], cwd=soak.ROOT, capture_output=True, text=True, timeout=1700
+    )
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row["seed"] for row in rows} == set(range(COUNT))
+    assert {row["fault"] for row in rows} == set(FAULTS)
+    if skipped := [f"{row['fault']}: {row['skipped']}" for row in rows if "skipped" in row]:
+        pytest.skip(f"all others held; skipped: {'; '.join(skipped)}")
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    """A run whose cluster is not there: what it left, and what was noted of its ranks, is written by hand."""
+    cluster: Any = SimpleNamespace(directory=tmp_path / "c0", results=tmp_path / "results", size=3)
+    cluster.directory.mkdir()
+    return Trial(7, "rank_killed", "1x1", cluster, ["n1"], random.Random(7))
+
+
+def _tell(trial: Trial, *events: tuple[str, int], loss: float = 2.0) -> oracle.Losses:
+    """Write events as the trainer does, a launch's; return the numbers of all steps undisturbed."""
+    path = trial.run_dir / "launches" / "1" / "results" / "metrics.jsonl"
+    path.parent.mkdir(parents=True)
+    numbers = {"loss": loss, "grad_norm": 1.0, "lr": 0.1, "consumed_samples": 4}
+    lines = [{"kind": kind, "step": step, **numbers} for kind, step in events]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return dict.fromkeys(range(1, STEPS + 1), (2.0, 1.0, 0.1, 4))
+
+
+def _steps(first: int, last: int) -> list[tuple[str, int]]:
+    return [("train", step) for step in range(first, last + 1)]
+
+
+def test_oracle_accepts_link_that_begins_at_newest_checkpoint(trial: Trial) -> None:
+    events = [("start", 0), *_steps(1, 5), ("checkpoint", 3), ("start", 3), *_steps(4, STEPS)]
+    undisturbed = _tell(trial, *events)
+    assert oracle.told(trial, undisturbed) == []
+
+
+def test_oracle_sees_step_with_another_loss(trial: Trial) -> None:
+    undisturbed = _tell(trial, ("start", 0), *_steps(1, STEPS), loss=2.0000000000000004)
+    assert len(oracle.told(trial, undisturbed)) == STEPS
+
+
+def test_oracle_sees_missing_step(trial: Trial) -> None:
+    undisturbed = _tell(trial, ("start", 0), *_steps(1, STEPS - 1))
+    assert oracle.told(trial, undisturbed) == [f"steps [{STEPS}] were never told of"]
+
+
+@pytest.mark.parametrize("torn", [set(), {6}])
+def test_oracle_sees_lost_checkpoint_unless_it_was_torn(trial: Trial, torn: set[int]) -> None:
+    saved = [("checkpoint", 3), ("checkpoint", 6)]
+    undisturbed = _tell(trial, ("start", 0), *_steps(1, 7), *saved, ("start", 3), *_steps(4, STEPS))
+    trial.torn = torn
+    lost = ["a link began at step 3: the checkpoint of step 6 was whole"]
+    assert oracle.told(trial, undisturbed) == ([] if torn else lost)
+
+
+@pytest.mark.parametrize("are_apart", [True, False])
+def test_oracle_sees_trainings_side_by_side(trial: Trial, are_apart: bool) -> None:
+    undisturbed = _tell(trial, ("start", 0), *_steps(1, STEPS))
+    events = [("begin", 1, "17"), ("end", 1, "17"), ("begin", 2, "18"), ("end", 2, "18")]
+    if not are_apart:
+        events[1:3] = events[2], events[1]
+    control = str(trial.cluster.directory / "control" / trial.run)
+    names = ("event", "pid", "job")
+    lines = [dict(zip(names, event, strict=True)) | {"rank": "0", "control": control} for event in events]
+    journal = trial.cluster.directory.parent / "ranks.jsonl"
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert oracle.doubled(trial) == ([] if are_apart else ["job 18 trains beside job 17"])
+    assert oracle.told(trial, undisturbed) == []
+
+
+def test_each_fault_comes_within_25_seeds_and_is_drawn_from_its_seed_alone() -> None:
+    assert {soak.kind_of(seed) for seed in range(COUNT)} == set(FAULTS)
+    chances = [soak.chance_of(5) for _ in range(2)]
+    assert len({(chance.random(), shape) for chance, shape in chances}) == 1
+
+
+def test_record_and_table_leave_out_what_was_cut_off(tmp_path: Path) -> None:
+    row = {"seed": 13, "fault": "rank_killed", "violations": ["x"], "links": 2, "launches": 1, "seconds": 6.0}
+    path = tmp_path / "soak.jsonl"
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(row)[:-9]}")
+    rows = soak.read_record(path)
+    assert rows == [row]
+    assert soak.table(rows).splitlines()[-1].startswith("| rank killed | SIGKILL of a rank | 1 | 1 | 2.0 |")
+    assert soak.table(rows).endswith("| 13 |")
