@@ -268,7 +268,7 @@ def hold_steps(control: str) -> None:
         except (OSError, ValueError):
             return None
 
-    def held(session: Any, feed: Any) -> float:
+    def held(session: Any, feed: Any, clock: Any) -> float:
         time.sleep(read("pace") or 0)
         while (after := read("hold")) is not None and session.progress.step >= after:
             if session.place.is_main:
@@ -277,7 +277,7 @@ def hold_steps(control: str) -> None:
             if any(each.asked() for each in listening) and read("deaf") is None:
                 break
             time.sleep(0.02)
-        return step(session, feed)
+        return step(session, feed, clock)
 
     signals.StopSignals.install = install  # type: ignore[method-assign]
     run._step = held

@@ -30,6 +30,7 @@ from trainer.distributed import from_main, make_place, process_group
 from trainer.logs import LOGGER
 from trainer.loop import run
 from trainer.loop.session import Session, _choose, open_session
+from trainer.report.progress import StepClock
 from trainer.world import World
 
 STEPS = 2
@@ -66,9 +67,9 @@ def continued(session: Session) -> dict[str, Any]:
     session.progress = state.restore(
         choice, session.model, session.optimizer.inner, session.place, session.settings.seed
     )
-    start = session.progress.step
+    start, clock = session.progress.step, StepClock()
     with contextlib.closing(run._feed(session)) as feed:
-        losses = [run._step(session, feed) for _ in range(STEPS)]
+        losses = [run._step(session, feed, clock) for _ in range(STEPS)]
     return {"name": choice.found.path.name, "step": start, "losses": [loss.hex() for loss in losses]}
 
 
