@@ -102,15 +102,26 @@ class Known:
         return list(by_tag.values())
 
     def located(self, job_id: str) -> list[Entry]:
-        """The launch whose script a scheduler says the job has: also of a job that a colleague submitted."""
+        """Return the launch whose script a scheduler says the job has, whoever submitted it.
+
+        Raises
+        ------
+        UserError
+            If its launch was removed, and another has the directory now: no other job of that id is meant.
+        """
+        removed: Path | None = None
         for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
             entry = _launch_of(script) if script is not None else None
             if entry is not None:
                 self.index.remember([entry])
                 return [entry]
-            if script is not None:
-                where = "of a launch that was removed" if _run_of(script) else "which is in no run"
-                self.silent.append(f"there is a job {job_id}, of {one_line(str(script))}, {where}")
+            if script is not None and _run_of(script):
+                removed = script
+            elif script is not None:
+                self.silent.append(f"there is a job {job_id}, of {one_line(str(script))}, which is in no run")
+        if removed is not None:
+            told = f"job {job_id} is of a launch that was removed: {one_line(str(removed))}"
+            raise UserError(told, hint=f"to end it: scancel {job_id}")
         return []
 
     def trees_of_jobs(self) -> list[Path]:

@@ -71,7 +71,7 @@ def test_jobs_of_a_deleted_launch_leave_the_next_one_alone(chains: Any) -> None:
     others = set(command) - own
     assert len(others) >= 2, told
     # To cancel the link of old by its id would end the new launch.
-    assert yard.said["deleted"].returncode == 2, yard.said["deleted"]
+    assert yard.said["deleted"].returncode == 2, f"{yard.said['deleted']}\n{yard.told('deleted')}"
     assert "of a launch that was removed" in yard.said["deleted"].stderr
     begun = yard.begun("deleted")
     assert begun == [begun[0], yard.jobs["deleted"]], yard.told("deleted")
