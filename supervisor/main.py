@@ -307,16 +307,22 @@ def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
         size = content.nodes * content.tasks_per_node  # all on this machine
         world = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         commands = [(command, dict(world, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(size)]
-    polling = hooks.Polling(job, signals, hooks.WHILE) if hooks.WHILE else None
-    poll = polling.poll if polling is not None else None
+    polling = hooks.Polling(job, signals, hooks.WHILE)
+
+    def poll() -> Optional[float]:
+        # What the end needs: the tasks have started, and the archive may be gone when they have ended.
+        import supervisor.evidence
+        import supervisor.judging  # noqa: F401
+
+        return polling.poll()
+
     try:
         return run(commands, signals, forwarding(content.scheduler, content.save_signal), poll)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND
     finally:
-        if polling is not None:
-            polling.stop()
+        polling.stop()
 
 
 def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
