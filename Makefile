@@ -71,6 +71,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/checkpoints.py
 	$(BIN)/python benchmarks/perf/status.py
 	$(BIN)/python benchmarks/perf/reading.py
+	$(BIN)/python benchmarks/perf/job_start.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 

@@ -11,7 +11,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from supervisor.job import Job
@@ -117,6 +116,8 @@ class _Call:
                     stream.write(json.dumps(answer).encode("utf-8"))
             code = 0
         except BaseException:
+            import traceback  # late: it takes long, and most hooks do not raise
+
             traceback.print_exc()
         finally:
             try:

@@ -8,20 +8,21 @@ import re
 import shutil
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from supervisor import chain, checkpoints, marks, nemo_checkpoints
+from supervisor import chain, checkpoints, marks
 from supervisor.chain import Before, Effect, Ending
-from supervisor.evidence import evidence, first_failure, last_step
 from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
 from supervisor.files import plain
 from supervisor.job import Job, Leave
-from supervisor.judging import Facts, judge
 from supervisor.marks import ChainEnd, Life
-from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import SLURM
 from supervisor.slurm import JobRecord, Slurm, submitted_id
 from supervisor.slurm_states import state_at_end
+
+# The modules of the end are imported when it comes: the tasks start earlier.
+if TYPE_CHECKING:
+    from supervisor.judging import Facts
 
 _SUBMISSION_ATTEMPTS = 3
 # What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
@@ -179,8 +180,10 @@ class Link:
 
     def _facts(
         self, job_id: str, code: Optional[int], record: Optional[JobRecord], signalled: Optional[str]
-    ) -> Facts:
+    ) -> "Facts":
         """Return how a job ended in Slurm's words; who cancelled it with Slipway knows better."""
+        from supervisor.judging import Facts
+
         save = self._settings.save_signal
         if any(marks.cancelled_by(self._job.directory, one) for one in (job_id, job_id.partition("_")[0])):
             return Facts(code, "CANCELLED", signal=signalled, save=save)
@@ -191,7 +194,7 @@ class Link:
         )
 
     def _judge(
-        self, job_id: str, facts: Facts, hosts: Sequence[str], since: int
+        self, job_id: str, facts: "Facts", hosts: Sequence[str], since: int
     ) -> Tuple[Dict[str, Any], Ending]:
         """Return the judgement of an end, and what else a mark has of it."""
         try:
@@ -201,8 +204,12 @@ class Link:
             return {}, Ending()
 
     def _judge_by(
-        self, facts: Facts, lines: Sequence[str], hosts: Sequence[str]
+        self, facts: "Facts", lines: Sequence[str], hosts: Sequence[str]
     ) -> Tuple[Dict[str, Any], Ending]:
+        from supervisor.evidence import first_failure, last_step
+        from supervisor.judging import judge
+        from supervisor.rules import EXIT_INTERRUPTED
+
         tasks = self._settings.tasks_per_node
         judgement = judge(facts, lines, hosts, tasks)
         if judgement.rule.nodes == "down" and self._settings.scheduler == SLURM:
@@ -214,6 +221,8 @@ class Link:
         return fields, Ending(judgement.verdict, judgement.rule.name, judgement.rule.means, nodes)
 
     def _evidence(self, job_id: str, since: int) -> List[str]:
+        from supervisor.evidence import evidence
+
         logs = [self._settings.log + job_id + extension for extension in (".out", ".err")]
         return evidence(logs, self._settings.failures, since)
 
@@ -330,6 +339,8 @@ class Link:
         directory = self._settings.checkpoints
         if self._settings.engine == "nemo" and directory:
             try:
+                from supervisor import nemo_checkpoints
+
                 nemo_checkpoints.tidy(directory, self._job.life, self._job.say)
             except OSError as error:
                 self._job.say(f"{directory} could not be tidied: {error}", sys.stderr)

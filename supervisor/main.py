@@ -329,9 +329,17 @@ def _run(
     is_stuck: Optional[Callable[[], bool]] = None,
 ) -> int:
     polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
+
+    def poll() -> Optional[float]:
+        # What the end needs: the tasks have started, and the archive may be gone when they have ended.
+        import supervisor.evidence
+        import supervisor.judging  # noqa: F401
+
+        return polling.poll()
+
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
-        return run(commands, signals, forward, polling.poll, is_stuck)
+        return run(commands, signals, forward, poll, is_stuck)
     except OSError as error:
         job.say(str(error), sys.stderr)
         return _NOT_FOUND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sweeps.arrays import Array, differing, plan_arrays, render_array
+from launcher.rendering.supervision import supervisor_archive
+from launcher.sweeps.arrays import Array, array_settings, differing, plan_arrays, render_array
 from launcher.sweeps.points import Drafted, Request, check, draft
 
 LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
@@ -86,6 +88,8 @@ def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: 
     directory.mkdir(parents=True)
     script = directory / "script.sh"
     script.write_text(render_array(array, directory, "the-tag", None))
+    (directory / "supervisor.pyz").write_bytes(supervisor_archive())
+    (directory / "supervisor.json").write_text(json.dumps(array_settings(array, "the-tag")._asdict()))
     for point in array.points:
         point.plan.paths.directory.mkdir(parents=True)
         point.plan.paths.script.write_text(f'echo "{point.spot.name} was told $*"\n')
@@ -96,6 +100,10 @@ def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: 
     assert "leaves without doing anything" in run_task(script, 0, "the-tag", job="18")
     assert "was told" not in run_task(script, 0, "the-tag", job="18")
     assert run_task(script, 3, "the-tag").startswith("1 ")
+    settings = array_settings(array, "another array's")._asdict()
+    (directory / "supervisor.json").write_text(json.dumps(settings))
+    assert run_task(script, 0, "the-tag").startswith("1 ") and "told" not in run_task(script, 0)
+    (directory / "supervisor.json").write_text(json.dumps({**settings, "tag": "the-tag"}))
     array.points[0].plan.paths.script.unlink()
     assert "moved since it was launched" in run_task(script, 0, "the-tag")
     assert not Path(f"{tmp_path}-canary").exists()
