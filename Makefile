@@ -50,7 +50,8 @@ nemo-test: .venv/test.done
 lint: .venv/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	printf '%s\n' 3.11 3.14 | xargs -n 1 -P 2 $(BIN)/mypy --python-version
+	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.14
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 
