@@ -57,7 +57,8 @@ gpu-test: .venv/test.done
 lint: .venv/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	printf '%s\n' 3.11 3.14 | xargs -n 1 -P 2 $(BIN)/mypy --python-version
+	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.14
 	$(BIN)/lint-imports
 	$(BIN)/vermin --target=3.6- --violations --eval-annotations --no-tips supervisor tests/supervisor/programs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site

@@ -68,7 +68,6 @@ def run_forked(
 def _server() -> str:
     """Start the process that forks, once; it ends with this one, however that ends."""
     folder = tempfile.mkdtemp(prefix="slipway-", dir="/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     address = f"{folder}/socket"
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.forked_slipway", address],
@@ -106,6 +105,7 @@ def _serve(address: str) -> None:
                 _answer(connection)
                 os._exit(0)
             connection.close()
+    shutil.rmtree(Path(address).parent)
 
 
 def _answer(connection: socket.socket) -> None:
