@@ -4,7 +4,6 @@ import re
 import time
 from typing import List, NamedTuple, Optional
 
-from supervisor.evidence import TAIL_BYTES
 from supervisor.files import open_regular
 from supervisor.hooks import Hook
 from supervisor.job import Job
@@ -36,6 +35,8 @@ class Step(NamedTuple):
 
     def lines(self) -> List[str]:
         """Return the lines at the end of the log; none where it cannot be read."""
+        from supervisor.evidence import TAIL_BYTES  # late: the tasks start sooner
+
         try:
             with open_regular(self.log) as stream:
                 stream.seek(max(self.start, stream.seek(0, 2) - TAIL_BYTES))
