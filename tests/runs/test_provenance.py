@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -161,33 +160,39 @@ def test_a_launch_keeps_it(tmp_path: Path, checkout: Path) -> None:
     assert (manifest.git_diff is not None) == (directory / "git.diff").exists()
 
 
-def image_block(tmp_path: Path, image: Path) -> tuple[Path, str]:
-    """The launch directory of a launch with an image, and what its script does about that."""
-    overrides = ["training=gpt3/126m", "cluster=bcm", f"container={image}", f"base_results_dir={tmp_path}"]
-    made = draft(Request(overrides, ["slipway"]))
-    (block,) = re.findall(r"^recorded\(\) \{.*?^\) [^\n]*&$", made.rendered.script, re.M | re.S)
-    return made.plan.paths.directory, block
+# A job that only records the digest of its image: RUN_DIRECTORY IMAGE.
+RECORD = """
+import os, sys
+from supervisor.images import record_digest
+from supervisor.job import Job
+from supervisor.settings import ContainerSettings, Settings
+from supervisor.tasks import Signals
+settings = Settings("run", 1, "tag", "/r", "/r/s.sh", "/r/log_", "slurm", "nemo")
+job = Job("7", "7.0", "7", 1, False, sys.argv[1], settings, 0, {})
+record_digest(job, ContainerSettings(sys.argv[2], True), Signals())
+try:
+    os.wait()
+except ChildProcessError:
+    pass
+"""
+
+
+def record(directory: Path, image: Path) -> str:
+    """Let a job record the digest of its image, and return what stands in its mark."""
+    (directory / "marks").mkdir(exist_ok=True)
+    done = subprocess.run([sys.executable, "-c", RECORD, directory, image], capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+    assert [path.name for path in (directory / "marks").iterdir()] == ["image.sha256"]
+    return (directory / "marks" / "image.sha256").read_text().split()[0]
 
 
 def test_the_job_finds_out_the_digest_of_its_image(tmp_path: Path) -> None:
     image = tmp_path / "an $image.sqsh"
     image.write_bytes(b"squashfs" * 1000)
-    directory, block = image_block(tmp_path, image)
-    (directory / "marks").mkdir(parents=True)
-
-    def run() -> None:
-        program = f"set -euo pipefail\nmarks=$1 life=7.0\n{block}\nwait $!"
-        done = subprocess.run(["bash", "-c", program, "bash", directory / "marks"], capture_output=True)
-        assert (done.stdout, done.stderr) == (b"", b"")
-
-    run()
     expected = hashlib.sha256(image.read_bytes()).hexdigest()
-    mark = directory / "marks" / "image.sha256"
-    assert mark.read_text().split()[0] == expected
+    assert record(tmp_path, image) == expected
     image.write_bytes(b"another")
-    run()
-    assert mark.read_text().split()[0] == expected, "that of the first life stays"
-    assert [path.name for path in mark.parent.iterdir()] == ["image.sha256"]
+    assert record(tmp_path, image) == expected, "that of the first life stays"
 
 
 def test_an_image_is_hashed_once(tmp_path: Path) -> None:
@@ -195,21 +200,12 @@ def test_an_image_is_hashed_once(tmp_path: Path) -> None:
     image = tmp_path / "an $image.sqsh"
     image.write_bytes(b"squashfs" * 1000)
     state = image.stat()
-    record = {"version": 1, "sha256": "d" * 64, "size": state.st_size, "modified": int(state.st_mtime)}
-    image.with_name(f"{image.name}.json").write_text(json.dumps(record, indent=2))
-    directory, block = image_block(tmp_path, image)
-    marks = directory / "marks"
-
-    def found() -> str:
-        shutil.rmtree(marks, ignore_errors=True)
-        marks.mkdir(parents=True)
-        program = f"set -euo pipefail\nmarks=$1 life=7.0\n{block}\nwait $!"
-        subprocess.run(["bash", "-c", program, "bash", marks], check=True)
-        return (marks / "image.sha256").read_text().split()[0]
-
-    assert found() == "d" * 64
+    content = {"version": 1, "sha256": "d" * 64, "size": state.st_size, "modified": int(state.st_mtime)}
+    image.with_name(f"{image.name}.json").write_text(json.dumps(content, indent=2))
+    assert record(tmp_path, image) == "d" * 64
     os.utime(image, (1, 1))
-    assert found() == hashlib.sha256(image.read_bytes()).hexdigest()
+    shutil.rmtree(tmp_path / "marks")
+    assert record(tmp_path, image) == hashlib.sha256(image.read_bytes()).hexdigest()
 
 
 def test_an_image_that_is_not_used_is_not_told_of(tmp_path: Path) -> None:
@@ -224,10 +220,10 @@ def test_an_image_that_is_not_used_is_not_told_of(tmp_path: Path) -> None:
     request = Request(overrides, ["slipway"])
     made, manifest = write(draft(request), request)
     assert (manifest.image, manifest.image_digest) == (None, None)
-    assert "sha256" not in made.rendered.script
+    assert json.loads(made.rendered.settings)["container"] is None
 
 
 def test_an_image_of_a_registry_has_no_file(tmp_path: Path) -> None:
     overrides = ["training=gpt3/126m", "cluster=bcm", "container=nvcr.io/nvidia/nemo:24.01"]
-    script = draft(Request([*overrides, f"base_results_dir={tmp_path}"], ["slipway"])).rendered.script
-    assert "image.sha256" not in script
+    rendered = draft(Request([*overrides, f"base_results_dir={tmp_path}"], ["slipway"])).rendered
+    assert json.loads(rendered.settings)["container"]["is_file"] is False
