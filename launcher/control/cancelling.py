@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,16 +141,22 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         replace(launch.intent, link=None) for _, launch, links in chains if len(links.jobs) < links.most
     ]
     found: Mapping[str, Mapping[int, Sequence[str]]] = {}
+    is_known = True
     if growing:
         # Also links of which the answer to their submission, or their claim, was lost.
-        with contextlib.suppress(UserError):
+        try:
             found = scheduler.find_links(growing)
+        except UserError:
+            is_known = False
     for ending, launch, links in chains:
         jobs_of = sorted(found.get(launch.intent.tag, {}).items())
         lost = {link: [job for job in jobs if job not in links.jobs] for link, jobs in jobs_of}
         _claim(launch, links, {link: jobs[0] for link, jobs in lost.items() if jobs})
         known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
         ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
+        if ending.is_ended_now and is_known and not ending.further and ending.target.state.is_final:
+            take_back_end(ending.directory)  # it was over: nobody cancelled it
+            ending.is_ended_now = False
 
 
 def _claim(launch: Launch, known: Links, lost: Mapping[int, str]) -> None:

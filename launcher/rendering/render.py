@@ -137,6 +137,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         script = environment.get_template(template).render(values)
         if template_dir is not None and plan.job.stage not in _OF_STAGE:
             _check_script(script, template_dir)
+            _check_variables(template_dir)
         return Rendered(
             script=script,
             task=environment.get_template("task.sh.j2").render(values),
@@ -256,13 +257,22 @@ def _check_blocks(template_dir: Path) -> None:
 
 def _check_script(script: str, template_dir: Path) -> None:
     """Refuse a script of a user's template which is that of an earlier version."""
-    hint = "docs/scripts.md has the blocks of this version"
     if "supervisor.pyz" not in script:
+        hint = "docs/scripts.md has the blocks of this version"
         raise UserError(f"{template_dir}: this script does not start supervisor.pyz", hint=hint)
-    gone = _GONE_VARIABLES.search(script)
-    if gone and not re.search(rf"^\s*(export |local |read )*{gone[1]}=", script, re.MULTILINE):
-        hint = "$SLIPWAY_DIR is the launch directory" if gone[1] == "launch_dir" else hint
-        raise UserError(f"{template_dir}: the script has no variable {gone[1]} any more", hint=hint)
+
+
+def _check_variables(template_dir: Path) -> None:
+    """Refuse variables that the script does not have any more, unless the templates set them themselves."""
+    texts = {name: text for name, text in user_templates(template_dir).items() if name in _SUPERVISED}
+    for name, text in texts.items():
+        for gone in _GONE_VARIABLES.findall(text):
+            if any(re.search(rf"\b{gone}=|\bread .*\b{gone}\b", other) for other in texts.values()):
+                continue
+            hint = "docs/scripts.md has the blocks of this version"
+            if gone == "launch_dir":
+                hint = "$SLIPWAY_DIR is the launch directory"
+            raise UserError(f"{template_dir / name}: the script has no variable {gone} any more", hint=hint)
 
 
 def _check_templates(template_dir: Path) -> None:

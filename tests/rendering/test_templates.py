@@ -135,6 +135,11 @@ def test_a_block_that_is_gone_is_an_error(tmp_path: Path, name: str, text: str, 
     assert error.value.hint
 
 
+def test_values_may_look_like_variables_that_are_gone(tmp_path: Path) -> None:
+    (tmp_path / "local.sh.j2").write_text('{% extends "slipway/local.sh.j2" %}\n')
+    assert "$hosts" in render(local_plan(tmp_path, "echo $hosts"), tmp_path).script
+
+
 def test_a_script_of_an_earlier_version_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "local.sh.j2").write_text("#!/bin/bash\nsource resilience.sh\n")
     with pytest.raises(UserError, match=r"does not start supervisor\.pyz"):
