@@ -24,11 +24,14 @@ def of_chain(ticket: Ticket, statuses: Sequence[JobStatus]) -> JobStatus:
     has ended it is the last one that did something.
     """
     if ticket.links == 1:
-        return statuses[0]
+        return _unless_it_was_done(statuses[0], ticket)
     end = chain_end(ticket.launch_dir)
     links, lives = _own_links(ticket, statuses)
     jobs, numbers = list(links.jobs), links.numbers
-    statuses = [_unless_it_left(status, lives.get(job), end) for job, status in links.jobs.items()]
+    statuses = [
+        _unless_it_left(_or_done(status, lives.get(job)), lives.get(job), end)
+        for job, status in links.jobs.items()
+    ]
     index = _current(jobs, statuses, lives, end)
     links = replace(links, current=numbers[index], jobs=dict(zip(jobs, statuses, strict=True)))
     status = replace(statuses[index], chain=links)
@@ -66,6 +69,20 @@ def _own_links(ticket: Ticket, statuses: Sequence[JobStatus]) -> tuple[Links, di
         if number == 1 or (job not in foreign and status.reason != ANOTHER_JOB)
     }
     return Links(1, ticket.links, dict(known.values()), tuple(known)), own
+
+
+def _unless_it_was_done(status: JobStatus, ticket: Ticket) -> JobStatus:
+    if status.state is not State.NODE_FAIL:
+        return status
+    lives = [life for life in read_lives(ticket.launch_dir, ticket.job_id) if life.is_of(ticket.tags)]
+    return _or_done(status, lives[-1] if lives else None)
+
+
+def _or_done(status: JobStatus, life: Life | None) -> JobStatus:
+    """Return the status of a job; that of its mark if a node failed when all was done."""
+    if status.state is State.NODE_FAIL and life is not None and life.verdict == "done":
+        return replace(of_life(life), restarts=status.restarts)
+    return status
 
 
 def _unless_it_left(status: JobStatus, life: Life | None, end: ChainEnd | None) -> JobStatus:

@@ -77,7 +77,7 @@ def test_edited_and_deleted_trees_do_not_change_a_replay(tmp_path: Path) -> None
     cluster = ours / "cluster/mine.yaml"
     cluster.write_text("defaults: [local, _self_]\npython: /bin/true\nenv_vars: {WHICH: first}\n")
     (ours / "local.sh.j2").write_text(
-        '{% extends "slipway/local.sh.j2" %}{% block job_id %}{{ super() }}'
+        '{% extends "slipway/local.sh.j2" %}{% block environment %}{{ super() }}'
         '{% include "part.j2" %}\n{% endblock %}'
     )
     (ours / "part.j2").write_text("# a part\n")

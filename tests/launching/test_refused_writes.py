@@ -56,7 +56,7 @@ def test_a_full_disk_leaves_no_directories(
         "sweep": ["sweep", *overrides(tmp_path, MOCK, "training.model.seed=1,2")],
     }[kind]
     # Of a sweep the disk is full at the end of a launch, and of stages in the second one as well.
-    fill(monkeypatch, "launcher.runs.write", "write_atomic", good + 12 * (kind != "launch"))
+    fill(monkeypatch, "launcher.runs.write", "write_atomic", good + 9 * (kind != "launch"))
     kept = tmp_path / "results" / "kept"
     if kind == "sweep":
         kept.mkdir(parents=True)

@@ -89,7 +89,7 @@ def test_a_secret_that_a_job_has_by_reference_is_nowhere_else(tmp_path: Path, sa
         next_job = (marks / "job.2").read_text().strip()
         for one in (job, next_job):
             assert f"JobId={one}" in slurm("scontrol", "show", "job", "-d", one)
-            assert "begin_link" in slurm("scontrol", "write", "batch_script", one, "-")
+            assert "supervisor.pyz" in slurm("scontrol", "write", "batch_script", one, "-")
         slurm("scontrol", "show", "step", job)
         slurm("squeue", "--all", "--format=%all")
         slipway("status", "--json")
