@@ -87,6 +87,16 @@ def test_what_waits_tells_of_the_link_before(tmp_path: Path) -> None:
     assert current(tmp_path, [JobStatus(S.PENDING, "Priority")])[1].reason == "Priority"
 
 
+@pytest.mark.parametrize(("links", "jobs"), [(5, (S.TIMEOUT, S.NODE_FAIL)), (1, (S.NODE_FAIL,))])
+@pytest.mark.parametrize(("verdict", "state"), [("done", S.COMPLETED), ("continue", S.NODE_FAIL)])
+def test_a_node_may_fail_when_all_is_done(
+    tmp_path: Path, links: int, jobs: Sequence[State], verdict: str, state: State
+) -> None:
+    """The job says so itself; Slurm tells of the node alone."""
+    mark(tmp_path, len(jobs), 0, verdict=verdict)
+    assert of_chain(ticket(tmp_path, len(jobs), links), statuses(*jobs)).state is state
+
+
 @pytest.mark.parametrize("successor", [S.CANCELLED, S.PENDING, S.COMPLETED, S.UNKNOWN])
 def test_after_a_success_the_next_link_is_no_news(tmp_path: Path, successor: State) -> None:
     mark(tmp_path, 1, code=75)
