@@ -24,7 +24,7 @@ _SPARSE_FACTOR = 1000
 _BLOCK_BYTES = 512  # the unit of st_blocks
 
 # Slurm's ids are of 32 bits, its largest array has 4,000,001 tasks; a process id is smaller.
-_JOB_ID = re.compile(r"([1-9][0-9]{0,9})(?:_(0|[1-9][0-9]{0,6}))?", re.ASCII)
+_JOB_ID = r"([1-9][0-9]{0,9})(?:_(0|[1-9][0-9]{0,6}))?"
 _LARGEST_JOB, _LARGEST_TASK = 0xFFFF_FFFD, 4_000_000
 
 # The year 5138, in Unix seconds: every library can format what is before.
@@ -120,7 +120,7 @@ def read_json(path: AnyPath, limit: int = TEXT_LIMIT) -> Dict[str, Any]:
 
 def is_job_id(text: str) -> bool:
     """Return True for the id of a job, ``17``, or of a task of an array, ``17_2``."""
-    match = _JOB_ID.fullmatch(text)
+    match = re.fullmatch(_JOB_ID, text)
     return match is not None and int(match[1]) <= _LARGEST_JOB and int(match[2] or 0) <= _LARGEST_TASK
 
 

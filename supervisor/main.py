@@ -30,7 +30,7 @@ _ENDED_EARLY = 143
 # A shell's, of a command that there is not.
 _NOT_FOUND = 127
 
-_LINK = re.compile(r"[1-9][0-9]{0,5}\Z", re.ASCII)
+_LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
 _USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
@@ -104,7 +104,7 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     link = 1
     if by_hand:  # no link of this launch's chain
         content = content._replace(chain=content.chain._replace(links=1))
-    elif len(arguments) == 2 and _LINK.match(arguments[0]):
+    elif len(arguments) == 2 and re.match(_LINK, arguments[0]):
         link = int(arguments[0])
     claimant, task, life = str(os.getpid()), "", "0"
     if content.scheduler != LOCAL and not os.environ.get("SLURM_JOB_ID"):

@@ -17,7 +17,7 @@ class Archive(unittest.TestCase):
             names = [name for name in archive.namelist() if name.startswith("supervisor/")]
         self.assertIn("supervisor/marks.py", names)
         for name in names:
-            module = importlib.import_module(name[: -len(".py")].replace("/", "."))
+            module = importlib.import_module(name.rpartition(".")[0].replace("/", "."))
             self.assertTrue(str(module.__file__).startswith(ARCHIVE), module)
 
     def test_each_end_is_judged_as_expected(self) -> None:
