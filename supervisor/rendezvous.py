@@ -12,7 +12,7 @@ _TRIES = 50
 _LISTENING = "0A"
 _SECONDS = 60
 # The script asks for the hosts while Python starts: Slurm's answer is there.
-_HOSTS_FD = 8
+HOSTS_FD = 8
 
 
 class Rendezvous(NamedTuple):
@@ -58,7 +58,7 @@ def free_port(number: int) -> int:
 def _hosts_of_script() -> List[str]:
     """Return the hosts that the script asked for; none where it did not, or got no answer."""
     try:
-        with open(_HOSTS_FD, "rb") as stream:
+        with open(HOSTS_FD, "rb") as stream:
             answered = select.select([stream], [], [], _SECONDS)[0]
             return stream.read().decode().split() if answered else []
     except (OSError, ValueError):
