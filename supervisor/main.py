@@ -1,6 +1,7 @@
 """The supervisor's way through a job: claim, chain, rendezvous, image, tasks, and how they ended."""
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -331,6 +332,7 @@ def _run(
     polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
 
     def poll() -> Optional[float]:
+        gc.enable()
         # What the end needs: the tasks have started, and the archive may be gone when they have ended.
         import supervisor.evidence
         import supervisor.judging  # noqa: F401
