@@ -262,7 +262,7 @@ def _meet(job: Job, link: "Link") -> List[str]:
         fields.update(link.fields())
     except Exception:
         _print_traceback()
-    _leave(job, marks.STARTED, fields)
+    _leave(job, marks.STARTED, fields, sync=False)
     where = f"{meeting.address}:{meeting.port}"
     job.say(
         "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
@@ -329,10 +329,15 @@ def _run(
     own_hooks: Sequence[hooks.Hook] = (),
     is_stuck: Optional[Callable[[], bool]] = None,
 ) -> int:
+    is_first = True
     polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
 
     def poll() -> Optional[float]:
-        gc.enable()
+        nonlocal is_first
+        if is_first:
+            gc.enable()
+            marks.sync_mark(job.directory, job.life, marks.STARTED)
+            is_first = False
         # What the end needs: the tasks have started, and the archive may be gone when they have ended.
         import supervisor.evidence
         import supervisor.judging  # noqa: F401
@@ -363,8 +368,8 @@ def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
     return int(bool(ending))
 
 
-def _leave(job: Job, name: str, fields: Dict[str, Any]) -> None:
-    if not marks.leave(job.directory, job.life, name, job.settings.tag, fields):
+def _leave(job: Job, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
+    if not marks.leave(job.directory, job.life, name, job.settings.tag, fields, sync=sync):
         job.say(f"could not leave the mark {job.marks}/{job.life}.{name}.json")
 
 

@@ -30,6 +30,7 @@ from supervisor.files import (
     is_job_id,
     read_json,
     read_text,
+    sync_file,
     unix_time,
     whole,
     write_atomic,
@@ -185,7 +186,14 @@ def make_directory(launch_dir: AnyPath) -> None:
 
 
 def leave(
-    launch_dir: AnyPath, life: str, name: str, tag: str, fields: Mapping[str, Any], *, once: bool = False
+    launch_dir: AnyPath,
+    life: str,
+    name: str,
+    tag: str,
+    fields: Mapping[str, Any],
+    *,
+    once: bool = False,
+    sync: bool = True,
 ) -> bool:
     """Leave a mark of one life of a job; return False where that is not possible, as on a full disk.
 
@@ -201,6 +209,8 @@ def leave(
         What `Life` has them for; those that are ``None`` or empty are left out.
     once
         Write over no mark: return False if there is one.
+    sync
+        Wait until it is durable; otherwise `sync_mark` does later.
     """
     content = {"job_id": life.rpartition(".")[0].partition("_")[0], "tag": tag}
     content.update((key, value) for key, value in fields.items() if value is not None and value != "")
@@ -208,10 +218,16 @@ def leave(
     try:
         if once:
             return write_once(path, text)
-        write_atomic(path, text)
+        write_atomic(path, text, sync=sync)
     except OSError:
         return False
     return True
+
+
+def sync_mark(launch_dir: AnyPath, life: str, name: str) -> None:
+    """Make a mark durable that was left without `sync`, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        sync_file(_path(launch_dir, f"{life}.{name}.json"))
 
 
 def note_cancelled(launch_dir: AnyPath, job_id: str, user: str) -> None:
