@@ -1,10 +1,13 @@
 """The beginning of the program: what every Python can read."""
 
+import gc
 import sys
 
 if sys.version_info < (3, 6):
     sys.stderr.write("The job needs Python 3.6 or newer: this is " + sys.version.split()[0] + "\n")
     sys.exit(1)
+
+gc.disable()  # until the tasks run: they start sooner
 
 from supervisor.main import main
 

@@ -26,8 +26,8 @@ UNFINISHED = "-unfinished"
 LAST = "-last"
 _MARKER_BYTES = 1 << 26
 _TRACKER_BYTES = 1 << 10
-_STEP = re.compile(r"(?:^|[^A-Za-z0-9_])step=([0-9]{1,15})", re.ASCII)
-_RANK_DIRECTORY = re.compile(r"(?:mp|tp)_rank_", re.ASCII)
+_STEP = r"(?:^|[^A-Za-z0-9_])step=([0-9]{1,15})"
+_RANK_DIRECTORY = r"(?:mp|tp)_rank_"
 _LARGEST = (1 << 63) - 1
 
 
@@ -159,7 +159,9 @@ def _whole_of_nemo(directory: str) -> Iterator[NemoCheckpoint]:
     unfinished = {name[: -len(UNFINISHED)] for name in names if name.endswith(UNFINISHED)}
     for name in names:
         path = os.path.join(directory, name)
-        inside = [os.path.join(path, part) for part in _names(path)] if _RANK_DIRECTORY.match(name) else []
+        inside = (
+            [os.path.join(path, part) for part in _names(path)] if re.match(_RANK_DIRECTORY, name) else []
+        )
         for candidate in [path, *inside]:
             stem = _stem(candidate)
             if stem.startswith(".") or stem.endswith(UNFINISHED) or stem in unfinished:
@@ -172,7 +174,7 @@ def _whole_of_nemo(directory: str) -> Iterator[NemoCheckpoint]:
 
 def step_of(path: str) -> int:
     """Return the step in a checkpoint's name, -1 without one."""
-    match = _STEP.search(_stem(path))
+    match = re.search(_STEP, _stem(path))
     return int(match.group(1)) if match else -1
 
 

@@ -13,7 +13,7 @@ from supervisor.files import AnyPath, append_line, plain, read_text
 EXCLUDED_NODES = "excluded_nodes.tsv"
 
 # What Slurm takes for a node: an odd word, of a file that anybody of the group can write, is passed over.
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NODE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class ExcludedNode(NamedTuple):
@@ -66,7 +66,7 @@ def excluded_from_json(items: Iterable[Any]) -> Tuple[ExcludedNode, ...]:
     """Return what a manifest has of them; what is none is passed over."""
     nodes: List[ExcludedNode] = []
     for item in items:
-        if isinstance(item, dict) and _NODE.fullmatch(str(item.get("node", ""))):
+        if isinstance(item, dict) and re.fullmatch(_NODE, str(item.get("node", ""))):
             until = item.get("until")
             until = until if isinstance(until, int) else 0
             nodes.append(
@@ -77,6 +77,6 @@ def excluded_from_json(items: Iterable[Any]) -> Tuple[ExcludedNode, ...]:
 
 def _parse(line: str) -> Optional[ExcludedNode]:
     node, *rest = line.split("\t", 3)
-    if len(rest) < 3 or not _NODE.fullmatch(node) or not re.fullmatch(r"[0-9]{1,12}", rest[0], re.ASCII):
+    if len(rest) < 3 or not re.fullmatch(_NODE, node) or not re.fullmatch(r"[0-9]{1,12}", rest[0], re.ASCII):
         return None
     return ExcludedNode(node, int(rest[0]), rest[1], plain(rest[2]))

@@ -24,7 +24,7 @@ _SPARSE_FACTOR = 1000
 _BLOCK_BYTES = 512  # the unit of st_blocks
 
 # Slurm's ids are of 32 bits, its largest array has 4,000,001 tasks; a process id is smaller.
-_JOB_ID = re.compile(r"([1-9][0-9]{0,9})(?:_(0|[1-9][0-9]{0,6}))?", re.ASCII)
+_JOB_ID = r"([1-9][0-9]{0,9})(?:_(0|[1-9][0-9]{0,6}))?"
 _LARGEST_JOB, _LARGEST_TASK = 0xFFFF_FFFD, 4_000_000
 
 # The year 5138, in Unix seconds: every library can format what is before.
@@ -120,7 +120,7 @@ def read_json(path: AnyPath, limit: int = TEXT_LIMIT) -> Dict[str, Any]:
 
 def is_job_id(text: str) -> bool:
     """Return True for the id of a job, ``17``, or of a task of an array, ``17_2``."""
-    match = _JOB_ID.fullmatch(text)
+    match = re.fullmatch(_JOB_ID, text)
     return match is not None and int(match[1]) <= _LARGEST_JOB and int(match[2] or 0) <= _LARGEST_TASK
 
 
@@ -144,20 +144,21 @@ def plain(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
-def write_atomic(path: AnyPath, text: str, mode: int = 0o666) -> None:
+def write_atomic(path: AnyPath, text: str, mode: int = 0o666, *, sync: bool = True) -> None:
     """Write a file so that a reader, or a crash, meets either the old content or the new.
 
     The user's umask decides, as ever, what of `mode` is given. A path in the text that is not UTF-8 is
-    written as the bytes that it is.
+    written as the bytes that it is. Without `sync` only readers are served: see `sync_file`.
     """
     directory, name = os.path.split(os.fspath(path))
-    temporary = _write_temporary(directory, name, text, mode)
+    temporary = _write_temporary(directory, name, text, mode, sync)
     try:
         os.replace(temporary, path)
     except BaseException:
         _remove(temporary)
         raise
-    sync_directory(directory or ".")
+    if sync:
+        sync_directory(directory or ".")
 
 
 def write_once(path: AnyPath, text: str) -> bool:
@@ -193,6 +194,16 @@ def append_line(path: AnyPath, line: str) -> None:
         os.close(descriptor)
 
 
+def sync_file(path: AnyPath) -> None:
+    """Make a file that `write_atomic` wrote without `sync` durable, and its name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_directory(os.path.dirname(path) or ".")
+
+
 def sync_directory(directory: AnyPath) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -202,20 +213,22 @@ def sync_directory(directory: AnyPath) -> None:
         os.close(descriptor)
 
 
-def _write_temporary(directory: str, name: str, text: str, mode: int) -> str:
-    """Write a file of a hidden name that no other has, and make its content durable."""
+def _write_temporary(directory: str, name: str, text: str, mode: int, sync: bool = True) -> str:
+    """Write a file of a hidden name that no other has, and with `sync` make its content durable."""
     temporary = os.path.join(directory, f".{name}.{os.urandom(4).hex()}")
-    _write(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), text, temporary)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    _write(descriptor, text, temporary, sync)
     return temporary
 
 
-def _write(descriptor: int, text: str, path: AnyPath) -> None:
-    """Write a new file and make its content durable; remove it if that fails."""
+def _write(descriptor: int, text: str, path: AnyPath, sync: bool = True) -> None:
+    """Write a new file and with `sync` make its content durable; remove it if that fails."""
     try:
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(text)
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
     except BaseException:
         _remove(path)
         raise

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 from typing import Any, Dict, Sequence
 
 from supervisor.job import Job
@@ -99,6 +98,8 @@ def _modified(state: os.stat_result) -> str:
 
 
 def _sha256(path: str) -> str:
+    import subprocess  # late: the tasks start sooner
+
     os.nice(19)
     with contextlib.suppress(OSError):
         subprocess.call(["ionice", "-c", "3", "-p", str(os.getpid())])

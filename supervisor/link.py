@@ -5,7 +5,6 @@ The decisions are in `supervisor.chain`; this carries them out. Nothing in it en
 
 import os
 import re
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 
 _SUBMISSION_ATTEMPTS = 3
 # What NeMo and Megatron-LM say when they save and leave because they were told to, or by their own limit.
-_SAVED_AND_LEFT = re.compile(
+_SAVED_AND_LEFT = (
     r"Received SIGTERM, saving checkpoint|Time limit reached\. Elapsed time"
     r"|exiting program after (?:receiving SIGTERM|[0-9.]+ minutes)"
 )
-_REACHED_MAX_STEPS = re.compile(r"max_steps=[0-9]+. reached")
+_REACHED_MAX_STEPS = r"max_steps=[0-9]+. reached"
 
 
 class Link:
@@ -82,9 +81,9 @@ class Link:
         if self._settings.save_signal != "TERM":
             return False
         lines = self._evidence(self._job.id, self._job.began)
-        if any(map(_REACHED_MAX_STEPS.search, lines)):
+        if any(re.search(_REACHED_MAX_STEPS, line) for line in lines):
             return False
-        if not signalled and not any(map(_SAVED_AND_LEFT.search, lines)):
+        if not signalled and not any(re.search(_SAVED_AND_LEFT, line) for line in lines):
             return False
         sent = f" when they were sent {signalled}" if signalled else ""
         self._job.say("it is not done: its tasks saved and left" + sent)
@@ -287,6 +286,8 @@ class Link:
         except FileExistsError:
             pass
         except OSError:  # no links on this file system
+            import shutil  # late: it takes long
+
             try:
                 shutil.copyfile(script, named)
             except OSError:  # no room

@@ -1,6 +1,7 @@
 """The supervisor's way through a job: claim, chain, rendezvous, image, tasks, and how they ended."""
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -30,7 +31,7 @@ _ENDED_EARLY = 143
 # A shell's, of a command that there is not.
 _NOT_FOUND = 127
 
-_LINK = re.compile(r"[1-9][0-9]{0,5}\Z", re.ASCII)
+_LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
 _USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
@@ -104,7 +105,7 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     link = 1
     if by_hand:  # no link of this launch's chain
         content = content._replace(chain=content.chain._replace(links=1))
-    elif len(arguments) == 2 and _LINK.match(arguments[0]):
+    elif len(arguments) == 2 and re.match(_LINK, arguments[0]):
         link = int(arguments[0])
     claimant, task, life = str(os.getpid()), "", "0"
     if content.scheduler != LOCAL and not os.environ.get("SLURM_JOB_ID"):
@@ -261,7 +262,7 @@ def _meet(job: Job, link: "Link") -> List[str]:
         fields.update(link.fields())
     except Exception:
         _print_traceback()
-    _leave(job, marks.STARTED, fields)
+    _leave(job, marks.STARTED, fields, sync=False)
     where = f"{meeting.address}:{meeting.port}"
     job.say(
         "run {}, launch {}, on {}; rendezvous at {}".format(run_name, launch, ", ".join(meeting.hosts), where)
@@ -328,9 +329,15 @@ def _run(
     own_hooks: Sequence[hooks.Hook] = (),
     is_stuck: Optional[Callable[[], bool]] = None,
 ) -> int:
+    is_first = True
     polling = hooks.Polling(job, signals, [*hooks.WHILE, *own_hooks])
 
     def poll() -> Optional[float]:
+        nonlocal is_first
+        if is_first:
+            gc.enable()
+            marks.sync_mark(job.directory, job.life, marks.STARTED)
+            is_first = False
         # What the end needs: the tasks have started, and the archive may be gone when they have ended.
         import supervisor.evidence
         import supervisor.judging  # noqa: F401
@@ -361,8 +368,8 @@ def _slurm_has_the_last_word(job: Job, slurm: "Slurm") -> int:
     return int(bool(ending))
 
 
-def _leave(job: Job, name: str, fields: Dict[str, Any]) -> None:
-    if not marks.leave(job.directory, job.life, name, job.settings.tag, fields):
+def _leave(job: Job, name: str, fields: Dict[str, Any], sync: bool = True) -> None:
+    if not marks.leave(job.directory, job.life, name, job.settings.tag, fields, sync=sync):
         job.say(f"could not leave the mark {job.marks}/{job.life}.{name}.json")
 
 

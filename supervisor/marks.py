@@ -30,6 +30,7 @@ from supervisor.files import (
     is_job_id,
     read_json,
     read_text,
+    sync_file,
     unix_time,
     whole,
     write_atomic,
@@ -47,11 +48,12 @@ GIVEN_UP = "given-up"
 
 # A list of ten thousand nodes, and what else a job tells.
 _MARK_BYTES = 1 << 20
-_COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
+# Patterns are compiled when they are needed: the tasks start sooner.
+_COUNT = r"[0-9]{1,9}"
 _HIGHEST_EXIT_CODE = 255
-_LIFE_MARK = re.compile(rf"([^.].*)\.(?:{STARTED}|{ENDED})\.json", re.DOTALL)
+_LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED})\.json"
 # Of the second link of a chain, or a further one.
-_LATER_CLAIM = re.compile(rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})", re.ASCII)
+_LATER_CLAIM = rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})"
 
 
 class Life(NamedTuple):
@@ -149,7 +151,7 @@ def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collecti
     """
     contents: Dict[str, Dict[str, Any]] = {}
     for name in _names(launch_dir):
-        match = _LIFE_MARK.fullmatch(name)
+        match = re.fullmatch(_LIFE_MARK, name)
         if match:
             contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
     lives = [_life(stem, content) for stem, content in contents.items()]
@@ -184,7 +186,14 @@ def make_directory(launch_dir: AnyPath) -> None:
 
 
 def leave(
-    launch_dir: AnyPath, life: str, name: str, tag: str, fields: Mapping[str, Any], *, once: bool = False
+    launch_dir: AnyPath,
+    life: str,
+    name: str,
+    tag: str,
+    fields: Mapping[str, Any],
+    *,
+    once: bool = False,
+    sync: bool = True,
 ) -> bool:
     """Leave a mark of one life of a job; return False where that is not possible, as on a full disk.
 
@@ -200,6 +209,8 @@ def leave(
         What `Life` has them for; those that are ``None`` or empty are left out.
     once
         Write over no mark: return False if there is one.
+    sync
+        Wait until it is durable; otherwise `sync_mark` does later.
     """
     content = {"job_id": life.rpartition(".")[0].partition("_")[0], "tag": tag}
     content.update((key, value) for key, value in fields.items() if value is not None and value != "")
@@ -207,10 +218,16 @@ def leave(
     try:
         if once:
             return write_once(path, text)
-        write_atomic(path, text)
+        write_atomic(path, text, sync=sync)
     except OSError:
         return False
     return True
+
+
+def sync_mark(launch_dir: AnyPath, life: str, name: str) -> None:
+    """Make a mark durable that was left without `sync`, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        sync_file(_path(launch_dir, f"{life}.{name}.json"))
 
 
 def note_cancelled(launch_dir: AnyPath, job_id: str, user: str) -> None:
@@ -284,10 +301,11 @@ def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str
     `tags` is as in `read_lives`.
     """
     names = _names(launch_dir)
-    links = [int(match[1]) for match in map(_LATER_CLAIM.fullmatch, names) if match]
+    matches = (re.fullmatch(_LATER_CLAIM, name) for name in names)
+    links = [int(match[1]) for match in matches if match]
     claimed = {link: job_of(launch_dir, link) for link in links}
     jobs = {link: job for link, job in claimed.items() if job}
-    marked = {name.partition(".")[0] for name in names if _LIFE_MARK.fullmatch(name)}
+    marked = {name.partition(".")[0] for name in names if re.fullmatch(_LIFE_MARK, name)}
     unclaimed = marked - {job_of(launch_dir), *jobs.values()}
     if unclaimed:
         for life in read_lives(launch_dir, tags=tags):
@@ -365,7 +383,7 @@ def _read(path: AnyPath) -> Mapping[str, Any]:
 
 def _life(stem: str, content: Mapping[str, Any]) -> Optional[Life]:
     job_id, _, number = stem.rpartition(".")
-    if not (is_job_id(job_id) and _COUNT.fullmatch(number) and content):
+    if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None
     return Life(
         job_id=job_id,

@@ -6,7 +6,6 @@ alone; where a whole checkpoint is newer, it is made one by hard links, which ta
 """
 
 import os
-import shutil
 import sys
 from contextlib import suppress
 from typing import Callable, List
@@ -66,6 +65,8 @@ class _Tidying:
             return best  # files of single ranks are left to NeMo
         name = os.path.basename(newest.path)
         temporary = os.path.join(self._aside, "." + name)
+        import shutil  # late: it takes long, and there is seldom anything to tidy
+
         try:
             os.makedirs(self._aside, exist_ok=True)
             shutil.copytree(newest.path, temporary, symlinks=True, copy_function=_link)
@@ -83,6 +84,8 @@ class _Tidying:
         return best
 
     def _set_aside(self, path: str, why: str = "") -> bool:
+        import shutil
+
         to = self._aside + path[len(self._directory) :]
         while os.path.lexists(to):  # the life of a job tidies twice
             to += ".again"

@@ -1,7 +1,7 @@
 """The hosts of a job, and the address and the port at which its tasks meet."""
 
 import os
-import subprocess
+import select
 from typing import List, NamedTuple, Optional, Set
 
 # Below the ephemeral ports, which the kernel gives to anybody.
@@ -11,6 +11,8 @@ _STEP = 4001
 _TRIES = 50
 _LISTENING = "0A"
 _SECONDS = 60
+# The script asks for the hosts while Python starts: Slurm's answer is there.
+HOSTS_FD = 8
 
 
 class Rendezvous(NamedTuple):
@@ -36,7 +38,7 @@ def rendezvous(scheduler: str, nodes: Optional[int]) -> Rendezvous:
     """
     if scheduler == "local":
         return Rendezvous(["localhost"], "127.0.0.1", free_port(os.getpid()))
-    hosts = _hosts(os.environ["SLURM_JOB_NODELIST"])[:nodes]
+    hosts = (_hosts_of_script() or _hosts(os.environ["SLURM_JOB_NODELIST"]))[:nodes]
     # Several runs may share an allocation.
     number = os.getpid() if scheduler == "allocation" else int(os.environ["SLURM_JOB_ID"])
     return Rendezvous(hosts, hosts[0], free_port(number))
@@ -53,7 +55,19 @@ def free_port(number: int) -> int:
     return port
 
 
+def _hosts_of_script() -> List[str]:
+    """Return the hosts that the script asked for; none where it did not, or got no answer."""
+    try:
+        with open(HOSTS_FD, "rb") as stream:
+            answered = select.select([stream], [], [], _SECONDS)[0]
+            return stream.read().decode().split() if answered else []
+    except (OSError, ValueError):
+        return []
+
+
 def _hosts(nodelist: str) -> List[str]:
+    import subprocess
+
     command = ["scontrol", "show", "hostnames", nodelist]  # it asks nobody
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_SECONDS)

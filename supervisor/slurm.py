@@ -6,11 +6,13 @@ A Slurm that does not answer is answered for by ``None`` or an empty text: the t
 import os
 import re
 import signal
-import subprocess
 from contextlib import suppress
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence
 
 from supervisor.job import Job
+
+if TYPE_CHECKING:
+    import subprocess
 
 _QUESTION_SECONDS = 20
 _ACTION_SECONDS = 30
@@ -35,10 +37,10 @@ _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_")
 # Slurm sets them for a job that was given GPUs; otherwise they are the user's.
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 
-_FIELD = re.compile(r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)", re.ASCII)
-_WORD = re.compile(r"[A-Z_]+", re.ASCII)
-_SUBMITTED_ID = re.compile(r"([0-9]+)(?:;.*)?", re.ASCII)
-_DOWN = re.compile(r"down|fail|error|unk|.*\*$", re.ASCII)
+_FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)"
+_WORD = r"[A-Z_]+"
+_SUBMITTED_ID = r"([0-9]+)(?:;.*)?"
+_DOWN = r"down|fail|error|unk|.*\*$"
 
 
 class JobRecord(NamedTuple):
@@ -96,7 +98,7 @@ class Slurm:
         """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
         answer = self._ask(["scontrol", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
-        for name, value in _FIELD.findall(answer.output):
+        for name, value in re.findall(_FIELD, answer.output):
             fields.setdefault(name, value)  # a comment of the user's may look like a field
         if answer.code != 0 or "JobState" not in fields:
             return None
@@ -130,7 +132,7 @@ class Slurm:
             return []
         command = ["sinfo", "--noheader", "--Node", "--format=%N %T", "--nodes=" + ",".join(hosts)]
         words = (line.split() for line in self._ask(command).output.splitlines())
-        down = {found[0] for found in words if len(found) == 2 and _DOWN.match(found[1])}
+        down = {found[0] for found in words if len(found) == 2 and re.match(_DOWN, found[1])}
         return [host for host in hosts if host in down]
 
     def find_submitted(self, link: int) -> Optional[str]:
@@ -179,6 +181,8 @@ class Slurm:
         return answer
 
     def _run(self, command: Sequence[str], seconds: float, as_submitted: bool = False) -> Answer:
+        import subprocess  # late: the tasks start sooner
+
         environment = self._submitted_environment() if as_submitted else self._environment()
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the command inherits it
         try:
@@ -228,19 +232,21 @@ class Slurm:
 def submitted_id(answer: Answer) -> Optional[str]:
     """Return the id of the job that ``sbatch --parsable`` submitted; ``None`` where it says no id."""
     for line in reversed(answer.output.splitlines()):
-        match = _SUBMITTED_ID.match(line.strip())
+        match = re.match(_SUBMITTED_ID, line.strip())
         if match and match.end() == len(line.strip()):
             return match.group(1)
     return None
 
 
 def _word(text: str) -> str:
-    match = _WORD.match(text)
+    match = re.match(_WORD, text)
     return match.group() if match else ""
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """End a command and what it started, which may hold its output open."""
+    import subprocess
+
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, OSError, ValueError):

@@ -9,10 +9,8 @@ from supervisor.hooks import Hook
 from supervisor.job import Job
 
 # With these srun exits with 0 all the same (22.05).
-_NEVER_RAN = re.compile(
-    r"srun: .*(?:aborted before step completely launched|Timed out waiting for job step to complete)"
-)
-_ABORTED = re.compile(r"srun: Job step aborted: Waiting up to ([0-9]{1,5}) seconds for job step to finish")
+_NEVER_RAN = r"srun: .*(?:aborted before step completely launched|Timed out waiting for job step to complete)"
+_ABORTED = r"srun: Job step aborted: Waiting up to ([0-9]{1,5}) seconds for job step to finish"
 # Beyond what srun itself says that it waits, in seconds. It waits for ever for a node that was started again
 # before Slurm missed it.
 _PATIENCE = 60
@@ -46,11 +44,12 @@ class Step(NamedTuple):
 
     def never_ran(self) -> bool:
         """Return True if srun says of the step that it was not started as a whole."""
-        return any(map(_NEVER_RAN.match, self.lines()))
+        return any(re.match(_NEVER_RAN, line) for line in self.lines())
 
     def seconds_to_wait(self) -> Optional[int]:
         """Return the seconds that srun waits for tasks which it has ended; ``None`` where it has not."""
-        found = next(filter(None, map(_ABORTED.match, self.lines())), None)
+        matches = (re.match(_ABORTED, line) for line in self.lines())
+        found = next(filter(None, matches), None)
         return int(found.group(1)) if found else None
 
 

@@ -1,11 +1,11 @@
 """The tasks' processes, and the signals that the job is sent while they run."""
 
 import contextlib
+import errno
 import os
 import signal
-import subprocess
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from supervisor.settings import ALLOCATION, SLURM
 
@@ -130,18 +130,19 @@ def run(
     The exit code of the first that failed, as a shell tells it; else 0.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    processes: List[subprocess.Popen[Any]] = []
+    processes: List[int] = []
     code = 0
     ending = False
     try:
         for arguments, environment in commands:
             processes.append(_start(arguments, environment, signals))
         while True:
-            for process in [each for each in processes if each.poll() is not None]:
+            for process, status in list(zip(processes, map(_exit_code, processes))):
+                if status is None:
+                    continue
                 processes.remove(process)
                 if ending:
-                    _end_group(process.pid)
-                status = _code(process.returncode)
+                    _end_group(process)
                 if status and not code:
                     code = status
                     _send(processes, signal.SIGTERM)
@@ -160,7 +161,7 @@ def run(
     except OSError:
         _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
         for process in processes:
-            process.wait()
+            os.waitpid(process, 0)
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -181,33 +182,64 @@ def wait_until(done: Callable[[], bool], signals: Signals) -> None:
         seconds = min(2 * seconds, 1)
 
 
-def _start(
-    arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals
-) -> "subprocess.Popen[Any]":
-    def prepare() -> None:
+def _start(arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals) -> int:
+    """Start a process at the head of its own group; return its number.
+
+    Without `subprocess`, which takes long to import. What the script opened is the tasks' too, as is the lock
+    of a run.
+
+    Raises
+    ------
+    OSError
+        If there is no such program, or it cannot be started.
+    """
+    failure, there = os.pipe()
+    process = os.fork()
+    if not process:
+        _become(arguments, os.environ if environment is None else environment, signals, there)
+    os.close(there)
+    with open(failure, "rb") as stream:
+        number = stream.read()
+    if number:
+        os.waitpid(process, 0)
+        raise OSError(int(number), os.strerror(int(number)), arguments[0])
+    return process
+
+
+def _become(
+    arguments: Sequence[str], environment: Mapping[str, str], signals: Signals, failure: int
+) -> NoReturn:
+    """Become a program in a process that was just forked; write the number of the error where that fails."""
+    number = errno.EINVAL
+    try:
         os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
+            signal.signal(ignored, signal.SIG_DFL)
         signals.release()
-
-    return subprocess.Popen(
-        list(arguments),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        close_fds=False,  # what the script opened is the tasks' too, as is the lock of a run
-        preexec_fn=prepare,
-    )
+        os.execvpe(arguments[0], list(arguments), environment)
+    except OSError as error:
+        number = error.errno or number
+    finally:
+        os.write(failure, b"%d" % number)
+        os._exit(1)
 
 
-def _send(processes: "Sequence[subprocess.Popen[Any]]", number: int) -> None:
+def _exit_code(process: int) -> Optional[int]:
+    """Return the exit code of a process as a shell tells it; ``None`` while it runs."""
+    ended, status = os.waitpid(process, os.WNOHANG)
+    if not ended:
+        return None
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _send(processes: Sequence[int], number: int) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
-            os.kill(process.pid, number)  # not yet waited for: the number is no other's
+            os.kill(process, number)  # not yet waited for: the number is no other's
 
 
 def _end_group(group: int) -> None:
     """End what a task that was told to end has left behind."""
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGTERM)
-
-
-def _code(returncode: int) -> int:
-    return 128 - returncode if returncode < 0 else returncode

@@ -2,8 +2,11 @@
 
     python benchmarks/perf/job_start.py [--runs N] [--seconds N]
 
+The archive holds bytecode of the launcher's own Python. Where the nodes' Python is of another version it
+compiles the sources: that is measured as well, if there is such a Python among pyenv's or on ``PATH``.
+
 No Slurm is needed: `srun`, `scontrol` and `squeue` are played, and the first notes the time at which it
-begins. Both scripts run in turn, so that a noisy machine slows both. At rest the kernel's own account of the
+begins. The scripts run in turn, so that a noisy machine slows all. At rest the kernel's own account of the
 supervisor alone is read, while its task sleeps.
 """
 
@@ -11,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,8 +34,21 @@ TOOLS = {
 FLOOR = "#!/bin/bash\nexec srun\n"
 
 
+def other_python() -> str | None:
+    """Return the oldest Python whose bytecode is another than this one's, from 3.6 on."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for minor in range(6, 15):
+        paths = [str(path) for path in sorted(root.glob(f"versions/3.{minor}.*/bin/python"))]
+        for path in [*paths, shutil.which(f"python3.{minor}")]:
+            if path is None or minor == sys.version_info.minor:
+                continue
+            if subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+                return path  # one of pyenv's shims may be of no version that is there
+    return None
+
+
 def write(root: Path) -> dict[str, Path]:
-    """Write the tools and both scripts."""
+    """Write the tools and the scripts."""
     (root / "bin").mkdir()
     for name, body in TOOLS.items():
         (root / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -41,7 +59,13 @@ def write(root: Path) -> dict[str, Path]:
     for path, content in render(plan).files(plan.paths).items():
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     (root / "floor.sh").write_text(FLOOR)
-    return {"exec srun": root / "floor.sh", "the job script": plan.paths.script}
+    scripts = {"exec srun": root / "floor.sh", "the job script": plan.paths.script}
+    python = other_python()
+    if python is not None:
+        text = plan.paths.script.read_text().replace("=/usr/bin/python3\n", f"={python}\n")
+        (root / "other.sh").write_text(text)
+        scripts[f"with {Path(python).resolve().name}, from source"] = root / "other.sh"
+    return scripts
 
 
 def start(root: Path, script: Path, job: int, **variables: str) -> subprocess.Popen[bytes]:

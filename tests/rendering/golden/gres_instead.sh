@@ -19,7 +19,8 @@ exec 9< <(env -0) # as submitted, before anything is exported: the next link is 
 slipway_fail() { echo "Job ${SLURM_JOB_ID:-$$}: $1 on ${HOSTNAME:-this node}" >&2 && exit 1; }
 SLIPWAY_DIR=/shared/results/gpt3_126m/launches/1
 [[ -f $SLIPWAY_DIR/supervisor.pyz ]] || slipway_fail "no $SLIPWAY_DIR (moved since it was launched, or not mounted)"
-read -r SLIPWAY_PYTHON < <(command -v /usr/bin/python3 /usr/libexec/platform-python python3) || slipway_fail "no python3"
+SLIPWAY_PYTHON=/usr/bin/python3
+[[ -x $SLIPWAY_PYTHON ]] || read -r SLIPWAY_PYTHON < <(command -v /usr/libexec/platform-python python3) || slipway_fail "no python3"
 
 # Environment
 export TRANSFORMERS_OFFLINE=0
@@ -27,6 +28,7 @@ export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 export NCCL_NVLS_ENABLE=0
 
 # Tasks
+exec 8< <(scontrol show hostnames "${SLURM_JOB_NODELIST-}" 2>/dev/null) # while Python starts
 exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     srun \
     --kill-on-bad-exit=1 \

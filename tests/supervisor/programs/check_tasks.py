@@ -11,7 +11,7 @@ import unittest
 
 from supervisor import hooks, images, srun
 from supervisor.job import Job
-from supervisor.rendezvous import free_port
+from supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from supervisor.settings import (
     ALLOCATION,
     CONTAINER,
@@ -69,7 +69,9 @@ class Tasks(WithSignals):
 
     def test_the_first_task_that_fails_ends_the_others_and_gives_the_code(self):
         begun = time.monotonic()
-        self.assertEqual(self.code("sleep 60", "exit 3", "trap 'exit 4' TERM; sleep 60 & wait"), 3)
+        self.assertEqual(
+            self.code("sleep 60", "exit 3", "trap 'exit 4' TERM; sleep 60 >/dev/null 2>&1 & wait"), 3
+        )
         self.assertLess(time.monotonic() - begun, 50)
 
     def test_a_task_that_a_signal_ended_has_the_code_of_a_shell(self):
@@ -207,6 +209,25 @@ class Places(unittest.TestCase):
             listener.bind(("", first))
             listener.listen(1)
             self.assertNotEqual(free_port(number), first)
+
+    def test_the_hosts_are_those_that_the_script_asked_for_else_slurm_is_asked(self):
+        before = dict(os.environ)
+        self.addCleanup(lambda: (os.environ.clear(), os.environ.update(before)))
+        with tempfile.TemporaryDirectory() as directory:
+            with open(directory + "/scontrol", "w") as stream:
+                stream.write("#!/bin/sh\necho asked\necho $3\n")
+            os.chmod(directory + "/scontrol", 0o755)
+            os.environ.update(PATH=directory, SLURM_JOB_ID="17", SLURM_JOB_NODELIST="n[1-2]")
+            for answer, hosts in ((b"n1\nn2\n", ["n1", "n2"]), (b"", ["asked", "n[1-2]"])):
+                there, here = os.pipe()
+                os.write(here, answer)
+                os.close(here)
+                os.dup2(there, HOSTS_FD)
+                if there != HOSTS_FD:
+                    os.close(there)
+                self.assertEqual(rendezvous(SLURM, None).hosts, hosts)
+                with self.assertRaises(OSError):  # the tasks do not inherit it
+                    os.fstat(HOSTS_FD)
 
     def test_placeholders_are_the_commands_and_not_the_payloads(self):
         command = ["srun", "--container-image=" + IMAGE, "-w", HOSTS, "bash", "/d/task.sh", IMAGE]
