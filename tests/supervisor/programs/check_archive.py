@@ -2,16 +2,58 @@
 
 import importlib
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import unittest
 import zipfile
+from typing import Dict, Optional
 
 from supervisor.judging import Facts, judge
+from supervisor.settings import LOCAL, Settings, to_json
 
 ARCHIVE, SAMPLES = sys.argv[1:3]
 
 
+def started(
+    archive: str, *arguments: str, environment: Optional[Dict[str, str]] = None
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run an archive as a job does."""
+    command = [sys.executable, "-IS", archive, *arguments]
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+
+
 class Archive(unittest.TestCase):
+    def test_how_it_is_used_is_said_before_it_ends(self) -> None:
+        done = started(ARCHIVE)
+        self.assertEqual((done.returncode, done.stderr[:6]), (2, b"usage:"))
+
+    def test_a_node_has_no_locale_and_a_directory_has_letters(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = folder.name + "/\u00e9"
+        bytes_of_root = root.encode("utf-8")
+        os.makedirs(bytes_of_root + b"/checkpoints/step=5")
+        with open(bytes_of_root + b"/checkpoints/step=5/complete.json", "w") as stream:
+            stream.write('{"step": 5, "serial": 1}')
+        archive = os.fsdecode(bytes_of_root + b"/supervisor.pyz")
+        shutil.copy(ARCHIVE, archive)
+        settings = Settings(
+            "x", 1, "0123abcd", root, root + "/s.sh", root + "/log_", LOCAL, "megatron", singleton=True
+        )
+        with open(bytes_of_root + b"/supervisor.json", "w") as stream:
+            stream.write(to_json(settings._replace(checkpoints=root + "/checkpoints")))
+        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+        done = started(archive, "0123abcd", "1", "0123abcd", "--", "true", environment=environment)
+        self.assertEqual((done.returncode, done.stderr), (0, b""), done.stdout)
+        (ended,) = [name for name in os.listdir(bytes_of_root + b"/marks") if name.endswith(b".ended.json")]
+        with open(bytes_of_root + b"/marks/" + ended) as stream:
+            self.assertEqual(json.load(stream)["checkpoint"], 5)
+
     def test_every_module_can_be_imported(self) -> None:
         with zipfile.ZipFile(ARCHIVE) as archive:
             names = [name for name in archive.namelist() if name.startswith("supervisor/")]

@@ -8,8 +8,9 @@ import socket
 import tempfile
 import time
 import unittest
+import unittest.mock
 
-from supervisor import hooks, images, srun
+from supervisor import hooks, images, main, srun, tasks
 from supervisor.job import Job
 from supervisor.rendezvous import free_port
 from supervisor.settings import (
@@ -105,6 +106,14 @@ class Tasks(WithSignals):
         self.signals.check()
 
 
+    def test_whoever_started_the_job_may_ignore_the_end_of_children(self):
+        self.addCleanup(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signals = Signals()
+        self.addCleanup(signals.release)
+        self.assertEqual(run([task("exit 3")], signals, {}), 3)
+
+
 class Hooks(WithSignals):
     def setUp(self):
         super().setUp()
@@ -147,11 +156,40 @@ class Hooks(WithSignals):
             self.signals,
             [self.hook(lambda job: 1, every=0.1), self.hook(lambda job: time.sleep(60), every=0.1)],
         )
-        tasks = [task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")]
-        code = run(tasks, self.signals, forwarding(SLURM, None), polling.poll)
+        loop = task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")
+        code = run([loop], self.signals, forwarding(SLURM, None), polling.poll)
         polling.stop()
         self.assertEqual(code, 4)
         self.assertGreater(len(self.answers), 1)
+
+    def test_what_fails_beside_the_tasks_does_not_end_them(self):
+        for error in (OSError(28, "No space left on device"), ImportError("the archive is gone")):
+            with unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error):
+                code = main._run(self.job, [task("trap 'exit 6' TERM; sleep 0.3; exit 4")], self.signals)
+            self.assertEqual(code, 4)
+
+    def test_one_that_cannot_be_killed_is_not_waited_for(self):
+        with unittest.mock.patch("os.kill"), unittest.mock.patch("os.killpg"):  # as in a read of a dead server
+            hooks.call_each([self.hook(lambda job: time.sleep(60), budget=0.1)], self.job, self.signals)
+        (pid,) = tasks._unreaped
+        os.kill(pid, signal.SIGKILL)
+        self.assertEqual(run([task("sleep 0.3")], self.signals, {}), 0)
+        self.assertEqual(tasks._unreaped, [])
+        self.assertRaises(ChildProcessError, os.waitpid, pid, 0)
+
+    def test_a_full_disk_or_no_room_for_a_process_leaves_nothing_open(self):
+        self.log.flush = unittest.mock.Mock(side_effect=OSError(28, "No space left on device"))
+        opened = os.listdir("/proc/self/fd")
+        hooks.call_each([self.hook(lambda job: 1)], self.job, self.signals)
+        self.assertEqual(self.answers, [1])
+        with unittest.mock.patch("os.fork", side_effect=BlockingIOError(11, "try again")):
+            hooks.call_each([self.hook(lambda job: 1)], self.job, self.signals)
+        self.assertEqual(os.listdir("/proc/self/fd"), opened)
+
+    def test_a_signal_to_all_processes_does_not_end_a_hook(self):
+        call = self.hook(lambda job: os.kill(os.getpid(), signal.SIGUSR1) or "answered")
+        hooks.call_each([call], self.job, self.signals)
+        self.assertEqual(self.answers, ["answered"])
 
     def test_without_hooks_nothing_wakes_the_supervisor(self):
         self.assertIsNone(hooks.Polling(self.job, self.signals, []).poll())
@@ -209,9 +247,9 @@ class Places(unittest.TestCase):
             self.assertNotEqual(free_port(number), first)
 
     def test_placeholders_are_the_commands_and_not_the_payloads(self):
-        command = ["srun", "--container-image=" + IMAGE, "-w", HOSTS, "bash", "/d/task.sh", IMAGE]
-        filled = fill_in(command, {IMAGE: "/a b.sqsh", CONTAINER: "c", HOSTS: "n1,n2"})
-        expected = ["srun", "--container-image=/a b.sqsh", "-w", "n1,n2", "bash", "/d/task.sh", IMAGE]
+        command = ["srun", "--epilog=/site/task.sh", "--container-image=" + IMAGE, "-w", HOSTS, "bash", "/d/task.sh", IMAGE]
+        filled = fill_in(command, {IMAGE: "/a b.sqsh", CONTAINER: "c", HOSTS: "n1,n2"}, "/d")
+        expected = ["srun", "--epilog=/site/task.sh", "--container-image=/a b.sqsh", "-w", "n1,n2", "bash", "/d/task.sh", IMAGE]
         self.assertEqual(filled, expected)
 
     def test_a_container_is_called_after_the_state_of_its_image(self):
