@@ -11,8 +11,8 @@ engine           newest                                              number
                  one that was saved after it
 ===============  ==================================================  ===========================
 
-A newer checkpoint comes later in that order or in time: the clocks of two nodes may differ, and a number goes
-back when a training does, or when its newest checkpoint was damaged and set aside.
+A newer checkpoint has another step, and comes later in that order or in time: the clocks of two nodes may
+differ, and a number goes back when a training does, or when its newest checkpoint was damaged and set aside.
 """
 
 import json
@@ -67,6 +67,8 @@ def is_newer(now: Optional[Progress], before: Optional[Progress]) -> bool:
     """Return True if a checkpoint was saved since `before`."""
     if now is None or before is None:
         return now is not None
+    if now.step == before.step:  # saved again, as by a training that fails right where it began
+        return False
     return now.order > before.order or now.time > before.time
 
 

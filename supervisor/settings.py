@@ -178,7 +178,7 @@ def of_file_system(value: Any) -> Any:
 
 
 def fill_in(command: Sequence[str], values: Mapping[str, str], directory: str) -> List[str]:
-    """Replace the placeholders in the arguments before the launch's script of a task: others are the user's."""
+    """Replace the placeholders in the arguments before the launch's task script: others are the user's."""
     script = os.path.join(directory, TASK_SCRIPT)
     paths = [os.path.normpath(text) for text in command]
     end = paths.index(script) if script in paths else len(command)

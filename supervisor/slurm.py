@@ -36,6 +36,7 @@ _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_")
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 
 _FIELD = re.compile(r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)", re.ASCII)
+_STATE = re.compile(r" JobState=[^ ]* Reason=", re.ASCII)
 _WORD = re.compile(r"[A-Z_]+", re.ASCII)
 _SUBMITTED_ID = re.compile(r"([0-9]+)(?:;.*)?", re.ASCII)
 _DOWN = re.compile(r"down|fail|error|unk|.*\*$", re.ASCII)
@@ -96,7 +97,8 @@ class Slurm:
         """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
         answer = self._ask(["scontrol", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
-        for name, value in _FIELD.findall(answer.output):
+        state = _STATE.search(answer.output)  # the job's name stands before it
+        for name, value in _FIELD.findall(answer.output[state.start() :] if state else ""):
             fields.setdefault(name, value)  # a comment of the user's may look like a field
         if answer.code != 0 or "JobState" not in fields:
             return None
@@ -140,7 +142,7 @@ class Slurm:
         """
         ending = f"/submitted/{self._job.settings.tag}.{link}_submission.sh"
         command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o"]
-        for line in self._run(command, _ACTION_SECONDS, as_submitted=True).output.splitlines():
+        for line in self._run(command, _ACTION_SECONDS).output.splitlines():
             job_id, _, script = line.partition("|")
             if ending in script and job_id.strip().isdigit():
                 return job_id.strip()

@@ -21,7 +21,9 @@ def started(
     archive: str, *arguments: str, environment: Optional[Dict[str, str]] = None
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run an archive as a job does."""
-    command = [sys.executable, "-IS", archive, *arguments]
+    # As its script starts it, which keeps the environment for it.
+    script = 'exec 9< <(env -0); exec "$@"'
+    command = ["bash", "-c", script, "bash", sys.executable, "-IS", archive, *arguments]
     return subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False
     )
@@ -32,7 +34,7 @@ class Archive(unittest.TestCase):
         done = started(ARCHIVE)
         self.assertEqual((done.returncode, done.stderr[:6]), (2, b"usage:"))
 
-    def test_a_node_has_no_locale_and_a_directory_has_letters(self) -> None:
+    def test_a_job_in_a_directory_of_letters_that_no_locale_knows(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         root = folder.name + "/\u00e9"
@@ -48,7 +50,9 @@ class Archive(unittest.TestCase):
         with open(bytes_of_root + b"/supervisor.json", "w") as stream:
             stream.write(to_json(settings._replace(checkpoints=root + "/checkpoints")))
         environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
-        done = started(archive, "0123abcd", "1", "0123abcd", "--", "true", environment=environment)
+        no_zombie = ["bash", "-c", "! ps -o stat=,comm= --ppid $PPID | grep Z"]
+        arguments = ["0123abcd", "1", "0123abcd", "--", *no_zombie]
+        done = started(archive, *arguments, environment=environment)
         self.assertEqual((done.returncode, done.stderr), (0, b""), done.stdout)
         (ended,) = [name for name in os.listdir(bytes_of_root + b"/marks") if name.endswith(b".ended.json")]
         with open(bytes_of_root + b"/marks/" + ended) as stream:

@@ -1,10 +1,12 @@
 """Tasks, signals, hooks and ports of the supervisor: real processes of this machine."""
 
 import contextlib
+import fcntl
 import io
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 import unittest
@@ -105,13 +107,43 @@ class Tasks(WithSignals):
             self.signals.check()
         self.signals.check()
 
-
     def test_whoever_started_the_job_may_ignore_the_end_of_children(self):
         self.addCleanup(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signals = Signals()
         self.addCleanup(signals.release)
         self.assertEqual(run([task("exit 3")], signals, {}), 3)
+
+
+class Turns(WithSignals):
+    """The jobs of a run without Slurm, one after the other."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        directory = self.directory.name
+        settings = Settings("run", 1, "tag", directory, "/s", "/l", LOCAL, "megatron", singleton=True)
+        self.job = Job("17", "17.0", "17", 1, False, directory, settings, 0, {})
+        self.path = directory + "/.singleton"
+
+    def test_a_job_stands_in_the_kernels_queue_for_its_turn(self):
+        queued = f'grep -q -- "-> FLOCK.*:$(stat -c %i {self.path}) " /proc/locks'
+        waits = f"for i in {{1..100}}; do {queued} && exit 0; sleep 0.05; done; exit 1"
+        with open(self.path, "w") as holder:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            before = subprocess.Popen(["bash", "-c", waits], pass_fds=[holder.fileno()])
+        main._wait_for_turn(self.job, self.signals)
+        self.assertEqual(before.wait(), 0)
+        with open(self.path) as other, self.assertRaises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_a_signal_ends_the_wait(self):
+        with open(self.path, "w") as holder:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            sender = subprocess.Popen(["bash", "-c", "sleep 0.2; kill -USR1 $PPID"])
+            self.assertRaises(Signalled, main._wait_for_turn, self.job, self.signals)
+            sender.wait()
 
 
 class Hooks(WithSignals):
@@ -164,12 +196,14 @@ class Hooks(WithSignals):
 
     def test_what_fails_beside_the_tasks_does_not_end_them(self):
         for error in (OSError(28, "No space left on device"), ImportError("the archive is gone")):
-            with unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error):
+            failing = unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error)
+            with failing, contextlib.redirect_stderr(self.log):
                 code = main._run(self.job, [task("trap 'exit 6' TERM; sleep 0.3; exit 4")], self.signals)
             self.assertEqual(code, 4)
 
     def test_one_that_cannot_be_killed_is_not_waited_for(self):
-        with unittest.mock.patch("os.kill"), unittest.mock.patch("os.killpg"):  # as in a read of a dead server
+        # As in a read of a dead server.
+        with unittest.mock.patch("os.kill"), unittest.mock.patch("os.killpg"):
             hooks.call_each([self.hook(lambda job: time.sleep(60), budget=0.1)], self.job, self.signals)
         (pid,) = tasks._unreaped
         os.kill(pid, signal.SIGKILL)
@@ -220,6 +254,8 @@ class Steps(WithSignals):
         self.assertFalse(step.never_ran())
         self.write(STOPPED)
         self.assertTrue(step.never_ran())
+        self.write("step 20/20 | loss 1.2\n")
+        self.assertFalse(step.never_ran())  # a step of its own is what one of its ranks could not start
 
     def test_an_srun_that_waits_for_a_lost_node_is_killed(self):
         patience, every = srun._PATIENCE, srun._EVERY
@@ -235,6 +271,23 @@ class Steps(WithSignals):
         self.assertEqual(code, 137)
         self.assertTrue(1 <= time.monotonic() - begun < 50)
 
+    def test_an_srun_whose_job_goes_on_writing_is_left_alone(self):
+        patience, every = srun._PATIENCE, srun._EVERY
+        self.addCleanup(lambda: (setattr(srun, "_PATIENCE", patience), setattr(srun, "_EVERY", every)))
+        srun._PATIENCE, srun._EVERY = 0, 0.05
+        errors = self.directory.name + "/log_17.err"
+        with open(errors, "w"):
+            pass
+        waits = srun.Patience(srun.begin_step(self.job))
+        polling = hooks.Polling(self.job, self.signals, [waits.hook])
+        self.addCleanup(polling.stop)
+        aborted = (
+            "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."  # a rank's own step
+        )
+        works = f"echo '{aborted}' >>{errors}; for i in {{1..20}}; do echo loss >>{self.log}; sleep 0.1; done"
+        code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
+        self.assertEqual(code, 0)
+
 
 class Places(unittest.TestCase):
     def test_a_port_on_which_somebody_listens_is_left_alone(self):
@@ -247,9 +300,27 @@ class Places(unittest.TestCase):
             self.assertNotEqual(free_port(number), first)
 
     def test_placeholders_are_the_commands_and_not_the_payloads(self):
-        command = ["srun", "--epilog=/site/task.sh", "--container-image=" + IMAGE, "-w", HOSTS, "bash", "/d/task.sh", IMAGE]
+        command = [
+            "srun",
+            "--epilog=/site/task.sh",
+            "--container-image=" + IMAGE,
+            "-w",
+            HOSTS,
+            "bash",
+            "/d/task.sh",
+            IMAGE,
+        ]
         filled = fill_in(command, {IMAGE: "/a b.sqsh", CONTAINER: "c", HOSTS: "n1,n2"}, "/d")
-        expected = ["srun", "--epilog=/site/task.sh", "--container-image=/a b.sqsh", "-w", "n1,n2", "bash", "/d/task.sh", IMAGE]
+        expected = [
+            "srun",
+            "--epilog=/site/task.sh",
+            "--container-image=/a b.sqsh",
+            "-w",
+            "n1,n2",
+            "bash",
+            "/d/task.sh",
+            IMAGE,
+        ]
         self.assertEqual(filled, expected)
 
     def test_a_container_is_called_after_the_state_of_its_image(self):
