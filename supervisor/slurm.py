@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from supervisor.job import Job
+from supervisor.slurm_states import plain_word
 
 _QUESTION_SECONDS = 20
 _ACTION_SECONDS = 30
@@ -37,7 +38,6 @@ _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_OR
 
 _FIELD = re.compile(r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)", re.ASCII)
 _STATE = re.compile(r" JobState=[^ ]* Reason=", re.ASCII)
-_WORD = re.compile(r"[A-Z_]+", re.ASCII)
 _SUBMITTED_ID = re.compile(r"([0-9]+)(?:;.*)?", re.ASCII)
 _DOWN = re.compile(r"down|fail|error|unk|.*\*$", re.ASCII)
 
@@ -114,11 +114,11 @@ class Slurm:
     def state_of(self, job_id: str) -> str:
         """Return Slurm's word for a job that has ended; empty where it cannot tell."""
         record = self.show_job(job_id)
-        state = _word(record.state) if record else ""
+        state = plain_word(record.state) if record else ""
         if state in ("", "COMPLETING"):  # the controller forgets after a few minutes
             command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=State"]
             lines = self._ask([*command, "--jobs=" + job_id]).output.strip().splitlines()
-            state = _word(lines[-1]) if lines else ""
+            state = plain_word(lines[-1]) if lines else ""
         return state
 
     def squeue_state(self, job_id: str) -> str:
@@ -234,11 +234,6 @@ def submitted_id(answer: Answer) -> Optional[str]:
         if match and match.end() == len(line.strip()):
             return match.group(1)
     return None
-
-
-def _word(text: str) -> str:
-    match = _WORD.match(text)
-    return match.group() if match else ""
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -66,6 +66,24 @@ class Archive(unittest.TestCase):
             module = importlib.import_module(name[: -len(".py")].replace("/", "."))
             self.assertTrue(str(module.__file__).startswith(ARCHIVE), module)
 
+    def test_who_has_the_link_is_one_line_of_the_log(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = folder.name
+        shutil.copy(ARCHIVE, root + "/supervisor.pyz")
+        with open(root + "/supervisor.json", "w") as stream:
+            stream.write(
+                to_json(Settings("x", 1, "0123abcd", root, root + "/s.sh", root + "/l", LOCAL, "nemo"))
+            )
+        os.mkdir(root + "/marks")
+        ended = {"by": "job 1\x1b[2J", "why": "x\n" * 9999, "ended": 1}
+        with open(root + "/marks/chain-ended", "w") as stream:
+            json.dump(ended, stream)
+        done = started(root + "/supervisor.pyz", "0123abcd", "1", "0123abcd", "--", "true")
+        self.assertEqual(done.stdout.count(b"\n"), 1, done.stderr)
+        self.assertNotIn(b"\x1b", done.stdout)
+        self.assertLess(len(done.stdout), 2000)
+
     def test_each_end_is_judged_as_expected(self) -> None:
         with open(SAMPLES, encoding="utf-8") as stream:
             samples = json.load(stream)
