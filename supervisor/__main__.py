@@ -3,8 +3,8 @@
 import gc
 import sys
 
-if sys.version_info < (3, 6):
-    sys.stderr.write("The job needs Python 3.6 or newer: this is " + sys.version.split()[0] + "\n")
+if sys.version_info < (3, 6, 2):
+    sys.stderr.write("The job needs Python 3.6.2 or newer: this is " + sys.version.split()[0] + "\n")
     sys.exit(1)
 
 gc.disable()  # until the tasks run: they start sooner

@@ -11,14 +11,16 @@ engine           newest                                              number
                  one that was saved after it
 ===============  ==================================================  ===========================
 
-A newer checkpoint comes later in that order or in time: the clocks of two nodes may differ, and a number goes
-back when a training does, or when its newest checkpoint was damaged and set aside.
+A newer checkpoint has another step, and comes later in that order or in time: the clocks of two nodes may
+differ, and a number goes back when a training does, or when its newest checkpoint was damaged and set aside.
 """
 
 import json
 import os
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from supervisor.files import names_in, read_bytes, whole
 
 MARKER = "complete.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -28,7 +30,8 @@ _MARKER_BYTES = 1 << 26
 _TRACKER_BYTES = 1 << 10
 _STEP = r"(?:^|[^A-Za-z0-9_])step=([0-9]{1,15})"
 _RANK_DIRECTORY = r"(?:mp|tp)_rank_"
-_LARGEST = (1 << 63) - 1
+# Later than all of a mark without a time.
+_LATEST = (1 << 63) - 1
 
 
 class Progress(NamedTuple):
@@ -56,17 +59,19 @@ class Progress(NamedTuple):
 def from_fields(mark: Dict[str, Any]) -> Optional[Progress]:
     """Return the progress that a mark tells of; ``None`` if there was no checkpoint."""
     step, order, time = (
-        _whole(mark.get(name)) for name in ("checkpoint", "checkpoint_order", "checkpoint_time")
+        whole(mark.get(name), 0) for name in ("checkpoint", "checkpoint_order", "checkpoint_time")
     )
     if step is None:
         return None
-    return Progress(step, step if order is None else order, _LARGEST if time is None else time)
+    return Progress(step, step if order is None else order, _LATEST if time is None else time)
 
 
 def is_newer(now: Optional[Progress], before: Optional[Progress]) -> bool:
     """Return True if a checkpoint was saved since `before`."""
     if now is None or before is None:
         return now is not None
+    if now.step == before.step:  # saved again, as by a training that fails right where it began
+        return False
     return now.order > before.order or now.time > before.time
 
 
@@ -87,7 +92,7 @@ def progress(directory: Optional[str], engine: str) -> Optional[Progress]:
 
 def _by_markers(directory: str) -> Optional[Progress]:
     newest: Optional[Progress] = None
-    for name in _names(directory):
+    for name in names_in(directory):
         if name.startswith("."):
             continue
         path = os.path.join(directory, name, MARKER)
@@ -98,7 +103,7 @@ def _by_markers(directory: str) -> Optional[Progress]:
             continue
         if not isinstance(marker, dict):
             continue
-        step, serial = _whole(marker.get("step")), _whole(marker.get("serial", 0))
+        step, serial = whole(marker.get("step"), 0), whole(marker.get("serial", 0), 0)
         if step is None or serial is None:
             continue
         found = Progress(step, serial, _time(path))
@@ -140,9 +145,9 @@ def newest_of_nemo(directory: str) -> Optional[NemoCheckpoint]:
     NeMo keeps the best by their loss too: one with a higher step than the ``-last`` that was saved before it
     is of a way that the training has gone back from.
     """
-    whole = whole_of_nemo(directory)
-    last = max((one for one in whole if one.is_last), key=_by_step, default=None)
-    others = [one for one in whole if not one.is_last]
+    every = whole_of_nemo(directory)
+    last = max((one for one in every if one.is_last), key=_by_step, default=None)
+    others = [one for one in every if not one.is_last]
     if last is None:
         return max(others, key=lambda one: (one.time, one.step), default=None)
     later = [one for one in others if one.step > last.step and one.time >= last.time]
@@ -155,12 +160,12 @@ def whole_of_nemo(directory: str) -> List[NemoCheckpoint]:
 
 
 def _whole_of_nemo(directory: str) -> Iterator[NemoCheckpoint]:
-    names = _names(directory)
+    names = names_in(directory)
     unfinished = {name[: -len(UNFINISHED)] for name in names if name.endswith(UNFINISHED)}
     for name in names:
         path = os.path.join(directory, name)
         inside = (
-            [os.path.join(path, part) for part in _names(path)] if re.match(_RANK_DIRECTORY, name) else []
+            [os.path.join(path, part) for part in names_in(path)] if re.match(_RANK_DIRECTORY, name) else []
         )
         for candidate in [path, *inside]:
             stem = _stem(candidate)
@@ -190,22 +195,12 @@ def _stem(path: str) -> str:
 # --- files ---
 
 
-def _names(directory: str) -> List[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
-
-
 def _read(path: str, limit: int) -> bytes:
     """Return the content of a regular file; empty if there is none, or it is larger than that."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor, "rb") as stream:
-            content = stream.read(limit + 1)
+        return read_bytes(path, limit)
     except OSError:
         return b""
-    return content if len(content) <= limit else b""
 
 
 def _time(path: str) -> int:
@@ -213,8 +208,3 @@ def _time(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
-
-
-def _whole(value: Any) -> Optional[int]:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_number and 0 <= value <= _LARGEST else None

@@ -14,6 +14,8 @@ from supervisor.files import AnyPath, open_regular, read_text
 
 # Of each log; what ended a job stands at its end.
 TAIL_BYTES = 1 << 20
+# Characters of a line that are kept, half of them at its end: a pattern may take long with the whole.
+_LINE = 1 << 12
 _LINE_ENDS = re.compile(r"[\r\n]")
 _LEFT = re.compile(r"globalrank-[^/]*\.json")
 _RANK = re.compile(r"[Rr]ank\"?:? ?([0-9]{1,7})(?:[^0-9]|$)")
@@ -49,7 +51,7 @@ def evidence(logs: Iterable[AnyPath], failures: Optional[AnyPath] = None, since:
     lines = [left.line for left in left_by_ranks(failures, since)] if failures else []
     for log in logs:
         lines += _LINE_ENDS.split(_tail(log).replace("\0", " "))
-    return lines
+    return [line if len(line) <= _LINE else line[: _LINE // 2] + line[-_LINE // 2 :] for line in lines]
 
 
 def left_by_ranks(failures: AnyPath, since: float = 0.0, until: float = math.inf) -> List[Left]:

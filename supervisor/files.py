@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from typing import Any, BinaryIO, Dict, Optional, Union
+from typing import Any, BinaryIO, Dict, List, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -142,6 +142,14 @@ def unix_time(value: Any) -> Optional[float]:
 def plain(text: str) -> str:
     """Return text fit for one line of a log or of a table, with what cannot be printed as ``?``."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def names_in(directory: AnyPath) -> List[str]:
+    """Return the sorted names in a directory; none where it cannot be read."""
+    try:
+        return sorted(os.listdir(directory))
+    except (OSError, ValueError):
+        return []
 
 
 def write_atomic(path: AnyPath, text: str, mode: int = 0o666, *, sync: bool = True) -> None:

@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from supervisor.job import Job
-from supervisor.tasks import Signals
+from supervisor.tasks import Signals, leave_to_end, reap
 
 _CHUNK = 1 << 16
 
@@ -57,9 +57,15 @@ class _Call:
         self._job = job
         self._answer = b""
         self.deadline = time.monotonic() + hook.budget
+        with contextlib.suppress(OSError):  # a full disk
+            sys.stdout.flush()
         self.descriptor, there = os.pipe()
-        sys.stdout.flush()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self.descriptor)
+            os.close(there)
+            raise
         if not self._pid:
             os.close(self.descriptor)
             self._answer_from_child(there, signals)
@@ -102,13 +108,14 @@ class _Call:
             with contextlib.suppress(OSError):
                 kill(self._pid, signal.SIGKILL)
         os.close(self.descriptor)
-        with contextlib.suppress(OSError):
-            os.waitpid(self._pid, 0)
+        leave_to_end(self._pid)
+        reap()
 
     def _answer_from_child(self, there: int, signals: Signals) -> None:
         code = 1
         try:
             os.setpgid(0, 0)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the tasks' alone
             signals.release()
             answer = self._hook.call(self._job)
             if answer is not None:

@@ -5,12 +5,13 @@ import hashlib
 import json
 import os
 import re
+import signal
 from typing import Any, Dict, Sequence
 
 from supervisor.job import Job
 from supervisor.marks import image_digest, leave_image_digest
 from supervisor.settings import ContainerSettings
-from supervisor.tasks import Signals, run_before
+from supervisor.tasks import Signals, leave_to_end, run_before
 
 _DIGITS = 12
 _RECORD_BYTES = 1 << 20
@@ -21,9 +22,12 @@ def record_digest(job: Job, container: ContainerSettings, signals: Signals) -> N
     """Leave the digest of the image as it runs, by a process at the lowest priority; nothing waits for it."""
     if not os.path.isfile(container.image) or image_digest(job.directory):
         return
-    if os.fork():
+    child = os.fork()
+    if child:
+        leave_to_end(child)
         return
     try:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the tasks' alone
         signals.release()
         os.setpgid(0, 0)
         with open(os.devnull, "r+b") as nothing:

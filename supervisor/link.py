@@ -40,6 +40,7 @@ class Link:
         self._settings, self._chain = job.settings, job.settings.chain
         self._failures = 0
         self._before: Optional[checkpoints.Progress] = None
+        self._is_before_known = False
         self._next_job: Optional[str] = None
         self._restarts = int(job.life.rpartition(".")[2])
         # The last life of the link before, and what was found of its end, where it left no word of it.
@@ -56,7 +57,11 @@ class Link:
             If the chain has ended: the job has nothing to do.
         """
         self._tidy()
-        self._before = self._progress()
+        try:
+            self._before = self._progress()
+            self._is_before_known = True
+        except Exception as error:  # whatever is wrong there, this link can go on
+            self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
         before = None
         try:
             before = self._look_at_links_before() if self._job.link > 1 else None
@@ -98,9 +103,8 @@ class Link:
         judged, ending = self._judge(self._job.id, facts, hosts, self._job.began)
         if ending.rule == "ended_by_user" and record and record.restarts > self._restarts:
             ending = ending._replace(why="somebody requeued it")
-        got_on = checkpoints.is_newer(self._progress(), self._before)
         step = chain.after_end(
-            self._chain, self._job.link, ending, self._failures, got_on, self._has_successor()
+            self._chain, self._job.link, ending, self._failures, self._got_on(), self._has_successor()
         )
         ending = step.ending or ending
         state = record and state_at_end(record.state, record.reason, record.preempted, record.requeue)
@@ -343,13 +347,21 @@ class Link:
                 from supervisor import nemo_checkpoints
 
                 nemo_checkpoints.tidy(directory, self._job.life, self._job.say)
-            except OSError as error:
-                self._job.say(f"{directory} could not be tidied: {error}", sys.stderr)
+            except Exception as error:  # whatever is wrong there, this link can go on
+                self._job.say(f"{directory} could not be tidied: {error!r}", sys.stderr)
 
     # --- what is known ---
 
     def _progress(self) -> Optional[checkpoints.Progress]:
         return checkpoints.progress(self._settings.checkpoints, self._settings.engine)
+
+    def _got_on(self) -> bool:
+        """Return True if there is a newer checkpoint than when the link began, and it is known."""
+        try:
+            return self._is_before_known and checkpoints.is_newer(self._progress(), self._before)
+        except Exception as error:  # whatever is wrong there, the chain can go on
+            self._job.say(f"its newest checkpoint is not known: {error!r}", sys.stderr)
+            return False
 
     def _job_of(self, link: int) -> Optional[str]:
         claimed = marks.job_of(self._job.directory, link)

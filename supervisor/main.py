@@ -10,12 +10,12 @@ import time
 from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from supervisor import hooks, marks, settings
-from supervisor.files import read_json
+from supervisor.files import plain, read_json
 from supervisor.job import Job, Leave, Unusable
 from supervisor.rendezvous import rendezvous
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.settings import ALLOCATION, CONTAINER, HOSTS, IMAGE, LOCAL, SLURM, fill_in
-from supervisor.tasks import Signalled, Signals, forwarding, run, run_before, wait_until
+from supervisor.tasks import Signalled, Signals, forwarding, run, run_before
 
 if TYPE_CHECKING:
     from supervisor.link import Link
@@ -30,9 +30,13 @@ _UNREADABLE = "SLIPWAY_UNREADABLE"
 _ENDED_EARLY = 143
 # A shell's, of a command that there is not.
 _NOT_FOUND = 127
+# In seconds, after an error of what runs beside the tasks.
+_POLL_AGAIN = 60.0
 
 _LINK = r"[1-9][0-9]{0,5}\Z"
 _LEAVES = "leaves without doing anything: {}"
+# Characters of a mark, which others may write, in the log.
+_SAID = 1000
 _USAGE = "usage: supervisor.pyz TAG [LINK] [TAG] -- COMMAND ...  or  supervisor.pyz point TAG [TAG]"
 
 
@@ -58,6 +62,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _main(arguments: Sequence[str]) -> int:
     # Names may hold what the locale cannot print.
     sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", "surrogateescape", line_buffering=True)
+    # Python before 3.9 keeps it back up to the end, which is none of its own.
+    sys.stderr = io.TextIOWrapper(sys.stderr.buffer, "utf-8", "surrogateescape", line_buffering=True)
     _forget_locale()
     directory = os.path.dirname(os.path.abspath(sys.argv[0]))
     is_point = arguments[:1] == ["point"] and len(arguments) > 1
@@ -96,7 +102,7 @@ def _job(directory: str, tag: str, arguments: Sequence[str]) -> Job:
     environment = _submitted_environment()
     path = os.path.join(directory, settings.NAME)
     try:
-        content = settings.from_json(read_json(path))
+        content = settings.from_json(settings.of_file_system(read_json(path)))
     except (OSError, ValueError) as error:
         raise Unusable(f"{path} cannot be used: {error}") from error
     if content.tag != tag:
@@ -133,9 +139,19 @@ def _submitted_environment() -> Dict[str, str]:
     try:
         with open(_ENVIRONMENT_FD, "rb") as stream:
             text = os.fsdecode(stream.read())
+        _reap_printer()
     except OSError:  # not started by a script
         return dict(os.environ)
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+
+
+def _reap_printer() -> None:
+    """Take the ``env`` of the script, which has just ended, off the list of processes."""
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(20):
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                return
+            time.sleep(0.001)
 
 
 def _forget_locale() -> None:
@@ -161,11 +177,11 @@ def _claim(job: Job) -> None:
     holder = marks.claim(job.directory, job.claimant, job.link)
     if holder != job.claimant:
         name = marks.JOB if job.link == 1 else f"{marks.JOB}.{job.link}"
-        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {holder}"))
+        raise Leave(_LEAVES.format(f"{job.marks}/{name} says {plain(holder)[:_SAID]}"))
     path = os.path.join(job.marks, marks.CHAIN_ENDED)
     if os.path.lexists(path):
         end = marks.chain_end(job.directory)
-        said = f": {end.by} ended the chain: {end.why}" if end else ""
+        said = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
         # What waits for the success of this job waits for that of the run.
         done = any(life.verdict == "done" for life in marks.read_lives(job.directory))
         raise Leave(_LEAVES.format(path + said), code=0 if done else 1)
@@ -225,20 +241,20 @@ def _wait_for_turn(job: Job, signals: Signals) -> None:
     """Wait for the job of this run before, as Slurm's singleton does, and lock out the next one."""
     if job.settings.scheduler != LOCAL or not job.settings.singleton:
         return
+    import errno
     import fcntl
 
     # Tasks that outlive this process keep the lock.
     lock = os.open(os.path.join(job.settings.run_dir, ".singleton"), os.O_WRONLY | os.O_CREAT, 0o666)
     os.set_inheritable(lock, True)
 
-    def taken() -> bool:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    wait_until(taken, signals)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # A child waits, which a signal ends: the lock is this process's as well, and its turn comes in order.
+        waiting = f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"
+        if run_before([sys.executable, "-IS", "-c", waiting], signals):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), ".singleton") from None
 
 
 def _begin(job: Job, link: "Link") -> None:
@@ -275,7 +291,7 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
     container, scheduler = job.settings.container, job.settings.scheduler
     values = {HOSTS: ",".join(hosts)}
     if scheduler == LOCAL:  # no containers, and no other node
-        return fill_in(command, values)
+        return fill_in(command, values, job.directory)
     count = str(len(hosts))
     on_each_node = [
         "srun",
@@ -297,7 +313,7 @@ def _prepared(job: Job, command: Sequence[str], hosts: Sequence[str], signals: S
         slider = [*on_each_node, "sudo", "-n", "nvidia-smi", "boost-slider", "--vboost", "1"]
         if run_before(slider, signals):
             job.say("the GPUs' boost slider could not be set on every node", sys.stderr)
-    return fill_in(command, values)
+    return fill_in(command, values, job.directory)
 
 
 def _run_tasks(job: Job, command: Sequence[str], signals: Signals) -> int:
@@ -334,15 +350,19 @@ def _run(
 
     def poll() -> Optional[float]:
         nonlocal is_first
-        if is_first:
-            gc.enable()
-            marks.sync_mark(job.directory, job.life, marks.STARTED)
-            is_first = False
-        # What the end needs: the tasks have started, and the archive may be gone when they have ended.
-        import supervisor.evidence
-        import supervisor.judging  # noqa: F401
+        try:
+            if is_first:
+                is_first = False
+                gc.enable()
+                marks.sync_mark(job.directory, job.life, marks.STARTED)
+            # What the end needs: the tasks have started, and the archive may be gone when they have ended.
+            import supervisor.evidence
+            import supervisor.judging  # noqa: F401
 
-        return polling.poll()
+            return polling.poll()
+        except Exception as error:  # whatever is wrong there, the tasks go on
+            job.say(f"what runs beside the tasks failed: {error!r}", sys.stderr)
+            return _POLL_AGAIN
 
     forward = forwarding(job.settings.scheduler, job.settings.save_signal)
     try:
@@ -383,5 +403,5 @@ def _say(message: str, stream: Optional[IO[str]] = None) -> None:
 def _print_traceback() -> None:
     import traceback
 
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         traceback.print_exc()

@@ -28,6 +28,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, O
 from supervisor.files import (
     AnyPath,
     is_job_id,
+    names_in,
     read_json,
     read_text,
     sync_file,
@@ -150,7 +151,7 @@ def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collecti
         Those of the launch: a life that tells another tag is of a launch that was here before.
     """
     contents: Dict[str, Dict[str, Any]] = {}
-    for name in _names(launch_dir):
+    for name in names_in(_path(launch_dir)):
         match = re.fullmatch(_LIFE_MARK, name)
         if match:
             contents.setdefault(match[1], {}).update(_read(_path(launch_dir, name)))
@@ -300,7 +301,7 @@ def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str
     A claim that could not be written, as on a full disk, hides none after it; its job's own marks stand in.
     `tags` is as in `read_lives`.
     """
-    names = _names(launch_dir)
+    names = names_in(_path(launch_dir))
     matches = (re.fullmatch(_LATER_CLAIM, name) for name in names)
     links = [int(match[1]) for match in matches if match]
     claimed = {link: job_of(launch_dir, link) for link in links}
@@ -365,13 +366,6 @@ def _claim_name(link: int) -> str:
 
 def _path(launch_dir: AnyPath, *name: str) -> str:
     return os.path.join(launch_dir, MARKS, *name)
-
-
-def _names(launch_dir: AnyPath) -> List[str]:
-    try:
-        return sorted(os.listdir(_path(launch_dir)))
-    except (OSError, ValueError):
-        return []
 
 
 def _read(path: AnyPath) -> Mapping[str, Any]:

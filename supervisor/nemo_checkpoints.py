@@ -8,9 +8,10 @@ alone; where a whole checkpoint is newer, it is made one by hard links, which ta
 import os
 import sys
 from contextlib import suppress
-from typing import Callable, List
+from typing import Callable
 
 from supervisor.checkpoints import LAST, UNFINISHED, newest_of_nemo, whole_of_nemo
+from supervisor.files import names_in
 
 Say = Callable[..., None]
 
@@ -34,7 +35,7 @@ class _Tidying:
         self._aside = os.path.join(directory + "-set-aside", life)
 
     def run(self) -> None:
-        for name in _names(self._directory):
+        for name in names_in(self._directory):
             if name.endswith(UNFINISHED) and os.path.isfile(os.path.join(self._directory, name)):
                 self._remove_unfinished(name)
         last = self._choose_last()
@@ -46,7 +47,7 @@ class _Tidying:
     def _remove_unfinished(self, marker: str) -> None:
         name = marker[: -len(UNFINISHED)]
         places = [os.path.join(self._directory, name)]
-        inside = [os.path.join(self._directory, part) for part in _names(self._directory)]
+        inside = [os.path.join(self._directory, part) for part in names_in(self._directory)]
         places += [os.path.join(folder, name + ".ckpt") for folder in [self._directory, *inside]]
         why = "a job ended while it wrote or removed it"
         moved = [self._set_aside(path, why) for path in places if os.path.exists(path)]
@@ -103,10 +104,3 @@ class _Tidying:
 
 def _link(source: str, target: str, *, follow_symlinks: bool = True) -> None:
     os.link(source, target, follow_symlinks=False)
-
-
-def _names(directory: str) -> List[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []

@@ -27,7 +27,7 @@ def run_point(directory: str, arguments: Sequence[str]) -> NoReturn:
     """
     path = os.path.join(directory, settings.NAME)
     try:
-        sweep = SweepSettings(**read_json(path))
+        sweep = SweepSettings(**settings.of_file_system(read_json(path)))
         number = int(os.environ["SLURM_ARRAY_TASK_ID"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Unusable(f"{path} cannot be used: {error!r}") from error

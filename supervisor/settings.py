@@ -166,10 +166,22 @@ def from_json(content: Dict[str, Any]) -> Settings:
         raise ValueError(f"{NAME} is not of this version: {error}") from error
 
 
-def fill_in(command: Sequence[str], values: Mapping[str, str]) -> List[str]:
-    """Replace the placeholders in the arguments before the task's script: those after it are the user's."""
-    names = [os.path.basename(text) for text in command]
-    end = names.index(TASK_SCRIPT) if TASK_SCRIPT in names else len(command)
+def of_file_system(value: Any) -> Any:
+    """Return a value of JSON with its texts as this Python names files: one in a C locale has ASCII alone."""
+    if isinstance(value, str):
+        return os.fsdecode(value.encode("utf-8", "surrogateescape"))
+    if isinstance(value, list):
+        return [of_file_system(each) for each in value]
+    if isinstance(value, dict):
+        return {name: of_file_system(each) for name, each in value.items()}
+    return value
+
+
+def fill_in(command: Sequence[str], values: Mapping[str, str], directory: str) -> List[str]:
+    """Replace the placeholders in the arguments before the launch's task script: others are the user's."""
+    script = os.path.join(directory, TASK_SCRIPT)
+    paths = [os.path.normpath(text) for text in command]
+    end = paths.index(script) if script in paths else len(command)
     filled = list(command)
     for index in range(end):
         for placeholder, value in values.items():

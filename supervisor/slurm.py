@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence
 
 from supervisor.job import Job
+from supervisor.slurm_states import plain_word
 
 if TYPE_CHECKING:
     import subprocess
@@ -38,7 +39,7 @@ _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_")
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 
 _FIELD = r"(?:^| )(JobState|Reason|PreemptTime|Requeue|Restarts)=([^ ]*)"
-_WORD = r"[A-Z_]+"
+_STATE = r" JobState=[^ ]* Reason="
 _SUBMITTED_ID = r"([0-9]+)(?:;.*)?"
 _DOWN = r"down|fail|error|unk|.*\*$"
 
@@ -98,7 +99,8 @@ class Slurm:
         """Return what the controller says of a job; ``None`` if it does not know it or does not answer."""
         answer = self._ask(["scontrol", "show", "job", "--oneliner", job_id])
         fields: Dict[str, str] = {}
-        for name, value in re.findall(_FIELD, answer.output):
+        state = re.search(_STATE, answer.output)  # the job's name stands before it
+        for name, value in re.findall(_FIELD, answer.output[state.start() :] if state else ""):
             fields.setdefault(name, value)  # a comment of the user's may look like a field
         if answer.code != 0 or "JobState" not in fields:
             return None
@@ -114,11 +116,11 @@ class Slurm:
     def state_of(self, job_id: str) -> str:
         """Return Slurm's word for a job that has ended; empty where it cannot tell."""
         record = self.show_job(job_id)
-        state = _word(record.state) if record else ""
+        state = plain_word(record.state) if record else ""
         if state in ("", "COMPLETING"):  # the controller forgets after a few minutes
             command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=State"]
             lines = self._ask([*command, "--jobs=" + job_id]).output.strip().splitlines()
-            state = _word(lines[-1]) if lines else ""
+            state = plain_word(lines[-1]) if lines else ""
         return state
 
     def squeue_state(self, job_id: str) -> str:
@@ -142,7 +144,7 @@ class Slurm:
         """
         ending = f"/submitted/{self._job.settings.tag}.{link}_submission.sh"
         command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%o"]
-        for line in self._run(command, _ACTION_SECONDS, as_submitted=True).output.splitlines():
+        for line in self._run(command, _ACTION_SECONDS).output.splitlines():
             job_id, _, script = line.partition("|")
             if ending in script and job_id.strip().isdigit():
                 return job_id.strip()
@@ -236,11 +238,6 @@ def submitted_id(answer: Answer) -> Optional[str]:
         if match and match.end() == len(line.strip()):
             return match.group(1)
     return None
-
-
-def _word(text: str) -> str:
-    match = re.match(_WORD, text)
-    return match.group() if match else ""
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,8 +1,9 @@
 """srun's own words in the job's log: of a step that never ran, and of one whose end it waits for in vain."""
 
+import os
 import re
 import time
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence
 
 from supervisor.files import open_regular
 from supervisor.hooks import Hook
@@ -44,13 +45,23 @@ class Step(NamedTuple):
 
     def never_ran(self) -> bool:
         """Return True if srun says of the step that it was not started as a whole."""
-        return any(re.match(_NEVER_RAN, line) for line in self.lines())
+        from supervisor.evidence import last_step
 
-    def seconds_to_wait(self) -> Optional[int]:
-        """Return the seconds that srun waits for tasks which it has ended; ``None`` where it has not."""
+        # Text of a log is anybody's: tasks that trained have started, and may call srun themselves.
+        lines = self.lines()
+        return any(re.match(_NEVER_RAN, line) for line in lines) and last_step(lines) is None
+
+    def wait(self) -> Optional[List[int]]:
+        """Return the seconds that srun waits for tasks which it has ended, and the bytes in the job's logs.
+
+        ``None`` where it has ended none.
+        """
         matches = (re.match(_ABORTED, line) for line in self.lines())
-        found = next(filter(None, matches), None)
-        return int(found.group(1)) if found else None
+        match = next(filter(None, matches), None)
+        if not match:
+            return None
+        logs = [os.path.splitext(self.log)[0] + extension for extension in (".out", ".err")]
+        return [int(match.group(1)), sum(os.path.getsize(log) for log in logs if os.path.exists(log))]
 
 
 def begin_step(job: Job) -> Step:
@@ -66,16 +77,23 @@ def begin_step(job: Job) -> Step:
 
 
 class Patience:
-    """The wait for an srun that has ended its tasks: it is over a minute after srun's own."""
+    """The wait for an srun that has ended its tasks: it is over a minute after srun's own.
+
+    It begins anew as long as anything is written: the words may be those of a task's own srun.
+    """
 
     def __init__(self, step: Step) -> None:
-        self._deadline: Optional[float] = None
-        self.hook = Hook("srun", lambda job: step.seconds_to_wait(), self._take, every=_EVERY)
+        self._deadline = 0.0
+        self._size = -1
+        self._is_over = False
+        self.hook = Hook("srun", lambda job: step.wait(), self._take, every=_EVERY)
 
     def is_over(self) -> bool:
         """Return True once srun is not to be waited for any longer."""
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return self._is_over
 
-    def _take(self, job: Job, seconds: int) -> None:
-        if self._deadline is None:
-            self._deadline = time.monotonic() + seconds + _PATIENCE
+    def _take(self, job: Job, wait: Sequence[int]) -> None:
+        seconds, size = wait
+        if size != self._size:
+            self._size, self._deadline = size, time.monotonic() + seconds + _PATIENCE
+        self._is_over = time.monotonic() >= self._deadline

@@ -4,13 +4,15 @@ import contextlib
 import errno
 import os
 import signal
-import time
 from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from supervisor.settings import ALLOCATION, SLURM
 
 # Slurm and people send these; SIGHUP is that of a terminal which is closed.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+# Children that nobody waits for.
+_unreaped: List[int] = []
 
 
 class Signalled(Exception):
@@ -31,6 +33,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.first = ""
+        # Whoever started the job may ignore it, and then the codes of children are lost.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A signal that whoever started the job ignores, as `nohup` does, stays ignored.
         self._held = {number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._held)
@@ -134,9 +138,16 @@ def run(
     code = 0
     ending = False
     try:
-        for arguments, environment in commands:
-            processes.append(_start(arguments, environment, signals))
+        try:
+            for arguments, environment in commands:
+                processes.append(_start(arguments, environment, signals))
+        except OSError:
+            _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
+            for process in processes:
+                os.waitpid(process, 0)
+            raise
         while True:
+            reap()
             for process, status in list(zip(processes, map(_exit_code, processes))):
                 if status is None:
                     continue
@@ -158,28 +169,24 @@ def run(
                 if passed_on is not None:
                     ending = ending or passed_on == signal.SIGTERM
                     _send(processes, passed_on)
-    except OSError:
-        _send(processes, signal.SIGTERM)  # those that started wait for the others in vain
-        for process in processes:
-            os.waitpid(process, 0)
-        raise
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def wait_until(done: Callable[[], bool], signals: Signals) -> None:
-    """Wait until something is true; a signal to the job ends that.
+def leave_to_end(child: int) -> None:
+    """Keep a child for `reap` that nobody waits for: one that a file server holds cannot even be killed."""
+    _unreaped.append(child)
 
-    Raises
-    ------
-    Signalled
-        If there was one.
-    """
-    seconds = 0.05
-    while not done():
-        signals.check()
-        time.sleep(seconds)
-        seconds = min(2 * seconds, 1)
+
+def reap() -> None:
+    """Take children that nobody waits for, and that have ended, off the list of processes."""
+    for child in list(_unreaped):
+        try:
+            ended = os.waitpid(child, os.WNOHANG)[0]
+        except ChildProcessError:
+            ended = child
+        if ended:
+            _unreaped.remove(child)
 
 
 def _start(arguments: Sequence[str], environment: Optional[Dict[str, str]], signals: Signals) -> int:

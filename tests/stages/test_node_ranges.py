@@ -28,8 +28,13 @@ def test_a_range(engine: str, written: int | None) -> None:
     assert plan.job.config["trainer"]["num_nodes"] == written
     made = render(plan)
     assert "#SBATCH --nodes=2-4\n" in made.script
-    assert '    --nodes="$nodes" --ntasks=$((nodes * 8)) --ntasks-per-node=8 \\\n' in made.script
-    assert ('"trainer.num_nodes=$nodes" &' in made.script) is (engine == "nemo")
+    of_srun = (
+        '--nodes="$SLURM_JOB_NUM_NODES"',
+        "--ntasks=$((SLURM_JOB_NUM_NODES * 8))",
+        "--ntasks-per-node=8",
+    )
+    assert "".join(f"    {argument} \\\n" for argument in of_srun) in made.script
+    assert ('"trainer.num_nodes=$SLURM_JOB_NUM_NODES"' in made.script) is (engine == "nemo")
     assert 'export WORLD_SIZE="$SLURM_NTASKS"\n' in made.task
 
 

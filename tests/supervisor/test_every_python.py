@@ -91,4 +91,4 @@ def test_a_python_that_is_too_old_is_told_in_one_line(version: str, archive: Pat
     command = [interpreter(version), archive, "0123abcd", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.fullmatch(r"[^\n]*Python 3\.6 or newer[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"[^\n]*Python 3\.6\.2 or newer[^\n]*\n", done.stderr)

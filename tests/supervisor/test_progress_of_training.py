@@ -110,8 +110,24 @@ def test_a_serial_that_is_given_again_is_newer_by_its_time(tmp_path: Path) -> No
     (tmp_path / "damaged").mkdir()
     damaged.rename(tmp_path / "damaged" / damaged.name)
     assert not is_newer(found(tmp_path, "megatron"), before), "an older one is no progress"
-    own(tmp_path, 20, 2, hour=3)
+    own(tmp_path, 25, 2, hour=3)
     assert is_newer(found(tmp_path, "megatron"), before)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "megatron_lm", "nemo"])
+def test_the_same_step_saved_again_is_no_progress(tmp_path: Path, engine: str) -> None:
+    """As by a training that saves when it fails, right where it began."""
+    before = None
+    for hour in (1, 2):
+        if engine == "megatron":
+            own(tmp_path / str(hour), 10, hour, hour)
+        elif engine == "megatron_lm":
+            megatron_lm(tmp_path / str(hour), 10, hour)
+        else:
+            nemo(tmp_path / str(hour), 10, hour, last=True)
+        now = found(tmp_path / str(hour), engine)
+        assert is_newer(now, before) is (hour == 1)
+        before = now
 
 
 def test_what_is_no_checkpoint_of_ours_is_passed_over(tmp_path: Path) -> None:

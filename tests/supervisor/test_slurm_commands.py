@@ -13,8 +13,8 @@ from supervisor.settings import Settings
 from supervisor.slurm import JobRecord, Slurm, submitted_id
 
 SHOWN = (
-    "JobId=17 JobName=a UserId=me(1) JobState=COMPLETING Reason=None Dependency=(null) Requeue=1 Restarts=2 "
-    "PreemptTime=None Comment=JobState=FAILED WorkDir=/x"
+    "JobId=17 JobName=a JobState=FAILED Requeue=0 UserId=me(1) JobState=COMPLETING Reason=None "
+    "Dependency=(null) Requeue=1 Restarts=2 PreemptTime=None Comment=JobState=FAILED WorkDir=/x"
 )
 
 
@@ -139,7 +139,8 @@ def test_a_lost_job_is_found_by_its_tag_and_link(tmp_path: Path, commands: Path)
         "22|/x/submitted/0123abcd.2_submission.sh 2 0123abcd",
     ]
     play(commands, "squeue", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
-    assert slurm(tmp_path).find_submitted(2) == "22"
+    assert slurm(tmp_path, SQUEUE_STATES="RUNNING").find_submitted(2) == "22"
+    assert "SQUEUE_STATES" not in (commands / "squeue.env").read_text()
     assert slurm(tmp_path).find_submitted(4) is None
 
 

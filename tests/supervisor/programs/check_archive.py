@@ -2,16 +2,62 @@
 
 import importlib.util
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import unittest
 import zipfile
+from typing import Dict, Optional
 
 from supervisor.judging import Facts, judge
+from supervisor.settings import LOCAL, Settings, to_json
 
 ARCHIVE, SAMPLES = sys.argv[1:3]
 
 
+def started(
+    archive: str, *arguments: str, environment: Optional[Dict[str, str]] = None
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run an archive as a job does."""
+    # As its script starts it, which keeps the environment for it.
+    script = 'exec 9< <(env -0); exec "$@"'
+    command = ["bash", "-c", script, "bash", sys.executable, "-IS", archive, *arguments]
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+
+
 class Archive(unittest.TestCase):
+    def test_how_it_is_used_is_said_before_it_ends(self) -> None:
+        done = started(ARCHIVE)
+        self.assertEqual((done.returncode, done.stderr[:6]), (2, b"usage:"))
+
+    def test_a_job_in_a_directory_of_letters_that_no_locale_knows(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = folder.name + "/\u00e9"
+        bytes_of_root = root.encode("utf-8")
+        os.makedirs(bytes_of_root + b"/checkpoints/step=5")
+        with open(bytes_of_root + b"/checkpoints/step=5/complete.json", "w") as stream:
+            stream.write('{"step": 5, "serial": 1}')
+        archive = os.fsdecode(bytes_of_root + b"/supervisor.pyz")
+        shutil.copy(ARCHIVE, archive)
+        settings = Settings(
+            "x", 1, "0123abcd", root, root + "/s.sh", root + "/log_", LOCAL, "megatron", singleton=True
+        )
+        with open(bytes_of_root + b"/supervisor.json", "w") as stream:
+            stream.write(to_json(settings._replace(checkpoints=root + "/checkpoints")))
+        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+        no_zombie = ["bash", "-c", "! ps -o stat=,comm= --ppid $PPID | grep Z"]
+        arguments = ["0123abcd", "1", "0123abcd", "--", *no_zombie]
+        done = started(archive, *arguments, environment=environment)
+        self.assertEqual((done.returncode, done.stderr), (0, b""), done.stdout)
+        (ended,) = [name for name in os.listdir(bytes_of_root + b"/marks") if name.endswith(b".ended.json")]
+        with open(bytes_of_root + b"/marks/" + ended) as stream:
+            self.assertEqual(json.load(stream)["checkpoint"], 5)
+
     def test_every_module_can_be_imported(self) -> None:
         with zipfile.ZipFile(ARCHIVE) as archive:
             names = [name for name in archive.namelist() if name.startswith("supervisor/")]
@@ -21,6 +67,24 @@ class Archive(unittest.TestCase):
             module = importlib.import_module(name.rpartition(".")[0].replace("/", "."))
             self.assertTrue(str(module.__file__).startswith(ARCHIVE), module)
             self.assertTrue(str(module.__file__).endswith(".pyc" if is_same_python else ".py"), module)
+
+    def test_who_has_the_link_is_one_line_of_the_log(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = folder.name
+        shutil.copy(ARCHIVE, root + "/supervisor.pyz")
+        with open(root + "/supervisor.json", "w") as stream:
+            stream.write(
+                to_json(Settings("x", 1, "0123abcd", root, root + "/s.sh", root + "/l", LOCAL, "nemo"))
+            )
+        os.mkdir(root + "/marks")
+        ended = {"by": "job 1\x1b[2J", "why": "x\n" * 9999, "ended": 1}
+        with open(root + "/marks/chain-ended", "w") as stream:
+            json.dump(ended, stream)
+        done = started(root + "/supervisor.pyz", "0123abcd", "1", "0123abcd", "--", "true")
+        self.assertEqual(done.stdout.count(b"\n"), 1, done.stderr)
+        self.assertNotIn(b"\x1b", done.stdout)
+        self.assertLess(len(done.stdout), 2000)
 
     def test_each_end_is_judged_as_expected(self) -> None:
         with open(SAMPLES, encoding="utf-8") as stream:

@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import unittest
+import unittest.mock
 from typing import Any, Dict, List, Optional, Sequence
 
 from supervisor import checkpoints, marks, nemo_checkpoints
@@ -127,6 +128,16 @@ class Chain(unittest.TestCase):
         link.end(143, ["n1"], "TERM")
         self.assertEqual(self.ended(1)["verdict"], "continue", self.said)
         self.assertIsNone(marks.chain_end(self.launch))
+
+    def test_an_unreadable_checkpoint_ends_no_chain_and_forgives_nothing(self) -> None:
+        for number in (1, 2):
+            link, slurm = self.link(number)
+            with unittest.mock.patch.object(checkpoints, "progress", side_effect=RuntimeError("a bug")):
+                link.begin()
+            self.assertTrue([call for call in slurm.calls if "--parsable" in call], self.said)
+            self.save(number, number)
+            link.end(1, ["n1", "n2"], None)
+        self.assertEqual(self.ended(2)["verdict"], "stop", self.said)
 
     def test_what_nemo_left_is_tidied(self) -> None:
         directory = os.path.join(self.root, "nemo")

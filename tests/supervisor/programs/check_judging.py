@@ -30,6 +30,14 @@ class Evidence(unittest.TestCase):
         self.assertEqual(lines[-3:], ["step 7/9 |", "", ""])
         self.assertEqual(judge(Facts(1), lines, ["n1"]).rule.name, "gpu_lost")
 
+    def test_of_a_long_line_both_ends_are_matched(self) -> None:
+        with open(self.log, "w") as stream:
+            stream.write("srun: error: Node failure on n1" + "Got async event" * 9999 + "GPU is lost")
+        (line,) = evidence([self.log])
+        self.assertLess(len(line), 5000)
+        self.assertTrue(line.startswith("srun: error: Node failure on n1Got"))
+        self.assertTrue(line.endswith("eventGPU is lost"))
+
     def test_what_ranks_left_comes_first_in_the_order_of_its_time(self) -> None:
         for rank, moment in ((0, 20.5), (1, 10.0), (2, 3.0)):
             content = {"time": moment, "rank": rank, "host": f"n{rank}", "error": "e", "log": None}

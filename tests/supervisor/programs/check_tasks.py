@@ -1,15 +1,18 @@
 """Tasks, signals, hooks and ports of the supervisor: real processes of this machine."""
 
 import contextlib
+import fcntl
 import io
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 import unittest
+import unittest.mock
 
-from supervisor import hooks, images, srun
+from supervisor import hooks, images, main, srun, tasks
 from supervisor.job import Job
 from supervisor.rendezvous import HOSTS_FD, free_port, rendezvous
 from supervisor.settings import (
@@ -106,6 +109,44 @@ class Tasks(WithSignals):
             self.signals.check()
         self.signals.check()
 
+    def test_whoever_started_the_job_may_ignore_the_end_of_children(self):
+        self.addCleanup(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signals = Signals()
+        self.addCleanup(signals.release)
+        self.assertEqual(run([task("exit 3")], signals, {}), 3)
+
+
+class Turns(WithSignals):
+    """The jobs of a run without Slurm, one after the other."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        directory = self.directory.name
+        settings = Settings("run", 1, "tag", directory, "/s", "/l", LOCAL, "megatron", singleton=True)
+        self.job = Job("17", "17.0", "17", 1, False, directory, settings, 0, {})
+        self.path = directory + "/.singleton"
+
+    def test_a_job_stands_in_the_kernels_queue_for_its_turn(self):
+        queued = f'grep -q -- "-> FLOCK.*:$(stat -c %i {self.path}) " /proc/locks'
+        waits = f"for i in {{1..100}}; do {queued} && exit 0; sleep 0.05; done; exit 1"
+        with open(self.path, "w") as holder:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            before = subprocess.Popen(["bash", "-c", waits], pass_fds=[holder.fileno()])
+        main._wait_for_turn(self.job, self.signals)
+        self.assertEqual(before.wait(), 0)
+        with open(self.path) as other, self.assertRaises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_a_signal_ends_the_wait(self):
+        with open(self.path, "w") as holder:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            sender = subprocess.Popen(["bash", "-c", "sleep 0.2; kill -USR1 $PPID"])
+            self.assertRaises(Signalled, main._wait_for_turn, self.job, self.signals)
+            sender.wait()
+
 
 class Hooks(WithSignals):
     def setUp(self):
@@ -149,11 +190,42 @@ class Hooks(WithSignals):
             self.signals,
             [self.hook(lambda job: 1, every=0.1), self.hook(lambda job: time.sleep(60), every=0.1)],
         )
-        tasks = [task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")]
-        code = run(tasks, self.signals, forwarding(SLURM, None), polling.poll)
+        loop = task("for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 4")
+        code = run([loop], self.signals, forwarding(SLURM, None), polling.poll)
         polling.stop()
         self.assertEqual(code, 4)
         self.assertGreater(len(self.answers), 1)
+
+    def test_what_fails_beside_the_tasks_does_not_end_them(self):
+        for error in (OSError(28, "No space left on device"), ImportError("the archive is gone")):
+            failing = unittest.mock.patch.object(hooks.Polling, "poll", side_effect=error)
+            with failing, contextlib.redirect_stderr(self.log):
+                code = main._run(self.job, [task("trap 'exit 6' TERM; sleep 0.3; exit 4")], self.signals)
+            self.assertEqual(code, 4)
+
+    def test_one_that_cannot_be_killed_is_not_waited_for(self):
+        # As in a read of a dead server.
+        with unittest.mock.patch("os.kill"), unittest.mock.patch("os.killpg"):
+            hooks.call_each([self.hook(lambda job: time.sleep(60), budget=0.1)], self.job, self.signals)
+        (pid,) = tasks._unreaped
+        os.kill(pid, signal.SIGKILL)
+        self.assertEqual(run([task("sleep 0.3")], self.signals, {}), 0)
+        self.assertEqual(tasks._unreaped, [])
+        self.assertRaises(ChildProcessError, os.waitpid, pid, 0)
+
+    def test_a_full_disk_or_no_room_for_a_process_leaves_nothing_open(self):
+        self.log.flush = unittest.mock.Mock(side_effect=OSError(28, "No space left on device"))
+        opened = os.listdir("/proc/self/fd")
+        hooks.call_each([self.hook(lambda job: 1)], self.job, self.signals)
+        self.assertEqual(self.answers, [1])
+        with unittest.mock.patch("os.fork", side_effect=BlockingIOError(11, "try again")):
+            hooks.call_each([self.hook(lambda job: 1)], self.job, self.signals)
+        self.assertEqual(os.listdir("/proc/self/fd"), opened)
+
+    def test_a_signal_to_all_processes_does_not_end_a_hook(self):
+        call = self.hook(lambda job: os.kill(os.getpid(), signal.SIGUSR1) or "answered")
+        hooks.call_each([call], self.job, self.signals)
+        self.assertEqual(self.answers, ["answered"])
 
     def test_without_hooks_nothing_wakes_the_supervisor(self):
         self.assertIsNone(hooks.Polling(self.job, self.signals, []).poll())
@@ -184,6 +256,8 @@ class Steps(WithSignals):
         self.assertFalse(step.never_ran())
         self.write(STOPPED)
         self.assertTrue(step.never_ran())
+        self.write("step 20/20 | loss 1.2\n")
+        self.assertFalse(step.never_ran())  # a step of its own is what one of its ranks could not start
 
     def test_an_srun_that_waits_for_a_lost_node_is_killed(self):
         patience, every = srun._PATIENCE, srun._EVERY
@@ -198,6 +272,23 @@ class Steps(WithSignals):
         code = run([command], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
         self.assertEqual(code, 137)
         self.assertTrue(1 <= time.monotonic() - begun < 50)
+
+    def test_an_srun_whose_job_goes_on_writing_is_left_alone(self):
+        patience, every = srun._PATIENCE, srun._EVERY
+        self.addCleanup(lambda: (setattr(srun, "_PATIENCE", patience), setattr(srun, "_EVERY", every)))
+        srun._PATIENCE, srun._EVERY = 0, 0.05
+        errors = self.directory.name + "/log_17.err"
+        with open(errors, "w"):
+            pass
+        waits = srun.Patience(srun.begin_step(self.job))
+        polling = hooks.Polling(self.job, self.signals, [waits.hook])
+        self.addCleanup(polling.stop)
+        aborted = (
+            "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."  # a rank's own step
+        )
+        works = f"echo '{aborted}' >>{errors}; for i in {{1..20}}; do echo loss >>{self.log}; sleep 0.1; done"
+        code = run([task(works)], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
+        self.assertEqual(code, 0)
 
 
 class Places(unittest.TestCase):
@@ -230,9 +321,27 @@ class Places(unittest.TestCase):
                     os.fstat(HOSTS_FD)
 
     def test_placeholders_are_the_commands_and_not_the_payloads(self):
-        command = ["srun", "--container-image=" + IMAGE, "-w", HOSTS, "bash", "/d/task.sh", IMAGE]
-        filled = fill_in(command, {IMAGE: "/a b.sqsh", CONTAINER: "c", HOSTS: "n1,n2"})
-        expected = ["srun", "--container-image=/a b.sqsh", "-w", "n1,n2", "bash", "/d/task.sh", IMAGE]
+        command = [
+            "srun",
+            "--epilog=/site/task.sh",
+            "--container-image=" + IMAGE,
+            "-w",
+            HOSTS,
+            "bash",
+            "/d/task.sh",
+            IMAGE,
+        ]
+        filled = fill_in(command, {IMAGE: "/a b.sqsh", CONTAINER: "c", HOSTS: "n1,n2"}, "/d")
+        expected = [
+            "srun",
+            "--epilog=/site/task.sh",
+            "--container-image=/a b.sqsh",
+            "-w",
+            "n1,n2",
+            "bash",
+            "/d/task.sh",
+            IMAGE,
+        ]
         self.assertEqual(filled, expected)
 
     def test_a_container_is_called_after_the_state_of_its_image(self):
