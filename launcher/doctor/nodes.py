@@ -215,10 +215,11 @@ def srun_command(
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     wanted = plan.job.resources
-    if wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
+    if whole_node and wanted.gres:
+        command.append(f"--gres={wanted.gres}")
+    elif wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
         # A job that asked for none may see none.
-        gpus = (wanted.gpus_per_node or wanted.tasks_per_node) if whole_node else 1
-        command.append(f"--gres=gpu:{gpus}")
+        command.append(f"--gres=gpu:{wanted.gpus_per_node if whole_node else 1}")
     return command
 
 
