@@ -128,4 +128,4 @@ def _verdict(report: Report) -> str:
         return f"mend first: {', '.join(report.failed)}"
     if not report.machine.get("gpus"):
         return "no GPU was checked: this is the half that a CPU can do"
-    return "the GPUs compute what they should, as far as these checks see"
+    return "the GPUs compute what they should, as far as these checks see: docs/gpu.md has what they do not"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,27 @@ def test_a_node_of_a_real_slurm(
     assert out.startswith("versions  passed   torch 2.9\n")
     # One is a share of the node.
     assert "GPUs: 0,1" in err.splitlines()
+
+
+@pytest.mark.slurm
+def test_a_node_of_an_allocation(
+    no_accounting_sandbox: Sandbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in no_accounting_sandbox.environment().items():
+        monkeypatch.setenv(name, value)
+    allocate = ["salloc", "--no-shell", "--nodes=1", "--gres=gpu:2", "--time=5"]
+    said = subprocess.run(allocate, capture_output=True, text=True, check=True, timeout=60).stderr
+    job = said.partition("Granted job allocation ")[2].split()[0]
+    try:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        python = python_that_writes(tmp_path, ROWS[:1], 0)
+        words = ["gpu-check", "cluster=interactive", f"cluster.python={python}"]
+        code = main([*words, "--directory", str(tmp_path / "a")])
+        err = capfd.readouterr().err
+        assert code == 0, err
+        assert "GPUs: 0,1" in err.splitlines()
+    finally:
+        subprocess.run(["scancel", job], check=True, timeout=60)

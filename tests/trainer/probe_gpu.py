@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> int:
         result["options"] = [options(read_settings({**base, **changes}), on_cuda) for changes in cases]
         result["generators"] = generators_that_differ(place)
         shorten_timeouts(Timeouts(30, 7))
-        result["timeout"] = dist.distributed_c10d._get_default_group()._get_backend(cpu).options._timeout
-        result["timeout"] = result["timeout"].total_seconds()
+        backends = [group._get_backend(cpu) for group in dist.distributed_c10d._world.pg_map]
+        result["timeouts"] = [backend.options._timeout.total_seconds() for backend in backends]
     result["devices"] = devices()
     result["claims"] = [said(compare, *case) for case in (("cpu", ""), ("cuda", "A"), ("cuda", "B"))]
     print(json.dumps(result))

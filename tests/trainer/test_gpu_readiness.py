@@ -134,7 +134,8 @@ def test_a_transformer_engine_that_does_not_load_is_none(found: dict[str, Any]) 
 
 
 def test_collectives_wait_for_less_after_the_first_step(found: dict[str, Any]) -> None:
-    assert found["timeout"] == 7
+    assert len(found["timeouts"]) > 1, "the default group, and megatron-core's"
+    assert set(found["timeouts"]) == {7}
 
 
 @pytest.mark.parametrize(
