@@ -74,6 +74,8 @@ def _server() -> str:
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        # Ctrl-C is for the tests: the server ends with its stdin, and removes its folder.
+        start_new_session=True,
     )
     assert server.stdin and server.stdout
     atexit.register(server.wait)

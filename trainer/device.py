@@ -14,7 +14,7 @@ from trainer.errors import UserError
 from trainer.world import World
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_EXPECTED = "expected a CUDA device that torch can use, or trainer.accelerator=auto or cpu"
+_EXPECTED = "expected a CUDA device that torch can use; to train on the CPU: training.trainer.accelerator=cpu"
 # Megatron-LM 0.16 (arguments.py, `deterministic_mode`) asks for these; cuBLAS needs the second in any case.
 _DETERMINISTIC = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
@@ -62,7 +62,8 @@ def choose_device(world: World, accelerator: str) -> Any:
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
                 f"{why_no_cuda([str(warning.message) for warning in said])}{_driver()}; {_EXPECTED}",
-                found_by="rank",
+                # Without a driver no task of the node has a GPU, and one tells it for all.
+                found_by="rank" if driver_version() else "node",
             )
         return torch.device("cpu")
     count = torch.cuda.device_count()

@@ -42,7 +42,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def process_group(world: World, accelerator: str = "auto", timeouts: Timeouts = _TIMEOUTS) -> Iterator[Any]:
+def process_group(world: World, accelerator: str, timeouts: Timeouts = _TIMEOUTS) -> Iterator[Any]:
     """Join the process group and yield this process's device; leave the group when all went well.
 
     After an exception the group is left alone: destroying it would wait for ranks that are stuck in a

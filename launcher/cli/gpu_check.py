@@ -20,8 +20,9 @@ _DESCRIPTION = """\
 Check what the GPUs of a machine compute, by small trainings with engine=megatron: versions, GPU against CPU,
 bf16 against fp32, each layout that there are GPUs for against one GPU, a training that is killed and resumed,
 with the peak memory of a save, and the throughput of one model beside its estimate. With cluster=local the
-checks run here, else on one whole node of the cluster, by srun. Without a GPU it says so, and runs what a CPU
-can: docs/gpu.md."""
+checks run here, else on one whole node of the cluster, by srun, in the interpreter of the nodes
+(cluster.python): the cluster's container is not used. Without a GPU it says so, and runs what a CPU can:
+docs/gpu.md."""
 
 _EPILOG = """\
 examples:
@@ -32,8 +33,8 @@ examples:
   slipway gpu-check cluster=local --json | jq -r '.rows[] | select(.state == "failed") | .fix'
 
 exit code:
-  0  nothing failed
-  1  something did
+  0  all checks ran, and none failed
+  1  a check failed, or the checks were ended before the last
   2  a mistake in what was asked for, or nothing could be started
 """
 
@@ -44,6 +45,8 @@ _OURS = (
     "engine=megatron",
     "training.trainer.num_nodes=1",
     "training.trainer.devices=1",
+    # The checks run in the interpreter of the nodes.
+    "container=null",
 )
 
 
@@ -73,25 +76,30 @@ def run(args: argparse.Namespace) -> int:
     """Check and print the table; return the exit code."""
     if args.minutes < 1:
         raise UserError(f"--minutes {args.minutes}: a number of minutes, from 1 on")
-    from launcher.doctor.gpu_check import check_gpus
+    from launcher.doctor.gpu_check import batch_overrides, check_gpus
     from launcher.drafting import draft
 
     names = {text.partition("=")[0] for text in args.overrides}
     ours = [text for text in _OURS if text.partition("=")[0] not in names]
     made = draft(request_of(args, [*ours, *args.overrides]))
+    batch = [text for text in batch_overrides(made.plan.job.config) if text.partition("=")[0] not in names]
+    if batch:
+        # What is measured and what is estimated is the same batch.
+        made = draft(request_of(args, [*ours, *args.overrides, *batch]))
     default = Path(made.composition.config.base_results_dir) / "gpu_check" / f"{datetime.now():%Y%m%d-%H%M%S}"
     report = check_gpus(made, (args.directory or default).absolute(), args.only, args.minutes)
     if args.json:
         print(json.dumps(content(report), indent=2))
     else:
         print("\n".join(table(report)))
-    return _FAILED if report.failed else 0
+    return 0 if report.ok else _FAILED
 
 
 def content(report: Report) -> dict[str, Any]:
     """Return the report for programs."""
     return {
-        "ok": not report.failed,
+        "ok": report.ok,
+        "finished": report.finished,
         "machine": dict(report.machine),
         "rows": [asdict(row) for row in report.rows],
         "estimate": dict(report.estimate),
@@ -114,8 +122,10 @@ def table(report: Report) -> Iterator[str]:
 
 
 def _verdict(report: Report) -> str:
+    if not report.finished:
+        return "FAILED: the checks were ended before the last of them: see what they said above"
     if report.failed:
         return f"mend first: {', '.join(report.failed)}"
     if not report.machine.get("gpus"):
         return "no GPU was checked: this is the half that a CPU can do"
-    return "the GPUs compute what they should, as far as these checks see"
+    return "the GPUs compute what they should, as far as these checks see: docs/gpu.md has what they do not"

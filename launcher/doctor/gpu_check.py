@@ -6,6 +6,7 @@ The two sides meet in files: this writes the configuration whose throughput is m
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,13 +25,14 @@ from launcher.launching.directory import TRAINER
 from launcher.plan import Plan
 from launcher.preflight.estimates.overview import overview
 from launcher.rendering.config_text import config_text
+from launcher.runs.files import copy_package
+from launcher.runs.paths import CODE
 from launcher.schedulers.commands import WITHOUT_SLURM
 from launcher.stages import common
 
+_MICRO_BATCHES = 4
 RESULT, CONFIG = "gpu_check.json", "throughput_config"
 STATES = ("passed", "failed", "skipped")
-# What the table's exit codes are: 0 and 1 come with a table.
-_WITH_TABLE = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A machine's table; `estimate` is what `slipway check` says of the configuration that was measured."""
+    """A machine's table; `estimate` is what `slipway check` says of the configuration that was measured.
+
+    A table that is not `finished` is of checks that were ended on their way, by a time limit for example.
+    """
 
     machine: Mapping[str, Any]
     rows: tuple[Row, ...]
     estimate: Mapping[str, Any]
     directory: Path
+    finished: bool
+
+    @property
+    def ok(self) -> bool:
+        """True if all checks ran and none failed."""
+        return self.finished and not self.failed
 
     @property
     def failed(self) -> list[str]:
@@ -81,21 +92,44 @@ def check_gpus(made: Draft, directory: Path, only: str | None, minutes: int) -> 
     plan = made.plan
     if plan.job.config is None or plan.job.engine != "megatron":
         raise UserError("gpu-check runs our own trainer: stages=[training] and engine=megatron are needed")
-    directory.mkdir(parents=True, exist_ok=True)
+    step, environment = _step(plan, minutes), _environment(plan, directory / CODE)
     result = directory / RESULT
-    if result.exists():
-        raise UserError(f"--directory {directory}: there is a table of an earlier check: choose another")
+    if result.exists() or (directory / CODE).exists():
+        raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
+    directory.mkdir(parents=True, exist_ok=True)
+    # As in a launch, the nodes get the trainer alone: the launcher's own libraries are not theirs.
+    copy_package(TRAINER, directory / CODE / TRAINER.name)
     (directory / f"{CONFIG}.yaml").write_text(config_text(plan.job.config), encoding="utf-8")
     python = common.python(made.composition.config)
     command = [python, "-u", "-m", "trainer.gpu_check", "--directory", str(directory)]
     command += ["--config-path", str(directory), "--config-name", CONFIG]
     command += ["--only", only] if only else []
-    code = _run([*_step(plan, minutes), *command], _environment(plan))
-    if code not in _WITH_TABLE or not result.exists():
+    # `-m` looks into the working directory first, which may be a checkout.
+    code = _run([*step, *command], environment, directory / CODE)
+    if not result.exists():
         raise UserError(
             f"the checks ended with exit code {code} and without a table: see what they said above"
         )
     return read_report(result, estimate_of(made))
+
+
+def batch_overrides(config: Mapping[str, Any] | None) -> list[str]:
+    """Return the overrides by which a step takes a few micro batches, as a whole one may take minutes.
+
+    With pipeline stages it takes a multiple of theirs, which virtual stages need.
+    """
+    if config is None or "model" not in config:
+        return []  # no training, which check_gpus refuses
+    model, keys = config["model"], ("tensor_model", "pipeline_model", "context")
+    tensor, pipeline, context = (model.get(f"{key}_parallel_size") or 1 for key in keys)
+    data = max(1, config["trainer"]["devices"] // (tensor * pipeline * context))
+    most = model["micro_batch_size"] * data * pipeline * math.ceil(_MICRO_BATCHES / pipeline)
+    found = []
+    if model["global_batch_size"] > most:
+        found.append(f"training.model.global_batch_size={most}")
+    if model.get("rampup_batch_size"):
+        found.append("training.model.rampup_batch_size=null")
+    return found
 
 
 def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
@@ -109,7 +143,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
     try:
         content = json.loads(result.read_text(encoding="utf-8"))
         rows = tuple(Row(**row) for row in content["rows"])
-        return Report(content["machine"], rows, estimate, result.parent)
+        return Report(content["machine"], rows, estimate, result.parent, content.get("finished") is True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{result}: no table of the checks: {error}") from error
 
@@ -149,29 +183,43 @@ def _step(plan: Plan, minutes: int) -> list[str]:
             key="container",
             hint="container=null cluster.python=/path/of/python, or cluster=local in a shell of the image",
         )
+    wanted = plan.job.resources
+    if plan.scheduler != "allocation" and wanted.gpus_per_task and not (wanted.gpus_per_node or wanted.gres):
+        raise UserError(
+            f"gpu-check: cluster.gpus_per_task={wanted.gpus_per_task} does not tell how many GPUs a node has",
+            key="cluster.gpus_per_task",
+            hint="cluster.gpus_per_task=null cluster.gpus_per_node=N, where N is the number of a node's GPUs",
+        )
     return srun_command(plan, 1, "slipway-gpu-check", minutes, whole_node=True)
 
 
-def _environment(plan: Plan) -> dict[str, str]:
+def _environment(plan: Plan, code: Path) -> dict[str, str]:
     environment = dict(os.environ) if plan.scheduler == "local" else environment_here(plan)
-    before = [path] if (path := environment.get("PYTHONPATH")) else []
     # The trainer reads what a site says of its own GPUs as in a job.
-    return {**environment, **plan.job.environment, "PYTHONPATH": ":".join([str(TRAINER.parent), *before])}
+    environment |= plan.job.environment
+    before = [path] if (path := environment.get("PYTHONPATH")) else []
+    return {**environment, "PYTHONPATH": ":".join([str(code), *before])}
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> int:
     """Run to the end; what is said goes to stderr, as stdout is for the table."""
     try:
         with (
             ending_cleanly(),
             subprocess.Popen(
-                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
+                command,
+                env=dict(environment),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
             ) as process,
         ):
             try:
                 return process.wait()
             except BaseException:
                 process.terminate()
+                # It ends its own trainings first.
+                process.wait()
                 raise
     except OSError as error:
         hint = WITHOUT_SLURM if command[0] == "srun" else None

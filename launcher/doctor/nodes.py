@@ -203,22 +203,21 @@ def srun_command(
     count = nodes if isinstance(nodes, int) else len(nodes)
     chosen = None if isinstance(nodes, int) else ",".join(nodes)
     command = ["srun", f"--job-name={name}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-    share = (
-        ["--exclusive", "--mem=0", "--cpu-bind=none"]
-        if whole_node
-        else ["--cpus-per-task=1", f"--mem={_MEMORY}"]
-    )
+    share = ["--mem=0", "--cpu-bind=none"] if whole_node else ["--cpus-per-task=1", f"--mem={_MEMORY}"]
     command += [*share, f"--time={minutes}", "--chdir=/", "--mpi=none"]
     if plan.scheduler == "allocation":
+        # Other steps may run, such as the user's shell; srun takes no --exclusive beside it.
         return [*command, "--overlap", *([f"--nodelist={chosen}"] if chosen else [])]
+    command += ["--exclusive"] if whole_node else []
     values = {flag: value(plan.job) for flag, value in FLAGS if flag in _QUEUE}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     wanted = plan.job.resources
-    if wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
+    if whole_node and wanted.gres and "gpu" in wanted.gres:
+        command.append(f"--gres={wanted.gres}")
+    elif wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
         # A job that asked for none may see none.
-        gpus = (wanted.gpus_per_node or wanted.tasks_per_node) if whole_node else 1
-        command.append(f"--gres=gpu:{gpus}")
+        command.append(f"--gres=gpu:{wanted.gpus_per_node if whole_node else 1}")
     return command
 
 

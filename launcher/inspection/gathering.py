@@ -17,6 +17,7 @@ from launcher.plan import Plan
 from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.facts import Facts
 from launcher.preflight.gpus import gpus_of
+from launcher.sandbox import is_sandbox
 from launcher.stages.stage_cluster import stage_cluster
 from launcher.verdict import trainer_verdict
 
@@ -54,6 +55,7 @@ def gather(
         earlier=earlier_training(made) if look else None,
         cluster=(cluster_of or _cluster)(made.plan) if look else None,
         node_gpus=_node_gpus(made),
+        lacks_gpus=_lacks_gpus(made.plan) if look else None,
         trainer_verdict=(verdict_of or trainer_verdict)(made.plan),
     )
 
@@ -63,6 +65,16 @@ def _cluster(plan: Plan) -> ClusterFacts | None:
     from launcher.inspection.cluster import cluster_facts
 
     return cluster_facts(plan)
+
+
+def _lacks_gpus(plan: Plan) -> str | None:
+    """The reason why our trainer finds no GPU, where this machine can tell."""
+    if plan.job.engine != "megatron":
+        return None
+    if plan.scheduler == "local":
+        return None if any(Path("/dev").glob("nvidia*")) else "this machine has no GPU (no /dev/nvidia*)"
+    is_in_sandbox = plan.slurm_conf is not None and is_sandbox(Path(plan.slurm_conf).parent.parent)
+    return "the GPUs of the sandbox are fake" if is_in_sandbox else None
 
 
 def _node_gpus(made: Draft) -> int | None:

@@ -107,6 +107,8 @@ class Facts:
         How many tasks of job arrays are submitted with this plan's; ``None`` if it is a job of its own.
     node_gpus
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
+    lacks_gpus
+        Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
     trainer_verdict
         What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
         or if another program is going to train.
@@ -123,4 +125,5 @@ class Facts:
     cluster: ClusterFacts | None = None
     array_tasks: int | None = None
     node_gpus: int | None = None
+    lacks_gpus: str | None = None
     trainer_verdict: str | None = None

@@ -22,6 +22,9 @@ def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator
     """One task per GPU: `trainer.devices` on each node, as many GPUs from the cluster, with the precision."""
     if values.raw("trainer.accelerator") == "cpu":
         return
+    if facts.lacks_gpus is not None and values.raw("trainer.accelerator") in ("gpu", "cuda"):
+        key, value = "trainer.accelerator", values.raw("trainer.accelerator")
+        yield warning(CHECK, key, value, facts.lacks_gpus, f"{full(key)}=cpu")
     counted = gpu_of(resources, facts)
     yield from _type(resources, counted)
     yield from _precision(values, counted)

@@ -62,11 +62,11 @@ save() { # save STEP, as the trainer does: under a hidden name, and whole from o
     mv "$into/.unfinished-$name" "$into/$name"
 }
 ready() { # once all ranks are: srun ends the others with the first that ends, though they have not begun
-    local rank
-    touch "$work/ready.$link.$RANK"
+    local rank attempt=$link.${SLURM_RESTART_COUNT:-0} # a requeued job has the same link
+    touch "$work/ready.$attempt.$RANK"
     [[ $RANK == 0 ]] || return 0
     for ((rank = 1; rank < WORLD_SIZE; rank++)); do
-        until [[ -e $work/ready.$link.$rank ]]; do sleep 0.1; done
+        until [[ -e $work/ready.$attempt.$rank ]]; do sleep 0.1; done
     done
     echo "$link" >>"$work/ready"
 }

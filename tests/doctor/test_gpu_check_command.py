@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.cli.app import main
+from launcher.doctor.gpu_check import batch_overrides
 from launcher.sandbox import Sandbox
 
 ROWS = [
@@ -24,18 +28,31 @@ ROWS = [
 ]
 
 
-def python_that_writes(directory: Path, rows: list[dict[str, Any]], code: int) -> Path:
+def python_that_writes(directory: Path, rows: list[dict[str, Any]], code: int, finished: bool = True) -> Path:
     """Write what stands in for the interpreter: it tells its arguments and leaves a table."""
-    table = json.dumps({"machine": {"host": "n1", "gpus": [{}]}, "rows": rows})
+    content = {"machine": {"host": "n1", "gpus": [{}]}, "rows": rows, "finished": finished}
+    table = json.dumps(content)
     script = directory / "python"
     script.write_text(
-        '#!/bin/sh\necho "$@" >&2\n'
+        '#!/bin/sh\necho "GPUs: $CUDA_VISIBLE_DEVICES" >&2\necho "$@" >&2\n'
         'while [ "$1" != --directory ]; do shift; done\n'
         f'test -s "$2/throughput_config.yaml" && cat > "$2/gpu_check.json" <<\'END\'\n{table}\nEND\n'
         f"exit {code}\n"
     )
     script.chmod(0o755)
     return script
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an srun first on PATH that tells its arguments and runs the command behind its options."""
+    script = tmp_path / "bin" / "srun"
+    script.parent.mkdir()
+    script.write_text(
+        '#!/bin/sh\necho "srun $@" >&2\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
 def test_a_table_with_what_to_mend_and_the_estimate(
@@ -55,7 +72,7 @@ def test_a_table_with_what_to_mend_and_the_estimate(
     assert err.strip().endswith("--only versions,throughput")
     # Evidence is never overwritten.
     assert main([*words, "--directory", str(tmp_path / "a")]) == 2
-    assert "there is a table of an earlier check" in capfd.readouterr().err
+    assert "it holds an earlier check" in capfd.readouterr().err
 
 
 def test_without_a_failure_and_for_programs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -67,11 +84,71 @@ def test_without_a_failure_and_for_programs(tmp_path: Path, capfd: pytest.Captur
     assert content["machine"]["host"] == "n1"
     assert [row["check"] for row in content["rows"]] == ["versions"]
     assert content["estimate"]["step_seconds"] > 0
+    assert (tmp_path / "a" / "code" / "trainer" / "gpu_check" / "__main__.py").exists()
+    # A few micro batches, in place of a global batch of 256.
+    measured = yaml.safe_load((tmp_path / "a" / "throughput_config.yaml").read_text())
+    assert measured["model"]["global_batch_size"] == 4 * measured["model"]["micro_batch_size"]
+
+
+def test_checks_that_were_ended_on_their_way_have_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The time limit of a job leaves the rows so far, all of them passed."""
+    for code in (0, 143):
+        python = python_that_writes(tmp_path, ROWS[:1], code, finished=False)
+        words = ["gpu-check", "cluster=local", f"cluster.python={python}"]
+        assert main([*words, "--directory", str(tmp_path / f"{code}")]) == 1
+        lines = capfd.readouterr().out.splitlines()
+        assert lines[0].startswith("versions  passed")
+        assert lines[1] == (
+            "1 passed, 0 failed, 0 skipped; "
+            "FAILED: the checks were ended before the last of them: see what they said above"
+        )
+        assert lines[2].endswith(f"{tmp_path}/{code}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gres"),
+    [
+        ([], "gpu:8"),
+        (["cluster.gpus_per_node=null", "cluster.gres=gpu:h100:4"], "gpu:h100:4"),
+    ],
+)
+def test_a_node_of_the_documented_cluster_gets_all_its_gpus(
+    tmp_path: Path, srun: None, capfd: pytest.CaptureFixture[str], overrides: list[str], gres: str
+) -> None:
+    python = python_that_writes(tmp_path, ROWS[:1], 0)
+    words = ["gpu-check", "cluster=bcm", "cluster.partition=gpu", f"cluster.python={python}", *overrides]
+    assert main([*words, "--directory", str(tmp_path / "a")]) == 0, capfd.readouterr().err
+    (options,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("srun "))
+    assert {"--partition=gpu", f"--gres={gres}", "--exclusive"} <= set(options.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch"),
+    [
+        ({}, ["training.model.global_batch_size=64"]),
+        ({"tensor_model_parallel_size": 4}, ["training.model.global_batch_size=16"]),
+        ({"pipeline_model_parallel_size": 8}, ["training.model.global_batch_size=16"]),
+        ({"global_batch_size": 32}, []),
+        (
+            {"global_batch_size": 32, "rampup_batch_size": [16, 16, 320]},
+            ["training.model.rampup_batch_size=null"],
+        ),
+    ],
+)
+def test_a_measured_step_takes_a_few_micro_batches(changes: dict[str, Any], batch: list[str]) -> None:
+    model = {"micro_batch_size": 2, "global_batch_size": 2048, **changes}
+    assert batch_overrides({"trainer": {"devices": 8}, "model": model}) == batch
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (
+            ["cluster=bcm", "cluster.gpus_per_node=null", "cluster.gres=null", "cluster.gpus_per_task=1"],
+            "cluster.gpus_per_task=1 does not tell how many GPUs a node has",
+        ),
         (["cluster=local", "engine=nemo", "container=/x.sqsh"], "stages=[training] and engine=megatron"),
         (["cluster=bcm", "container=/x.sqsh"], "container= is not for it yet"),
         (["cluster=local", "cluster.python=/absent/python"], "/absent/python: No such file or directory"),
@@ -86,6 +163,12 @@ def test_what_cannot_be_started_is_told(
     assert said in capfd.readouterr().err
 
 
+def test_what_cannot_be_started_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["gpu-check", "cluster=bcm", "container=/x.sqsh", "--directory", str(tmp_path / "a")]
+    assert main(words) == 2
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.slurm
 def test_a_node_of_a_real_slurm(
     no_accounting_sandbox: Sandbox,
@@ -97,5 +180,33 @@ def test_a_node_of_a_real_slurm(
         monkeypatch.setenv(name, value)
     python = python_that_writes(tmp_path, ROWS[:1], 0)
     words = ["gpu-check", "cluster=sandbox", f"cluster.python={python}", "--directory", str(tmp_path / "a")]
-    assert main(words) == 0, capfd.readouterr().err
-    assert capfd.readouterr().out.startswith("versions  passed   torch 2.9\n")
+    code = main(words)
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    assert out.startswith("versions  passed   torch 2.9\n")
+    # One is a share of the node.
+    assert "GPUs: 0,1" in err.splitlines()
+
+
+@pytest.mark.slurm
+def test_a_node_of_an_allocation(
+    no_accounting_sandbox: Sandbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in no_accounting_sandbox.environment().items():
+        monkeypatch.setenv(name, value)
+    allocate = ["salloc", "--no-shell", "--nodes=1", "--gres=gpu:2", "--time=5"]
+    said = subprocess.run(allocate, capture_output=True, text=True, check=True, timeout=60).stderr
+    job = said.partition("Granted job allocation ")[2].split()[0]
+    try:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        python = python_that_writes(tmp_path, ROWS[:1], 0)
+        words = ["gpu-check", "cluster=interactive", f"cluster.python={python}"]
+        code = main([*words, "--directory", str(tmp_path / "a")])
+        err = capfd.readouterr().err
+        assert code == 0, err
+        assert "GPUs: 0,1" in err.splitlines()
+    finally:
+        subprocess.run(["scancel", job], check=True, timeout=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.preflight.cases import (
     CONSTANT,
     ETP,
@@ -27,7 +29,7 @@ from tests.preflight.cases import (
     warns,
     without,
 )
-from tests.preflight.plans import T5
+from tests.preflight.plans import KNOWN, T5
 
 MODEL_CASES = [
     # types
@@ -298,6 +300,14 @@ MODEL_CASES = [
         plan={"resources": {"gpus_per_node": 8, "gpu_type": "b200"}},
     ),
     good("layout.gpus", {"trainer.accelerator": "cpu"}, plan={"resources": {"gpus_per_node": 2}}),
+    warns(
+        "layout.gpus",
+        {},
+        "training.trainer.accelerator='gpu': the GPUs of the sandbox are fake",
+        "training.trainer.accelerator=cpu",
+        facts=replace(KNOWN, lacks_gpus="the GPUs of the sandbox are fake"),
+    ),
+    good("layout.gpus", {"trainer.accelerator": "cpu"}, facts=replace(KNOWN, lacks_gpus="fake")),
     good("layout.gpus", {}, plan={"resources": {"gpus_per_node": None, "gpus_per_task": 1}}),
     bad("layout.gpus", {}, "8 tasks to a node", "need 16 GPUs, and it has 8", "=1", **per_task(2, 8)),
     bad("layout.gpus", {}, "need 8 GPUs, and it has 4", "training.trainer.devices=4", **per_task(1, 4)),

@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
     names = [found.path.name for found in store.complete(pristine)]
     yard = Yard(pristine, settings.saving.directory, names)
     told: list[dict[str, Any]] = []
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         from_main(lambda: yard.restock(names))
         session = open_session(settings, make_place(world, make_layout(settings, world.size), device))
         for newest in range(1, len(names) + 1):

@@ -41,14 +41,14 @@ def main(arguments: list[str]) -> int:
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     cases: list[dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
     result: dict[str, Any] = {"engine": broken_engine(Path(arguments[3]))}
-    with process_group(World.from_environment({"MASTER_PORT": arguments[2]})) as cpu:
+    with process_group(World.from_environment({"MASTER_PORT": arguments[2]}), "auto") as cpu:
         place = make_place(World.from_environment({}), make_layout(read_settings(base), 1), cpu)
         on_cuda = replace(place, device=CUDA)
         result["options"] = [options(read_settings({**base, **changes}), on_cuda) for changes in cases]
         result["generators"] = generators_that_differ(place)
         shorten_timeouts(Timeouts(30, 7))
-        result["timeout"] = dist.distributed_c10d._get_default_group()._get_backend(cpu).options._timeout
-        result["timeout"] = result["timeout"].total_seconds()
+        backends = [group._get_backend(cpu) for group in dist.distributed_c10d._world.pg_map]
+        result["timeouts"] = [backend.options._timeout.total_seconds() for backend in backends]
     result["devices"] = devices()
     result["claims"] = [said(compare, *case) for case in (("cpu", ""), ("cuda", "A"), ("cuda", "B"))]
     print(json.dumps(result))
@@ -72,6 +72,13 @@ def devices() -> dict[str, str]:
     for accelerator in ("gpu", "auto", "cpu"):
         with gpus(0):
             found[f"{accelerator} 0"] = said(device.choose_device, world(0, 2), accelerator)
+    with gpus(0):
+        for driver in (None, "NVRM version: 535.0"):
+            device.driver_version = lambda driver=driver: driver
+            try:
+                device.choose_device(world(0, 2), "gpu")
+            except UserError as error:
+                found[f"told by, driver {driver}"] = error.found_by
     for visible, rank, tasks in ((1, 3, 8), (8, 3, 8), (4, 3, 8)):
         with gpus(visible):
             found[f"gpu {visible} of {tasks}"] = said(device.choose_device, world(rank, tasks), "gpu")
@@ -137,26 +144,32 @@ def broken_engine(directory: Path) -> dict[str, Any]:
 
 
 def generators_that_differ(place: Any) -> dict[str, Any]:
-    """Return what is said when another rank has drawn more, and whether the first rank's state is kept."""
+    """Return what is said when this rank drew more than the first, and whether it gets the first's state."""
     from trainer.checkpoint import generators
     from trainer.logs import LOGGER
 
     said: list[str] = []
-    original, warning, before = dist.all_gather_object, LOGGER.warning, torch.get_rng_state()
+    originals, warning, first = (
+        (dist.all_gather_object, dist.broadcast_object_list),
+        LOGGER.warning,
+        generators._states(),
+    )
 
     def gather(found: list[str], own: str, group: Any = None) -> None:
-        original(found, own, group=group)
-        torch.rand(1)
-        found.append(generators._digest(generators._states()))
-        torch.set_rng_state(before)
+        originals[0](found, own, group=group)
+        found.append(generators._digest(first))
+
+    def broadcast(found: list[Any], src: int, group: Any) -> None:
+        found[0] = first
 
     LOGGER.warning = lambda text, *values: said.append(text % values)
     generators.make_equal(place)
     silent = not said
-    dist.all_gather_object = gather
+    torch.rand(1)
+    dist.all_gather_object, dist.broadcast_object_list = gather, broadcast
     generators.make_equal(place)
-    dist.all_gather_object, LOGGER.warning = original, warning
-    kept = torch.equal(before, torch.get_rng_state())
+    (dist.all_gather_object, dist.broadcast_object_list), LOGGER.warning = originals, warning
+    kept = torch.equal(first["cpu"], torch.get_rng_state())
     # A GPU's state is a seed and an offset.
     states = (generators._states(), {"device": torch.zeros(16, dtype=torch.uint8)})
     return {"silent": silent, "said": said, "kept": kept, "fit": [generators.fits(state) for state in states]}

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     def settings(**changes: Any) -> Settings:
         return read_settings({**base, **{f"model.{key}": value for key, value in changes.items()}})
 
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         place = make_place(world, make_layout(settings(), 1), device)
         rope = {key.removeprefix("model."): value for key, value in ROPE.items()}
         scaled = {**rope, "scale_positional_embedding": True}

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     settings = read_settings(base)
     world = World.from_environment({"MASTER_PORT": arguments[1]})
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         place = make_place(world, make_layout(settings, 1), device)
         result["variants"] = {
             name: one_step(read_settings({**base, **changes}), place)

@@ -24,7 +24,7 @@ SCALES = (1.0, 1e-3, 1e-5)
 def main(arguments: list[str]) -> int:
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     world = World.from_environment({"MASTER_PORT": arguments[1]})
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         place = make_place(world, make_layout(read_settings(base), 1), device)
         steps = {
             name: three_steps(read_settings({**base, **changes}), place)

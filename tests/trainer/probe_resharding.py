@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
     told: dict[str, Any] = {}
     LOGGER.addHandler(logging.StreamHandler())
     LOGGER.setLevel(logging.INFO)
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         for name, changes, source in json.loads(arguments[1]):
             settings = read_settings({**base, **changes})
             place = make_place(world, make_layout(settings, world.size), device)

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     _without_numbers()
     asked: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
     found, on_gpus = {}, {}
-    with process_group(World.from_environment({"MASTER_PORT": arguments[0]})) as device:
+    with process_group(World.from_environment({"MASTER_PORT": arguments[0]}), "auto") as device:
         place = None
         for size, given in asked.items():
             settings = on_one_rank(read_settings(given["flat"]))

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     settings = read_settings(base)
     world = World.from_environment({"MASTER_PORT": arguments[1]})
     result: dict[str, Any] = {}
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         place = make_place(world, make_layout(settings, 1), device)
         for name, changes in json.loads(arguments[2]).items():
             result[name] = one_variant(read_settings({**base, **changes}), place)

@@ -4,7 +4,8 @@
 signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints, ``slow:RANK:MS`` for
 milliseconds that each step waits, ``full:RANK:BYTES`` for the largest file that can be written,
 ``draw:RANK:STEP`` for a step that draws one random number more than the other ranks'. ``cuda:RANK:0`` takes
-the exchange between pipeline stages that a GPU would have.
+the exchange between pipeline stages that a GPU would have, and ``clock:RANK:0`` tells of each completed
+save if the clock of the steps was paused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import resource
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +103,27 @@ def sabotage() -> None:
             return compute(settings, model, batches, micro_batches)
 
         run.train_losses = draw
+        return
+    if kind == "clock":
+        from trainer.loop.saving import Saver
+        from trainer.report.progress import StepClock
+
+        pause, settle, pauses = StepClock.paused, Saver.settle, []
+
+        @contextmanager
+        def paused(self: StepClock) -> Iterator[None]:
+            with pause(self):
+                pauses.append(self)
+                yield
+                pauses.pop()
+
+        def settle_and_tell(self: Saver) -> None:
+            if self._pending:
+                print(f"settled, paused {bool(pauses)}", flush=True)
+            settle(self)
+
+        StepClock.paused = paused  # type: ignore[method-assign]
+        Saver.settle = settle_and_tell  # type: ignore[method-assign]
         return
     if kind == "tidy":
         from trainer.checkpoint import retention

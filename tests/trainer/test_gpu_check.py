@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +163,52 @@ def test_a_check_runs_as_a_job_would(tmp_path: Path, run_check: Callable[..., An
         ("devices", "skipped"),
         ("resume", "passed"),
     ]
-    assert content["rows"][1]["numbers"]["resumed_at"] == 3
-    assert done.stdout.splitlines()[-1].startswith("passed  resume: killed with SIGKILL, resumed at step 3")
+    assert content["finished"] is True
+    # Killed after step 4; a slow look may see it after the next save.
+    assert content["rows"][1]["numbers"]["resumed_at"] in (3, 6)
+    assert done.stdout.splitlines()[-1].startswith("passed  resume: killed with SIGKILL, resumed at step ")
+
+
+def test_a_training_that_takes_too_long_is_told(tmp_path: Path) -> None:
+    problem = Machine(tmp_path, {"gpus": []}, 0.0).train("late", {}).problem()
+    assert problem is not None
+    assert problem.endswith("took longer than 0 s")
+
+
+def test_ranks_that_were_started_end_with_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may come between two of them."""
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def start_one(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise SystemExit(143)
+        started.append(start(*arguments, **options))
+        return started[0]
+
+    one = machine(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start_one)
+        with pytest.raises(SystemExit):
+            one.start("two", {}, ranks=2)
+    one.kill_all()
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_another_megatron_core_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is described does not need what that version lacks."""
+    versions = {"torch": "2.9.0", "megatron-core": "0.17.0", "transformer_engine": "2.9", "apex": "1"}
+    code = (
+        "import json, sys; from importlib import metadata; sys.modules['megatron.core'] = None; "
+        f"real = metadata.version; metadata.version = lambda name: {versions}.get(name) or real(name); "
+        "from trainer.gpu_check.machine import describe; print(json.dumps(describe()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    (row,) = check_versions(Machine(tmp_path, json.loads(done.stdout), 60.0))
+    assert (row.check, row.state) == ("versions", "failed")
+    assert "has megatron-core 0.17.0: engine=megatron is written for 0.16" in str(row.fix)
 
 
 def test_an_unknown_check_is_named(tmp_path: Path, run_check: Callable[..., Any]) -> None:

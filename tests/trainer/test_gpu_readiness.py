@@ -97,8 +97,11 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_told_by_the_driver(found: dict
     devices = found["devices"]
     assert "trainer.accelerator=gpu: " in devices["gpu 0"]
     assert "The NVIDIA driver on your system is too old (found version 12020)" in devices["gpu 0"]
-    assert "expected a CUDA device that torch can use, or trainer.accelerator=auto or cpu" in devices["gpu 0"]
+    assert devices["gpu 0"].endswith("to train on the CPU: training.trainer.accelerator=cpu")
     assert devices["auto 0"] == devices["cpu 0"] == "cpu"
+    # Without a driver a task of each node tells it for all.
+    assert devices["told by, driver None"] == "node"
+    assert devices["told by, driver NVRM version: 535.0"] == "rank"
 
 
 def test_each_task_has_a_gpu_of_its_own(found: dict[str, Any]) -> None:
@@ -131,7 +134,8 @@ def test_a_transformer_engine_that_does_not_load_is_none(found: dict[str, Any]) 
 
 
 def test_collectives_wait_for_less_after_the_first_step(found: dict[str, Any]) -> None:
-    assert found["timeout"] == 7
+    assert len(found["timeouts"]) > 1, "the default group, and megatron-core's"
+    assert set(found["timeouts"]) == {7}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,19 @@ def test_generators_that_differ_end_no_training(trainings: Any) -> None:
     assert len(outcome.lines("checkpoint")) == 3
 
 
+def test_the_time_of_a_step_has_no_save_in_it(trainings: Any) -> None:
+    """Neither its beginning, nor its end at a later step: the save that is due at step 40 waits for it."""
+    changes = {
+        "trainer.max_steps": 41,
+        "trainer.limit_val_batches": 0,
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": 20,
+    }
+    outcome = trainings("clock", changes, sabotage="clock:0:0")
+    assert outcome.codes == [0], outcome.stderr
+    told = [line for line in outcome.stdout[0].splitlines() if line.startswith("settled, ")]
+    assert told[0] == "settled, paused True"
+
+
 @pytest.mark.parametrize(("precision", "each"), [("bf16", 14), (32, 12)])
 def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precision: Any, each: int) -> None:
     """Weights, master weights if these are in 16 bits, and two moments: launcher/preflight/estimates."""

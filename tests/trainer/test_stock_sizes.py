@@ -92,14 +92,15 @@ def test_a_size_of_the_vocabulary_that_is_given(sweep: Sweep) -> None:
 class Built(NamedTuple):
     """What building all sizes in one process came to; `expected` is the launcher's formula.
 
-    `layouts` are the pipeline sizes of each, real and virtual, `on_gpus` the options that a GPU would get.
+    `layouts` are the pipeline sizes of each, real and virtual, with `overlap_p2p_comm`,
+    and `on_gpus` the options that a GPU would get.
     """
 
     expected: dict[str, int]
     parameters: dict[str, int]
     vocabularies: dict[str, int]
     megabytes: float
-    layouts: dict[str, tuple[int, int]]
+    layouts: dict[str, tuple[int, int, bool]]
     on_gpus: dict[str, dict[str, Any]]
 
 
@@ -112,7 +113,7 @@ def built(sweep: Sweep, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
         assert vocabulary is not None
         vocabularies[size] = vocabulary
         parallel = read_settings(flatten(config)).parallel
-        layouts[size] = parallel.pipeline, parallel.virtual
+        layouts[size] = parallel.pipeline, parallel.virtual, parallel.overlap_p2p
         expected[size] = count_parameters(config["model"], vocabulary, config["run"]["model_type"])
         asked[size] = {"flat": flatten(config), "vocabulary": vocabulary}
     directory = tmp_path_factory.mktemp("sizes")
@@ -137,10 +138,10 @@ def test_the_largest_model_takes_no_memory_to_build(built: Built) -> None:
 @pytest.mark.trainer
 def test_a_gpu_would_get_what_megatron_lm_allows(built: Built) -> None:
     """megatron/training/arguments.py on virtual stages; test_gpu_readiness.py draws layouts of all kinds."""
-    assert {virtual > 1 for _, virtual in built.layouts.values()} == {True, False}
-    for size, (pipeline, virtual) in built.layouts.items():
+    assert {virtual > 1 for _, virtual, _ in built.layouts.values()} == {True, False}
+    for size, (pipeline, virtual, overlaps) in built.layouts.items():
         options = built.on_gpus[size]
-        assert options["overlap_p2p_comm"] or virtual == 1 or pipeline > 2, size
+        assert options["overlap_p2p_comm"] is (virtual > 1 and (overlaps or pipeline == 2)), size
         assert options["overlap_p2p_comm"] is not options["batch_p2p_comm"], size
 
 

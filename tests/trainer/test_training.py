@@ -261,3 +261,11 @@ def test_mistakes_exit_with_2_and_one_line(trainings: Any) -> None:
     nothing = trainings("nothing", {"exp_manager.resume_ignore_no_checkpoint": False})
     assert nothing.codes == [2]
     assert "there is no complete checkpoint" in nothing.stderr[0]
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="there may be a usable GPU")
+def test_a_gpu_that_is_not_there_is_a_mistake(trainings: Any) -> None:
+    outcome = trainings("no_gpu", {"trainer.accelerator": "gpu"})
+    assert outcome.codes == [2]
+    assert outcome.stderr[0].startswith("error: trainer.accelerator=gpu: ")
+    assert outcome.stderr[0].endswith("to train on the CPU: training.trainer.accelerator=cpu\n")

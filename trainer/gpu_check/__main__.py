@@ -46,11 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     checks = {**CHECKS, "throughput": lambda machine: check_throughput(machine, config)}
-    for name in chosen:
-        for row in _rows(name, checks[name], machine):
-            rows.append(row)
-            print(f"{row.state:7} {row.check}: {row.detail}", flush=True)
-            _write(options.directory / RESULT, machine, rows)
+    try:
+        for name in chosen:
+            for row in _rows(name, checks[name], machine):
+                rows.append(row)
+                print(f"{row.state:7} {row.check}: {row.detail}", flush=True)
+                _write(options.directory / RESULT, machine, rows)
+    finally:
+        machine.kill_all()
+    # Last: a table without it is of checks that were ended on their way.
+    _write(options.directory / RESULT, machine, rows, finished=True)
     return EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_OK
 
 
@@ -64,8 +69,9 @@ def _rows(name: str, check: Check, machine: Machine) -> Iterator[Row]:
         )
 
 
-def _write(path: Path, machine: Machine, rows: Sequence[Row]) -> None:
-    content = {"machine": dict(machine.described), "rows": [asdict(row) for row in rows]}
+def _write(path: Path, machine: Machine, rows: Sequence[Row], finished: bool = False) -> None:
+    described, told = dict(machine.described), [asdict(row) for row in rows]
+    content = {"machine": described, "rows": told, "finished": finished}
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
     unfinished.replace(path)

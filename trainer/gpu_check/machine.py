@@ -99,6 +99,7 @@ class Machine:
         self.described = described
         self._patience = patience
         self._known: dict[str, Trained] = {}
+        self._started: list[subprocess.Popen[bytes]] = []
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
@@ -138,25 +139,25 @@ class Machine:
         command = [sys.executable, "-m", "trainer.pretrain", "--config-path", str(self.directory)]
         command += ["--config-name", name]
         port = _free_port()
+        processes: list[subprocess.Popen[bytes]] = []
         with (self.directory / f"{name}.log").open("ab") as log:
-            return [
-                subprocess.Popen(
-                    command,
-                    # More threads gain nothing for models of this size, and get in each other's way.
-                    env={"OMP_NUM_THREADS": "1", **os.environ, **_rank(rank, ranks, port)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+            for rank in range(ranks):
+                # More threads gain nothing for models of this size, and get in each other's way.
+                environment = {"OMP_NUM_THREADS": "1", **os.environ, **_rank(rank, ranks, port)}
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
                 )
-                for rank in range(ranks)
-            ]
+                processes.append(process)
+                self._started.append(process)
+        return processes
 
     def finish(self, name: str, processes: Sequence[subprocess.Popen[bytes]]) -> Trained:
         """Wait for the ranks; end them all when one fails, or when patience ends."""
-        deadline = time.monotonic() + self._patience
+        deadline, late = time.monotonic() + self._patience, False
         try:
             while any(process.poll() is None for process in processes):
-                if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                late = time.monotonic() > deadline
+                if late or any(process.poll() for process in processes):
                     # The others wait for a rank that is gone.
                     time.sleep(1.0)
                     break
@@ -166,6 +167,8 @@ class Machine:
                 process.kill()
             codes = [process.wait() for process in processes]
         said = (self.directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        if late:
+            said += f"\ntook longer than {self._patience:g} s"
         return Trained(codes, self.lines(name), said)
 
     def kill_after(self, name: str, step: int, processes: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -182,6 +185,12 @@ class Machine:
                 process.kill()
                 process.wait()
 
+    def kill_all(self) -> None:
+        """Kill what is still running of all trainings that were started."""
+        for process in self._started:
+            process.kill()
+            process.wait()
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return what a training has told so far; the last line may be half written."""
         try:
@@ -194,6 +203,7 @@ class Machine:
 def describe() -> dict[str, Any]:
     """Return versions and devices; libraries are imported, so this runs in a process of its own."""
     found: dict[str, Any] = {"host": socket.gethostname(), "python": sys.version.split()[0], "gpus": []}
+    found["transformer_engine_problem"] = None
     for package in ("torch", "megatron-core", "transformer_engine", "apex"):
         found[package] = requirements.version(package)
     torch = importlib.import_module("torch")
@@ -209,9 +219,14 @@ def describe() -> dict[str, Any]:
             capability = f"{properties.major}.{properties.minor}"
             memory = properties.total_memory
             found["gpus"].append({"name": properties.name, "memory": memory, "capability": capability})
-    from trainer.model.backends import transformer_engine_problem
+    try:
+        # Another version of megatron-core may lack what is imported from it.
+        requirements.check_versions()
+        from trainer.model.backends import transformer_engine_problem
 
-    found["transformer_engine_problem"] = transformer_engine_problem()
+        found["transformer_engine_problem"] = transformer_engine_problem()
+    except (UserError, ImportError, AttributeError, OSError) as error:
+        found["transformer_engine_problem"] = f"{type(error).__name__}: {error}"
     return found
 
 
@@ -221,12 +236,13 @@ def described() -> dict[str, Any]:
     Raises
     ------
     UserError
-        If torch cannot be imported.
+        If that process fails, as where torch cannot be imported.
     """
     command = [sys.executable, "-m", "trainer.gpu_check", "--describe"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise UserError(f"torch cannot be imported: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+        said = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise UserError(f"{sys.executable} cannot describe this machine: {said}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -159,13 +159,16 @@ def _notes(session: Session) -> list[str]:
             f"{transformer_engine_problem()}"
         )
     if shape.loss_fusion and not fuses_loss(settings):
-        notes.append(
-            "note: model.cross_entropy_loss_fusion=True: the plain loss, as the fused one has bf16 gradients"
+        reason = (
+            "model.deterministic_mode=True" if settings.deterministic else "the fused one has bf16 gradients"
         )
+        notes.append(f"note: model.cross_entropy_loss_fusion=True: the plain loss, as {reason}")
     if device.type == "cuda" and overlaps_p2p(settings.parallel) and not settings.parallel.overlap_p2p:
         notes.append("note: model.overlap_p2p_comm=False: True, which two stages with virtual ones need")
     if device.type == "cuda" and not settings.deterministic:
-        notes.append("note: not bitwise repeatable on a GPU: model.deterministic_mode=True is, and slower")
+        notes.append(
+            "note: not bitwise repeatable on a GPU: model.deterministic_mode=True is meant to be, and slower"
+        )
     if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):
         notes.append(f"note: model.optim.name={name}: AdamW here, every rank keeps whole optimizer states")
     if settings.data.reset_positions and shape.position != "learned_absolute":

@@ -100,11 +100,9 @@ def _steps(
             return _Last("max_steps", loss, validated)
         if stop_after is not None and progress.step >= stop_after:
             return _Last("stop_after", loss, validated)
-        if saver.is_due():
+        if saver.is_due() or saver.is_written():
             with clock.paused():
                 saver.step(loss, validated)
-        else:
-            saver.step(loss, validated)
         # After a save that was due: what comes meanwhile is then answered at once, and one save is enough.
         if reason := stopping.agreed():
             return _Last(reason, loss, validated)

@@ -49,8 +49,12 @@ class Saver:
         """Whether :meth:`step` saves after this step."""
         return bool(self._saving.every) and self._session.progress.step % self._saving.every == 0
 
+    def is_written(self) -> bool:
+        """Whether :meth:`step` completes a save that was begun, on all ranks alike."""
+        return self._pending is not None and self._pending.is_written()
+
     def step(self, loss: float, validated: float | None) -> None:
-        """Save if a checkpoint is due after this step, and complete one whose files are written.
+        """Save if a checkpoint is due after this step, else complete the one that is written.
 
         Parameters
         ----------
@@ -61,7 +65,7 @@ class Saver:
         """
         if self.is_due():
             self._save(loss, validated, self._saving.background)
-        elif self._pending and self._pending.is_written():
+        else:
             self.settle()
 
     def end(self, loss: float, validated: float | None) -> None:

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     references = torch.load(arguments[1], weights_only=True)
     cases: dict[str, dict[str, Any]] = json.loads(arguments[2])
     world = World.from_environment(os.environ)
-    with process_group(world) as device:
+    with process_group(world, "auto") as device:
         settings = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
         place = make_place(world, make_layout(next(iter(settings.values())), world.size), device)
         results = {name: compare(settings[name], place, references, name.split()[0]) for name in cases}
