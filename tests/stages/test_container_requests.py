@@ -13,8 +13,10 @@ from launcher.config.compose import compose
 from launcher.containers.choice import digest_of
 from launcher.errors import UserError
 from launcher.plan import Mount, Plan
-from launcher.rendering.render import TEMPLATE_DIR, render
+from launcher.rendering.render import TEMPLATE_DIR, render, render_template
+from launcher.rendering.supervision import supervisor_settings
 from launcher.stages.planning import plan_launch
+from supervisor.images import container_name
 
 _PLACES = ["base_results_dir=/shared/results", "data_dir=/shared/data", "container=/apps/nemo.sqsh"]
 _LAUNCH = ["training=gpt3/126m", "training.trainer.num_nodes=1", *_PLACES]
@@ -115,20 +117,20 @@ def test_variables_of_the_job_win_in_the_container() -> None:
 
 
 def recorded_name(image: Path) -> str:
-    """The name that a job's script would give the container of an image."""
+    """Return the name that a job gives the container of an image, as the script of a session does."""
     plan = planned(f"container={image}", "container_options.name=kept")
-    script = render(plan).script
-    begin = script.index("image_digits=$(recorded digest")
-    naming = script[begin : script.index("\n", script.index("container_name=kept"))]
+    container = supervisor_settings(plan).container
+    assert container is not None
+    naming = render_template("container_name.sh.j2", {"job": plan.job})
     functions = (TEMPLATE_DIR / "image_record.sh").read_text()
-    told = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f'{functions}\n{naming}\necho "$container_name"'],
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f'{functions}\n{naming}\necho "$SLIPWAY_CONTAINER"'],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert not told.stderr
-    return told.stdout.strip()
+    assert not done.stderr and done.stdout.strip() == container_name(container)
+    return container_name(container)
 
 
 def write_record(image: Path, *, digest: str | None, sha256: str) -> None:
