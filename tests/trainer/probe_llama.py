@@ -92,8 +92,9 @@ def fused_loss(plain: Settings, fused: Settings, place: Any) -> list[float]:
     for settings in (plain, fused):
         model = chunk(settings, place)
         batch = next(BatchMaker(304, None, 1, place.device).batches(Written(5), [0]))
+        # With precision=32 the trainer does not fuse it, for the sake of its gradient.
+        model.config.cross_entropy_loss_fusion = settings.architecture.loss_fusion
         found.append(float(model(**batch.arguments()).mean()))
-        assert model.config.cross_entropy_loss_fusion is settings.architecture.loss_fusion
     return found
 
 
