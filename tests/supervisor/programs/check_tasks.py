@@ -72,7 +72,7 @@ class Tasks(WithSignals):
 
     def test_the_first_task_that_fails_ends_the_others_and_gives_the_code(self):
         begun = time.monotonic()
-        self.assertEqual(self.code("sleep 60", "exit 3", "trap 'exit 4' TERM; sleep 60 & wait"), 3)
+        self.assertEqual(self.code("sleep 60", "exit 3", "trap 'kill %1; exit 4' TERM; sleep 60 & wait"), 3)
         self.assertLess(time.monotonic() - begun, 50)
 
     def test_a_task_that_a_signal_ended_has_the_code_of_a_shell(self):
