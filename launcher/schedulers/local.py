@@ -14,6 +14,8 @@ from launcher.runs.provenance import host
 from launcher.schedulers.base import Intent, JobStatus, State, Ticket, one_by_one
 from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.states import cancelled, from_marks
+from supervisor import settings
+from supervisor.files import read_json
 
 # Where a supervisor's command has the tag.
 _TAG = 3
@@ -182,10 +184,18 @@ def _job(command: list[bytes]) -> tuple[Path, str] | None:
 
 
 def _supervised(command: list[bytes]) -> Path | None:
-    """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``."""
+    """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``.
+
+    One of a job of Slurm's, which may run on this machine as well, is none.
+    """
     if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
         return None
-    return Path(os.fsdecode(command[_TAG - 1])).resolve().parent
+    directory = Path(os.fsdecode(command[_TAG - 1])).resolve().parent
+    try:
+        is_of_slurm = read_json(directory / settings.NAME).get("scheduler") == settings.SLURM
+    except (OSError, ValueError):
+        is_of_slurm = False
+    return None if is_of_slurm else directory
 
 
 def _owner(pid: str) -> str:

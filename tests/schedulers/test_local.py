@@ -85,6 +85,10 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
         assert scheduler.locate(job_id) == script
         status = scheduler.statuses([Ticket(job_id, directory, tag, host())])[tag]
         assert status.state is State.RUNNING
+        # Of a Slurm whose node is this machine it is Slurm's.
+        (directory / "supervisor.json").write_text('{"scheduler": "slurm"}')
+        assert scheduler.find(wanted) == {} and scheduler.locate(job_id) is None
+        assert script not in scheduler.scripts()
     finally:
         os.killpg(int(job_id), signal.SIGKILL)
 
