@@ -159,8 +159,11 @@ def _accounting(options: Options, ports: Ports) -> str:
 
 
 def first_job_id(now: float) -> int:
-    """A job number for a boot at `now` (seconds since the epoch), larger with every ten seconds."""
-    return int(now / 10) % 10_000_000 + 1
+    """Return a job number for a boot at `now` (seconds since the epoch), larger with every quarter of a second.
+
+    Two sandboxes on one machine then seldom have jobs of one number, which would meet at one port.
+    """
+    return int(now * 4) % 60_000_000 + 1
 
 
 def slurmdbd_conf(layout: Layout, ports: Ports) -> str:

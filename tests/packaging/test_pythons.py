@@ -52,8 +52,8 @@ def test_lint_holds_the_supervisor_to_its_oldest_python(repository: Path) -> Non
     recipe = (repository / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
     (oldest,) = re.findall(r"/vermin --target=(\d\.\d+)- --violations .*\bsupervisor ", recipe)
     main = (repository / "supervisor" / "__main__.py").read_text()
-    assert f"sys.version_info < ({oldest.replace('.', ', ')})" in main
-    assert f"Python {oldest} or newer" in main
+    assert f"sys.version_info < ({oldest.replace('.', ', ')}, " in main
+    assert re.search(rf"Python {re.escape(oldest)}(\.\d+)? or newer", main)
 
 
 def test_lint_checks_the_oldest_and_the_newest_version(

@@ -90,7 +90,8 @@ class Tasks(WithSignals):
                 group, pid, *masks = stream.read().split("\n")
         self.assertEqual(group.strip(), pid)
         blocked = [int(line.split()[1], 16) for line in masks if line.startswith(("SigBlk", "SigIgn"))]
-        self.assertEqual(blocked, [0, 0])
+        # What whoever runs the tests ignores of the C library's own signals, 32 and on, stays ignored.
+        self.assertEqual([mask & 0x7FFFFFFF for mask in blocked], [0, 0])
 
     def test_what_is_no_program_ends_those_that_have_started(self):
         begun = time.monotonic()
