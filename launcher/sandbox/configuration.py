@@ -159,7 +159,7 @@ def _accounting(options: Options, ports: Ports) -> str:
 
 
 def first_job_id(now: float) -> int:
-    """Return a job number for a boot at `now` (seconds since the epoch), larger with every quarter of a second.
+    """Return a job number for a boot at `now` (Unix seconds), larger with every quarter of a second.
 
     Two sandboxes on one machine then seldom have jobs of one number, which would meet at one port.
     """
