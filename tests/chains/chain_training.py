@@ -161,7 +161,7 @@ def interrupted(yard: Yard, run: str) -> None:
 
 def rewound(yard: Yard, run: str) -> None:
     """A training that is launched again from an early checkpoint, as a chain that may not fail once."""
-    training = Training(yard, run, "n1")
+    training = Training(yard, run, "n8")
     own = ["training.trainer.max_steps=8", "training.trainer.limit_val_batches=0"]
     own += [f"{CHECKPOINTS}.every_n_train_steps=2", f"{CHECKPOINTS}.save_top_k=-1"]
     training.launch(*own, pace=FAST)
