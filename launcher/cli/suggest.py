@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.printing import print_listing, print_styled
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.inspection import gather, refuse

@@ -21,7 +21,7 @@ from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.inspection import gather
-from launcher.launching.directory import TRAINER
+from launcher.launching.writing import TRAINER
 from launcher.plan import Plan
 from launcher.preflight.estimates.overview import overview
 from launcher.rendering.config_text import config_text

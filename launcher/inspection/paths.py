@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from launcher.drafting import Draft, results_key
+from launcher.drafting import Draft
 from launcher.errors import explain_os_error
 from launcher.file_systems import existing, room_at
 from launcher.inspection.checkpoints import lost_checkpoint
@@ -67,7 +67,7 @@ def _entries(directory: Path) -> int | None:
 
 def _not_writable(made: Draft) -> tuple[Lack, ...]:
     """The launcher itself writes the directory of the run, so that this machine can tell."""
-    run_dir, key = made.plan.paths.run_dir, results_key(made)
+    run_dir, key = made.plan.paths.run_dir, made.results_key
     code = _refusal(existing(run_dir))
     if code is None:
         return ()

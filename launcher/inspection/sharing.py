@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launcher.drafting import Draft, results_key
+from launcher.drafting import Draft
 from launcher.file_systems import local_mount, mount_of
 from launcher.inspection.data_sets import data_sets
 from launcher.inspection.ground import Ground
@@ -23,13 +23,13 @@ def local_paths(ground: Ground) -> LocalPaths | None:
     if mount_of(Path("/")) is None:
         return None
     run_dir = ground.plan.paths.run_dir
-    results = (results_key(ground.made), results_value(ground.made), run_dir)
+    results = (ground.made.results_key, results_value(ground.made), run_dir)
     return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(ground))))
 
 
 def results_value(made: Draft) -> str:
     """What the key has that says where the run is."""
-    whole = results_key(made) == "base_results_dir"
+    whole = made.results_key == "base_results_dir"
     return made.composition.config.base_results_dir if whole else str(made.plan.paths.run_dir)
 
 

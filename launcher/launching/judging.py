@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from launcher.drafting import Draft, render_again
+from launcher.drafting import Draft
 from launcher.errors import UserError
-from launcher.launching.submitting import Patience, Tell, validate
+from launcher.launching.submission import validate
 from launcher.schedulers.base import Scheduler
 from launcher.schedulers.commands import Silent, Unreachable
 from supervisor.excluded import ExcludedNode
 
 
-def judged(
-    scheduler: Scheduler, made: Draft, template_dir: Path | None, tell: Tell, patience: Patience
-) -> tuple[Draft, list[str]]:
+def judged(scheduler: Scheduler, draft: Draft) -> tuple[Draft, list[str]]:
     """Let the scheduler judge a draft.
 
     Where it would refuse the job, or keep it waiting, because of nodes that failed before and are to be
@@ -30,35 +25,29 @@ def judged(
     UserError
         With the scheduler's own words, if it would refuse the job for another reason.
     """
-    avoided = made.plan.job.queue.avoided
+    avoided = draft.plan.job.queue.avoided
     try:
-        told = validate(scheduler, made.rendered.script, tell, patience)
+        answer = validate(scheduler, draft.rendered.script)
     except UserError as error:
         if not avoided or isinstance(error, Unreachable) or isinstance(error.__cause__, Silent):
             raise
-        told, refusal = error.message, True
+        answer, refusal = error.message, True
     else:
         refusal = False
-    if not avoided or told is None:
-        return made, [told] if told else []
-    bare = _avoiding(made, (), template_dir)
-    base = validate(scheduler, bare.rendered.script, tell, patience)
+    if not avoided or answer is None:
+        return draft, [answer] if answer else []
+    base = validate(scheduler, draft.replanned(avoided=()).rendered.script)
     if base is not None and not refusal:
-        return made, [told]  # it waits in any case
+        return draft, [answer]  # it waits in any case
     kept: list[ExcludedNode] = []
     warnings = [base] if base else []
     for node in avoided:
-        tried = _avoiding(made, [*kept, node], template_dir)
         try:
-            words = validate(scheduler, tried.rendered.script, tell, patience)
+            answer = validate(scheduler, draft.replanned(avoided=[*kept, node]).rendered.script)
         except UserError as error:
-            words = error.message
-        if words is None or words == base:
+            answer = error.message
+        if answer is None or answer == base:
             kept.append(node)
         else:
-            warnings.append(f"{node.node} is not avoided, on which job {node.job} failed: {words}")
-    return _avoiding(made, kept, template_dir), warnings
-
-
-def _avoiding(made: Draft, nodes: Sequence[ExcludedNode], template_dir: Path | None) -> Draft:
-    return render_again(made, made.plan.paths.number, template_dir, nodes)
+            warnings.append(f"{node.node} is not avoided, on which job {node.job} failed: {answer}")
+    return draft.replanned(avoided=kept), warnings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.drafting import Draft, Request, avoided, draft, render_launch
+from launcher.drafting import Draft, Request, avoided, draft
 from launcher.errors import UserError
 from launcher.launching import launch
 from launcher.plan import Queue
@@ -189,6 +189,6 @@ def test_rendering_asks_nobody(tmp_path: Path) -> None:
     """The same arguments, the same bytes: what is avoided is one of them."""
     made, _ = drafted(tmp_path)
     nodes = [ExcludedNode("n5", 1, "7", "why")]
-    again = render_launch(made.composition, 1, made.plan.tag, None, nodes)
+    again = made.replanned(avoided=nodes)
     assert header(again) == ["#SBATCH --exclude=n5"]
-    assert render_launch(made.composition, 1, made.plan.tag, None).rendered == made.rendered
+    assert again.replanned(avoided=()).rendered == made.rendered

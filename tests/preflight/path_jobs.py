@@ -14,7 +14,6 @@ from launcher.preflight.asking import run_checks
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding
 from launcher.preflight.path_facts import PathFacts
-from launcher.rendering.render import Rendered
 from launcher.stages.planning import plan_launch
 
 SLURM = ("training=gpt3/126m", "cluster=bcm")
@@ -37,7 +36,7 @@ TREE = Sweep(())
 def drafted(*overrides: str) -> Draft:
     composition = TREE.compose((f"launcher_scripts_path={Path.cwd()}", *overrides))
     plan = plan_launch(composition.config, number=1, tag="tag")
-    return Draft(composition, plan, Rendered("", "", None, "", "", ""))  # no check reads a script
+    return Draft(composition, plan)
 
 
 def facts(*overrides: str) -> PathFacts:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.launching.submitting import Patience, submit
+from launcher.launching import submission
 from launcher.schedulers.base import Intent, NoAnswer
 from launcher.tracking.exit_codes import NOT_KNOWN
 from supervisor.marks import GIVEN_UP, claim, job_of
@@ -60,12 +60,15 @@ class Answers:
 
 
 def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
-    told: list[str] = []
-    clock = Clock()
+    """Submit, and return the job and what was logged meanwhile."""
+    clock, messages = Clock(), list[str]()
     intent = Intent("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
-    job = submit(scheduler, intent, told.append, Patience(seconds, clock, clock.sleep))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submission, "BACKOFF", submission.Backoff(seconds, clock, clock.sleep))
+        patch.setattr(submission._logger, "warning", lambda text, *values: messages.append(text % values))
+        job = submission.submit(scheduler, intent)  # type: ignore[arg-type]
     assert clock.now < seconds + 1
-    return job, told
+    return job, messages
 
 
 def test_an_answer_that_comes_asks_nothing_more(tmp_path: Path) -> None:
