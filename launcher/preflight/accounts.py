@@ -15,12 +15,12 @@ from launcher.preflight.cluster import (
     submitted_at_once,
     wanted_seconds,
 )
-from launcher.preflight.cluster_facts import Association, Limits, Qos
 from launcher.preflight.cluster_nodes import wanted_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, warning
 from launcher.preflight.values import count
-from launcher.times import format_time_limit
+from launcher.slurm.cluster import Association, Limits, Qos
+from launcher.slurm.times import format_time_limit
 
 _ACCOUNT = "cluster.account"
 _QOS = "cluster.qos"

@@ -1,62 +1,50 @@
-"""What a Slurm says of itself: several questions at once, with little patience.
+"""Ask a Slurm cluster what it has and allows: several questions at once, with a short time limit.
 
-A cluster that is busy must not keep anybody waiting who only wants to know whether a job would fit.
+A busy cluster must not keep a user waiting who only wants to know whether a job would fit.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import file_mode, one_line, shortened
-from launcher.schedulers.commands import Unreachable, clean_environment, run, words
-from launcher.schedulers.failures import NO_SLURM, is_without_configuration
+from launcher.slurm import cluster
+from launcher.slurm.cluster import ASSOCIATION_FIELDS, QOS_FIELDS, ClusterFacts, Node
+from launcher.slurm.commands import NO_SLURM, Unreachable, error_text, run, says_no_slurm
+from launcher.slurm.environment import clean_environment
 
 PATIENCE_SECONDS = 5.0
-# For a command that was told to end.
+# The time for a killed command to end.
 _ENDING_SECONDS = 1.0
 
-# What each line of these answers holds, in this order; none of it may hold a bar.
-NODE_FIELDS = ("partition", "name", "state", "cpus", "memory", "gres", "features")
-ASSOCIATION_FIELDS = (
-    "user",
-    "defaultaccount",
-    "cluster",
-    "account",
-    "partition",
-    "qos",
-    "defaultqos",
-    "maxwall",
-    "maxtres",
-    "grptres",
-    "maxsubmit",
-)
-QOS_FIELDS = ("name", "flags", "maxwall", "mintres", "maxtres", "maxtrespu", "grptres", "maxsubmitpu")
+_ACCOUNTING = ("associations", "qos")
 
 _SACCTMGR = ("sacctmgr", "--readonly", "--noheader", "--parsable2", "show")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a command said; or `why` it said nothing."""
+    """The output of a command; or `why` there is none."""
 
     text: str = ""
     why: str | None = None
 
 
 def questions(partition: str | None, user: str) -> dict[str, list[str]]:
-    """What to ask, by what is asked for.
+    """Return the commands that ask about a cluster, by the part that each tells.
 
     Parameters
     ----------
     partition
         As sbatch takes it; ``None`` asks for the nodes of all partitions.
     """
-    # Of this cluster alone where it is one of a federation; of hidden partitions too, which take jobs. sinfo
-    # takes the latter for granted where one is named, and refuses to be told.
+    # Only this cluster of a federation; hidden partitions too, which accept jobs. sinfo shows these anyway if
+    # a partition is named, and then refuses --all.
     nodes = ["sinfo", "--local", "--Node", "--noheader", "--format=%P|%N|%T|%c|%m|%G|%f"]
     mine = ["user", "withassoc", f"name={user}", f"format={','.join(ASSOCIATION_FIELDS)}"]
     return {
@@ -70,28 +58,28 @@ def questions(partition: str | None, user: str) -> dict[str, list[str]]:
 
 
 def ask_at_once(
-    asked: Mapping[str, Sequence[str]], slurm_conf: str | None, patience: float = PATIENCE_SECONDS
+    commands: Mapping[str, Sequence[str]], slurm_conf: str | None, patience: float = PATIENCE_SECONDS
 ) -> dict[str, Reply]:
-    """Ask the first question and, if there is somebody who answers, all others at the same time.
+    """Ask the first question and, if it is answered, all others at the same time.
 
     Parameters
     ----------
     patience
-        In seconds, for all together.
+        The time limit for all together, in seconds.
     """
     if slurm_conf is not None and not file_mode(Path(slurm_conf)):
-        return dict.fromkeys(asked, Reply(why=f"there is no {slurm_conf}"))
+        return dict.fromkeys(commands, Reply(why=f"there is no {slurm_conf}"))
     environment, deadline = clean_environment(slurm_conf), time.monotonic() + patience
-    first, *others = asked
-    replies = dict.fromkeys(asked, _silent(patience))
+    first, *others = commands
+    replies = dict.fromkeys(commands, _silent(patience))
 
     def ask(names: Sequence[str]) -> None:
-        def one(name: str) -> None:
+        def ask_one(name: str) -> None:
             left = max(0.1, deadline - time.monotonic())
-            replies[name] = _reply(asked[name], environment, left, patience)
+            replies[name] = _reply(commands[name], environment, left, patience)
 
-        # Daemons: whoever interrupts the launcher, or a command that cannot be ended, keeps nobody waiting.
-        threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in names]
+        # Daemons: neither an interrupt nor a command that cannot be killed keeps the user waiting.
+        threads = [threading.Thread(target=ask_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -99,37 +87,66 @@ def ask_at_once(
 
     ask([first])
     if replies[first].why is not None:
-        return dict.fromkeys(asked, replies[first])
+        return dict.fromkeys(commands, replies[first])
     ask(others)
     return dict(replies)
 
 
 def _reply(command: Sequence[str], environment: Mapping[str, str], left: float, patience: float) -> Reply:
     try:
-        answer = run(command, environment, left, tell=False)
+        answer = run(command, environment, left, notify=False)
     except Unreachable as error:
         return Reply(why=error.message)
     except TimeoutError:
         return _silent(patience)
     if answer.code == 0:
         return Reply(answer.stdout)
-    if is_without_configuration(answer.stderr):
+    if says_no_slurm(answer.stderr):
         return Reply(why=NO_SLURM)
-    return Reply(why=shortened(one_line(f"{command[0]}: {words(answer.stderr)}")))
+    return Reply(why=shortened(one_line(f"{command[0]}: {error_text(answer.stderr)}")))
 
 
 def _silent(patience: float) -> Reply:
     return Reply(why=f"Slurm did not answer within {patience:g} s")
 
 
-def rows(text: str, fields: Sequence[str]) -> Iterable[dict[str, str]]:
-    """The lines of an answer whose fields are separated by bars."""
-    for line in text.split("\n"):
-        values = line.split("|")
-        if len(values) == len(fields):
-            yield dict(zip(fields, values, strict=True))
+def facts_of(replies: Mapping[str, Reply], *, of_default: bool = False) -> ClusterFacts:
+    """Return the facts that the answers tell.
+
+    Parameters
+    ----------
+    of_default
+        Keep the nodes of the default partition alone, although those of all were asked for.
+    """
+    missing = {name: reply.why for name, reply in replies.items() if reply.why is not None}
+    answers = {name: reply.text for name, reply in replies.items() if name not in missing}
+    parts: dict[str, Any] = {name: _READERS[name](text) for name, text in answers.items() if name in _READERS}
+    if parts.get("partitions") == ():
+        del parts["partitions"]
+        missing["partitions"] = "Slurm shows no partitions"
+    settings = parts.get("settings")
+    if "nodes" in answers:
+        parts["nodes"] = cluster.parse_nodes(answers["nodes"], of_default=of_default)
+    if "associations" in answers:
+        name = cluster.parse_cluster_name(answers.get("settings", ""))
+        parts["associations"] = cluster.parse_associations(answers["associations"], name)
+    if settings is not None and not settings.has_accounting:
+        # There are no accounts: that is known, and not missing.
+        parts |= dict.fromkeys(_ACCOUNTING, ())
+        missing = {name: why for name, why in missing.items() if name not in _ACCOUNTING}
+    return ClusterFacts(gpu_types=_gpu_types(parts.get("nodes")), missing=missing, **parts)
 
 
-def pairs(line: str) -> dict[str, str]:
-    """``Name=value`` of scontrol, separated by blanks."""
-    return {name: value for name, sign, value in (word.partition("=") for word in line.split()) if sign}
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "partitions": cluster.parse_partitions,
+    "settings": cluster.parse_settings,
+    "qos": cluster.parse_qos,
+    "pyxis": lambda text: "--container-image" in text,
+}
+
+
+def _gpu_types(nodes: Mapping[str, tuple[Node, ...]] | None) -> tuple[str, ...] | None:
+    if nodes is None:
+        return None
+    types = {type_ for some in nodes.values() for node in some for type_, _ in node.gpus}
+    return tuple(sorted(types)) if types and "" not in types else None

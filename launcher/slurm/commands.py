@@ -1,4 +1,9 @@
-"""Running a cluster's commands in an environment that cannot change what they mean."""
+"""One way to run Slurm's commands: with a time limit, again when Slurm is busy, with its errors told apart.
+
+Slurm's own commands are patient too: they try for 9 s if nobody listens, and for MessageTimeout (10 s unless
+the site says otherwise) if nobody answers; squeue of a single job does so twice. A dead controller therefore
+gets one more try at most.
+"""
 
 from __future__ import annotations
 
@@ -6,98 +11,100 @@ import logging
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from launcher.errors import UserError
-from launcher.leaks import KEPT, LEAKS
+from launcher.exit_codes import NOT_KNOWN
 
-# In front of what Slurm's commands complain of: their own name, or that of a function of theirs.
-_PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
+logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0
-# After so long somebody who waits is told what for.
-_TELL_AFTER_SECONDS = 3.0
+# A user who waits longer than this is told what for.
+_NOTICE_SECONDS = 3.0
 
-logger = logging.getLogger("launcher.schedulers")
-
-# What to do where there is none.
+# What to do without a Slurm.
 WITHOUT_SLURM = (
     "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox; without Slurm: cluster=local;"
     " only to see the script: --dry-run"
 )
+NO_SLURM = "no Slurm found on this machine"
+
+# The prefixes of Slurm's messages: the name of the command, or of one of its functions.
+_PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
+
+# Slurm's words, in lower case, for a controller that is busy, restarting or gone: asking again may help, and
+# they do not say whether a submission was accepted.
+_NO_ANSWER = (
+    "backup controller in standby",
+    "connect failure",
+    "connection refused",
+    "connection reset",
+    "connection timed out",
+    "in standby mode",
+    "no route to host",
+    "not responding",
+    "persist_init",  # slurmdbd
+    "problem talking to the database",
+    "rate limit",
+    "resource temporarily unavailable",
+    "shutting down",
+    "communication",
+    "temporarily unable",
+    "timed out",
+    "transport endpoint",
+    "unable to connect",
+    "unable to contact",
+    "unexpected message received",  # all that scontrol says about it
+    "zero bytes",
+)
+# The commands are installed, but there is no slurm.conf.
+_NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
 
 
 class Unreachable(UserError):
-    """There is no scheduler here that could be asked."""
+    """No scheduler can be asked from this machine."""
 
 
-class Silent(Unreachable):
+class SchedulerSilent(Unreachable):
     """The scheduler does not answer, however often it is asked."""
 
-    exit_code = 3  # NOT_KNOWN of tracking.exit_codes
+    exit_code = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command said."""
+    """The exit code and the output of a command."""
 
     code: int
     stdout: str
     stderr: str
 
 
-def leaked_variables(environment: Mapping[str, str]) -> list[str]:
-    """The variables of an environment that would silently change a submission."""
-    return sorted(name for name in environment if name.startswith(LEAKS) and name not in KEPT)
+def error_text(stderr: str) -> str:
+    """Return Slurm's message without the program's name before each line."""
+    lines = [_PROGRAM.sub("", line).strip() for line in stderr.splitlines()]
+    return "; ".join(line for line in lines if line) or "no reason given"
 
 
-# What a user sets in the shell, and the key that says the same.
-_KEYS = {
-    "SBATCH_PARTITION": "cluster.partition",
-    "SBATCH_ACCOUNT": "cluster.account",
-    "SBATCH_TIMELIMIT": "training.run.time_limit",
-    "SBATCH_GRES": "cluster.gres",
-    "SBATCH_GPUS_PER_NODE": "cluster.gpus_per_node",
-    "SBATCH_GPUS_PER_TASK": "cluster.gpus_per_task",
-    "SBATCH_MEM_PER_NODE": "cluster.mem",
-    "SBATCH_JOB_NAME": "training.run.name",
-}
+def says_unanswered(message: str) -> bool:
+    """Return True if Slurm's message means that nobody answered; all other messages are answers."""
+    lower = message.lower()
+    return any(words in lower for words in _NO_ANSWER)
 
 
-def describe_leaks(environment: Mapping[str, str]) -> list[str]:
-    """Say of the variables that would have changed a submission that they do not."""
-    leaked = leaked_variables(environment)
-    told = []
-    for name in leaked:
-        if name.startswith("SBATCH_"):
-            key = _KEYS.get(name)
-            instead = f"; instead: {key}={environment[name]}" if key else ""
-            told.append(f"{name}={environment[name]} of your shell is not passed on to sbatch{instead}")
-    allocation = [name for name in leaked if name.startswith("SLURM_")]
-    if allocation:
-        job = environment.get("SLURM_JOB_ID")
-        of = f"of job {job}, in which you are, " if job else ""
-        names = ", ".join(allocation[:3]) + (", ..." if len(allocation) > 3 else "")
-        told.append(f"SLURM_* variables {of}are not passed on to sbatch: {names}")
-    return told
-
-
-def clean_environment(slurm_conf: str | None) -> dict[str, str]:
-    """The user's environment without what would silently change a submission."""
-    leaked = set(leaked_variables(os.environ))
-    environment = {name: value for name, value in os.environ.items() if name not in leaked}
-    if slurm_conf is not None:
-        environment["SLURM_CONF"] = slurm_conf
-    return environment
+def says_no_slurm(message: str) -> bool:
+    """Return True if Slurm's message means that this machine is part of no cluster."""
+    return any(words in message for words in _NO_CONFIGURATION)
 
 
 def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> Answer:
-    """Run a command of the cluster's and wait for what it says.
+    """Run one of Slurm's commands once, for a minute at most.
 
     Raises
     ------
-    UserError
+    Unreachable
         If the command does not exist or does not answer.
     """
     try:
@@ -112,16 +119,16 @@ def run(
     timeout: float,
     stdin: str = "",
     *,
-    tell: bool = True,
+    notify: bool = True,
 ) -> Answer:
-    """Run a command of the cluster's, and tell the user when it takes long.
+    """Run one of Slurm's commands.
 
     Parameters
     ----------
     timeout
-        In seconds; the command is ended after that.
-    tell
-        Say so when it takes long.
+        In seconds; the command is killed after that.
+    notify
+        Tell the user when the command takes long.
 
     Raises
     ------
@@ -138,7 +145,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            errors="surrogateescape",  # other people's jobs may be called anything
+            errors="surrogateescape",  # other people's jobs may have any name
         )
     except FileNotFoundError as error:
         raise Unreachable(
@@ -149,7 +156,7 @@ def run(
         raise Unreachable(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
     with process:
         try:
-            soon = min(_TELL_AFTER_SECONDS, timeout) if tell else timeout
+            soon = min(_NOTICE_SECONDS, timeout) if notify else timeout
             stdout, stderr = _wait(process, command[0], timeout, soon, stdin)
         except subprocess.TimeoutExpired as error:
             process.kill()
@@ -172,7 +179,97 @@ def _wait(
     return process.communicate(timeout=timeout - soon)
 
 
-def words(stderr: str) -> str:
-    """Slurm's message without its program's name in front of every line."""
-    lines = [_PROGRAM.sub("", line).strip() for line in stderr.splitlines()]
-    return "; ".join(line for line in lines if line) or "no reason given"
+Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]
+
+
+def _random() -> float:
+    """Return a number between 0 and 1; importing the module `random` takes longer than a question."""
+    return os.urandom(1)[0] / 255
+
+
+@dataclass(slots=True)
+class Retry:
+    """How long to go on asking a Slurm that does not answer; all times in seconds.
+
+    Parameters
+    ----------
+    first_pause
+        Between the first try and the second; it doubles from then on, with a random part, so that those who
+        wait do not all come back at once.
+    last_start
+        No try begins later than this after the first.
+    answer_timeout
+        The limit of one try.
+    rest
+        A scheduler that did not answer is left alone for this long: sooner questions fail at once.
+    """
+
+    first_pause: float = 0.5
+    last_start: float = 10.0
+    answer_timeout: float = 20.0
+    rest: float = 10.0
+    run: Run = run
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = _random
+    _silent: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
+
+    def ask(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        who: str = "Slurm",
+        timeout: float | None = None,
+        again: bool = True,
+    ) -> Answer:
+        """Run a command until it is answered.
+
+        Parameters
+        ----------
+        who
+            The service that the command asks: its silence is remembered for the next question to it.
+        timeout
+            Replaces `answer_timeout`.
+        again
+            Retry a command that was not answered.
+
+        Raises
+        ------
+        SchedulerSilent
+            If nobody answers; with how often and how long it was tried.
+        """
+        key = (who, environment.get("SLURM_CONF", ""))
+        silent_since, message = self._silent.get(key, (0.0, ""))
+        start = self.clock()
+        if message and start - silent_since < self.rest:
+            raise SchedulerSilent(message)
+        pause, tries = self.first_pause, 0
+        while True:
+            tries += 1
+            answer, why = self._try(command, environment, timeout or self.answer_timeout)
+            if answer is not None and not why:
+                self._silent.pop(key, None)
+                return answer
+            passed = self.clock() - start
+            wait = pause * (1 + self.jitter())
+            if not again or passed + wait > self.last_start:
+                break
+            logger.warning("%s does not answer %s (%s); asking again", who, command[0], why)
+            self.sleep(wait)
+            pause *= 2
+        often = "once" if tries == 1 else f"{tries} times"
+        message = f"{who} does not answer: {why} ({command[0]}, asked {often}, {passed:.0f} s in all)"
+        self._silent[key] = (self.clock(), message)
+        raise SchedulerSilent(message)
+
+    def _try(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout: float
+    ) -> tuple[Answer | None, str]:
+        """Return the answer, and why it is none."""
+        try:
+            answer = self.run(command, environment, timeout)
+        except TimeoutError:
+            return None, f"nothing within {timeout:.0f} s"
+        message = error_text(answer.stderr)
+        return answer, message if answer.code != 0 and says_unanswered(message) else ""

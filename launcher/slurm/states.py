@@ -1,16 +1,72 @@
-"""Slurm's words for why a job waits, and its states as the launcher's own."""
+"""The states of a job, and Slurm's words for them and for why a job waits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Iterable, Mapping
 
-from launcher.schedulers.base import State
-from supervisor.slurm_states import STATES, plain_word
+from launcher import exit_codes
+from supervisor.slurm_states import FINAL, STATES, plain_word
+
+
+class State(enum.Enum):
+    """The states of a job, in Slurm's words, and three of Slipway's own."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    DEADLINE = "DEADLINE"
+    SUSPENDED = "SUSPENDED"
+    NOT_SUBMITTED = "NOT_SUBMITTED"
+    # The payload saved and left before its end (exit code 75), to be launched again: FAILED, to Slurm.
+    INTERRUPTED = "INTERRUPTED"
+    # Nobody could tell: never to be shown as healthy.
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+    @property
+    def is_good(self) -> bool:
+        return self is State.COMPLETED
+
+    @property
+    def is_live(self) -> bool:
+        """Return True if the scheduler has the job: it waits, runs or is ending. UNKNOWN is not live."""
+        return not self.is_final and self is not State.UNKNOWN
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code that stands for the state."""
+        if self is State.UNKNOWN:
+            return exit_codes.NOT_KNOWN
+        if self.is_live:
+            return exit_codes.UNDER_WAY
+        if self is State.INTERRUPTED:
+            return exit_codes.INTERRUPTED
+        return exit_codes.DONE if self.is_good else exit_codes.WENT_WRONG
+
+
+_FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
+
+
+def worst_exit_code(states: Iterable[State]) -> int:
+    """Return the exit code that stands for several jobs, that of the worst; 0 for none."""
+    return exit_codes.worst_code(state.exit_code for state in states)
+
 
 _HELD = "held, `slipway release RUN` lets it go"
 
 # Why a job waits, where Slurm's word alone leaves a user asking what to do.
-_PLAIN: Mapping[str, str] = {
+_REASONS: Mapping[str, str] = {
     "AssocGrpGRES": "its account's share of GPUs is in use",
     "AssociationJobLimit": "its account has as many jobs as it may",
     "BadConstraints": "no node can ever do what it asks for, `slipway cancel RUN`",
@@ -34,8 +90,8 @@ _PLAIN: Mapping[str, str] = {
     "launch failed requeued held": _HELD,
 }
 
-# The same of states that are not what the table above makes of them.
-_PLAIN_STATES: Mapping[str, str] = {
+# The same for states that amount to PENDING.
+_PENDING_STATES: Mapping[str, str] = {
     "CONFIGURING": "its nodes are being made ready",
     "REQUEUE_HOLD": f"requeued and {_HELD}",
     "RESV_DEL_HOLD": f"its reservation is gone; {_HELD}",
@@ -44,6 +100,8 @@ _PLAIN_STATES: Mapping[str, str] = {
 
 HELD_BY_USER = ("JobHeldUser",)
 HELD_BY_ADMIN = ("JobHeldAdmin",)
+# States in which a job is held whatever its reason.
+HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
 def state_of(word: str) -> State:
@@ -52,7 +110,7 @@ def state_of(word: str) -> State:
 
 
 def why_waiting(word: str, reason: str | None) -> str | None:
-    """Say why a job waits: Slurm's word first, and what it means where that helps.
+    """Return why a job waits: Slurm's word first, then its meaning if the word alone does not help.
 
     Parameters
     ----------
@@ -62,9 +120,9 @@ def why_waiting(word: str, reason: str | None) -> str | None:
         Slurm's word for the reason; ``None`` if it has none.
     """
     state = plain_word(word)
-    if state in _PLAIN_STATES:
-        return f"{state}: {_PLAIN_STATES[state]}"
+    if state in _PENDING_STATES:
+        return f"{state}: {_PENDING_STATES[state]}"
     if reason is None:
         return None if state == "PENDING" else state
-    plain = _PLAIN.get(reason) or _PLAIN.get(reason.partition(",")[0])
-    return f"{reason}: {plain}" if plain else reason
+    meaning = _REASONS.get(reason) or _REASONS.get(reason.partition(",")[0])
+    return f"{reason}: {meaning}" if meaning else reason

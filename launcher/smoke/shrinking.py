@@ -19,7 +19,7 @@ from launcher.preflight.findings import full
 from launcher.preflight.layout import fits
 from launcher.preflight.shape import Shape, is_encoder_decoder, shape_of
 from launcher.preflight.values import Values
-from launcher.times import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
 
 STEPS = 2
 SUFFIX = "_smoke"

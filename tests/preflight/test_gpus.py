@@ -16,9 +16,9 @@ from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.errors import UserError
 from launcher.hardware import GPUS, gres_type, named
 from launcher.plan import Resources
-from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.estimates.gpu import gpu_of
 from launcher.preflight.facts import Facts
+from launcher.slurm.cluster import ClusterFacts
 from launcher.stages import common
 from launcher.stages.planning import plan_launch
 

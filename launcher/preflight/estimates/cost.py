@@ -19,7 +19,7 @@ from launcher.preflight.facts import Facts
 from launcher.preflight.layout import fits
 from launcher.preflight.shape import Shape, shape_of
 from launcher.preflight.values import Values
-from launcher.times import training_seconds
+from launcher.slurm.times import training_seconds
 
 # Of a batch that grows in more steps than these the end alone is looked at.
 _MOST_BATCHES = 10_000
