@@ -40,7 +40,8 @@ def main() -> int:
     """Print a line per package, and what is against the rules."""
     faults = []
     print(
-        f"{'package':<12}{'lines':>8}{'modules':>9}{'one importer':>14}{'docstrings':>12}{'longest module':>50}"
+        f"{'package':<12}{'lines':>8}{'modules':>9}{'one importer':>14}{'docstrings':>12}"
+        f"{'longest module':>50}"
     )
     for package in sorted(path.parent.name for path in _ROOT.glob("*/__init__.py")):
         if package in ("tests", "benchmarks"):

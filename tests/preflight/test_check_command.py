@@ -115,9 +115,7 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def validate(scheduler: object, script: str) -> str | None:
-        raise Unreachable(
-            "no Slurm found on this machine: fetch_config: DNS SRV lookup failed"
-        )
+        raise Unreachable("no Slurm found on this machine: fetch_config: DNS SRV lookup failed")
 
     told_nothing = Reply(why=NO_SLURM)
     monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
