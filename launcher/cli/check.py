@@ -27,7 +27,7 @@ from launcher.preflight.gpus import CHECK as GPUS
 from launcher.preflight.memory import why_not_told
 from launcher.preflight.registry import CHECKS
 from launcher.rendering.sbatch_flags import empty_script
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 
 _EPILOG = """\

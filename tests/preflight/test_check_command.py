@@ -119,7 +119,7 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
 
     told_nothing = Reply(why=NO_SLURM)
     monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
-    monkeypatch.setattr("launcher.schedulers.cluster._reply", lambda *args: told_nothing)
+    monkeypatch.setattr("launcher.slurm.cluster_questions._reply", lambda *args: told_nothing)
     assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
     assert line.startswith("skipped: not looked at: no Slurm found on this machine [cluster.partition, ")
