@@ -108,8 +108,16 @@ def vocabulary_size(model: Node) -> int | None:
     size = int(size) + (0 if override else int(tokenizer.get("num_sentinel_tokens") or 0))
     # A size that is given is the model's: as in NeMo it is not padded, but for what the ranks share evenly.
     multiple = 1 if override else model.get("make_vocab_size_divisible_by") or 1
-    divisor = multiple * (model.get("tensor_model_parallel_size") or 1)
-    return -(-size // divisor) * divisor
+    return padded_vocabulary(size, multiple, model.get("tensor_model_parallel_size") or 1)
+
+
+def padded_vocabulary(size: int, divisor: int, tensor: int) -> int:
+    """Round a vocabulary's size up to a multiple of ``divisor * tensor``.
+
+    NeMo and megatron/training/tokenizer (`_vocab_size_with_padding`).
+    """
+    multiple = divisor * tensor
+    return -(-size // multiple) * multiple
 
 
 def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> int:

@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
+from arithmetic.parameters import Parts, parts_of, vocabulary_size
 from launcher.estimates.countable import is_countable, model_type_of, precision_of
-from launcher.estimates.parallelism import (
-    ParallelConfig,
-    Stack,
-    fits,
-    is_encoder_decoder,
-    read_parallel_config,
-    stacks_of,
-)
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
 from launcher.estimates.values import Values, full
-from launcher.parameters import Parts, parts_of, vocabulary_size
 
 # Features that put weights or activations elsewhere than is counted here, as people call them.
 _NOT_COUNTED = {

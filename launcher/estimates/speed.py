@@ -11,13 +11,13 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
+from arithmetic.gpus import Gpu
+from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, Products
 from launcher.estimates.countable import model_type_of
 from launcher.estimates.layout import Layout
-from launcher.estimates.parallelism import ParallelConfig
 from launcher.estimates.values import Values
 from launcher.estimates.work import Stack, Work
-from launcher.hardware import Gpu
 
 # Nobody publishes the network of some GPUs: that of the A100's machines is taken, 200 Gbit/s for each.
 _NETWORK = 25e9

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
 from launcher.estimates import parallelism as keys
 from launcher.estimates.layout import (
     COUNTED_ENDS,
@@ -23,7 +24,7 @@ from launcher.estimates.layout import (
     shape_with,
     with_changes,
 )
-from launcher.estimates.parallelism import ParallelConfig, fits, is_encoder_decoder, stacks_of
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
 from launcher.estimates.values import Values, divisors
 from launcher.preflight.batches import rampup_problems
 from launcher.preflight.findings import Finding, full

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from itertools import chain
 
+from arithmetic.layout import ParallelConfig
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values, count, listed
 from launcher.plan import Plan, Resources
 from launcher.preflight import batches

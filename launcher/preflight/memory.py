@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from arithmetic.gpus import GPUS
 from launcher.estimates import parallelism as keys
 from launcher.estimates.gpu import Counted, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.reading import uncounted
 from launcher.estimates.values import Values
-from launcher.hardware import GPUS
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, error, warning

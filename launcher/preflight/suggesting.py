@@ -9,6 +9,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
+from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.estimates import parallelism as keys
 from launcher.estimates.countable import precision_of
@@ -23,7 +24,7 @@ from launcher.estimates.layout import (
     with_changes,
 )
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.reading import uncounted
 from launcher.estimates.sizes import sized
 from launcher.estimates.speed import Speed, running_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import MOST_NODES, ParallelConfig, fits, is_encoder_decoder, node_counts
+from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.estimates.parallelism import fits, read_parallel_config
+from arithmetic.layout import fits
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight.asking import run_checks

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from arithmetic.parameters import count_parameters
 from launcher.config.compose import list_options
 from launcher.config.many import Sweep
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.reading import training_of
 from launcher.estimates.split import parameters_of, stages_of
-from launcher.parameters import count_parameters
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import memory_problems
 from launcher.stages.planning import plan_launch
