@@ -17,7 +17,7 @@ from launcher.cli.printing import print_styled
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
 from launcher.inspection import as_mistakes, gather
 from launcher.preflight.asking import has_all, is_asked, require_known, run_checks

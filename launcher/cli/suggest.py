@@ -15,9 +15,9 @@ from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.layout import Recompute, with_changes
 from launcher.estimates.parallelism import NODES
-from launcher.estimates.reading import uncounted
+from launcher.estimates.speed import untimed
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
-from launcher.estimates.work import untimed
 from launcher.inspection import gather, refuse
 from launcher.plan import Plan
 from launcher.preflight.asking import run_checks

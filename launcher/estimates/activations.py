@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from arithmetic.parameters import expert_width
-from launcher.estimates.countable import has_fused_attention
+from launcher.estimates.model import has_fused_attention
 from launcher.estimates.parallelism import Stack
-from launcher.estimates.reading import Training
+from launcher.estimates.training import Training
 from launcher.estimates.values import Values
 
 # A mask of a dropout; a logarithm of a softmax's sum, in fp32.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.errors import did_you_mean
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.parallelism import DEVICES
 from launcher.estimates.values import count
 from launcher.plan import Job, Plan, Resources

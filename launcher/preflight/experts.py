@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.estimates import parallelism as keys
-from launcher.estimates.countable import LATENT, LATENT_QUERY, has_layer_flags, model_type_of
+from launcher.estimates.model import LATENT, LATENT_QUERY, has_layer_flags, model_type_of
 from launcher.estimates.values import Values, divisors, is_whole, listed
 from launcher.preflight.findings import Finding, error, full
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.estimates.countable import precision_of
-from launcher.estimates.gpu import Counted, gpu_of
+from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.model import precision_of
 from launcher.estimates.parallelism import DEVICES
 from launcher.estimates.values import Values, count
 from launcher.plan import Resources

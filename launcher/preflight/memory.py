@@ -7,9 +7,9 @@ from typing import Any
 
 from arithmetic.gpus import GPUS
 from launcher.estimates import parallelism as keys
-from launcher.estimates.gpu import Counted, gpu_of
+from launcher.estimates.gpus import Counted, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.reading import uncounted
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts

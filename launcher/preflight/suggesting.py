@@ -12,8 +12,7 @@ from typing import Any
 from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.estimates import parallelism as keys
-from launcher.estimates.countable import precision_of
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.layout import (
     Layout,
     changes_to,
@@ -24,12 +23,11 @@ from launcher.estimates.layout import (
     with_changes,
 )
 from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.model import precision_of, sized
 from launcher.estimates.parallelism import read_parallel_config
-from launcher.estimates.reading import uncounted
-from launcher.estimates.sizes import sized
-from launcher.estimates.speed import Speed, running_of
+from launcher.estimates.speed import Speed, running_of, work_of
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
-from launcher.estimates.work import work_of
 from launcher.plan import Plan
 from launcher.preflight.candidates import is_of_layout, layouts
 from launcher.preflight.elastic import is_elastic

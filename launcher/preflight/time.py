@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.estimates.cost import Cost, estimate_cost
-from launcher.estimates.sizes import sized
+from launcher.estimates.model import sized
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts

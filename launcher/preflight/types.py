@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from launcher.estimates import parallelism as keys
-from launcher.estimates.countable import LATENT, LATENT_QUERY
+from launcher.estimates.model import LATENT, LATENT_QUERY
 from launcher.estimates.parallelism import is_encoder_decoder
 from launcher.estimates.values import Values, is_number, is_whole
 from launcher.preflight.findings import Finding, error

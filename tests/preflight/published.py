@@ -13,9 +13,8 @@ from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
 from launcher.estimates.layout import Layout, layout_of
 from launcher.estimates.parallelism import read_parallel_config
-from launcher.estimates.speed import Speed, running_of
+from launcher.estimates.speed import Speed, Work, running_of, work_of
 from launcher.estimates.values import Values
-from launcher.estimates.work import Work, work_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.suggesting import Suggester
 from tests.preflight.plans import GPT, changed, plan_of

@@ -21,7 +21,7 @@ from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_t
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.estimates.cost import Cost
-from launcher.estimates.gpu import Counted
+from launcher.estimates.gpus import Counted
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.overview import Memory, overview
 from launcher.monitor.pictures import write_picture

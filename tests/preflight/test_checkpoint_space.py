@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.estimates.checkpoints import Checkpoints, checkpoints_of
-from launcher.estimates.sizes import sized
+from launcher.estimates.model import sized
 from launcher.estimates.values import Values
 from launcher.preflight.asking import run_checks
 from launcher.preflight.facts import Facts

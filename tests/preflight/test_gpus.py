@@ -15,7 +15,7 @@ from arithmetic.gpus import GPUS, gres_type, named
 from launcher.config.compose import compose
 from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.errors import UserError
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.plan import Resources
 from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.facts import Facts

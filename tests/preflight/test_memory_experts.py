@@ -10,10 +10,8 @@ import pytest
 
 from arithmetic.flops import sample_flops
 from arithmetic.parameters import count_parameters, parts_of
-from launcher.estimates.memory import StageMemory
-from launcher.estimates.reading import training_of
-from launcher.estimates.split import parameters_of, stages_of
-from launcher.estimates.states import bytes_per_parameter
+from launcher.estimates.memory import StageMemory, bytes_per_parameter
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import memory_problems
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of

@@ -10,8 +10,7 @@ from arithmetic.parameters import count_parameters
 from launcher.config.compose import list_options
 from launcher.config.many import Sweep
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.reading import training_of
-from launcher.estimates.split import parameters_of, stages_of
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import memory_problems
 from launcher.stages.planning import plan_launch

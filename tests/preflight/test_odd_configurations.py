@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from launcher.estimates.cost import estimate_cost
-from launcher.estimates.countable import has_fused_attention, is_countable
 from launcher.estimates.layout import with_changes
 from launcher.estimates.memory import estimate_memory
+from launcher.estimates.model import has_fused_attention, is_countable
+from launcher.estimates.speed import work_of
 from launcher.estimates.values import Values
-from launcher.estimates.work import work_of
 from launcher.plan import Plan
 from launcher.preflight import suggesting
 from launcher.preflight.asking import run_checks
