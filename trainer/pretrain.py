@@ -124,7 +124,7 @@ def _train(
     if settings.deterministic:
         make_deterministic()
 
-    from trainer.loop.header import header
+    from trainer.loop.startup_report import header
     from trainer.loop.run import train
     from trainer.loop.saving import sole_writer
     from trainer.loop.session import open_session

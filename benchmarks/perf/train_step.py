@@ -119,7 +119,7 @@ def micro_batches(settings: Settings, place: Any) -> list[Any]:
     """Make the tokens of a step, once."""
     from trainer.data.prefetch import moved
     from trainer.data.source import MockSource
-    from trainer.loop.making import make_maker, vocabulary_of
+    from trainer.loop.batch_building import make_maker, vocabulary_of
 
     vocabulary = vocabulary_of(settings)
     source = MockSource(settings.seq_length, vocabulary.size, settings.seed)

@@ -17,7 +17,7 @@ from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
 from launcher.sandbox import STATE_FILE, Options, down, up
 
 _TRAINING = (
-    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.header", "trainer.loop.run",
+    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report", "trainer.loop.run",
     "trainer.loop.saving", "trainer.loop.session", "trainer.report.events",
 )  # fmt: skip
 _LAUNCHING = (

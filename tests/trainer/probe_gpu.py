@@ -145,7 +145,7 @@ def broken_engine(directory: Path) -> dict[str, Any]:
 
 def generators_that_differ(place: Any) -> dict[str, Any]:
     """Return what is said when this rank drew more than the first, and whether it gets the first's state."""
-    from trainer.checkpoint import generators
+    from trainer.checkpoint import rng_state
     from trainer.logs import LOGGER
 
     said: list[str] = []

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from trainer.checkpoint import state, store
 from trainer.checkpoint.choice import Choice
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.pending import Pending
+from trainer.checkpoint.async_save import Pending
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten

@@ -26,7 +26,7 @@ from trainer.data.index import SampleIndex, Split
 from trainer.data.indexed import IndexedSource
 from trainer.data.interleave import Interleaving
 from trainer.data.order import BlendedOrder, Order, rank_share
-from trainer.data.sources import make_order, open_heldout
+from trainer.data.training_data import make_order, open_heldout
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer

@@ -98,7 +98,7 @@ _IMPORTED = (
     "torch._dynamo",
     "trainer.pretrain",
     "trainer.config.check",
-    "trainer.loop.header",
+    "trainer.loop.startup_report",
     "trainer.loop.run",
     "trainer.loop.saving",
     "trainer.loop.session",

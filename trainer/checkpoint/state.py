@@ -10,10 +10,10 @@ import torch
 from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint import CheckpointException
 
-from trainer.checkpoint import compatible, generators
+from trainer.checkpoint import compatible, rng_state
 from trainer.checkpoint.choice import Choice
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.pending import Pending
+from trainer.checkpoint.async_save import Pending
 from trainer.checkpoint.reader import restricted_pickles
 from trainer.distributed import Place
 from trainer.logs import LOGGER

@@ -17,7 +17,7 @@ from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher, moved
 from trainer.distributed import shorten_timeouts
 from trainer.errors import DivergedError
 from trainer.logs import LOGGER
-from trainer.loop.making import MicroBatch
+from trainer.loop.batch_building import MicroBatch
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import evaluate_losses, train_losses

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from trainer.checkpoint import naming, retention, state, store
 from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.pending import Pending
+from trainer.checkpoint.async_save import Pending
 from trainer.config.saving import Saving
 from trainer.data.identity import to_json
 from trainer.distributed import Place, together

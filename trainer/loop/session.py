@@ -17,11 +17,11 @@ from trainer.data.heldout import heldout_windows, unigram_entropy
 from trainer.data.order import SampleOrder
 from trainer.data.seeds import HELDOUT
 from trainer.data.source import MockSource, Source
-from trainer.data.sources import Indices, find_indices, make_order, open_heldout, open_training
+from trainer.data.training_data import Indices, find_indices, make_order, open_heldout, open_training
 from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import Place, from_main, together
 from trainer.errors import UserError
-from trainer.loop.making import Maker, make_maker, vocabulary_of, window_length
+from trainer.loop.batch_building import Maker, make_maker, vocabulary_of, window_length
 from trainer.model.build import build_model
 from trainer.model.counting import parameter_count
 from trainer.model.model import Model
