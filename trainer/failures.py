@@ -1,4 +1,4 @@
-"""Which rank failed first, and why. Imports no torch.
+"""Reports of failed ranks: the first one and its cause. Imports no torch.
 
 A rank that fails leaves ``failures/globalrank-<rank>.json`` in the directory of logs before it leaves, and so
 before the others can notice. Those lose their connection to it, look for what it left, and say so in one
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank failed, `time` in Unix seconds; `log` is the file that has its traceback, if it left one."""
+    """The failure of a rank, `time` in Unix seconds; `log` is the file that has its traceback, if any."""
 
     time: float
     rank: int
@@ -91,7 +91,7 @@ def first(log_dir: Path, ranks: int) -> Failure | None:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception says that another rank is no more, and nothing is known to be wrong here."""
+    """Return whether an exception only says that another rank is no more."""
     seen: BaseException | None = error
     while seen is not None:
         # All of torch's are; a BrokenPipeError of ours, say of a closed terminal, is none.

@@ -102,7 +102,7 @@ _IMPORTED = (
     "trainer.loop.run",
     "trainer.loop.saving",
     "trainer.loop.session",
-    "trainer.report.events",
+    "tensorboard.summary.writer.event_file_writer",
 )
 
 

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.checksums import text_checksum
-from trainer.checkpoint.files import is_absent, open_regular, write_synced
+from trainer.checkpoint.files import is_absent, open_regular, text_checksum, write_synced
 
 MARKER = "complete.json"
 _OWN_CHECKSUM = ',\n "checksum": '

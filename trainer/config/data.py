@@ -1,4 +1,4 @@
-"""Where a training's tokens come from, from NeMo's ``model.data.*`` keys."""
+"""The source of a training's tokens, from NeMo's ``model.data.*`` keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class Data:
-    """Where tokens come from.
+    """The source of a training's tokens.
 
     Attributes
     ----------

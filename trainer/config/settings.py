@@ -1,4 +1,4 @@
-"""What to train, as typed values: the part of the configuration that the trainer implements."""
+"""The settings of a training: the part of the configuration that the trainer implements, as typed values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 @dataclass(frozen=True)
 class Output:
-    """Where a training logs, and whether it continues, and starts with nothing to continue."""
+    """The directory of a training's logs, and whether the training continues an earlier launch."""
 
     log_dir: Path
     resume: bool

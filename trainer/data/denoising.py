@@ -1,4 +1,4 @@
-"""What a T5 is given: windows of text with spans taken out, and the spans to write."""
+"""Micro batches of a T5: windows of text without some spans, and those spans as the targets."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -
     return found
 
 
-class DenoisingMaker:
-    """Turns windows into the tensors of micro batches.
+class T5BatchBuilder:
+    """A builder of a T5's micro batches from windows of tokens.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class DenoisingMaker:
 
 
 def _special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
-    """As in NeMo, `<extra_id_0>` follows the tokenizer's tokens, and the others follow it."""
+    """Return the ids: as in NeMo, `<extra_id_0>` follows the tokenizer's tokens, and the others follow it."""
     end = vocabulary.end_of_text
     return SpecialTokens(
         first_sentinel=vocabulary.size - vocabulary.sentinels,

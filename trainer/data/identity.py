@@ -69,7 +69,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """What a file was: its size in bytes, its modification time in Unix seconds, a checksum of its content.
+    """The identity of a file: its size in bytes, modification time in Unix seconds, and checksum.
 
     The checksum begins with how it was computed. The time is told, and never compared.
     """
@@ -83,7 +83,7 @@ class FileIdentity:
 
     @property
     def content(self) -> tuple[int, str]:
-        """What is compared."""
+        """Return the size and the checksum, which are compared."""
         return self.size, self.checksum
 
 
@@ -136,7 +136,7 @@ def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
 
 
 def accepts(accepted: str | None, found: Sequence[Difference]) -> bool:
-    """Whether the user has accepted exactly these differences: the new contents have that digest."""
+    """Return whether the user has accepted exactly these differences: the new contents have that digest."""
     return not found or accepted == digest(found)
 
 

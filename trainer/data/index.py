@@ -34,7 +34,7 @@ class Split:
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """What is known of a data set.
+    """The sample index of a data set.
 
     Attributes
     ----------

@@ -112,7 +112,7 @@ class IndexCache:
 
 
 def _identity(found: os.stat_result) -> list[int]:
-    """What a file's content cannot change without; a file system's number may change with a mount."""
+    """Return the attributes that change with a file's content; a mount may change a file system's number."""
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
@@ -137,7 +137,7 @@ def _as_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
 
 
 def _is_whole(index: SampleIndex) -> bool:
-    """Whether an index is one that could be computed: the file may be of another's hand."""
+    """Return whether an index is one that could be computed: anybody may have written the file."""
     if np.dtype(index.dtype).kind not in "ui" or len(index.splits) != 3:
         return False
     return all(0 <= split.start <= split.start + split.tokens <= index.tokens for split in index.splits)

@@ -1,6 +1,6 @@
-"""Check what the GPUs of one machine compute: ``python -m trainer.gpu_check --directory DIR``.
+"""Check the computations of one machine's GPUs: ``python -m trainer.gpu_check --directory DIR``.
 
-Small trainings run as in a job, a process a rank, and what they tell is compared: the device with the CPU,
+Small trainings run as in a job, a process a rank, and their numbers are compared: the device with the CPU,
 bf16 with fp32, each layout with one rank, a killed training with a whole one. The last check trains the model
 of a configuration that the launcher wrote, and measures. The rows are in ``DIR/gpu_check.json``. Where there
 is no GPU, the layouts run on two CPU ranks. Exit codes: 0 nothing failed, 1 something did, 2 a mistake in the

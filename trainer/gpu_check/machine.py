@@ -76,12 +76,12 @@ class Trained:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of the steps."""
+        """Return the lines of the steps."""
         return self.of("train")
 
     @property
     def curve(self) -> dict[int, tuple[float, float]]:
-        """The loss and the gradient's norm by step; of one that was told twice, as it was told last."""
+        """Return the loss and the gradient's norm by step; of a repeated step the last report counts."""
         return {line["step"]: (line["loss"], line["grad_norm"]) for line in self.steps}
 
     def problem(self) -> str | None:
@@ -92,7 +92,7 @@ class Trained:
 
 
 class Machine:
-    """Starts trainings on this machine, in a directory of their own."""
+    """This machine, on which trainings run in a directory of their own."""
 
     def __init__(self, directory: Path, described: Mapping[str, Any], patience: float) -> None:
         self.directory = directory
@@ -103,12 +103,12 @@ class Machine:
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The visible GPUs."""
+        """Return the visible GPUs."""
         return list(self.described["gpus"])
 
     @property
     def accelerator(self) -> str:
-        """Where trainings run."""
+        """Return the accelerator on which trainings run."""
         return "gpu" if self.gpus else "cpu"
 
     def train(self, name: str, changes: Mapping[str, Any], ranks: int = 1) -> Trained:

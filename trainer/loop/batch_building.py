@@ -1,18 +1,19 @@
-"""What a model is given to learn from: the next token for a GPT, what was taken out of a text for a T5."""
+"""The builder of a model's micro batches: the next token for a GPT, masked spans for a T5."""
 
 from __future__ import annotations
 
 import torch
 
 from trainer.config.settings import Settings
-from trainer.data.batches import Batch, BatchMaker
-from trainer.data.denoising import DenoisingMaker, T5Batch, sample_lengths
+from trainer.data.batches import Batch, GPTBatchBuilder, Resets
+from trainer.data.denoising import T5Batch, T5BatchBuilder, sample_lengths
 from trainer.data.spans import Lengths
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
-from trainer.distributed import Place
-from trainer.loop.resets import resets_of
+from trainer.distributed import RankContext
+from trainer.logs import LOGGER
+from trainer.model.backends import uses_transformer_engine
 
-Maker = BatchMaker | DenoisingMaker
+BatchBuilder = GPTBatchBuilder | T5BatchBuilder
 MicroBatch = Batch | T5Batch
 
 
@@ -24,8 +25,8 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
     UserError
         If a file is missing or malformed.
     """
-    found = read_vocabulary(settings.data.tokenizer, settings.data.kind == "mock")
-    return found.with_sentinels(settings.denoising.sentinels) if settings.denoising else found
+    vocabulary = read_vocabulary(settings.data.tokenizer, settings.data.kind == "mock")
+    return vocabulary.with_sentinels(settings.denoising.sentinels) if settings.denoising else vocabulary
 
 
 def window_length(settings: Settings) -> int:
@@ -40,11 +41,11 @@ def window_length(settings: Settings) -> int:
     return lengths.raw if lengths else settings.seq_length
 
 
-def make_maker(settings: Settings, place: Place, vocabulary: Vocabulary) -> Maker:
-    """Return what turns windows into micro batches, in the memory of the CPU."""
+def make_batch_builder(settings: Settings, rank_context: RankContext, vocabulary: Vocabulary) -> BatchBuilder:
+    """Return the builder of micro batches, in the memory of the CPU."""
     device, lengths = torch.device("cpu"), _lengths(settings)
     if lengths:
-        return DenoisingMaker(
+        return T5BatchBuilder(
             lengths,
             vocabulary,
             settings.architecture.seq_length,
@@ -53,11 +54,44 @@ def make_maker(settings: Settings, place: Place, vocabulary: Vocabulary) -> Make
             device,
         )
     masked = vocabulary.end_of_text if settings.data.eod_mask_loss else None
-    resets = resets_of(settings, place, vocabulary)
-    return BatchMaker(vocabulary.size, masked, settings.micro_batch, device, resets)
+    resets = document_resets(settings, rank_context, vocabulary)
+    return GPTBatchBuilder(vocabulary.size, masked, settings.micro_batch, device, resets)
 
 
 def _lengths(settings: Settings) -> Lengths | None:
     if settings.denoising is None:
         return None
     return sample_lengths(settings.denoising, settings.seq_length, settings.architecture.seq_length)
+
+
+def document_resets(settings: Settings, rank_context: RankContext, vocabulary: Vocabulary) -> Resets | None:
+    """Return what starts anew with each document, None for nothing.
+
+    Attention that takes no mask crosses documents, and the log says so. NeMo's always does: its
+    ``get_attention_mask_from_fusion``, True by default, leaves the mask away.
+    """
+    data = settings.data
+    attention, way_out = data.reset_attention, _without_masks(settings, rank_context)
+    if attention and way_out:
+        attention = False
+        if rank_context.is_main:
+            LOGGER.warning(
+                "model.data.reset_attention_mask=True: attention crosses documents, as it does in "
+                "NeMo: Transformer Engine's takes no mask. %s keeps them apart",
+                way_out,
+            )
+    if not (attention or data.reset_positions):
+        return None
+    draws = settings.architecture.attention_dropout > 0
+    return Resets(vocabulary.end_of_text, data.reset_positions, attention, same_kernel=draws)
+
+
+def _without_masks(settings: Settings, rank_context: RankContext) -> str | None:
+    """Return what would have the attention take masks; None if it does."""
+    if settings.parallel.context > 1:
+        return "model.context_parallel_size=1"
+    shape = settings.architecture
+    with_engine = shape.attention_backend == "transformer_engine" or (
+        shape.attention_backend == "auto" and uses_transformer_engine(shape, rank_context.device)
+    )
+    return "model.attention_backend=sdpa" if with_engine else None

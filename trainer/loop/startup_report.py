@@ -1,4 +1,4 @@
-"""What is said once, before the first step."""
+"""The lines that a training logs before its first step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from trainer.config.data import Data
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
-from trainer.data.blended import BlendedSource
 from trainer.data.denoising import sample_lengths
-from trainer.data.indexed import IndexedSource
+from trainer.data.source import BlendedSource, IndexedSource
 from trainer.loop.session import Session
 from trainer.model.backends import (
     attention_backend,
@@ -26,7 +25,7 @@ from trainer.report.progress import count, number
 from trainer.requirements import outside_tried
 
 
-def header(session: Session, unused: list[str]) -> list[str]:
+def startup_report(session: Session, unused: list[str]) -> list[str]:
     """Return the lines that describe a training.
 
     Parameters
@@ -55,25 +54,31 @@ def _model(session: Session) -> str:
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
-        f"attention: {attention_backend(shape, session.model.config, session.place.device)} | "
+        f"attention: {attention_backend(shape, session.model.config, session.rank_context.device)} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
 
 def _world(session: Session) -> str:
-    place = session.place
-    device = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU (gloo)"
-    threads = "" if place.device.type == "cuda" else f", {number(torch.get_num_threads(), 'thread')} each"
-    processes, nodes = number(place.layout.world, "process"), number(_nodes(session), "node")
+    rank_context = session.rank_context
+    device = (
+        torch.cuda.get_device_name(rank_context.device)
+        if rank_context.device.type == "cuda"
+        else "CPU (gloo)"
+    )
+    threads = (
+        "" if rank_context.device.type == "cuda" else f", {number(torch.get_num_threads(), 'thread')} each"
+    )
+    processes, nodes = number(rank_context.layout.world, "process"), number(_nodes(session), "node")
     return (
         f"world: {processes} on {nodes} | "
-        f"{_sizes(place.layout)} | {device}{threads} | rendezvous "
+        f"{_sizes(rank_context.layout)} | {device}{threads} | rendezvous "
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
 
 
 def _nodes(session: Session) -> int:
-    given, world = session.settings.nodes, session.place.world
+    given, world = session.settings.nodes, session.rank_context.world
     return given if given is not None else -(-world.size // world.local_size)
 
 
@@ -88,8 +93,8 @@ def _batch(session: Session) -> str:
     line = (
         f"batch: {settings.global_batch} x {settings.seq_length} tokens "
         f"= {settings.tokens_per_step:,} a step{_denoising(settings)} | "
-        f"{number(session.place.layout.micro_batches, 'micro batch')} of {settings.micro_batch} on each "
-        "data-parallel rank"
+        f"{number(session.rank_context.layout.micro_batches, 'micro batch')} of {settings.micro_batch} "
+        "on each data-parallel rank"
     )
     if (ramp := settings.rampup) is None:
         return line
@@ -145,7 +150,7 @@ def _checkpoints(session: Session) -> str:
 
 
 def _notes(session: Session) -> list[str]:
-    settings, device = session.settings, session.place.device
+    settings, device = session.settings, session.rank_context.device
     shape, name = settings.architecture, settings.optimization.name
     notes = []
     if device.type == "cuda" and (

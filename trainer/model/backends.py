@@ -1,4 +1,4 @@
-"""Which attention computes: Transformer Engine's, PyTorch's fused kernel, or megatron-core's own."""
+"""The choice of the attention: Transformer Engine's, PyTorch's fused kernel, or megatron-core's own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def core_attention(shape: Architecture, config: TransformerConfig, device: Any) 
 
 
 def uses_transformer_engine(shape: Architecture, device: Any) -> bool:
-    """Whether the layers are Transformer Engine's: asked for, on a CUDA device, and importable."""
+    """Return whether the layers are Transformer Engine's: asked for, on a CUDA device, and importable."""
     return shape.transformer_engine and device.type == "cuda" and transformer_engine_problem() is None
 
 
