@@ -54,14 +54,14 @@ def choose_device(world: World, accelerator: str) -> Any:
     """
     import torch
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
         if accelerator in ("gpu", "cuda"):
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
-                f"{why_no_cuda([str(warning.message) for warning in said])}{_driver()}; {_EXPECTED}",
+                f"{why_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
                 # Without a driver no task of the node has a GPU, and one tells it for all.
                 found_by="rank" if driver_version() else "node",
             )
@@ -127,12 +127,12 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def why_no_cuda(said: list[str]) -> str:
+def why_no_cuda(warned: list[str]) -> str:
     """Return why CUDA does not start, in torch's and the driver's own words.
 
     Parameters
     ----------
-    said
+    warned
         What torch warned of when it looked for devices.
     """
     import torch
@@ -144,7 +144,7 @@ def why_no_cuda(said: list[str]) -> str:
     except (RuntimeError, AssertionError) as error:
         return " ".join(str(error).split())
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return " ".join(said) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
+    return " ".join(warned) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
 
 
 def driver_version() -> str | None:

@@ -115,11 +115,11 @@ def on_all_ranks(action: Callable[[], T]) -> T:
         result = action()
     except UserError as error:
         message = str(error)
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, message)
-    for rank, text in enumerate(found):
+    messages: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    for rank, text in enumerate(messages):
         if text is not None:
-            raise UserError(text if rank == 0 or len(found) == 1 else f"{text} (on rank {rank})")
+            raise UserError(text if rank == 0 or len(messages) == 1 else f"{text} (on rank {rank})")
     return result  # type: ignore[return-value]
 
 

@@ -274,7 +274,7 @@ def hold_steps(control: str) -> None:
             if session.place.is_main:
                 with open(os.path.join(control, "at"), "w") as file:  # noqa: PTH118, PTH123
                     file.write(os.environ["SLURM_JOB_ID"])
-            if any(each.asked() for each in listening) and read("deaf") is None:
+            if any(each.requested() for each in listening) and read("deaf") is None:
                 break
             time.sleep(0.02)
         return step(session, feed, clock)

@@ -16,7 +16,7 @@ import pytest
 from tests.trainer.conftest import REPOSITORY
 from tests.trainer.ranks import Run
 from trainer.data import identity
-from trainer.data.identity import DATA, TOKENIZER, Wanted, accepts, differences, digest, identify
+from trainer.data.identity import DATA, TOKENIZER, InputFile, accepts, differences, digest, identify
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
@@ -25,8 +25,8 @@ KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
 # --- the identity by itself
 
 
-def wanted(path: Path, kind: str = DATA) -> Wanted:
-    return Wanted(kind, "key", str(path), str(path))
+def wanted(path: Path, kind: str = DATA) -> InputFile:
+    return InputFile(kind, "key", str(path), str(path))
 
 
 def test_a_touched_or_copied_file_is_the_same(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_other_names_are_told_and_moved_data_are_the_same(trainings: Any, pool: 
     data.exchange_tokens()
     third = Run(trainings, pool, "names_other", data.config(4), 1)
     assert third.end() == [0], third.said()
-    assert f"other data: {moved}.bin → {data.prefix}.bin" in third.said()
+    assert f"the data changed: {moved}.bin → {data.prefix}.bin" in third.said()
 
 
 @pytest.mark.trainer

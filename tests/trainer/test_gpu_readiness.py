@@ -161,7 +161,7 @@ def test_another_version_is_refused_before_it_is_imported(
     with pytest.raises(UserError, match=said):
         requirements.check_versions()
     (note,) = [note for note in requirements.outside_tried() if "transformer_engine" in note]
-    assert note == "note: transformer_engine 2.16.0: not tried here; 2.9 to below 2.12 is meant"
+    assert note == "note: transformer_engine 2.16.0: not tested with this trainer; 2.9 to below 2.12 are"
 
 
 @pytest.fixture

@@ -120,9 +120,9 @@ class AsyncSave:
             part = ({}, {}, str(error))
         parts: list[Any] = [None] * self._rank_context.layout.world
         dist.all_gather_object(parts, part)
-        for other, (_, _, told) in enumerate(parts):
-            if told is not None:
-                raise RuntimeError(f"{self._failed()}: rank {other}: {told}")
+        for other, (_, _, failure) in enumerate(parts):
+            if failure is not None:
+                raise RuntimeError(f"{self._failed()}: rank {other}: {failure}")
         sizes, checksums = {}, {}
         for written, checked, _ in parts:
             sizes.update(written)

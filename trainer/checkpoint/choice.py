@@ -149,10 +149,10 @@ class Chooser:
         lost = [f"{path} ({reason})" for path, reason in self._damaged.items()]
         if not lost and not aside:
             return
-        told = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
-        kept = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
+        summary = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
+        remains = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
         raise UserError(
-            f"no whole checkpoint is left in {directory}: all are damaged: {told}.{kept} To go on, put "
+            f"no whole checkpoint is left in {directory}: all are damaged: {summary}.{remains} To go on, put "
             f"a whole copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "
             f"{'that directory' if aside else 'them'} away or train under another training.run.name"
         )

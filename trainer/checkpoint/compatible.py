@@ -93,20 +93,24 @@ def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> 
     """
     trained_on = identity.from_json(checkpoint.marker.data)
     changed = identity.differences(trained_on, data)
-    told = "; ".join(map(str, changed))
+    changes = "; ".join(map(str, changed))
     if not identity.accepts(accepted, changed):
         raise UserError(
-            f"the checkpoint {checkpoint.path} was trained on other data: {told}: put the files back, or "
+            f"the checkpoint {checkpoint.path} was trained on other data: {changes}: put the files back, or "
             f"train into another exp_manager.explicit_log_dir; {ACCEPT}={identity.digest(changed)} goes on "
             "with the new ones"
         )
     if changed:
         LOGGER.warning(
-            "other data than those of %s, accepted with %s=%s: %s", checkpoint.path, ACCEPT, accepted, told
+            "the data differ from those of %s, accepted with %s=%s: %s",
+            checkpoint.path,
+            ACCEPT,
+            accepted,
+            changes,
         )
     old, new = identity.renamed(trained_on, data) if trained_on else ([], [])
     if old or new:
-        LOGGER.warning("other data: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
+        LOGGER.warning("the data changed: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
 
 
 def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:

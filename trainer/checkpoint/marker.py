@@ -119,7 +119,9 @@ def _is_well_formed(marker: Marker) -> bool:
     """Return whether the values have the types that the code relies on."""
     numbers = (marker.step, marker.consumed_samples, marker.serial, *_values(marker.files))
     mappings = (marker.architecture, marker.metrics, marker.resume, marker.files, marker.checksums)
-    return all(type(number) is int for number in numbers) and all(isinstance(one, dict) for one in mappings)
+    return all(type(number) is int for number in numbers) and all(
+        isinstance(mapping, dict) for mapping in mappings
+    )
 
 
 def _values(mapping: object) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ def keep_best(saving: Saving, latest: Checkpoint) -> None:
     for checkpoint in surplus(complete(saving.directory), latest, saving):
         foreign = _foreign(checkpoint)
         if foreign:
-            LOGGER.warning("keeping checkpoint %s: %s is not of it", checkpoint.path, foreign)
+            LOGGER.warning("keeping checkpoint %s: its training did not write %s", checkpoint.path, foreign)
             continue
         hidden = _set_aside(checkpoint.path)
         if hidden and remove([hidden]):

@@ -88,13 +88,13 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
         Where the generators start from if other ranks share the model than did in the checkpoint.
     """
     checkpoint = choice.checkpoint
-    wanted = _tensors(model, optimizer if choice.load_optimizer else None, is_loading=True)
+    targets = _tensors(model, optimizer if choice.load_optimizer else None, is_loading=True)
     continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
-        wanted["random"] = rng_state.sharded_generators(rank_context)
+        targets["random"] = rng_state.sharded_generators(rank_context)
     try:
         with restricted_pickles():
-            state = dist_checkpointing.load(wanted, str(checkpoint.path))
+            state = dist_checkpointing.load(targets, str(checkpoint.path))
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
         raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error

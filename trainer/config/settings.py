@@ -152,8 +152,8 @@ def _precision(values: Values) -> Literal["bf16", "fp32"]:
 
 def _max_seconds(values: Values) -> float | None:
     limits = [_duration(values, key) for key in ("trainer.max_time", "exp_manager.max_time_per_run")]
-    given = [limit for limit in limits if limit is not None]
-    return min(given) if given else None
+    set_limits = [limit for limit in limits if limit is not None]
+    return min(set_limits) if set_limits else None
 
 
 def _duration(values: Values, key: str) -> float | None:
@@ -161,10 +161,10 @@ def _duration(values: Values, key: str) -> float | None:
     if not values.is_set(key):
         return None
     raw = values.raw(key)
-    found = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
-    if not found:
+    match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
+    if not match:
         values.fail(key, "a quoted duration days:hours:minutes:seconds, such as '00:23:30:00'")
-    days, hours, minutes, seconds = map(int, found.groups())
+    days, hours, minutes, seconds = map(int, match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

@@ -61,19 +61,19 @@ def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -
     UserError
         If what is taken out does not fit the decoder, or the sentinels are too few.
     """
-    found = fit(seq_length, denoising.density, denoising.mean_span)
-    if found.targets > seq_length_dec:
+    lengths = fit(seq_length, denoising.density, denoising.mean_span)
+    if lengths.targets > seq_length_dec:
         raise UserError(
-            f"model.data.seq_length_dec={seq_length_dec}: expected at least {found.targets}, to hold the "
-            f"{found.noise} tokens that are taken out of {found.raw} (model.data.masked_lm_prob="
-            f"{denoising.density:g}), {found.spans} sentinels and the end"
+            f"model.data.seq_length_dec={seq_length_dec}: expected at least {lengths.targets}, to hold the "
+            f"{lengths.noise} tokens that are taken out of {lengths.raw} (model.data.masked_lm_prob="
+            f"{denoising.density:g}), {lengths.spans} sentinels and the end"
         )
-    if found.spans > denoising.sentinels:
+    if lengths.spans > denoising.sentinels:
         raise UserError(
-            f"model.tokenizer.num_sentinel_tokens={denoising.sentinels}: expected at least {found.spans}, "
+            f"model.tokenizer.num_sentinel_tokens={denoising.sentinels}: expected at least {lengths.spans}, "
             f"one for each span of a sequence of {seq_length} tokens"
         )
-    return found
+    return lengths
 
 
 class T5BatchBuilder:

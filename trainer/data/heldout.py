@@ -80,10 +80,10 @@ def _represent_all(places: list[int], sources: int) -> None:
     for source in range(sources):
         if source in places:
             continue
-        most = max(range(sources), key=places.count)
-        if places.count(most) < 2:
+        largest = max(range(sources), key=places.count)
+        if places.count(largest) < 2:
             return
-        last = max(index for index, place in enumerate(places) if place == most)
+        last = max(index for index, place in enumerate(places) if place == largest)
         places[last] = source
 
 

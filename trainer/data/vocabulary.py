@@ -67,18 +67,18 @@ def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
         ``model.override_vocab_size``.
     """
     kind = "wordpiece" if tokenizer.name in WORDPIECES else tokenizer.library
-    found = _READERS[kind](tokenizer, mock)
+    vocabulary = _READERS[kind](tokenizer, mock)
     override = tokenizer.override_size
     if override is None:
-        return found
-    if override < found.size and found.origin.endswith(_WITHOUT_FILES):
+        return vocabulary
+    if override < vocabulary.size and vocabulary.origin.endswith(_WITHOUT_FILES):
         return Vocabulary(override, override - 1, "model.override_vocab_size")
-    if override < found.size:
+    if override < vocabulary.size:
         raise UserError(
-            f"model.override_vocab_size={override}: expected at least the tokenizer's {found.size} tokens "
-            f"({found.origin})"
+            f"model.override_vocab_size={override}: expected at least the tokenizer's {vocabulary.size} "
+            f"tokens ({vocabulary.origin})"
         )
-    return replace(found, size=override)
+    return replace(vocabulary, size=override)
 
 
 def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:

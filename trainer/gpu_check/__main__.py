@@ -70,8 +70,8 @@ def _rows(name: str, check: Check, machine: Machine) -> Iterator[Row]:
 
 
 def _write(path: Path, machine: Machine, rows: Sequence[Row], finished: bool = False) -> None:
-    described, told = dict(machine.described), [asdict(row) for row in rows]
-    content = {"machine": described, "rows": told, "finished": finished}
+    described, results = dict(machine.described), [asdict(row) for row in rows]
+    content = {"machine": described, "rows": results, "finished": finished}
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
     unfinished.replace(path)

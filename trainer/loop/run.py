@@ -177,12 +177,12 @@ def _validate(session: Session, stopping: Stopping) -> float | None:
     total, count = 0.0, 0.0
     for windows in session.heldout_batches:
         if reason := stopping.agreed():
-            LOGGER.warning("step %d | validation is given up: %s", session.progress.step, reason)
+            LOGGER.warning("step %d | validation is abandoned: %s", session.progress.step, reason)
             return None
         share = rank_share(0, len(windows), rank_context.data_rank, rank_context.layout.data)
         mine = [windows[index] for index in share]
-        made = session.batch_builder.batches(session.heldout, mine)
-        batches = (moved(batch, rank_context.device) for batch in made)
+        micro_batches = session.batch_builder.batches(session.heldout, mine)
+        batches = (moved(batch, rank_context.device) for batch in micro_batches)
         sums = evaluate_losses(settings, session.model, batches, len(mine) // settings.micro_batch)
         total, count = total + float(sums[0]), count + float(sums[1])
     loss = total / max(count, 1.0)

@@ -122,7 +122,7 @@ def _data_identity(settings: Settings) -> identity.Identity:
     if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():
         files = {"type": Path(tokenizer.name)}
     named = {f"model.tokenizer.{name}": path for name, path in files.items()}
-    return identity.identify(identity.wanted_of(prefixes, named))
+    return identity.identify(identity.input_files(prefixes, named))
 
 
 def _open_sources(

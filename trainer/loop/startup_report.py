@@ -78,8 +78,8 @@ def _world(session: Session) -> str:
 
 
 def _nodes(session: Session) -> int:
-    given, world = session.settings.nodes, session.rank_context.world
-    return given if given is not None else -(-world.size // world.local_size)
+    configured, world = session.settings.nodes, session.rank_context.world
+    return configured if configured is not None else -(-world.size // world.local_size)
 
 
 def _sizes(layout: Layout) -> str:
@@ -143,10 +143,10 @@ def _checkpoints(session: Session) -> str:
     saving = session.settings.saving
     if not saving.enabled:
         return "checkpoints: none, as exp_manager.create_checkpoint_callback=False asks for"
-    often = f"after every {saving.every:,} steps and at the end" if saving.every else "at the end"
+    times = f"after every {saving.every:,} steps and at the end" if saving.every else "at the end"
     best = f"the best {saving.keep} by {saving.monitor} ({saving.mode}) and the newest"
-    kept = "all" if saving.keep < 0 else best if saving.keep else "the newest"
-    return f"checkpoints: {often}, in {saving.directory} | kept: {kept}"
+    retained = "all" if saving.keep < 0 else best if saving.keep else "the newest"
+    return f"checkpoints: {times}, in {saving.directory} | kept: {retained}"
 
 
 def _notes(session: Session) -> list[str]:
@@ -160,22 +160,26 @@ def _notes(session: Session) -> list[str]:
     notes += outside_tried()
     if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
         notes.append(
-            f"note: model.transformer_engine=True: megatron-core's local layers, as it cannot be imported: "
+            f"note: model.transformer_engine=True: megatron-core's local layers are used, as it cannot be imported: "
             f"{transformer_engine_problem()}"
         )
     if shape.loss_fusion and not fuses_loss(settings):
         reason = (
             "model.deterministic_mode=True" if settings.deterministic else "the fused one has bf16 gradients"
         )
-        notes.append(f"note: model.cross_entropy_loss_fusion=True: the plain loss, as {reason}")
+        notes.append(f"note: model.cross_entropy_loss_fusion=True: the plain loss is used, as {reason}")
     if device.type == "cuda" and overlaps_p2p(settings.parallel) and not settings.parallel.overlap_p2p:
-        notes.append("note: model.overlap_p2p_comm=False: True, which two stages with virtual ones need")
+        notes.append(
+            "note: model.overlap_p2p_comm=False: True is used, as two stages with virtual ones need it"
+        )
     if device.type == "cuda" and not settings.deterministic:
         notes.append(
             "note: not bitwise repeatable on a GPU: model.deterministic_mode=True is meant to be, and slower"
         )
     if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):
-        notes.append(f"note: model.optim.name={name}: AdamW here, every rank keeps whole optimizer states")
+        notes.append(
+            f"note: model.optim.name={name}: AdamW is used, and every rank keeps whole optimizer states"
+        )
     if settings.data.reset_positions and shape.position != "learned_absolute":
         notes.append(
             "note: model.data.reset_position_ids=True: only learned positions are reset; rotary ones are "
@@ -186,7 +190,9 @@ def _notes(session: Session) -> list[str]:
     if settings.resume.lr_scale != 1:
         notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
     if settings.resume.data_generation:
-        notes.append(f"note: resume.data_generation={settings.resume.data_generation}: an order of its own")
+        notes.append(
+            f"note: resume.data_generation={settings.resume.data_generation}: the data have an order of their own"
+        )
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")
     return notes

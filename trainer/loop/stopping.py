@@ -55,7 +55,7 @@ class Stopping:
         return REASONS[self._agreed - 1] if self._agreed else None
 
     def _asked(self) -> int:
-        if number := self._signals.asked():
+        if number := self._signals.requested():
             return 1 + REASONS.index(number.name)
         is_over = self._deadline is not None and time.monotonic() > self._deadline
         return 1 + REASONS.index(MAX_TIME) if is_over else 0
