@@ -47,8 +47,8 @@ def make_equal(rank_context: RankContext) -> None:
     dist.broadcast_object_list(first, src=dist.get_process_group_ranks(group)[0], group=group)
     restore_generators(first[0], rank_context)
     LOGGER.warning(
-        "the random generators of the %d data-parallel ranks differ: all continue with the first rank's, so that "
-        "dropout differs from an uninterrupted training",
+        "the random generators of the %d data-parallel ranks differ: all continue with the first rank's, "
+        "so that dropout differs from an uninterrupted training",
         len(digests),
     )
 

@@ -160,8 +160,8 @@ def _notes(session: Session) -> list[str]:
     notes += outside_tried()
     if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
         notes.append(
-            f"note: model.transformer_engine=True: megatron-core's local layers are used, as it cannot be imported: "
-            f"{transformer_engine_problem()}"
+            "note: model.transformer_engine=True: megatron-core's local layers are used, as it cannot be "
+            f"imported: {transformer_engine_problem()}"
         )
     if shape.loss_fusion and not fuses_loss(settings):
         reason = (
@@ -191,7 +191,8 @@ def _notes(session: Session) -> list[str]:
         notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
     if settings.resume.data_generation:
         notes.append(
-            f"note: resume.data_generation={settings.resume.data_generation}: the data have an order of their own"
+            f"note: resume.data_generation={settings.resume.data_generation}: "
+            "the data have an order of their own"
         )
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")
