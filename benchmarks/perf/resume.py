@@ -1,4 +1,4 @@
-"""How long a training takes from its start to the first step, by how far into the data it resumes.
+"""The time from a training's start to its first step, by the position in the data at which it resumes.
 
     python benchmarks/perf/resume.py [--runs N] [--documents N]
 

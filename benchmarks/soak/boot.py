@@ -1,4 +1,4 @@
-"""Booting the clusters of a soak with all that they need, and clearing them away however it ends."""
+"""Booting the clusters of a soak, and removing them however it ends."""
 
 from __future__ import annotations
 
