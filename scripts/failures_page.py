@@ -19,7 +19,7 @@ from supervisor.rules import Rule  # noqa: E402
 PAGE = ROOT / "docs" / "failures.md"
 
 _INTRODUCTION = """\
-# Why a job ended
+# Failure rules: why a job ended
 
 <!-- Written by scripts/failures_page.py from supervisor/{exit,log}_rules.py: change the rules there. -->
 

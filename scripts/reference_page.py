@@ -34,7 +34,7 @@ from launcher.config.sources import Sources, TreeFile  # noqa: E402
 PAGE = ROOT / "docs" / "reference.md"
 
 _INTRODUCTION = """\
-# Every key
+# Configuration reference
 
 <!-- Written by scripts/reference_page.py from the schema and the comments in conf/: change those. -->
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import warnings
 from collections.abc import MutableMapping
@@ -145,6 +146,17 @@ def why_no_cuda(warned: list[str]) -> str:
         return " ".join(str(error).split())
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return " ".join(warned) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
+
+
+def used_bytes(device: Any) -> int:
+    """Return the most bytes that tensors ever took on a GPU; on a CPU, the process's resident bytes."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    # The second field counts resident pages: proc(5).
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 def driver_version() -> str | None:

@@ -40,13 +40,13 @@ def test_a_touched_or_copied_file_is_the_same(tmp_path: Path) -> None:
     assert identity.from_json(json.loads(json.dumps(identity.to_json(new)))) == new
 
 
-@pytest.mark.parametrize("place", [0, 511, 100_000, -1])
-def test_a_changed_byte_of_a_file_that_is_hashed_whole_is_found(tmp_path: Path, rank_context: int) -> None:
+@pytest.mark.parametrize("position", [0, 511, 100_000, -1])
+def test_a_changed_byte_of_a_file_that_is_hashed_whole_is_found(tmp_path: Path, position: int) -> None:
     path = tmp_path / "x.bin"
     content = bytearray(os.urandom(200_000))
     path.write_bytes(content)
     old = identify([wanted(path)])
-    content[rank_context] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
     found = differences(old, identify([wanted(path)]))
     assert [one.new.name for one in found] == [str(path)]
@@ -60,11 +60,11 @@ def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_pat
         file.truncate(size)
     old = identify([wanted(path)])
     assert old[0].checksum.startswith("sha256-256x65536:")
-    for rank_context in (0, size // 255, size - 1):
+    for position in (0, size // 255, size - 1):
         with path.open("r+b") as file:
-            os.pwrite(file.fileno(), b"\1", rank_context)
+            os.pwrite(file.fileno(), b"\1", position)
         new = identify([wanted(path)])
-        assert differences(old, new), rank_context
+        assert differences(old, new), position
         old = new
 
 

@@ -41,11 +41,11 @@ def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
         list(range(count)),
         [[key > query for key in range(count)] for query in range(count)],
     )
-    for rank_context, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token == END:
-            for later in range(rank_context + 1, count):
-                positions[later] = later - (rank_context + 1)
-                for before in range(rank_context + 1):
+            for later in range(position + 1, count):
+                positions[later] = later - (position + 1)
+                for before in range(position + 1):
                     forbidden[later][before] = True
     return positions, forbidden
 

@@ -119,7 +119,7 @@ def test_generators_that_differ_are_made_equal_with_a_warning(found: dict[str, A
     assert generators["silent"]
     (text,) = generators["said"]
     assert text.startswith(
-        "the random generators of the 2 data-parallel ranks differ: from here on all continue"
+        "the random generators of the 2 data-parallel ranks differ: all continue with the first"
     )
     assert generators["kept"]
 

@@ -15,11 +15,11 @@ import torch
 from trainer.config.architecture import Architecture
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
+from trainer.device import used_bytes
 from trainer.report import flops
 from trainer.report.flops import layer_flops, model_flops, peak_flops, unknown_peak
 from trainer.report.progress import Pace, step_line
 from trainer.report.provenance import write_git_info, write_packages
-from trainer.report.reporter import used_bytes
 
 pytestmark = pytest.mark.trainer
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from trainer.checkpoint.choice import Damaged
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
+from trainer.device import used_bytes
 from trainer.distributed import RankContext
 from trainer.logs import LOGGER
 from trainer.report.flops import model_flops, peak_flops
@@ -228,12 +227,3 @@ def _peak(settings: Settings, rank_context: RankContext) -> float | None:
     if rank_context.device.type != "cuda":
         return None
     return peak_flops(torch.cuda.get_device_name(rank_context.device), settings.precision)
-
-
-def used_bytes(device: Any) -> int:
-    """Return the most bytes that tensors ever took on a GPU; on a CPU, what the process has in memory now."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    # The second field counts resident pages: proc(5).
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
