@@ -13,7 +13,7 @@ from trainer.config.settings import Settings
 from trainer.device import used_bytes
 from trainer.distributed import RankContext
 from trainer.logs import LOGGER
-from trainer.report.flops import model_flops, peak_flops
+from trainer.report.flops import device_peak, model_flops
 from trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
 from trainer.report.progress import Pace, step_line
 
@@ -226,4 +226,4 @@ class Reporter:
 def _peak(settings: Settings, rank_context: RankContext) -> float | None:
     if rank_context.device.type != "cuda":
         return None
-    return peak_flops(torch.cuda.get_device_name(rank_context.device), settings.precision)
+    return device_peak(torch.cuda.get_device_name(rank_context.device), settings.precision)

@@ -1,18 +1,30 @@
-"""The activations of all micro batches that a pipeline stage has begun and not ended, at its fullest.
+"""The memory of a GPU at its peak, by pipeline stage: parameters, and the micro batches in flight.
 
-Narayanan et al. 2021 (arXiv 2104.04473, section 2.2): in the 1F1B schedule stage i of p (from 0) has begun at
-most p - i micro batches. Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2.3): interleaved, the first
-stage keeps 1 + (p - 1) / (p v) times the activations of all layers' share, v being the chunks of a stage.
-Full recomputing keeps the input of a layer, 2 s b h, instead (table 2), or of several together.
+Parameters, with gradient and optimizer: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054, section 3.1 and
+figure 1): of each parameter 2 bytes for its weight, 2 for its gradient, and K = 12 for Adam's states in fp32.
+Megatron adds gradients up in fp32, so that there are 18 bytes, and 6 + 12 / d with its distributed optimizer
+(docs/user-guide/features/dist_optimizer.md there), d being data × context parallel; of a routed expert the
+copies of it. With FP8, Transformer Engine keeps of each matrix of a layer a copy in 8 bits and its transpose,
+from the first micro batch of a step on (transformer_engine/pytorch/module/linear.py, is_first_microbatch),
+unless the weights are in FP8 themselves (NeMo's `fp8_params`): these and their transposes take as much as 16
+bits.
+
+Activations of all micro batches that a stage has begun and not ended, at its fullest: Narayanan et al. 2021
+(arXiv:2104.04473, section 2.2): in the 1F1B schedule stage i of p (from 0) has begun at most p - i micro
+batches. Korthikanti et al. 2022 (arXiv:2205.05198, section 4.2.3): interleaved, the first stage keeps
+1 + (p - 1) / (p v) times the activations of all layers' share, v being the chunks of a stage. Full
+recomputing keeps the input of a layer, 2 s b h, instead (table 2), or of several together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from launcher.preflight.estimates.activations import (
+from arithmetic.parameters import Size
+from launcher.estimates.activations import (
     Kept,
     Layer,
     kept_by_decoder_layer,
@@ -23,8 +35,143 @@ from launcher.preflight.estimates.activations import (
     layer_of,
     working_memory,
 )
-from launcher.preflight.estimates.reading import Training
-from launcher.preflight.estimates.split import Chunk
+from launcher.estimates.training import Chunk, Training, layers_of, parameters_of, stages_of, training_of
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What the fullest GPU of a pipeline stage holds at its peak, in bytes.
+
+    `layers` are the transformer layers of the stage; `parameters` those of one GPU. `logits` is what the last
+    stage needs for the vocabulary and the loss.
+    """
+
+    stage: int
+    layers: int
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple[StageMemory, ...] | None:
+    """The memory of each pipeline stage, the first one first.
+
+    ``None`` where it cannot be told: a value is missing or wrong, the layout does not fit the nodes, the
+    vocabulary is not known, or the tasks have no GPU; nor of what `reading.uncounted` names.
+    """
+    training = training_of(config, nodes, engine)
+    stages = stages_of(training) if training is not None else None
+    if training is None or stages is None:
+        return None
+    each, tensor = bytes_per_parameter(training), training.shape.tensor
+    found = []
+    for number, (stage, kept) in enumerate(zip(stages, activations_of(training, stages), strict=True)):
+        held = parameters_of(training.parts, stage)
+        dense, routed = held.on_rank(tensor), _routed(training, held)
+        parameters = dense + routed
+        matrices = _matrices(training, stage) if each.quantized else 0
+        found.append(
+            StageMemory(
+                stage=number,
+                layers=sum(sum(chunk.layers) for chunk in stage),
+                parameters=parameters,
+                weights=parameters * each.weight + matrices * each.quantized,
+                gradients=parameters * each.gradient,
+                optimizer=-(-dense * each.optimizer // each.shared_by)
+                + -(-routed * each.optimizer // each.experts_shared_by),
+                activations=kept.activations,
+                logits=kept.logits,
+            )
+        )
+    return tuple(found)
+
+
+def _routed(training: Training, size: Size) -> int:
+    """Return the parameters of routed experts on one GPU."""
+    return size.routed // (training.shape.expert * training.shape.expert_tensor)
+
+
+def _matrices(training: Training, stage: tuple[Chunk, ...]) -> int:
+    """Return the parameters of the layers' matrices on one GPU, which FP8 has copies of."""
+    total = Size()
+    for chunk in stage:
+        for layers, stack in zip(chunk.layers, training.parts.stacks, strict=True):
+            total += layers_of(stack, layers, chunk.sparse)
+    return total.split // training.shape.tensor + _routed(training, total)
+
+
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+_HALF = ("bf16", "bfloat16")
+_MASTER = 4
+_REMAINDER = 2
+# What an optimizer remembers of a parameter, in fp32; Adam's are two moments, and so for what is not named.
+_ADAM = 8
+_MOMENTS = {"sgd": 4, "lion": 4, "adafactor": 0}
+
+
+# A weight in FP8, and its transpose.
+_QUANTIZED = 2
+
+
+class ParameterBytes(NamedTuple):
+    """Bytes of one parameter on one GPU.
+
+    `shared_by` is the number of GPUs that share the optimizer's, and `experts_shared_by` those of a routed
+    expert; `quantized` are the bytes of the FP8 copies of a matrix of a layer.
+    """
+
+    weight: int
+    gradient: int
+    optimizer: int
+    shared_by: int
+    experts_shared_by: int
+    quantized: int = 0
+
+
+def bytes_per_parameter(training: Training) -> ParameterBytes:
+    """Return what the engine allocates for a parameter."""
+    each = _of_weights(training)
+    has_copies = training.has_fp8 and not training.values.flag("model.fp8_params")
+    return each._replace(quantized=_QUANTIZED) if has_copies else each
+
+
+def _of_weights(training: Training) -> ParameterBytes:
+    name = str(training.values.raw("model.optim.name") or "")
+    shared_by = training.data * training.shape.context, training.expert_data
+    if name not in _DISTRIBUTED:
+        shared_by = 1, 1
+    moments = _MOMENTS.get(name, _ADAM)
+    if not training.has_half_weights:
+        # NeMo without `megatron_amp_O2` keeps the 16-bit copies that autocast makes until the backward pass.
+        copy = 2 if training.precision != "32" else 0
+        return ParameterBytes(4 + copy, 4, moments, *shared_by)
+    if training.precision == "16" and training.engine != "nemo":
+        return ParameterBytes(*_half_precision(moments), *shared_by)
+    gradient = 4
+    if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in _HALF:
+        gradient = 2
+    master = _MASTER
+    if training.engine == "nemo" and name == "distributed_fused_adam" and training.precision == "bf16":
+        # Apex keeps what a bf16 weight lacks of an fp32 one (NeMo's megatron_base_model.py:
+        # store_param_remainders).
+        master = _REMAINDER
+    return ParameterBytes(2, gradient, master + moments, *shared_by)
+
+
+def _half_precision(moments: int) -> tuple[int, int, int]:
+    """Return the bytes in fp16: gradients too, and these again in fp32 beside the master weights.
+
+    megatron/core/optimizer.
+    """
+    return 2, 2, 4 + _MASTER + moments
+
 
 # The softmax of the logits in fp32, and their gradient in 16 bits; megatron-core's fused loss has a
 # second copy in fp32.

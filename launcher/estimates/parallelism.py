@@ -1,13 +1,12 @@
-"""The sizes that a layout is made of, read from a job's configuration.
+"""The parallel sizes of a job's configuration, and the stacks of layers that they divide."""
 
-The words are Megatron's: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
-Clusters Using Megatron-LM" (arXiv 2104.04473), section 3: p pipeline, t tensor, d data parallel size, v model
-chunks per pipeline stage, B global batch, b micro batch, m = B / (d b) micro batches.
-"""
+from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from launcher.preflight.values import Values
+from arithmetic.layout import ParallelConfig, fits
+from launcher.estimates.values import Values
 
 # The most nodes that are looked at when others are suggested.
 MOST_NODES = 1024
@@ -22,6 +21,7 @@ SPLIT_RANK = "model.pipeline_model_parallel_split_rank"
 GROUP = "model.microbatch_group_size_per_vp_stage"
 MICRO = "model.micro_batch_size"
 GLOBAL = "model.global_batch_size"
+RAMPUP = "model.rampup_batch_size"
 NODES = "trainer.num_nodes"
 DEVICES = "trainer.devices"
 
@@ -43,41 +43,8 @@ class Stack(NamedTuple):
     kv_channels: int | None
 
 
-class Shape(NamedTuple):
-    """How processes share a model and a batch, whatever the number of nodes."""
-
-    devices: int
-    tensor: int
-    pipeline: int
-    virtual: int | None
-    context: int
-    expert: int
-    expert_tensor: int
-    group: int
-    micro: int
-    batch: int
-
-    @property
-    def model(self) -> int:
-        """The GPUs that one copy of the model takes."""
-        return self.tensor * self.pipeline * self.context
-
-    @property
-    def experts(self) -> int:
-        """The GPUs that one copy of the routed experts takes."""
-        return self.expert_tensor * self.expert * self.pipeline
-
-    def data(self, nodes: int) -> int:
-        """The data parallel size, where the world can be divided."""
-        return nodes * self.devices // self.model
-
-    def micro_batches(self, nodes: int) -> int:
-        """Micro batches that each copy of the model does in a step, where the batch can be divided."""
-        return self.batch // (self.micro * self.data(nodes))
-
-
-def shape_of(values: Values) -> Shape | None:
-    """The sizes of a layout; ``None`` where one of them is not a size."""
+def read_parallel_config(values: Values) -> ParallelConfig | None:
+    """Return the sizes of a layout; None where one of them is not a size."""
     tensor, pipeline = values.whole(TENSOR, 1), values.whole(PIPELINE, 1)
     context, expert = values.whole(CONTEXT, 1), values.whole(EXPERT, 1)
     micro, batch, devices = values.whole(MICRO), values.whole(GLOBAL), values.whole(DEVICES)
@@ -85,7 +52,7 @@ def shape_of(values: Values) -> Shape | None:
         return None
     assert tensor and pipeline and context and expert and micro and batch and devices
     virtual = values.whole(VIRTUAL)
-    return Shape(
+    return ParallelConfig(
         devices=devices,
         tensor=tensor,
         pipeline=pipeline,
@@ -100,7 +67,7 @@ def shape_of(values: Values) -> Shape | None:
 
 
 def stacks_of(values: Values) -> list[Stack]:
-    """The stacks of the model: one, or an encoder and a decoder."""
+    """Return the stacks of the model: one, or an encoder and a decoder."""
     pipeline = values.whole(PIPELINE, 1)
     if not is_encoder_decoder(values):
         return [_stack(values, "model", pipeline)] if values.node("model") is not None else []
@@ -114,6 +81,7 @@ def stacks_of(values: Values) -> list[Stack]:
 
 
 def is_encoder_decoder(values: Values) -> bool:
+    """Return True for a T5."""
     return values.node("model.encoder") is not None and values.node("model.decoder") is not None
 
 
@@ -128,3 +96,9 @@ def _stack(values: Values, node: str, stages: int | None) -> Stack:
         ffn=values.whole(f"{node}.ffn_hidden_size"),
         kv_channels=values.whole(f"{node}.kv_channels"),
     )
+
+
+def node_counts(shape: ParallelConfig) -> list[int]:
+    """Return the numbers of nodes, up to `MOST_NODES`, that a layout fits on."""
+    step = shape.model // math.gcd(shape.model, shape.devices)  # others leave a part of a model over
+    return [nodes for nodes in range(step, MOST_NODES + 1, step) if fits(shape, nodes)]
