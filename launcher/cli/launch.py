@@ -158,7 +158,7 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], Req
 
 def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
     """Make the image on this machine, and show the progress."""
-    from launcher.containers.progress import told
+    from launcher.images.progress import told
     from launcher.launching.building import make_here
 
     with told(quiet=quiet) as progress:
@@ -219,8 +219,8 @@ def _launch(args: argparse.Namespace, drafted: Sequence[Draft], request: Request
 
 def _follow(launched: Sequence[Launched]) -> int:
     """Follow the jobs one after the other; return the worst of their exit codes."""
+    from launcher.exit_codes import WATCHING_ENDED, worst_code
     from launcher.monitor.follow import follow_and_tell
-    from launcher.tracking.exit_codes import WATCHING_ENDED, worst_code
 
     codes: list[int] = []
     for launch in launched:
@@ -248,7 +248,7 @@ def tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
 
 
 def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
-    from launcher.schedulers.arrays import declared_tasks
+    from launcher.schedulers.job_status import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
     log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")

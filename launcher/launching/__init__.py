@@ -26,9 +26,9 @@ from launcher.runs.write import (
     remove_empty,
     reserve_number,
 )
-from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.schedulers.registry import scheduler_for
-from launcher.stages.dependencies import beside
+from launcher.schedulers import scheduler_for
+from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from supervisor.marks import claim
 
@@ -70,7 +70,7 @@ class _Ready:
         # Without its image it cannot run, whatever is asked of other stages.
         after_stage = self.draft.composition.config.resilience.after_stage
         condition = "afterok" if stage == IMAGE else after_stage
-        return beside(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
+        return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
 def launch(draft: Draft, request: Request) -> Launched:
@@ -176,9 +176,11 @@ def _submit_stage(stage: _Ready, manifest: Manifest, before: Launched | None) ->
 
 def _submit(scheduler: Scheduler, paths: LaunchPaths, manifest: Manifest) -> str:
     """Submit, and record why there is no job, or why that is unknown."""
-    intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after)
+    submission = PendingSubmission(
+        manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after
+    )
     try:
-        return submit(scheduler, intent)
+        return submit(scheduler, submission)
     except NoAnswer as error:
         _keep(paths, manifest.lost(error.message))
         where = shlex.quote(short(paths.run_dir))
@@ -207,11 +209,13 @@ def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
     paths, before = stage.paths, first
     for link in range(2, manifest.links + 1):
-        after = beside(own, f"afterany:{before}", key)
-        intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, link, after)
+        after = combined_dependency(own, f"afterany:{before}", key)
+        submission = PendingSubmission(
+            manifest.tag, paths.script, manifest.user, manifest.created, link, after
+        )
         which = f"link {link} of {manifest.links}"
         try:
-            before = submit(stage.scheduler, intent)
+            before = submit(stage.scheduler, submission)
         except NoAnswer as error:
             # Later links cannot depend on an unknown job id, so the chain ends here.
             return [f"whether {which} became a job is not known, and no further one was submitted: {error}"]

@@ -6,7 +6,7 @@ from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.launching.submission import validate
 from launcher.schedulers.base import Scheduler
-from launcher.schedulers.commands import Silent, Unreachable
+from launcher.slurm.commands import SchedulerSilent, Unreachable
 from supervisor.excluded import ExcludedNode
 
 
@@ -29,7 +29,7 @@ def judged(scheduler: Scheduler, draft: Draft) -> tuple[Draft, list[str]]:
     try:
         answer = validate(scheduler, draft.rendered.script)
     except UserError as error:
-        if not avoided or isinstance(error, Unreachable) or isinstance(error.__cause__, Silent):
+        if not avoided or isinstance(error, Unreachable) or isinstance(error.__cause__, SchedulerSilent):
             raise
         answer, refusal = error.message, True
     else:

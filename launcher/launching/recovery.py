@@ -93,11 +93,11 @@ def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     jobs: dict[str, Sequence[str]] = {}
     for group in by_scheduler(launches):
         try:
-            matches = scheduler_of(group[0]).find([launch.intent for launch in group])
+            matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
             raise _not_known(group[-1], error.message.splitlines()[0]) from error
         # A point of a sweep is looked for by the tag of its array.
-        jobs |= {launch.manifest.tag: matches.get(launch.intent.tag, ()) for launch in group}
+        jobs |= {launch.manifest.tag: matches.get(launch.submission.tag, ()) for launch in group}
     return jobs
 
 
@@ -106,7 +106,7 @@ def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> _Fou
     manifest, directory = launch.manifest, launch.paths.directory
     jobs = jobs_by_tag.get(manifest.tag)
     if jobs:
-        kept = keep_one(scheduler_of(launch), launch.intent, jobs)
+        kept = keep_one(scheduler_of(launch), launch.submission, jobs)
     elif submitter := _submitter(manifest):
         raise _not_known(launch, f"process {submitter} is still submitting it")
     elif manifest.user != provenance.user():

@@ -22,11 +22,9 @@ from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths
 from launcher.runs.write import link_newest, write_launch
-from launcher.schedulers.arrays import declared_tasks
+from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
 from supervisor.files import write_atomic
-
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
 
 def write_draft(draft: Draft, request: Request) -> Manifest:
@@ -40,7 +38,7 @@ def write_draft(draft: Draft, request: Request) -> Manifest:
     # Without Slurm a job runs without its container.
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(TRAINER, request.config_dir, image), image)
+    origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
     manifest = manifest_of(draft, request, origin)
     files = files_of(draft, manifest, request)
     files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
@@ -53,7 +51,7 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
-    from launcher.containers.choice import digest_of
+    from launcher.images.choice import digest_of
 
     digest = digest_of(image)
     return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
@@ -127,8 +125,8 @@ def _quoted(word: str) -> str:
     return shlex.quote(word)
 
 
-def _code(plan: Plan) -> Path | None:
-    return TRAINER if plan.job.engine == "megatron" else None
+def _code(plan: Plan) -> Sequence[Path]:
+    return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
 
 
 def manifest_of(draft: Draft, request: Request, origin: provenance.Origin) -> Manifest:

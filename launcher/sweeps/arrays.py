@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.drafting import Request
 from launcher.errors import file_mode
-from launcher.launching.writing import TRAINER, files_of, manifest_of, quoted_line, with_digest
+from launcher.launching.writing import files_of, manifest_of, quoted_line, with_digest
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.rendering.render import render_template
 from launcher.rendering.sbatch_flags import header_lines
@@ -181,12 +181,13 @@ def write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: Ex
     undo.callback(shutil.rmtree, directory, ignore_errors=True)
     job = array.points[0].plan.job
     image = job.container.image if job.container else None
-    origin = provenance.gather(TRAINER, request.config_dir, image)
+    origin = provenance.gather(names.TRAINER, request.config_dir, image)
     for name, text in origin.files.items():
         write_atomic(directory / name, text)
     shared = [directory / name for name in origin.files]
     if job.engine == "megatron":
-        copy_package(TRAINER, directory / names.CODE / TRAINER.name)
+        for package in names.TASK_PACKAGES:
+            copy_package(package, directory / names.CODE / package.name)
         shared.append(directory / names.CODE)
     (directory / names.SUPERVISOR).write_bytes(array.points[0].draft.rendered.supervisor)
     shared.append(directory / names.SUPERVISOR)
@@ -246,7 +247,7 @@ def _write_point(
         files = files_of(draft, manifest, launch)
         del files[paths.supervisor]  # shared by all points
         files[paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
-        write_launch(paths, files, None, KEY)
+        write_launch(paths, files, (), KEY)
     undo.callback(discard_launch, paths, directories)
     make_directories(directories, KEY)
     return point, manifest

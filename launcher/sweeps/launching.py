@@ -16,7 +16,7 @@ from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import short
 from launcher.runs.write import missing_directories, remove_empty
-from launcher.schedulers.base import Intent, NoAnswer
+from launcher.schedulers.base import NoAnswer, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.sweeps.arrays import (
     Array,
@@ -129,9 +129,9 @@ def _machine(points: Sequence[Point]) -> list[str]:
 def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -> str:
     """Submit an array, and record for every point why there is no job, or why that is unknown."""
     record = array.record
-    intent = Intent(record.tag, array.script, record.user, record.created, after=after)
+    submission = PendingSubmission(record.tag, array.script, record.user, record.created, after=after)
     try:
-        return submit(scheduler, intent)
+        return submit(scheduler, submission)
     except NoAnswer as error:
         _keep(array, Manifest.lost, error.message)
         raise
@@ -159,8 +159,8 @@ def _record_jobs(arrays: Sequence[WrittenArray], job_ids: Sequence[str]) -> list
             write_record(array.directory, array.record.submitted_as(job_id))
         except OSError as error:
             failed.add(f"into {short(array.directory)}: {error.strerror}")
-        for point, intent in zip(array.points, array.manifests, strict=True):
-            paths, manifest = point.plan.paths, intent.submitted_as(job_id)
+        for point, planned in zip(array.points, array.manifests, strict=True):
+            paths, manifest = point.plan.paths, planned.submitted_as(job_id)
             try:
                 record_job(paths, manifest)
             except OSError as error:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
+from launcher.exit_codes import NOT_KNOWN
 from launcher.launching import submission
-from launcher.schedulers.base import Intent, NoAnswer
-from launcher.tracking.exit_codes import NOT_KNOWN
+from launcher.schedulers.base import NoAnswer, PendingSubmission
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")
@@ -48,12 +48,12 @@ class Answers:
             raise answer
         return answer
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
         self.calls.append("find")
         answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(answer, UserError):
             raise answer
-        return {intents[0].tag: answer} if answer else {}
+        return {submissions[0].tag: answer} if answer else {}
 
     def cancel(self, job_id: str) -> None:
         self.calls.append(f"cancel {job_id}")
@@ -62,11 +62,11 @@ class Answers:
 def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
     """Submit, and return the job and what was logged meanwhile."""
     clock, messages = Clock(), list[str]()
-    intent = Intent("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
+    pending = PendingSubmission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submission, "BACKOFF", submission.Backoff(seconds, clock, clock.sleep))
         patch.setattr(submission._logger, "warning", lambda text, *values: messages.append(text % values))
-        job = submission.submit(scheduler, intent)  # type: ignore[arg-type]
+        job = submission.submit(scheduler, pending)  # type: ignore[arg-type]
     assert clock.now < seconds + 1
     return job, messages
 
@@ -151,7 +151,7 @@ def test_a_refusal_of_the_second_submission(tmp_path: Path, began: bool) -> None
         assert claim(tmp_path, "17") == GIVEN_UP, "no job of it may begin any more"
 
 
-def test_a_refusal_of_the_second_submission_because_of_the_first(tmp_path: Path) -> None:
+def test_a_refusal_of_the_second_pendingbecause_of_the_first(tmp_path: Path) -> None:
     refusal = UserError("Slurm refused the job: job submit limit")
     assert go(Answers([LOST, refusal], [[], ["17"]]), tmp_path)[0] == "17"
 
