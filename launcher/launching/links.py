@@ -16,6 +16,7 @@ def submit_links(
     paths: LaunchPaths,
     manifest: Manifest,
     dependency: str | None,
+    exclude: str | None,
     tell: Tell,
     patience: Patience,
 ) -> list[str]:
@@ -25,6 +26,8 @@ def submit_links(
     ----------
     dependency
         What the script's header says that its job waits for.
+    exclude
+        The nodes that the first link was submitted to avoid.
 
     Returns
     -------
@@ -37,7 +40,7 @@ def submit_links(
     assert before is not None
     for link in range(2, manifest.links + 1):
         after = beside(own, f"afterany:{before}", key)
-        intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, link, after)
+        intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, link, after, exclude)
         which = f"link {link} of {manifest.links}"
         try:
             before = submit(scheduler, intent, tell, patience)

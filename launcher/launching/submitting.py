@@ -155,7 +155,9 @@ def _after_refusal(scheduler: Scheduler, intent: Intent, refusal: UserError, tel
 
 
 def _submit(scheduler: Scheduler, intent: Intent) -> str:
-    return scheduler.submit(intent.script, intent.tag, link=intent.link or 1, after=intent.after)
+    return scheduler.submit(
+        intent.script, intent.tag, link=intent.link or 1, after=intent.after, exclude=intent.exclude
+    )
 
 
 def _find(scheduler: Scheduler, intent: Intent) -> list[str]:

@@ -200,7 +200,8 @@ class Intent:
 
     `tag` is in the name that the script was submitted under, which tells the job; `user` submitted it, at
     `since` (UTC, ISO 8601) or later. Of a chain it is the `link` that is meant, all of them where that is
-    ``None``; `after` is what it waits for besides its header's, as ``sbatch --dependency`` takes it.
+    ``None``; `after` is what it waits for besides its header's, as ``sbatch --dependency`` takes it, and
+    `exclude` are the nodes to keep off in place of its header's, as ``sbatch --exclude`` takes them.
     """
 
     tag: str
@@ -209,6 +210,7 @@ class Intent:
     since: str
     link: int | None = 1
     after: str | None = None
+    exclude: str | None = None
 
 
 def one_by_one(act: Callable[[str], None], job_ids: Sequence[str]) -> dict[str, UserError]:
@@ -242,7 +244,9 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it would refuse the script or cannot be reached.
         """
 
-    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+    def submit(
+        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
+    ) -> str:
         """Submit a script that lies in its launch directory; return the job's id.
 
         Parameters
@@ -255,6 +259,8 @@ class Scheduler(Protocol):
         after
             What it waits for, such as ``afterok:17``, in place of what its header says. Where that can never
             come true, the job is cancelled.
+        exclude
+            The nodes to keep off, in place of what its header says.
 
         Raises
         ------

@@ -76,6 +76,7 @@ def submit_script(
     unset: Sequence[str],
     slurm_conf: str | None,
     after: str | None = None,
+    exclude: str | None = None,
 ) -> str:
     """Submit a written script with submitit; return the job's id.
 
@@ -87,6 +88,8 @@ def submit_script(
         Names of variables that sbatch must not see.
     after
         What the job waits for, in place of what the script's header says.
+    exclude
+        The nodes to keep off, likewise.
 
     Raises
     ------
@@ -97,7 +100,8 @@ def submit_script(
     """
     # Else a job whose dependency can never come true would wait for ever.
     waits = [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
-    words_of_sbatch = [*waits, str(script), *arguments]
+    avoids = [] if exclude is None else [f"--exclude={exclude}"]
+    words_of_sbatch = [*waits, *avoids, str(script), *arguments]
     try:
         # Not beside the script: submitit would read a % in the name of a run's directory. What sbatch says of
         # a failure it prints; so do we, once it is known what it means.

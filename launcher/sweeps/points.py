@@ -171,9 +171,8 @@ def as_job(point: Point, job_name: str, number: int, template_dir: Path | None) 
     """The same point as a launch of this number, in a job of this name: all tasks of an array have one."""
     made = point.draft
     with made.composition.naming_sources():
-        avoided = made.plan.job.queue.avoided
         config = with_image(made.composition, template_dir)
-        plan = plan_launch(config, number=number, tag=made.plan.tag, avoided=avoided)
+        plan = plan_launch(config, number=number, tag=made.plan.tag)
         plan = replace(plan, paths=replace(plan.paths, job_name=job_name))
         return replace(point, draft=replace(made, plan=plan, rendered=render(plan, template_dir)))
 
