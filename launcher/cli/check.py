@@ -17,10 +17,10 @@ from launcher.cli.printing import print_styled
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
+from launcher.estimates.gpu import gpu_of
+from launcher.estimates.overview import overview
 from launcher.inspection import as_mistakes, gather
 from launcher.preflight.asking import has_all, is_asked, require_known, run_checks
-from launcher.preflight.estimates.gpu import gpu_of
-from launcher.preflight.estimates.overview import overview
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.gpus import CHECK as GPUS
@@ -117,7 +117,10 @@ def _estimate(made: Draft, skipped: Sequence[str]) -> Looked:
     asked = [check.id for check in CHECKS if has_all(check, facts)]
     blind = [check.id for check in CHECKS if check.id not in asked]
     told = [*_found(made, facts, skipped, blind)]
-    counted, estimates = gpu_of(made.plan.job.resources, facts), overview(made.plan, facts)
+    counted, estimates = (
+        gpu_of(made.plan.job.resources, facts.gpu_types),
+        overview(made.plan, facts.gpu_types),
+    )
     if counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
         message = f"cluster.gpu=null: the estimates count with {counted.gpu.name}"
         told.append(
@@ -137,7 +140,7 @@ def _look(made: Draft, skipped: Sequence[str]) -> Looked:
         if name not in skipped:
             told += look(made)
     asked = [check.id for check in CHECKS if is_asked(check, facts)]
-    return Looked(made, overview(made.plan, facts), asked, _worst_first(told))
+    return Looked(made, overview(made.plan, facts.gpu_types), asked, _worst_first(told))
 
 
 def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[str] = ()) -> Iterator[Told]:

@@ -11,8 +11,8 @@ from launcher.cli.cost_view import amount_lines, cost_lines
 from launcher.cli.memory_view import headline, plain_lines, print_table
 from launcher.cli.printing import print_styled
 from launcher.drafting import Draft
+from launcher.estimates.overview import Overview
 from launcher.plan import Plan
-from launcher.preflight.estimates.overview import Overview
 from launcher.preflight.findings import Severity
 from launcher.preflight.summary import Summary, summarize
 

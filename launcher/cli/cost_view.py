@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.estimates.cost import Amount, Cost
 from launcher.monitor.formatting import count
 from launcher.plan import Plan
-from launcher.preflight.estimates.cost import Amount, Cost
 from launcher.preflight.space import told_bytes
 from launcher.preflight.time import told_days
 

@@ -20,10 +20,10 @@ from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
+from launcher.estimates.overview import overview
 from launcher.inspection import gather
 from launcher.launching.directory import TRAINER
 from launcher.plan import Plan
-from launcher.preflight.estimates.overview import overview
 from launcher.rendering.config_text import config_text
 from launcher.runs.files import copy_package
 from launcher.runs.paths import CODE
@@ -150,7 +150,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
 
 def estimate_of(made: Draft) -> dict[str, Any]:
     """Return what is estimated of the configuration that is measured; nothing of what cannot be told."""
-    estimates = overview(made.plan, gather(made, look=False))
+    estimates = overview(made.plan, gather(made, look=False).gpu_types)
     found: dict[str, Any] = {}
     if estimates.memory is not None:
         found["gpu"] = estimates.memory.counted.gpu.name

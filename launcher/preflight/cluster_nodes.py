@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.errors import did_you_mean
+from launcher.estimates.gpu import gpu_of
+from launcher.estimates.parallelism import DEVICES
+from launcher.estimates.values import count
 from launcher.plan import Job, Plan, Resources
 from launcher.preflight.cluster import chosen, node_key, overrules, partitions_text
 from launcher.preflight.cluster_facts import Node, Partition
 from launcher.preflight.elastic import is_elastic
-from launcher.preflight.estimates.gpu import gpu_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
 from launcher.preflight.hostlists import expand, feature_names, has_features, is_plain
-from launcher.preflight.shape import DEVICES
-from launcher.preflight.values import count
 
 # Types may begin with digits, such as 2080ti and MIG's 1g.5gb: a number is the count where it ends the entry.
 _GRES = re.compile(
@@ -233,7 +233,7 @@ def _other_gpu(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if resources.gpu is None:
         return
     only = Resources(resources.nodes, resources.tasks_per_node, gpu_types=resources.gpu_types)
-    there = gpu_of(only, facts)
+    there = gpu_of(only, facts.gpu_types)
     if not there.is_assumed and there.gpu.name != resources.gpu:
         told = f"estimates count with it, and the GPUs of {partitions_text(plan, facts)} are {there.gpu.name}"
         yield warning("cluster.gpus", "cluster.gpu", resources.gpu, told, f"cluster.gpu={there.gpu.name}")

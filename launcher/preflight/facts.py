@@ -127,3 +127,8 @@ class Facts:
     node_gpus: int | None = None
     lacks_gpus: str | None = None
     trainer_verdict: str | None = None
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPU that the cluster has; none where they are not known."""
+        return (self.cluster.gpu_types if self.cluster is not None else None) or ()

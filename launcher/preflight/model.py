@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.preflight import shape as keys
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, count, divisors, listed
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.shape import Stack, is_encoder_decoder, stacks_of
-from launcher.preflight.values import Values, count, divisors, listed
 
 # What tensor parallelism cuts into equal parts, with its name among people.
 _DIVIDED = {

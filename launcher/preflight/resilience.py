@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight.findings import Finding, error, warning
-from launcher.preflight.values import Values
 from launcher.times import parse_time_limit
 
 _LINKS = "resilience.links"

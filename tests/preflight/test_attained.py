@@ -16,7 +16,7 @@ from launcher.config.compose import compose
 from launcher.hardware import GPUS
 
 DOCS = Path(__file__).parents[2] / "docs" / "time.md"
-TABLE = Path(module.__file__).parent / "preflight" / "estimates" / "attained.json"
+TABLE = Path(module.__file__).parent / "estimates" / "attained.json"
 
 
 def test_every_known_gpu_has_constants() -> None:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from launcher.estimates.flops import sample_flops
+from launcher.estimates.memory import StageMemory
+from launcher.estimates.reading import training_of
+from launcher.estimates.split import parameters_of, stages_of
+from launcher.estimates.states import bytes_per_parameter
 from launcher.parameters import count_parameters, parts_of
-from launcher.preflight.estimates.flops import sample_flops
-from launcher.preflight.estimates.memory import StageMemory
-from launcher.preflight.estimates.reading import training_of
-from launcher.preflight.estimates.split import parameters_of, stages_of
-from launcher.preflight.estimates.states import bytes_per_parameter
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import memory_problems
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from launcher.cli.cost_view import amount_lines
+from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
+from launcher.estimates.flops import sample_flops
+from launcher.estimates.values import Values
 from launcher.plan import Assumptions, Chain, Plan
-from launcher.preflight.estimates.cost import Cost, amount_of, estimate_cost, samples_in
-from launcher.preflight.estimates.flops import sample_flops
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.suggesting import Suggester
 from launcher.preflight.time import training_problems
-from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, T5, changed, plan_of
 from trainer.config.rampup import Rampup
 
@@ -84,7 +84,7 @@ def planned(
 
 
 def cost_of(changes: dict[str, Any], *, mfu: float | None = None, **options: Any) -> Cost:
-    cost = estimate_cost(planned(changes, assumed=Assumptions(mfu=mfu), **options), Facts())
+    cost = estimate_cost(planned(changes, assumed=Assumptions(mfu=mfu), **options))
     assert cost is not None
     return cost
 
@@ -227,8 +227,8 @@ def test_the_jobs_that_a_time_limit_makes_of_a_training(limit: str | None, links
 
 
 def test_a_price_is_of_gpu_hours() -> None:
-    free = estimate_cost(planned(GPT_22B), Facts())
-    paid = estimate_cost(planned(GPT_22B, assumed=Assumptions(gpu_hour_price=2.5)), Facts())
+    free = estimate_cost(planned(GPT_22B))
+    paid = estimate_cost(planned(GPT_22B, assumed=Assumptions(gpu_hour_price=2.5)))
     assert free is not None and paid is not None
     assert free.price is None
     assert paid.price == 2.5 * paid.gpu_hours == 2.5 * free.gpu_hours
@@ -250,8 +250,8 @@ def test_a_price_is_of_gpu_hours() -> None:
     ],
 )
 def test_what_cannot_be_told_is_not_told(changes: dict[str, Any]) -> None:
-    assert estimate_cost(planned(GPT_22B), Facts()) is not None
-    assert estimate_cost(planned({**GPT_22B, **changes}), Facts()) is None
+    assert estimate_cost(planned(GPT_22B)) is not None
+    assert estimate_cost(planned({**GPT_22B, **changes})) is None
 
 
 def test_experts_have_no_mfu_of_their_own_and_that_is_said() -> None:
@@ -276,7 +276,7 @@ def test_a_stated_mfu_counts_in_any_precision() -> None:
 
 
 def test_a_job_without_a_configuration_costs_nothing() -> None:
-    assert estimate_cost(plan_of(None), Facts()) is None
+    assert estimate_cost(plan_of(None)) is None
 
 
 def test_the_layout_shapes_the_time() -> None:
@@ -302,7 +302,7 @@ def test_the_layout_shapes_the_time() -> None:
 
 def test_check_tells_what_suggest_ranks_by() -> None:
     plan = planned(GPT_175B, gpus=128, batch=256, tensor=8, pipeline=8, gpu="h100-80gb")
-    cost, own = estimate_cost(plan, Facts()), Suggester(plan, Facts()).own
+    cost, own = estimate_cost(plan), Suggester(plan, Facts()).own
     assert cost is not None and own is not None
     assert cost.seconds_per_step == own.seconds
 
@@ -310,7 +310,7 @@ def test_check_tells_what_suggest_ranks_by() -> None:
 def test_an_engine_is_told_by_its_own_figures() -> None:
     plan = planned(GPT_22B, tensor=8, gpu="h100-80gb")
     nemo, other = (
-        estimate_cost(replace(plan, job=replace(plan.job, engine=engine)), Facts())
+        estimate_cost(replace(plan, job=replace(plan.job, engine=engine)))
         for engine in ("nemo", "megatron_lm")
     )
     assert nemo is not None and other is not None
@@ -372,21 +372,21 @@ def test_what_is_assumed_is_told(
     engine: str, gpu: str, changes: dict[str, Any], attained: dict[str, Any], source: str
 ) -> None:
     plan = planned({**GPT_22B, **changes}, tensor=8, gpu=gpu, assumed=Assumptions(attained=attained))
-    cost = estimate_cost(replace(plan, job=replace(plan.job, engine=engine)), Facts())
+    cost = estimate_cost(replace(plan, job=replace(plan.job, engine=engine)))
     assert cost is not None
     assert cost.mfu_source == f"this layout's{source}"
 
 
 def test_a_site_knows_its_constants_better() -> None:
     slow = Assumptions(attained={"gpus": {"a100": {"half": 0.4}}})
-    cost = estimate_cost(planned(GPT_22B, tensor=8, assumed=slow), Facts())
+    cost = estimate_cost(planned(GPT_22B, tensor=8, assumed=slow))
     assert cost is not None
     assert cost.seconds > 1.5 * cost_of(GPT_22B, tensor=8).seconds
 
 
 def t5(gpu: str, **changes: Any) -> Cost:
     config = changed(T5, {f"model.{name}": value for name, value in changes.items()})
-    cost = estimate_cost(plan_of(config, resources={"gpu": gpu}), Facts())
+    cost = estimate_cost(plan_of(config, resources={"gpu": gpu}))
     assert cost is not None
     return cost
 

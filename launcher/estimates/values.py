@@ -10,6 +10,14 @@ from typing import Any
 
 # Larger factors are found beside their small partners alone: a slip of many digits must not take minutes.
 _MOST_TRIED = 10**6
+# NeMo's nodes, and our trainer's own, as a job's configuration names them; the user's tree has them below
+# `training`.
+_NEMO = ("trainer.", "exp_manager.", "model.", "resume.")
+
+
+def full(key: str) -> str:
+    """Return a key as the user writes it."""
+    return f"training.{key}" if f"{key}.".startswith(_NEMO) else key
 
 
 @dataclass(frozen=True, slots=True)

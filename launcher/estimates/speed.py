@@ -12,11 +12,12 @@ from math import log2
 from typing import NamedTuple
 
 from launcher.attained import Attained, Products
+from launcher.estimates.countable import model_type_of
+from launcher.estimates.layout import Layout
+from launcher.estimates.parallelism import ParallelConfig
+from launcher.estimates.values import Values
+from launcher.estimates.work import Stack, Work
 from launcher.hardware import Gpu
-from launcher.preflight.estimates.countable import model_type_of
-from launcher.preflight.estimates.work import Stack, Work
-from launcher.preflight.shape import Shape
-from launcher.preflight.values import Values
 
 # Nobody publishes the network of some GPUs: that of the A100's machines is taken, 200 Gbit/s for each.
 _NETWORK = 25e9
@@ -32,36 +33,6 @@ _ADAM_AT_LEAST = 10
 _LARGE_VOCABULARY = 200_000
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 _HALF = ("bf16", "bfloat16")
-
-
-class Recompute(NamedTuple):
-    """What is computed again in the backward pass: NeMo's three ``activations_checkpoint_*``."""
-
-    granularity: str | None = None
-    method: str | None = None
-    layers: int | None = None
-
-    def part(self, layers: int) -> float:
-        """Return the part of the layers of a model chunk that is computed again as a whole."""
-        if self.granularity != "full":
-            return 0.0
-        return min((self.layers or 0) / max(layers, 1), 1.0) if self.method == "block" else 1.0
-
-
-class Layout(NamedTuple):
-    """What a user may change to fit a model on its GPUs and to be faster there.
-
-    `counts_ends`: the embedding and the loss take the place of a layer each, in the first and the last stage.
-    """
-
-    tensor: int
-    pipeline: int
-    virtual: int | None
-    context: int
-    micro: int
-    sequence_parallel: bool
-    recompute: Recompute
-    counts_ends: bool = False
 
 
 class Running(NamedTuple):
@@ -151,7 +122,7 @@ class Speed:
             each += _ADAM_AT_LEAST * parts / self._world
         return self._work.parameters / parts * each
 
-    def step(self, layout: Layout, shape: Shape) -> float:
+    def step(self, layout: Layout, shape: ParallelConfig) -> float:
         """Return the seconds of a step; `shape` is that of the layout.
 
         The pipeline's bubble is (p - 1) / v micro batches: Narayanan et al. 2021 (arXiv 2104.04473), section
@@ -280,7 +251,7 @@ class Speed:
         waits = 2 * (layout.virtual or 1) * size / link
         return waits * (self._attained.exposed_pipeline if self._work.overlaps_pipeline else 1)
 
-    def _data_parallel(self, layout: Layout, shape: Shape, micro_batch: float) -> float:
+    def _data_parallel(self, layout: Layout, shape: ParallelConfig, micro_batch: float) -> float:
         """Return the seconds that data parallel waits for: gradients, and parameters that others updated.
 
         Where it overlaps, gradients are sent during the last micro batch's backward pass, and parameters
@@ -314,7 +285,7 @@ class Speed:
             return self._node
         return min(self._node, members * self._network)
 
-    def _optimizer(self, layout: Layout, shape: Shape) -> float:
+    def _optimizer(self, layout: Layout, shape: ParallelConfig) -> float:
         """Return the seconds of the optimizer, which reads and writes its states once."""
         mine = self._work.parameters / (layout.tensor * layout.pipeline)
         if self._running.shares_optimizer:

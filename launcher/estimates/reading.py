@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.estimates.countable import is_countable, model_type_of, precision_of
+from launcher.estimates.parallelism import (
+    ParallelConfig,
+    Stack,
+    fits,
+    is_encoder_decoder,
+    read_parallel_config,
+    stacks_of,
+)
+from launcher.estimates.values import Values, full
 from launcher.parameters import Parts, parts_of, vocabulary_size
-from launcher.preflight.estimates.countable import is_countable, model_type_of, precision_of
-from launcher.preflight.findings import full
-from launcher.preflight.layout import fits
-from launcher.preflight.shape import Shape, Stack, is_encoder_decoder, shape_of, stacks_of
-from launcher.preflight.values import Values
 
 # Features that put weights or activations elsewhere than is counted here, as people call them.
 _NOT_COUNTED = {
@@ -33,7 +38,7 @@ class Training:
 
     values: Values
     engine: str
-    shape: Shape
+    shape: ParallelConfig
     data: int
     micro_batches: int
     vocabulary: int
@@ -76,7 +81,7 @@ class Training:
 def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training | None:
     """Read a job's configuration; ``None`` where it cannot be counted with."""
     values = Values(config)
-    shape, model = shape_of(values), values.node("model")
+    shape, model = read_parallel_config(values), values.node("model")
     if shape is None or model is None or not is_countable(values) or not fits(shape, nodes):
         return None
     if values.raw("trainer.accelerator") == "cpu" or any(values.raw(key) for key in _NOT_COUNTED):

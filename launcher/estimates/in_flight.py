@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from launcher.preflight.estimates.activations import (
+from launcher.estimates.activations import (
     Kept,
     Layer,
     kept_by_decoder_layer,
@@ -23,8 +23,8 @@ from launcher.preflight.estimates.activations import (
     layer_of,
     working_memory,
 )
-from launcher.preflight.estimates.reading import Training
-from launcher.preflight.estimates.split import Chunk
+from launcher.estimates.reading import Training
+from launcher.estimates.split import Chunk
 
 # The softmax of the logits in fp32, and their gradient in 16 bits; megatron-core's fused loss has a
 # second copy in fp32.

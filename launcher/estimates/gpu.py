@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.hardware import ASSUMED, GPUS, Gpu, named
 from launcher.plan import Resources
-from launcher.preflight.facts import Facts
 
 _NOBODY = "assumed: cluster.gpu is null"
 
@@ -30,17 +29,19 @@ def known_gpus(resources: Resources) -> Mapping[str, Gpu]:
     return {**GPUS, **resources.gpu_types} if resources.gpu_types else GPUS
 
 
-def gpu_of(resources: Resources, facts: Facts) -> Counted:
-    """Return `cluster.gpu`, else what `cluster.gres` or the cluster names, else an assumption."""
+def gpu_of(resources: Resources, cluster_types: Sequence[str] = ()) -> Counted:
+    """Return `cluster.gpu`, else what `cluster.gres` or the cluster names, else an assumption.
+
+    `cluster_types` are the types of GPU that the cluster has, as far as they are known.
+    """
     table = known_gpus(resources)
     if resources.gpu is not None:
         return Counted(table[resources.gpu], "cluster.gpu")
     told = resources.gpu_type
     if told is not None:
         return _meant(told, f"cluster.gres=gpu:{told}", table)
-    types = facts.cluster.gpu_types if facts.cluster is not None else None
-    if types and len(types) == 1:
-        return _meant(types[0], f"the cluster's {types[0]}", table)
+    if len(cluster_types) == 1:
+        return _meant(cluster_types[0], f"the cluster's {cluster_types[0]}", table)
     return Counted(table[ASSUMED.name], _NOBODY, is_assumed=True)
 
 

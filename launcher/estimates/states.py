@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.preflight.estimates.reading import Training
+from launcher.estimates.reading import Training
 
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 _HALF = ("bf16", "bfloat16")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from launcher.estimates.countable import has_fused_attention, is_countable, model_type_of
+from launcher.estimates.parallelism import Stack as Found
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, full
 from launcher.parameters import count_parameters, vocabulary_size
-from launcher.preflight.estimates.countable import has_fused_attention, is_countable, model_type_of
-from launcher.preflight.findings import full
-from launcher.preflight.shape import Stack as Found
-from launcher.preflight.shape import is_encoder_decoder, stacks_of
-from launcher.preflight.values import Values
 
 # What the time of a step is not known of, as people call it.
 _NOT_TIMED = {

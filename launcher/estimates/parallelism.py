@@ -5,9 +5,12 @@ Clusters Using Megatron-LM" (arXiv 2104.04473), section 3: p pipeline, t tensor,
 chunks per pipeline stage, B global batch, b micro batch, m = B / (d b) micro batches.
 """
 
+from __future__ import annotations
+
+import math
 from typing import NamedTuple
 
-from launcher.preflight.values import Values
+from launcher.estimates.values import Values, is_whole
 
 # The most nodes that are looked at when others are suggested.
 MOST_NODES = 1024
@@ -22,6 +25,7 @@ SPLIT_RANK = "model.pipeline_model_parallel_split_rank"
 GROUP = "model.microbatch_group_size_per_vp_stage"
 MICRO = "model.micro_batch_size"
 GLOBAL = "model.global_batch_size"
+RAMPUP = "model.rampup_batch_size"
 NODES = "trainer.num_nodes"
 DEVICES = "trainer.devices"
 
@@ -43,7 +47,7 @@ class Stack(NamedTuple):
     kv_channels: int | None
 
 
-class Shape(NamedTuple):
+class ParallelConfig(NamedTuple):
     """How processes share a model and a batch, whatever the number of nodes."""
 
     devices: int
@@ -76,7 +80,7 @@ class Shape(NamedTuple):
         return self.batch // (self.micro * self.data(nodes))
 
 
-def shape_of(values: Values) -> Shape | None:
+def read_parallel_config(values: Values) -> ParallelConfig | None:
     """The sizes of a layout; ``None`` where one of them is not a size."""
     tensor, pipeline = values.whole(TENSOR, 1), values.whole(PIPELINE, 1)
     context, expert = values.whole(CONTEXT, 1), values.whole(EXPERT, 1)
@@ -85,7 +89,7 @@ def shape_of(values: Values) -> Shape | None:
         return None
     assert tensor and pipeline and context and expert and micro and batch and devices
     virtual = values.whole(VIRTUAL)
-    return Shape(
+    return ParallelConfig(
         devices=devices,
         tensor=tensor,
         pipeline=pipeline,
@@ -128,3 +132,54 @@ def _stack(values: Values, node: str, stages: int | None) -> Stack:
         ffn=values.whole(f"{node}.ffn_hidden_size"),
         kv_channels=values.whole(f"{node}.kv_channels"),
     )
+
+
+def is_rampup(value: object) -> bool:
+    """Return True for a first batch, an increment and the samples that it grows over."""
+    if not isinstance(value, list) or len(value) != 3 or not all(is_whole(part) for part in value):
+        return False
+    return all(part >= 1 for part in value)
+
+
+def fits(shape: ParallelConfig, nodes: int) -> bool:
+    """Return True if a number of nodes can hold a layout: every rule that the node count has a part in."""
+    rules = (divides_world, experts_divide_world, divides_batch, interleaves)
+    return all(rule(shape, nodes) for rule in rules)
+
+
+def node_counts(shape: ParallelConfig) -> list[int]:
+    """Return the numbers of nodes, up to `MOST_NODES`, that a layout fits on."""
+    step = shape.model // math.gcd(shape.model, shape.devices)  # others leave a part of a model over
+    return [nodes for nodes in range(step, MOST_NODES + 1, step) if fits(shape, nodes)]
+
+
+def divides_world(shape: ParallelConfig, nodes: int) -> bool:
+    """Return True if tensor × pipeline × context divides the world (megatron/core/parallel_state.py)."""
+    return nodes * shape.devices % shape.model == 0
+
+
+def experts_divide_world(shape: ParallelConfig, nodes: int) -> bool:
+    """Return True if expert tensor × expert × pipeline divides it too (megatron/core/parallel_state.py)."""
+    is_whole_model = shape.expert == 1 and shape.expert_tensor == shape.tensor
+    return is_whole_model or nodes * shape.devices % shape.experts == 0
+
+
+def divides_batch(shape: ParallelConfig, nodes: int) -> bool:
+    """Return True if micro batch × data parallel divides the global batch.
+
+    megatron/core/num_microbatches_calculator.py.
+    """
+    return shape.batch % (shape.micro * shape.data(nodes)) == 0
+
+
+def interleaves(shape: ParallelConfig, nodes: int) -> bool:
+    """Return True if the interleaved schedule can take the micro batches.
+
+    megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: they come in
+    groups of the pipeline size unless told otherwise: one at least, and no rest smaller than the pipeline.
+    """
+    if shape.virtual is None or shape.pipeline == 1:
+        return True
+    micro_batches = shape.micro_batches(nodes)
+    rest = micro_batches % shape.group
+    return shape.pipeline <= shape.group <= micro_batches and not 0 < rest < shape.pipeline

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values
 from launcher.parameters import has_learned_positions
-from launcher.preflight.shape import is_encoder_decoder, stacks_of
-from launcher.preflight.values import Values
 
 # Sizes that may be left out, and are whole numbers where they are not.
 _OF_STACK = ("num_query_groups", "kv_channels", "relative_attention_num_buckets")

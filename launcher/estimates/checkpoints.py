@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.preflight.estimates.sizes import Sized
-from launcher.preflight.values import Values, is_whole
+from launcher.estimates.sizes import Sized
+from launcher.estimates.values import Values, is_whole
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"
 KEEP = f"{_CALLBACK}.save_top_k"

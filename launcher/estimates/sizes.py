@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from launcher.estimates.countable import is_countable, model_type_of
+from launcher.estimates.flops import sample_flops, sample_tokens
+from launcher.estimates.values import Values
 from launcher.parameters import count_parameters, vocabulary_size
-from launcher.preflight.estimates.countable import is_countable, model_type_of
-from launcher.preflight.estimates.flops import sample_flops, sample_tokens
-from launcher.preflight.values import Values
 
 
 class Sized(NamedTuple):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from launcher.estimates.parallelism import Stack
+from launcher.estimates.reading import Training
+from launcher.estimates.values import Values
 from launcher.parameters import Parts, Size, sparse_layers
 from launcher.parameters import Stack as Parameters
-from launcher.preflight.estimates.reading import Training
-from launcher.preflight.shape import Stack
-from launcher.preflight.values import Values
 
 
 class Chunk(NamedTuple):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from launcher.attained import assumed, attained
+from launcher.estimates.checkpoints import checkpoints_of
+from launcher.estimates.gpu import gpu_of
+from launcher.estimates.layout import layout_of
+from launcher.estimates.parallelism import RAMPUP, ParallelConfig, fits, is_rampup, read_parallel_config
+from launcher.estimates.sizes import Sized, sized
+from launcher.estimates.speed import Running, Speed, running_of
+from launcher.estimates.values import Values
+from launcher.estimates.work import work_of
 from launcher.plan import Plan
-from launcher.preflight.batches import RAMPUP, is_rampup
-from launcher.preflight.candidates import layout_of
-from launcher.preflight.estimates.checkpoints import checkpoints_of
-from launcher.preflight.estimates.gpu import gpu_of
-from launcher.preflight.estimates.sizes import Sized, sized
-from launcher.preflight.estimates.speed import Running, Speed, running_of
-from launcher.preflight.estimates.work import work_of
-from launcher.preflight.facts import Facts
-from launcher.preflight.layout import fits
-from launcher.preflight.shape import Shape, shape_of
-from launcher.preflight.values import Values
 from launcher.times import training_seconds
 
 # Of a batch that grows in more steps than these the end alone is looked at.
@@ -70,7 +67,7 @@ class _Counted(NamedTuple):
 
     values: Values
     model: Sized
-    shape: Shape
+    shape: ParallelConfig
     samples: int
     amount: Amount
 
@@ -85,7 +82,7 @@ def amount_of(plan: Plan) -> Amount | None:
 
 def _counted(plan: Plan) -> _Counted | None:
     job, values = plan.job, Values(plan.job.config or {})
-    shape, model, steps = shape_of(values), sized(values), values.whole("trainer.max_steps")
+    shape, model, steps = read_parallel_config(values), sized(values), values.whole("trainer.max_steps")
     if shape is None or model is None or steps is None or not fits(shape, job.resources.nodes):
         return None
     samples, saved = samples_in(values, shape.batch, steps), checkpoints_of(values, model, job.engine)
@@ -102,7 +99,7 @@ def _counted(plan: Plan) -> _Counted | None:
     return _Counted(values, model, shape, samples, amount)
 
 
-def estimate_cost(plan: Plan, facts: Facts) -> Cost | None:
+def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
     """What a plan's training takes, at the least number of nodes that it may get.
 
     ``None`` where it cannot be told: it has no GPUs, its layout does not fit its nodes, a value is missing or
@@ -112,7 +109,7 @@ def estimate_cost(plan: Plan, facts: Facts) -> Cost | None:
     if counted is None:
         return None
     values, model, shape, samples, amount = counted
-    pace = _pace(plan, facts, values, model, shape)
+    pace = _pace(plan, gpu_types, values, model, shape)
     if pace is None:
         return None
     seconds = samples * pace.seconds / shape.batch
@@ -160,12 +157,14 @@ class _Pace(NamedTuple):
     source: str
 
 
-def _pace(plan: Plan, facts: Facts, values: Values, model: Sized, shape: Shape) -> _Pace | None:
+def _pace(
+    plan: Plan, gpu_types: Sequence[str], values: Values, model: Sized, shape: ParallelConfig
+) -> _Pace | None:
     """Return how fast a step is: by the MFU that the user states, else by the speed model for the layout."""
     if values.raw("trainer.accelerator") == "cpu":
         return None
     job, stated = plan.job, plan.assumptions.mfu
-    gpu = gpu_of(job.resources, facts).gpu
+    gpu = gpu_of(job.resources, gpu_types).gpu
     at_peak = shape.batch * model.flops / (job.resources.nodes * shape.devices * gpu.peak)
     if stated is not None:
         return _Pace(at_peak / stated, stated, gpu.peak, "estimates.mfu")

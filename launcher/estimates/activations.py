@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from launcher.estimates.countable import has_fused_attention
+from launcher.estimates.parallelism import Stack
+from launcher.estimates.reading import Training
+from launcher.estimates.values import Values
 from launcher.parameters import expert_width
-from launcher.preflight.estimates.countable import has_fused_attention
-from launcher.preflight.estimates.reading import Training
-from launcher.preflight.shape import Stack
-from launcher.preflight.values import Values
 
 # A mask of a dropout; a logarithm of a softmax's sum, in fp32.
 _MASK = 1

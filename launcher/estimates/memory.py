@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.estimates.in_flight import activations_of
+from launcher.estimates.reading import Training, training_of
+from launcher.estimates.split import Chunk, layers_of, parameters_of, stages_of
+from launcher.estimates.states import bytes_per_parameter
 from launcher.parameters import Size
-from launcher.preflight.estimates.in_flight import activations_of
-from launcher.preflight.estimates.reading import Training, training_of
-from launcher.preflight.estimates.split import Chunk, layers_of, parameters_of, stages_of
-from launcher.preflight.estimates.states import bytes_per_parameter
 
 
 @dataclass(frozen=True, slots=True)

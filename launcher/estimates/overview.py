@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from launcher.estimates.cost import Amount, Cost, amount_of, estimate_cost
+from launcher.estimates.gpu import Counted, gpu_of
+from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.plan import Plan
-from launcher.preflight.estimates.cost import Amount, Cost, amount_of, estimate_cost
-from launcher.preflight.estimates.gpu import Counted, gpu_of
-from launcher.preflight.estimates.memory import StageMemory, estimate_memory
-from launcher.preflight.facts import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Overview:
     cost: Cost | None
 
 
-def overview(plan: Plan, facts: Facts) -> Overview:
+def overview(plan: Plan, gpu_types: Sequence[str] = ()) -> Overview:
     """Estimate a plan: of a range of nodes with the least of them, where a GPU holds the most."""
     job = plan.job
     stages = estimate_memory(job.config, job.resources.nodes, job.engine) if job.config is not None else None
-    counted = gpu_of(job.resources, facts)
+    counted = gpu_of(job.resources, gpu_types)
     memory = Memory(stages, counted, plan.assumptions.memory_margin) if stages else None
-    return Overview(memory, amount_of(plan), estimate_cost(plan, facts))
+    return Overview(memory, amount_of(plan), estimate_cost(plan, gpu_types))
