@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request, results_key
 from launcher.errors import UserError
 from launcher.launching.directory import record_job, write
@@ -129,7 +129,7 @@ def launch_stages(
 def _prepare(made: Draft, request: Request, tell: Tell, patience: Patience) -> _Ready:
     """Look at everything that can refuse a launch, and at what became of the one before it."""
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
-    warnings = [*readiness.check(made), *scheduler.ignored_environment()]
+    warnings = [*check_host(made), *scheduler.ignored_environment()]
     settle(made.plan.paths.run_dir, tell)
     waits = validate(scheduler, made.rendered.script, tell, patience)
     return _Ready(made, scheduler, [*warnings, *([waits] if waits is not None else [])])

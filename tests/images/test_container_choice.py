@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.gathering.images import fetched_at_once, lost_image
+from launcher.checks.gathering.path_resolver import Ground
+from launcher.checks.path_facts import Lack
 from launcher.cli.app import main
 from launcher.containers.choice import choose, digest_of
 from launcher.containers.importing import ImportOptions
@@ -15,13 +18,10 @@ from launcher.containers.progress import Silent
 from launcher.containers.store import Sidecar
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
-from launcher.inspection.ground import Ground
-from launcher.inspection.images import fetched_at_once, lost_image
 from launcher.launching.images import Needed, make_here, needed_image
-from launcher.preflight.path_facts import Lack
 from launcher.sweeps.points import Request as SweepRequest
 from launcher.sweeps.points import draft as draft_sweep
-from tests.preflight.shelves import image
+from tests.checks.shelves import image
 
 Capsys = pytest.CaptureFixture[str]
 

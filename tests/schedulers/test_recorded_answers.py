@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.gathering import cluster_answers as read
 from launcher.errors import UserError
-from launcher.inspection import cluster_answers as read
 from launcher.schedulers import slurm
 from launcher.schedulers.base import State
 from launcher.schedulers.commands import Answer
