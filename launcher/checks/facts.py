@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from launcher.checks.cluster_facts import ClusterFacts
 from launcher.checks.path_facts import PathFacts
 from launcher.releases import Contents
+from launcher.slurm.cluster import ClusterFacts
 
 
 class LostSecret(NamedTuple):

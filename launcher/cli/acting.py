@@ -17,7 +17,7 @@ from launcher.monitor import formatting
 from launcher.monitor.overview import links_to_json
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:

@@ -27,9 +27,8 @@ from launcher.errors import UserError
 from launcher.estimates.gpu import gpu_of
 from launcher.estimates.overview import overview
 from launcher.rendering.sbatch_flags import empty_script
-from launcher.schedulers.commands import Unreachable
-from launcher.schedulers.failures import NO_SLURM, is_without_configuration
 from launcher.schedulers.registry import scheduler_for
+from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 
 _EPILOG = """\
 examples:
@@ -177,7 +176,7 @@ def _scheduler(made: Draft) -> Iterator[Told]:
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(script)
     except Unreachable as error:
         # Where the commands looked for a configuration is long, and the checks of the cluster have said why.
-        why = NO_SLURM if is_without_configuration(error.message) else error.message
+        why = NO_SLURM if says_no_slurm(error.message) else error.message
         yield Told(Severity.SKIPPED, SCHEDULER, f"the script was not shown to Slurm: {why}", why=why)
     except UserError as error:
         yield Told(Severity.ERROR, SCHEDULER, error.message, fix=error.hint)

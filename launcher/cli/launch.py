@@ -149,8 +149,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _follow(launched: Sequence[Launched]) -> int:
     """Follow the jobs one after the other; the worst of their ends counts."""
+    from launcher.exit_codes import WATCHING_ENDED, worst_code
     from launcher.monitor.follow import follow_and_tell
-    from launcher.tracking.exit_codes import WATCHING_ENDED, worst_code
 
     codes: list[int] = []
     for one in launched:

@@ -13,7 +13,8 @@ from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
-from launcher.schedulers.base import Links, Scheduler, State
+from launcher.schedulers.base import Links, Scheduler
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 

@@ -27,7 +27,7 @@ from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs.files import copy_package
 from launcher.runs.paths import CODE
-from launcher.schedulers.commands import WITHOUT_SLURM
+from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
 
 _MICRO_BATCHES = 4

@@ -22,7 +22,7 @@ from launcher.runs.paths import LaunchPaths, short
 from launcher.runs.write import discard_launch, make_directories, missing_directories, remove_empty
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
 from launcher.schedulers.registry import scheduler_for
-from launcher.stages.dependencies import beside
+from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from supervisor.excluded import ExcludedNode, read_excluded
 from supervisor.marks import GIVEN_UP, claimant
@@ -65,7 +65,7 @@ class _Ready:
         # Without its image it cannot run, whatever is asked of other stages.
         after_stage = self.made.composition.config.resilience.after_stage
         condition = "afterok" if stage == IMAGE else after_stage
-        return beside(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
+        return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
 def _silently(_: str) -> None:

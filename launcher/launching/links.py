@@ -7,7 +7,7 @@ from launcher.launching.submitting import Patience, Tell, submit
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import LaunchPaths
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.stages.dependencies import beside
+from launcher.slurm.sbatch_options import combined_dependency
 from supervisor.marks import claim
 
 
@@ -39,7 +39,7 @@ def submit_links(
     before = manifest.job_id
     assert before is not None
     for link in range(2, manifest.links + 1):
-        after = beside(own, f"afterany:{before}", key)
+        after = combined_dependency(own, f"afterany:{before}", key)
         intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, link, after, exclude)
         which = f"link {link} of {manifest.links}"
         try:

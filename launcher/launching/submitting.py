@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from launcher.errors import UserError
 from launcher.runs.receipts import note_submitted
 from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.schedulers.commands import Silent
+from launcher.slurm.commands import SchedulerSilent
 from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
@@ -56,13 +56,13 @@ def validate(scheduler: Scheduler, script_text: str, tell: Tell, patience: Patie
     UserError
         If it would refuse the script, or does not answer: nothing is launched then.
     """
-    silence: Silent | None = None
+    silence: SchedulerSilent | None = None
     for _ in patience.tries():
         if silence is not None:
             tell(f"{silence.message}; asking again ...")
         try:
             return scheduler.validate(script_text)
-        except Silent as error:
+        except SchedulerSilent as error:
             silence = error
     assert silence is not None
     raise UserError(silence.message, hint="nothing was launched; try again when it does") from silence

@@ -82,7 +82,7 @@ def watch_on_screen(board: Board, interval: float) -> Look:
     terminal = open_console()
     look = board.look()
     # The heading tells that nobody answers; a line of its own would tear the screen.
-    logging.getLogger("launcher.schedulers").setLevel(logging.ERROR)
+    logging.getLogger("launcher.slurm").setLevel(logging.ERROR)
     try:
         with board, Live(console=terminal, screen=True, auto_refresh=False) as live:
             while not look.is_over:

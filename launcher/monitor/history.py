@@ -21,8 +21,9 @@ from launcher.monitor.overview import finite, links_to_json
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
 from launcher.runs.paths import launch_numbers
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
 from launcher.schedulers.states import exit_reason
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask
 from supervisor.marks import Life

@@ -22,7 +22,8 @@ from launcher.monitor.readers import newest_events
 from launcher.monitor.tables import REASON
 from launcher.monitor.transitions import Transitions, transitions_of
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, Links, State
+from launcher.schedulers.base import JobStatus, Links
+from launcher.slurm.states import State
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch
 

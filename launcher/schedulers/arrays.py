@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.hostlists import compress_tasks, expand_tasks
+from launcher.slurm.states import State
 from supervisor.files import open_regular
 
-# More than Slurm allows (MaxArraySize is 4,000,001 at most); what is read may be anything.
-_MOST_TASKS = 5_000_000
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 _HEADER_BYTES = 1 << 16
 # Each of our own arrays has a run directory for every task.
 _MOST_DECLARED = 100_000
@@ -28,19 +27,6 @@ _IN_TURN = "JobArrayTaskLimit"
 _LIVE = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.PENDING)
 
 
-def expand(numbers: str, most: int = _MOST_TASKS) -> list[int]:
-    """The numbers of tasks: ``0-2,7`` and ``0-8:4`` as lists. What is no number is passed over."""
-    found: list[int] = []
-    for part in numbers.split(","):
-        match = _RANGE.fullmatch(part)
-        if match:
-            first, last, step = (int(text) if text else None for text in match.groups())
-            assert first is not None
-            numbers_ = range(first, (first if last is None else last) + 1, step or 1)
-            found += numbers_[: most - len(found)]
-    return found
-
-
 def declared_tasks(launch_dir: Path) -> list[int]:
     """The numbers of the tasks that a launch's script asks for; none if it is no array."""
     for script in launch_dir.glob("*_submission.sh"):
@@ -50,7 +36,7 @@ def declared_tasks(launch_dir: Path) -> list[int]:
         except OSError:
             continue
         if found:
-            return expand(found[1], _MOST_DECLARED)
+            return expand_tasks(found[1], _MOST_DECLARED)
     return []
 
 
@@ -70,24 +56,13 @@ def sum_up(tasks: Mapping[int, JobStatus]) -> JobStatus:
     telling = waiting if is_held_up and decisive.state.is_live else decisive
     if telling and telling.reason and not telling.state.is_good:
         numbers = [number for number, status in ordered.items() if status == telling]
-        reason += f"; {compress(numbers)}: {telling.reason}"
+        reason += f"; {compress_tasks(numbers)}: {telling.reason}"
     told = {str(number): status.state for number, status in ordered.items()}
     if not decisive.state.is_live and decisive.nodes is None:
         # It was cancelled before it began, say: where and how long it ran is another's.
         ran = next((status for status in reversed(ordered.values()) if status.nodes), decisive)
         decisive = replace(decisive, nodes=ran.nodes, elapsed=ran.elapsed)
     return replace(decisive, reason=reason, tasks=told)
-
-
-def compress(numbers: Sequence[int]) -> str:
-    """Ascending numbers in short: ``0-2,7``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _decisive(tasks: Mapping[int, JobStatus]) -> int:

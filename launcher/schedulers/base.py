@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UserError
-from supervisor.slurm_states import FINAL
-
-
-class State(enum.Enum):
-    """The states of a job, in Slurm's words, and those that only we know."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    COMPLETING = "COMPLETING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    TIMEOUT = "TIMEOUT"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    NODE_FAIL = "NODE_FAIL"
-    PREEMPTED = "PREEMPTED"
-    DEADLINE = "DEADLINE"
-    SUSPENDED = "SUSPENDED"
-    NOT_SUBMITTED = "NOT_SUBMITTED"
-    # The payload saved and left before its end (exit code 75), to be launched again: FAILED, to Slurm.
-    INTERRUPTED = "INTERRUPTED"
-    # Asked, and not told: never to be shown as healthy.
-    UNKNOWN = "UNKNOWN"
-
-    @property
-    def is_final(self) -> bool:
-        return self in _FINAL
-
-    @property
-    def is_good(self) -> bool:
-        return self is State.COMPLETED
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the scheduler has the job: it waits, runs or ends just now. UNKNOWN is not live."""
-        return not self.is_final and self is not State.UNKNOWN
-
-
-_FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
+from launcher.exit_codes import NOT_KNOWN
+from launcher.slurm.states import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +149,7 @@ class Ticket:
 class NoAnswer(UserError):
     """The scheduler did not answer in time: whether it took the job is not known."""
 
-    exit_code = 3  # NOT_KNOWN of tracking.exit_codes
-
-
-class NotHeld(UserError):
-    """A job that was to be released is not held."""
+    exit_code = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +169,6 @@ class Intent:
     link: int | None = 1
     after: str | None = None
     exclude: str | None = None
-
-
-def one_by_one(act: Callable[[str], None], job_ids: Sequence[str]) -> dict[str, UserError]:
-    """Act on one job after the other; return what went wrong, by job."""
-    wrong: dict[str, UserError] = {}
-    for job_id in job_ids:
-        try:
-            act(job_id)
-        except UserError as error:
-            wrong[job_id] = error
-    return wrong
 
 
 class Scheduler(Protocol):

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launcher.schedulers.base import JobStatus, Links, State, Ticket
+from launcher.schedulers.base import JobStatus, Links, Ticket
 from launcher.schedulers.states import ANOTHER_JOB, from_marks, of_life
+from launcher.slurm.states import State
 from supervisor.marks import ChainEnd, Life, chain_end, read_lives
 
 # Who a job says it is in the mark that ends a chain.

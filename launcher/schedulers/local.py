@@ -11,9 +11,11 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
 from launcher.runs.provenance import host
-from launcher.schedulers.base import Intent, JobStatus, State, Ticket, one_by_one
-from launcher.schedulers.commands import clean_environment
+from launcher.schedulers.base import Intent, JobStatus, Ticket
 from launcher.schedulers.states import cancelled, from_marks
+from launcher.slurm.environment import clean_environment
+from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.states import State
 from supervisor import settings
 from supervisor.files import read_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,26 +13,26 @@ from launcher.errors import UserError, file_mode
 from launcher.runs.files import link_or_copy
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
-from launcher.schedulers import slurm_verbs as verbs
 from launcher.schedulers.base import Intent, JobStatus, Ticket
 from launcher.schedulers.chains import of_chain
-from launcher.schedulers.commands import (
+from launcher.schedulers.states import of_ticket
+from launcher.slurm import job_actions as actions
+from launcher.slurm.commands import (
+    NO_SLURM,
     WITHOUT_SLURM,
     Answer,
-    Silent,
+    Retry,
+    SchedulerSilent,
     Unreachable,
     ask,
-    clean_environment,
-    describe_leaks,
-    leaked_variables,
-    words,
+    error_text,
+    says_no_slurm,
+    says_unanswered,
 )
-from launcher.schedulers.failures import is_not_answered, is_without_configuration
-from launcher.schedulers.patience import Patience
-from launcher.schedulers.questions import Questions
-from launcher.schedulers.records import Record, script_of
-from launcher.schedulers.states import of_ticket
-from launcher.schedulers.tasks import by_id, by_ticket
+from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
+from launcher.slurm.hostlists import expand_tasks
+from launcher.slurm.job_questions import JobQuestions
+from launcher.slurm.records import Record, by_job, script_of
 from supervisor.marks import cancelled_at, read_lives
 
 # What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
@@ -54,7 +54,7 @@ _VERB_SECONDS = 60.0
 _ends: dict[tuple[str | None, Path, str], float | None] = {}
 
 # One for all, so that a controller that is silent is not asked anew for each question.
-_PATIENCE = Patience()
+_RETRY = Retry()
 
 
 class SlurmScheduler:
@@ -62,15 +62,15 @@ class SlurmScheduler:
 
     Parameters
     ----------
-    patience
+    retry
         How long to wait for a controller that does not answer.
     """
 
-    def __init__(self, slurm_conf: str | None = None, patience: Patience = _PATIENCE) -> None:
+    def __init__(self, slurm_conf: str | None = None, retry: Retry = _RETRY) -> None:
         self._slurm_conf = slurm_conf
         self._environment = clean_environment(slurm_conf)
-        self._patience = patience
-        self._questions = Questions(self._environment, patience)
+        self._retry = retry
+        self._questions = JobQuestions(self._environment, retry)
 
     def validate(self, script_text: str) -> str | None:
         """Let sbatch judge the script without submitting it; see `Scheduler.validate`."""
@@ -78,21 +78,21 @@ class SlurmScheduler:
         answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
         if answer.code == 0:
             return None
-        told = words(answer.stderr)
+        told = error_text(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
             return f"as the cluster is now, the job would wait: {told}"
-        if is_without_configuration(answer.stderr):
+        if says_no_slurm(answer.stderr):
             raise Unreachable(
-                f"there is no Slurm that this machine belongs to: {told}",
+                f"{NO_SLURM}: {told}",
                 hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
             )
-        if is_not_answered(told):
-            raise Silent(f"Slurm does not answer: {told} (sbatch --test-only)")
+        if says_unanswered(told):
+            raise SchedulerSilent(f"Slurm does not answer: {told} (sbatch --test-only)")
         raise UserError(f"Slurm would refuse this job: {told}")
 
     def ignored_environment(self) -> list[str]:
         """Say which variables sbatch would have read; see `Scheduler.ignored_environment`."""
-        return describe_leaks(os.environ)
+        return describe_ignored(os.environ)
 
     def submit(
         self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
@@ -101,7 +101,7 @@ class SlurmScheduler:
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
-        unset = leaked_variables(os.environ)
+        unset = inherited_variables(os.environ)
         arguments = [tag] if link == 1 else [str(link), tag]
         named = submitted_name(script, tag, link)
         try:
@@ -123,13 +123,13 @@ class SlurmScheduler:
             return {}
         self._require_configuration()
         queued = self._questions.queue_of({intent.user for intent in intents})
-        recent = self._questions.accounting_since(intents)
+        recent = self._questions.accounting_since([(intent.user, intent.since) for intent in intents])
         wanted = {(intent.tag, intent.link) for intent in intents}
         found: dict[str, dict[int, set[str]]] = {}
         for record in (*queued, *recent):
             tag = record.tag
             if tag is not None and not wanted.isdisjoint(((tag, record.link), (tag, None))):
-                found.setdefault(tag, {}).setdefault(record.link, set()).add(record.of)
+                found.setdefault(tag, {}).setdefault(record.link, set()).add(record.parent_id)
         return {
             tag: {link: sorted(jobs, key=_in_order) for link, jobs in links.items()}
             for tag, links in found.items()
@@ -190,35 +190,35 @@ class SlurmScheduler:
             If Slurm cannot be asked.
         """
         self._require_configuration()
-        answer = self._patience.ask(["scontrol", "show", "config"], self._environment)
+        answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:
-            raise UserError(f"Slurm does not tell its configuration: {words(answer.stderr)}")
+            raise UserError(f"Slurm does not tell its configuration: {error_text(answer.stderr)}")
         told = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
         return int(told[1]) if told else _DEFAULT_ARRAY
 
     def cancel(self, job_id: str) -> None:
-        verbs.cancel(self._run, job_id, self._known(job_id))
+        actions.cancel(self._run, job_id, self._known(job_id))
 
     def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.cancel_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.cancel_many, self._run, job_ids, self._known_of)
 
     def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.save_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.save_many, self._run, job_ids, self._known_of)
 
     def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.hold_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.hold_many, self._run, job_ids, self._known_of)
 
     def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.release_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.release_many, self._run, job_ids, self._known_of)
 
     def save(self, job_id: str) -> None:
-        verbs.save(self._run, job_id, self._known(job_id))
+        actions.save(self._run, job_id, self._known(job_id))
 
     def hold(self, job_id: str) -> None:
-        verbs.hold(self._run, job_id, self._known(job_id))
+        actions.hold(self._run, job_id, self._known(job_id))
 
     def release(self, job_id: str) -> None:
-        verbs.release(self._run, job_id, self._known(job_id))
+        actions.release(self._run, job_id, self._known(job_id))
 
     def _known(self, job_id: str) -> list[Record]:
         self._require_configuration()
@@ -231,7 +231,7 @@ class SlurmScheduler:
 
     def _run(self, command: Sequence[str]) -> Answer:
         # Longer than a question: what is cut short may be done all the same.
-        return self._patience.ask(command, self._environment, timeout=_VERB_SECONDS)
+        return self._retry.ask(command, self._environment, timeout=_VERB_SECONDS)
 
     def _require_configuration(self) -> None:
         if self._slurm_conf is not None and not file_mode(Path(self._slurm_conf)):
@@ -262,3 +262,40 @@ def _queue_tells_all(ticket: Ticket, records: Sequence[Record]) -> bool:
 def _in_order(job_id: str) -> tuple[int, str]:
     """Ids of jobs in the order in which they were given."""
     return (int(job_id) if job_id.isdigit() else 0, job_id)
+
+
+def by_ticket(tickets: Sequence[Ticket], records: Iterable[Record]) -> Mapping[Ticket, Sequence[Record]]:
+    """The records that each ticket is about.
+
+    Of a task these are its own; where there is none, one of another task tells that the array is known.
+    """
+    found = by_job(records)
+    # Slurm tells those that wait together in one record: each array is taken apart once.
+    apart = {job: _by_task(found.get(job, ())) for job in {t.of for t in tickets if t.task is not None}}
+    return {ticket: _of(ticket, found, apart) for ticket in tickets}
+
+
+def by_id(job_ids: Sequence[str], records: Iterable[Record]) -> dict[str, Sequence[Record]]:
+    """The records of each job, of an array's task those that are about it; nothing where there are none."""
+    found = by_job(records)
+    tasks = {job_id: job_id.partition("_") for job_id in job_ids}
+    apart = {of: _by_task(found.get(of, ())) for of, _, task in tasks.values() if task}
+    return {
+        job_id: apart[of].get(int(task), ()) if task else found.get(of, ())
+        for job_id, (of, _, task) in tasks.items()
+    }
+
+
+def _of(
+    ticket: Ticket, found: Mapping[str, Sequence[Record]], apart: Mapping[str, Mapping[int, list[Record]]]
+) -> Sequence[Record]:
+    whole = found.get(ticket.of, ())
+    return whole if ticket.task is None else apart[ticket.of].get(ticket.task) or whole[:1]
+
+
+def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
+    apart: dict[int, list[Record]] = {}
+    for record in records:
+        for number in expand_tasks(record.task or ""):
+            apart.setdefault(number, []).append(replace(record, job_id=f"{record.parent_id}_{number}"))
+    return apart

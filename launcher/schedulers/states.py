@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from launcher.schedulers.arrays import declared_tasks, expand, sum_up
-from launcher.schedulers.base import JobStatus, State, Ticket
-from launcher.schedulers.records import LAUNCH_FAILURE, Record
-from launcher.schedulers.words import why_waiting
+from launcher.schedulers.arrays import declared_tasks, sum_up
+from launcher.schedulers.base import JobStatus, Ticket
+from launcher.slurm.hostlists import expand_tasks
+from launcher.slurm.records import LAUNCH_FAILURE, Record
+from launcher.slurm.states import State, why_waiting
 from supervisor.marks import Life, cancelled_by, read_lives
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
@@ -170,7 +171,7 @@ def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
     found: dict[int | None, JobStatus] = {}
     lives: dict[int | None, int] = {}
     for record in records:
-        numbers: list[int | None] = [None] if record.task is None else [*expand(record.task)]
+        numbers: list[int | None] = [None] if record.task is None else [*expand_tasks(record.task)]
         for number in numbers:
             lives[number] = lives.get(number, -1) + 1
             status = status_of(record)

@@ -18,8 +18,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer
-from launcher.schedulers.commands import Unreachable, words
-from launcher.schedulers.failures import is_not_answered
+from launcher.slurm.commands import Unreachable, error_text, says_unanswered
 
 # What sbatch is run with.
 _ENV = "env"
@@ -130,9 +129,9 @@ def _id_all_the_same(error: Exception) -> str:
     if failed.returncode < 0 or 128 < failed.returncode < 255:
         raise NoAnswer("Slurm did not answer: sbatch was killed") from error
     lines = [line for line in str(error).splitlines() if line.startswith("sbatch: ")]
-    told = words("\n".join(lines) or str(error)).removeprefix("Batch job submission failed: ")
+    told = error_text("\n".join(lines) or str(error)).removeprefix("Batch job submission failed: ")
     # Without a complaint of sbatch's own it was something around it that failed.
     complains = any(not line.startswith("sbatch: warning: ") for line in lines)
-    if not complains or is_not_answered(told):
+    if not complains or says_unanswered(told):
         raise NoAnswer(f"Slurm did not answer: {told}") from error
     raise UserError(f"Slurm refused the job: {told}") from error

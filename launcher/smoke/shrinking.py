@@ -16,9 +16,14 @@ from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import ParallelConfig, fits, is_encoder_decoder, read_parallel_config
+from launcher.estimates.parallelism import (
+    ParallelConfig,
+    fits,
+    is_encoder_decoder,
+    read_parallel_config,
+)
 from launcher.estimates.values import Values
-from launcher.times import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
 
 STEPS = 2
 SUFFIX = "_smoke"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, Scheduler, State, Ticket
+from launcher.schedulers.base import JobStatus, Scheduler, Ticket
 from launcher.schedulers.chains import from_marks_alone, may_go_on
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, by_scheduler, scheduler_of
 
 

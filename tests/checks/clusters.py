@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.checks.cluster_facts import (
+from launcher.checks.findings import Finding
+from launcher.checks.runner import run_checks
+from launcher.plan import Chain, Plan
+from launcher.slurm.cluster import (
     Association,
     ClusterFacts,
     Limits,
@@ -14,9 +17,6 @@ from launcher.checks.cluster_facts import (
     Qos,
     Settings,
 )
-from launcher.checks.findings import Finding
-from launcher.checks.runner import run_checks
-from launcher.plan import Chain, Plan
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 
 NODES = "training.trainer.num_nodes"

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.checks.cluster_facts import (
+from launcher.checks.findings import Severity
+from launcher.plan import Chain
+from launcher.slurm.cluster import (
     Association,
     Limits,
     Partition,
     Qos,
     Settings,
 )
-from launcher.checks.findings import Severity
-from launcher.plan import Chain
 from tests.checks.clusters import CLUSTER, ENFORCED, LIMIT, NODES, asked, only, told, with_partitions
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.checks.cluster_facts import (
+from launcher.checks.findings import Severity
+from launcher.checks.registry import CHECKS
+from launcher.checks.runner import is_asked
+from launcher.plan import Chain, Container, Plan
+from launcher.slurm.cluster import (
     Association,
     ClusterFacts,
     Partition,
 )
-from launcher.checks.findings import Severity
-from launcher.checks.registry import CHECKS
-from launcher.checks.rules.hostlists import expand, feature_names, has_features, is_plain
-from launcher.checks.runner import is_asked
-from launcher.plan import Chain, Container, Plan
+from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
 from supervisor.excluded import ExcludedNode
 from tests.checks.clusters import (
     CLUSTER,
@@ -337,7 +337,7 @@ def test_what_nobody_asked_for_is_not_told_of() -> None:
     ],
 )
 def test_lists_of_nodes(hostlist: str, names: set[str] | None) -> None:
-    assert expand(hostlist) == names
+    assert expand_hostlist(hostlist) == names
 
 
 def test_constraints() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from launcher.checks.cluster_facts import ClusterFacts
 from launcher.checks.facts import Facts
 from launcher.config.compose import compose
 from launcher.config.schema import ClusterConfig, RunConfig, parse
@@ -19,6 +18,7 @@ from launcher.errors import UserError
 from launcher.estimates.gpu import gpu_of
 from launcher.hardware import GPUS, gres_type, named
 from launcher.plan import Resources
+from launcher.slurm.cluster import ClusterFacts
 from launcher.stages import common
 from launcher.stages.planning import plan_launch
 

@@ -14,7 +14,9 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.control import acting
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, NoAnswer, State, Ticket, one_by_one
+from launcher.schedulers.base import JobStatus, NoAnswer, Ticket
+from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.states import State
 
 Capsys = pytest.CaptureFixture[str]
 

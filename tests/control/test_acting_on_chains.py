@@ -15,8 +15,10 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.provenance import user
-from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket, one_by_one
+from launcher.schedulers.base import Intent, JobStatus, NoAnswer, Ticket
 from launcher.schedulers.chains import of_chain
+from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.states import State
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
 Capsys = pytest.CaptureFixture[str]

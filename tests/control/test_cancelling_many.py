@@ -14,7 +14,7 @@ from control_project import manifest_of
 
 from launcher.cli.app import main
 from launcher.runs.provenance import user
-from launcher.schedulers.records import SEPARATOR
+from launcher.slurm.records import SEPARATOR
 from supervisor.marks import cancelled_by
 
 Capsys = pytest.CaptureFixture[str]

@@ -17,8 +17,9 @@ import pytest
 from launcher.cli.app import main
 from launcher.containers.store import read_sidecar
 from launcher.sandbox import Sandbox
-from launcher.schedulers.base import State, Ticket
+from launcher.schedulers.base import Ticket
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.states import State
 from tests.images.tiny import need, run
 
 pytestmark = pytest.mark.slurm

@@ -13,8 +13,8 @@ from launcher.launching import Launched, Patience, launch, launch_stages
 from launcher.launching.submitting import submit
 from launcher.runs.manifest import read_manifest
 from launcher.schedulers.base import Intent, NoAnswer
-from launcher.schedulers.records import Record
-from launcher.stages.dependencies import beside
+from launcher.slurm.records import Record
+from launcher.slurm.sbatch_options import combined_dependency
 from supervisor.marks import GIVEN_UP, claim, link_jobs
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
@@ -76,10 +76,10 @@ def test_no_link_begins_where_the_first_cannot(tmp_path: Path, slurm: FakeSlurm)
 
 
 def test_what_waits_beside_its_own() -> None:
-    assert beside(None, "afterok:17") == "afterok:17"
-    assert beside("singleton", "afterok:17") == "afterok:17,singleton"
+    assert combined_dependency(None, "afterok:17") == "afterok:17"
+    assert combined_dependency("singleton", "afterok:17") == "afterok:17,singleton"
     with pytest.raises(UserError, match=r"x.run.dependency='afterok:1\?afterok:2': alternatives"):
-        beside("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
+        combined_dependency("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
 
 
 @pytest.mark.parametrize(

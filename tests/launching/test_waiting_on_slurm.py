@@ -15,8 +15,9 @@ from launcher.launching import Launched, launch_stages
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.sandbox import Sandbox
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import Intent, Ticket
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.states import State
 
 
 class Waiting:

@@ -13,7 +13,8 @@ from typing import Any
 from launcher.cli import follow, logs, plot, status
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.schedulers.base import JobStatus, State, Ticket
+from launcher.schedulers.base import JobStatus, Ticket
+from launcher.slurm.states import State
 
 JOB_NAME = "nemo-megatron-gpt3_tiny"
 

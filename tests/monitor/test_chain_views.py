@@ -30,7 +30,8 @@ from launcher.monitor.log_files import rank_failures
 from launcher.monitor.logs import tail_offsets
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
-from launcher.schedulers.base import JobStatus, Links, State
+from launcher.schedulers.base import JobStatus, Links
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, open_launch
 from supervisor.marks import ChainEnd, claim, end_chain
 

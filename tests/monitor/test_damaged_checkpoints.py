@@ -13,7 +13,8 @@ from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 from launcher.cli.app import main
 from launcher.monitor.damaged import FILE_NAME, damaged_checkpoints
 from launcher.monitor.saved import find_saved
-from launcher.schedulers.base import JobStatus, Links, State
+from launcher.schedulers.base import JobStatus, Links
+from launcher.slurm.states import State
 from launcher.tracking.launches import open_launch
 from supervisor.marks import claim
 from trainer.report.metrics import DAMAGED_FILE_NAME

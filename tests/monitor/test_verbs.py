@@ -29,7 +29,8 @@ from monitor_samples import (
 from launcher.errors import UserError
 from launcher.monitor import watch
 from launcher.monitor.lines import LinesView
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import open_launch
 
 Capsys = pytest.CaptureFixture[str]

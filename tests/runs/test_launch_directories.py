@@ -23,8 +23,9 @@ from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import host
 from launcher.runs.write import LaunchExists, link_newest, write_launch
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import Intent, Ticket
 from launcher.schedulers.local import LocalScheduler
+from launcher.slurm.states import State
 from launcher.tracking.launches import open_launch
 from launcher.tracking.polling import ask
 from supervisor.files import write_atomic

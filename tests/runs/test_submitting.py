@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
+from launcher.exit_codes import NOT_KNOWN
 from launcher.launching.submitting import Patience, submit
 from launcher.schedulers.base import Intent, NoAnswer
-from launcher.tracking.exit_codes import NOT_KNOWN
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.base import JobStatus, Links, State, Ticket
+from launcher.schedulers.base import JobStatus, Links, Ticket
 from launcher.schedulers.chains import from_marks_alone, may_go_on, of_chain
 from launcher.schedulers.states import ANOTHER_JOB, from_marks
+from launcher.slurm.states import State
 from supervisor.marks import (
     GIVEN_UP,
     ChainEnd,

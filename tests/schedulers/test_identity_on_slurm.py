@@ -17,9 +17,10 @@ from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Sandbox, daemons, state
 from launcher.sandbox.reporting import Silent
 from launcher.sandbox.supervision import Supervisor
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import Intent, Ticket
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.schedulers.states import ANOTHER_JOB
+from launcher.slurm.states import State
 from tests.sandbox.fixtures import booted
 
 pytestmark = pytest.mark.slurm

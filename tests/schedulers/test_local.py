@@ -13,8 +13,9 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.runs.provenance import host, new_tag
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import Intent, Ticket
 from launcher.schedulers.local import LocalScheduler
+from launcher.slurm.states import State
 from tests.job_marks import leave
 
 # Says what it was told, in its own directory; the sleep is a child that has to end with it.

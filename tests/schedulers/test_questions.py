@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import Intent, State, Ticket
-from launcher.schedulers.commands import Answer, Unreachable
-from launcher.schedulers.patience import Patience
-from launcher.schedulers.records import SEPARATOR, parse_ends
+from launcher.schedulers.base import Intent, Ticket
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.commands import Answer, Retry, Unreachable
+from launcher.slurm.records import SEPARATOR, parse_ends
+from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
 from tests.job_marks import leave
 
@@ -39,7 +39,7 @@ class Slurm:
         self.answers = {"squeue": squeue, "sacct": sacct}
         self.asked: list[Sequence[str]] = []
         self.timeouts: list[float] = []
-        patience = Patience(run=self.run, sleep=lambda _: None)
+        patience = Retry(run=self.run, sleep=lambda _: None)
         self.scheduler = SlurmScheduler(None, patience)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:

@@ -9,16 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.schedulers.base import JobStatus, State
-from launcher.schedulers.records import (
-    SEPARATOR,
-    Record,
-    by_job,
-    parse_sacct,
-    parse_squeue,
-    script_of,
-)
+from launcher.schedulers.base import JobStatus
 from launcher.schedulers.states import status_of
+from launcher.slurm.records import SEPARATOR, Record, by_job, parse_sacct, parse_squeue, script_of
+from launcher.slurm.states import State
 from supervisor.slurm_states import STATES
 
 RECORDED = Path(__file__).parent / "recorded"

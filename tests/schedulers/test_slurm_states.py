@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import JobStatus, State, Ticket
-from launcher.schedulers.records import SEPARATOR, Record, parse_sacct
+from launcher.schedulers.base import JobStatus, Ticket
 from launcher.schedulers.states import ANOTHER_JOB, from_marks, of_ticket, resolve
+from launcher.slurm.records import SEPARATOR, Record, parse_sacct
+from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
 from tests.job_marks import leave
 

@@ -17,13 +17,13 @@ from launcher.errors import UserError
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Sandbox
-from launcher.schedulers import slurm_verbs as verbs
-from launcher.schedulers.base import Intent, JobStatus, State, Ticket
-from launcher.schedulers.commands import Answer, Silent
-from launcher.schedulers.patience import Patience
-from launcher.schedulers.records import Record
+from launcher.schedulers.base import Intent, JobStatus, Ticket
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.schedulers.states import ANOTHER_JOB
+from launcher.slurm import job_actions as verbs
+from launcher.slurm.commands import Answer, Retry, SchedulerSilent
+from launcher.slurm.records import Record
+from launcher.slurm.states import State
 
 DONE = Answer(0, "", "")
 
@@ -275,15 +275,15 @@ def test_a_controller_that_does_not_answer(real: Real) -> None:
     pid_file = re.search("^SlurmctldPidFile=(.*)$", conf.read_text(), re.MULTILINE)
     assert pid_file
     controller = int(Path(pid_file[1]).read_text())
-    hasty = Patience(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
+    hasty = Retry(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
     asking = SlurmScheduler(str(conf), hasty)
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(
-            Silent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
+            SchedulerSilent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
         ):
             asking.statuses([ticket])
-        with pytest.raises(Silent, match="Slurm does not answer"):
+        with pytest.raises(SchedulerSilent, match="Slurm does not answer"):
             asking.cancel(ticket.job_id)
     finally:
         os.kill(controller, signal.SIGCONT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.checks.cluster_facts import ClusterFacts
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
 from launcher.checks.gathering.images import image_facts
@@ -19,6 +18,7 @@ from launcher.checks.rules.gpus import gpus_of
 from launcher.drafting import Draft
 from launcher.plan import Plan
 from launcher.sandbox import is_sandbox
+from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.stage_cluster import stage_cluster
 
 VerdictOf = Callable[[Plan], str | None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from launcher.checks.cluster_facts import Association, Limits, Qos
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import (
@@ -20,7 +19,8 @@ from launcher.checks.rules.cluster_nodes import wanted_of
 from launcher.errors import did_you_mean
 from launcher.estimates.values import count
 from launcher.plan import Plan
-from launcher.times import format_time_limit
+from launcher.slurm.cluster import Association, Limits, Qos
+from launcher.slurm.times import format_time_limit
 
 _ACCOUNT = "cluster.account"
 _QOS = "cluster.qos"

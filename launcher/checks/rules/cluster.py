@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from launcher.checks.cluster_facts import Association, Partition, Qos
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.checks.rules.elastic import NODES as RANGE
@@ -14,7 +13,8 @@ from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import NODES
 from launcher.estimates.values import count
 from launcher.plan import Plan
-from launcher.times import format_time_limit, parse_time_limit
+from launcher.slurm.cluster import Association, Partition, Qos
+from launcher.slurm.times import format_time_limit, parse_time_limit
 
 _PARTITION = "cluster.partition"
 _FOREVER = float("inf")

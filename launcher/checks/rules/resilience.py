@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from launcher.checks.findings import Finding, error, warning
 from launcher.estimates.values import Values
 from launcher.plan import Plan
-from launcher.times import parse_time_limit
+from launcher.slurm.times import parse_time_limit
 
 _LINKS = "resilience.links"
 _SAVE = "resilience.save_before_end"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.containers.pruning import Use
 from launcher.errors import UserError
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 from launcher.tracking.known import Known
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask

@@ -1,7 +1,6 @@
-"""What squeue and sacct print, line by line, as records of jobs.
+"""Records of jobs, parsed from the answers of squeue and sacct. Pure functions.
 
-Pure functions over text that was already asked for, in an environment without the user's own ``SQUEUE_*`` and
-``SACCT_*``::
+The commands run in an environment without the user's own ``SQUEUE_*`` and ``SACCT_*``::
 
     squeue --noheader --states=all --Format=<SQUEUE_FORMAT> --jobs=…
     sacct --noheader --parsable2 --delimiter=<SEPARATOR> --allocations --duplicates --format=<SACCT_FORMAT> …
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.runs.paths import SCRIPT_SUFFIX, SUBMITTED
-from launcher.schedulers.arrays import expand
-from launcher.schedulers.base import State
-from launcher.schedulers.words import state_of
+from launcher.slurm.hostlists import expand_tasks
+from launcher.slurm.states import State, state_of
+from launcher.slurm.times import normalize_elapsed
 
-# The unit separator: reasons and commands may hold any character that can be typed, lines' ends among them.
+# The unit separator: reasons and commands may hold any character that can be typed, newlines too.
 SEPARATOR = "\x1f"
 
 # For --Format, not --format: only the long form has the exit code. A field with a suffix and no width is
@@ -37,7 +36,7 @@ SACCT_FORMAT = ",".join(_SACCT)
 # SubmitLine came with Slurm 21.08.
 SACCT_OLD_FORMAT = ",".join(_SACCT[:-1])
 
-# Slurm's word for a script that it could not start, and the signal, which is none, that it tells it by.
+# Slurm's word for a script that it could not start, and the number, no real signal, that stands for it.
 LAUNCH_FAILURE = "JobLaunchFailure"
 _LAUNCH_FAILED = 53
 # The signals of Linux; numbers above are Slurm's own, such as 125 for memory that ran out.
@@ -46,22 +45,22 @@ _SIGNALS = range(1, 65)
 _NOTHING = {"", "None", "(null)", "N/A", "None assigned", "Unknown", "INVALID"}
 _JOB_ID = re.compile(r"(\d+)(?:\+\d+)?(?:_(\d+|\[[-0-9,:]+(?:%\d+)?(?:\.\.\.)?\]?))?")
 _SCRIPT = re.compile(rf"(\S.*?{re.escape(SCRIPT_SUFFIX)})(?= |\Z)", re.DOTALL)
-# The name that a launch's script is submitted under, with or without its arguments: `submitted_name`.
+# The name that a launch's script is submitted under (`submitted_name`), with or without its arguments.
 _SUBMITTED = re.compile(
     rf"/{SUBMITTED}/(?P<tag>[\w.-]+)\.(?P<link>[1-9]\d*){re.escape(SCRIPT_SUFFIX)}(?: (?:\d+ )?(?P=tag))?\Z",
     re.ASCII,
 )
-# Of launches before that name: the tag alone, from the second link on after the link's number.
+# Launches before that name had only the tag as an argument, after the link's number from the second link on.
 _ARGUMENTS = re.compile(r"(?: (?P<link>[1-9]\d*))? (?P<tag>[\w.-]+)\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A job, a task of an array, several that wait together (``9_[3-5%1]``), or one life of these.
+    """A job, a task of an array, several tasks that wait together (``9_[3-5%1]``), or one attempt of these.
 
-    `word` and `reason` are Slurm's; `raw_id` is what Slurm's commands take for this one alone; `command` is
-    the script, with its arguments before Slurm 23.02; in the accounting, where `work_dir` is known, sbatch
-    with its. `exit_code` is what a shell would show.
+    `word` and `reason` are Slurm's; `raw_id` is the id of this one alone for Slurm's commands; `command` is
+    the script, with its arguments before Slurm 23.02; in the accounting, which alone has `work_dir`, it is
+    sbatch with its arguments. `exit_code` is as in a shell.
     """
 
     job_id: str
@@ -81,25 +80,25 @@ class Record:
         return state_of(self.word)
 
     @property
-    def of(self) -> str:
-        """The id of the job, or of the array that the task is one of."""
+    def parent_id(self) -> str:
+        """Return the id of the job, or of the array that the task belongs to."""
         return self.job_id.partition("_")[0]
 
     @property
     def task(self) -> str | None:
-        """The numbers of the array's tasks, ``2`` or ``3-5``; ``None`` of a job that is no array."""
+        """Return the numbers of the array's tasks, ``2`` or ``3-5``; ``None`` for a job that is no array."""
         task = self.job_id.partition("_")[2].strip("[]").partition("%")[0]
         return task or None
 
     @property
     def tag(self) -> str | None:
-        """The tag of the launch, or of the sweep's array, that the job is of; of a foreign job any word."""
+        """Return the tag of the job's launch, or of its sweep's array; any word for a foreign job."""
         match = self._submission
         return match["tag"] if match else None
 
     @property
     def link(self) -> int:
-        """The number of the job in its chain, from 1 on."""
+        """Return the number of the job in its chain, from 1 on."""
         match = self._submission
         return int(match["link"] or 1) if match else 1
 
@@ -109,31 +108,31 @@ class Record:
 
 
 def parse_squeue(text: str) -> list[Record]:
-    """Read squeue's answer in `SQUEUE_FORMAT`. What is no record is passed over."""
-    found = []
+    """Parse squeue's answer in `SQUEUE_FORMAT`; skip what is no record."""
+    records = []
     for parts in _rows(text, len(_SQUEUE)):
         job_id, raw_id, word, reason, nodes, elapsed, code, restarts, user, command = parts
-        found.append(
+        records.append(
             Record(
                 job_id,
                 raw_id,
                 word,
                 _why(reason, code),
-                _told(nodes),
-                clock(elapsed),
+                _value(nodes),
+                normalize_elapsed(elapsed),
                 _exit_and_signal(code) if ":" in code else _wait_status(code),
                 int(restarts) if restarts.isdigit() else 0,
                 user,
-                # What follows is none of Slurm's: a notice that a site's wrapper prints.
+                # The rest is not Slurm's: a notice that a site's wrapper prints.
                 command.rpartition(SEPARATOR)[0] or command,
             )
         )
-    return found
+    return records
 
 
 def parse_sacct(text: str) -> list[Record]:
-    """Read sacct's answer in `SACCT_FORMAT` or `SACCT_OLD_FORMAT`: all lives of each job, oldest first."""
-    found = []
+    """Parse sacct's answer in `SACCT_FORMAT` or `SACCT_OLD_FORMAT`: all attempts, oldest first."""
+    dated = []
     for parts in _rows(text, len(_SACCT)):
         job_id, raw_id, word, reason, nodes, elapsed, code, submit, user, work_dir, command = parts
         record = Record(
@@ -141,47 +140,47 @@ def parse_sacct(text: str) -> list[Record]:
             raw_id,
             word,
             _why(reason, code),
-            _told(nodes),
-            clock(elapsed),
+            _value(nodes),
+            normalize_elapsed(elapsed),
             _exit_and_signal(code),
             0,
             user,
             command,
             work_dir,
         )
-        found.append((submit, record))
-    # Slurm writes a new submit time for each life.
-    return [record for _, record in sorted(found, key=lambda item: item[0])]
+        dated.append((submit, record))
+    # Slurm writes a new submit time for each attempt.
+    return [record for _, record in sorted(dated, key=lambda item: item[0])]
 
 
 def parse_ends(text: str) -> dict[str, float]:
-    """Read the ends of jobs, arrays and their tasks, in Unix seconds; an array's is that of its last task."""
-    found: dict[str, float] = {}
+    """Parse when jobs, arrays and their tasks ended, in Unix seconds; an array ends with its last task."""
+    ends: dict[str, float] = {}
     for line in text.split("\n"):
         job_id, _, end = line.rstrip(SEPARATOR).partition(SEPARATOR)
         if not _JOB_ID.fullmatch(job_id) or not end.isascii() or not end.isdecimal():
             continue
-        of, _, tasks = job_id.partition("_")
-        numbers = expand(tasks.strip("[]").partition("%")[0]) if tasks else []
-        for name in (of, *(f"{of}_{number}" for number in numbers)):
-            found[name] = max(found.get(name, 0.0), float(end))
-    return found
+        parent, _, tasks = job_id.partition("_")
+        numbers = expand_tasks(tasks.strip("[]").partition("%")[0]) if tasks else []
+        for name in (parent, *(f"{parent}_{number}" for number in numbers)):
+            ends[name] = max(ends.get(name, 0.0), float(end))
+    return ends
 
 
 def by_job(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records by the id of their job or array."""
-    found: dict[str, list[Record]] = {}
+    """Group records by the id of their job or array."""
+    groups: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record.of, []).append(record)
-    return found
+        groups.setdefault(record.parent_id, []).append(record)
+    return groups
 
 
 def script_of(record: Record) -> Path | None:
-    """The script that a job was submitted with; ``None`` if it is none of Slipway's."""
+    """Return the script that a job was submitted with; ``None`` if it is none of Slipway's."""
     if record.work_dir is None:
-        found = _SCRIPT.match(record.command)
-        return Path(found[1]) if found else None
-    # sbatch and its options come first: the last word from which a path can be read.
+        match = _SCRIPT.match(record.command)
+        return Path(match[1]) if match else None
+    # sbatch and its options come first, so the last word counts from which a path can be read.
     starts = [match.end() for match in re.finditer(" ", record.command)]
     matches = [match for start in starts if (match := _SCRIPT.match(record.command, start))]
     whole = [match[1] for match in matches if match[1].startswith("/")]
@@ -191,7 +190,7 @@ def script_of(record: Record) -> Path | None:
 
 
 def _rows(text: str, fields: int) -> Iterator[list[str]]:
-    """Split into rows; a line that does not begin like a job is the rest of the command before it."""
+    """Yield the rows; a line that does not begin like a job continues the command of the row before."""
     rows: list[list[str]] = []
     for line in text.split("\n"):
         parts = line.split(SEPARATOR, fields - 1)
@@ -203,21 +202,21 @@ def _rows(text: str, fields: int) -> Iterator[list[str]]:
 
 
 def _why(reason: str, code: str) -> str | None:
-    """Return Slurm's reason; of a launch that failed the word, where it has a signal that is none instead."""
-    return LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _told(reason)
+    """Return Slurm's reason; for a failed launch `LAUNCH_FAILURE`, which Slurm tells by its exit code."""
+    return LAUNCH_FAILURE if code == f"0:{_LAUNCH_FAILED}" else _value(reason)
 
 
-def _told(text: str) -> str | None:
+def _value(text: str) -> str | None:
     return None if text in _NOTHING else text
 
 
 def _wait_status(text: str) -> int | None:
-    """Turn the raw wait status of squeue before 23.02 into what a shell would show: 768 is 3, 9 is 137."""
+    """Convert the raw wait status of squeue before 23.02 to a shell's exit code: 768 is 3, 9 is 137."""
     return _as_shell(int(text) >> 8, int(text) & 0x7F) if text.isdigit() else None
 
 
 def _exit_and_signal(text: str) -> int | None:
-    """Turn ``exit:signal`` into what a shell would show."""
+    """Convert ``exit:signal`` to a shell's exit code."""
     code, _, number = text.partition(":")
     return _as_shell(int(code), int(number)) if code.isdigit() and number.isdigit() else None
 
@@ -226,13 +225,3 @@ def _as_shell(code: int, number: int) -> int | None:
     if number == 0:
         return code
     return 128 + number if number in _SIGNALS and number != _LAUNCH_FAILED else None
-
-
-def clock(text: str) -> str | None:
-    """Bring ``[D-][[HH:]MM:]SS`` to ``[D-]HH:MM:SS``."""
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not all(part.isdigit() for part in parts) or len(parts) > 3:
-        return None
-    padded = [part.zfill(2) for part in ["0"] * (3 - len(parts)) + parts]
-    return f"{days}{dash}{':'.join(padded)}"

@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 
 from launcher.config.schema import ClusterConfig
 from launcher.errors import UserError, end_of, one_line
-from launcher.schedulers.commands import Unreachable, ask, clean_environment, run, words
+from launcher.slurm.commands import Unreachable, ask, error_text, run
+from launcher.slurm.environment import clean_environment
 
 # As the script of a launch completes the name: digits of the image.
 _NAME = re.compile(r"pyxis_(?P<name>.+)-[0-9a-f]{12}")
@@ -79,7 +80,7 @@ def nodes_of(cluster: ClusterConfig) -> list[str]:
     answer = ask(command, clean_environment(cluster.slurm_conf))
     names = list(dict.fromkeys(answer.stdout.split()))
     if answer.code or not names:
-        why = one_line(words(answer.stderr)) or "no node takes jobs there"
+        why = one_line(error_text(answer.stderr)) or "no node takes jobs there"
         raise UserError(f"--named: {why}", hint="cluster.partition=..., or cluster.nodelist=n1,n2")
     return names
 
@@ -132,10 +133,10 @@ def _step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[Named
     environment = {key: value for key, value in environment.items() if not key.startswith("ENROOT_")}
     try:
         words_of = [*command, "sh", "-c", _SCRIPT, "sh", _MARK, *names]
-        answer = run(words_of, environment, _PATIENCE_SECONDS, tell=False)
+        answer = run(words_of, environment, _PATIENCE_SECONDS, notify=False)
     except (Unreachable, TimeoutError) as error:
         return Blind(node, one_line(str(error)) or "no answer")
     if answer.code:
-        return Blind(node, end_of(one_line(words(answer.stderr))))
+        return Blind(node, end_of(one_line(error_text(answer.stderr))))
     lines = (line.split(" ") for line in answer.stdout.splitlines())
     return [Named(node, line[1], line[2]) for line in lines if len(line) == 3 and line[0] == _MARK]

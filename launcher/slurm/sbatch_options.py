@@ -1,4 +1,4 @@
-"""The long options of sbatch, and the keys that set those which Slipway sets itself.
+"""The long options of sbatch, the keys of those that Slipway sets itself, and the forms of some values.
 
 From sbatch's manual pages of Slurm 22.05 to 25.05.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.errors import did_you_mean
+from launcher.errors import UserError, did_you_mean, shown
 
 _GPUS = "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"
 _TASKS = "trainer.num_nodes and trainer.devices of the stage"
@@ -17,7 +17,7 @@ _SUBMITTING = "the launcher, which submits the script and reads the job's id"
 
 _SUBMITTERS = "clusters help parsable quiet test-only usage verbose version wait wrap"
 
-# Slipway sets these, or could not follow the job any more: what to use instead.
+# Slipway sets these, or could not follow the job without them: the key to use instead.
 SET_BY: Mapping[str, str] = {
     "account": "cluster.account",
     "begin": "cluster.begin",
@@ -43,7 +43,7 @@ SET_BY: Mapping[str, str] = {
     "nodes": _TASKS,
     "ntasks": _TASKS,
     "ntasks-per-node": _TASKS,
-    "open-mode": "Slipway, to append: a requeued job keeps what its first life logged",
+    "open-mode": "Slipway, to append: a requeued job keeps the log of its first attempt",
     "output": _LOG,
     "partition": "cluster.partition",
     "qos": "cluster.qos",
@@ -70,7 +70,7 @@ _FREE = frozenset(_NAMES.split())
 
 
 def checked_name(name: str) -> str:
-    """The name of a flag, written with dashes or with underscores, as sbatch has it.
+    """Return the name of an option as sbatch has it, from one with dashes or underscores.
 
     Raises
     ------
@@ -89,7 +89,7 @@ _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%(?P<at_once>\d+))?
 
 
 def check_array(array: bool | str | None) -> None:
-    """Check the value of ``--array``.
+    """Raise for an invalid value of ``--array``.
 
     Raises
     ------
@@ -98,9 +98,31 @@ def check_array(array: bool | str | None) -> None:
     """
     if array is None or array is False:
         return
-    found = _ARRAY.fullmatch(str(array))
-    if not found:
+    match = _ARRAY.fullmatch(str(array))
+    if not match:
         raise ValueError("not a job array; valid: 0-4%1, which is five jobs one after another")
-    if found["at_once"] != "1":
-        once = str(array).partition("%")[0] + "%1"
-        raise ValueError(f"the tasks of an array train the same run, one after another: write {once}")
+    if match["at_once"] != "1":
+        in_turn = str(array).partition("%")[0] + "%1"
+        raise ValueError(f"the tasks of an array train the same run, one after another: write {in_turn}")
+
+
+def combined_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
+    """Return the value of ``--dependency`` for a job that waits for another one besides its own dependency.
+
+    On the command line ``--dependency`` replaces the header's.
+
+    Raises
+    ------
+    UserError
+        If its own are alternatives (``?``): Slurm takes all of them or any, and no mixture.
+    """
+    if own is None:
+        return after
+    condition = after.partition(":")[0]
+    if "?" in own:
+        raise UserError(
+            f"{key}={shown(own)}: alternatives (?) cannot be waited for together with {condition}",
+            key=key,
+            hint=f"{key}=null, or all of several, with commas between",
+        )
+    return f"{after},{own}"
