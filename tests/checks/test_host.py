@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.gathering.host import check
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 
@@ -16,7 +16,7 @@ BARE = ["training=gpt3/tiny", "cluster=local"]
 
 
 def warnings(*overrides: str) -> list[str]:
-    return check(draft(Request(overrides=overrides, command=[])))
+    return check_host(draft(Request(overrides=overrides, command=[])))
 
 
 @pytest.fixture
