@@ -93,7 +93,7 @@ def test_nodes_that_failed_are_excluded_beside_the_users_own(
     tmp_path: Path, slurm: FakeSlurm, own: str | None, nodes: list[str], exclude: str
 ) -> None:
     note(tmp_path, *(f"{node}\t{FAR}\t7\tXid 79" for node in nodes))
-    made, request = drafted(tmp_path, *([f"cluster.exclude=[{own}]"] if own else []))
+    made, request = drafted(tmp_path, *([f"cluster.exclude='{own}'"] if own else []))
     launch(made, request)
     (submission,) = slurm.submitted()
     assert submission.startswith(f"--exclude={exclude} ")
