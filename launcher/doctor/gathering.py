@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.rules.images import engine_of_image
-from launcher.containers.credentials import HUB_MACHINES, login_file
-from launcher.containers.references import DOCKER_HUB
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
+from launcher.images.credentials import HUB_MACHINES, login_file
+from launcher.images.references import DOCKER_HUB
 from launcher.plan import Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
@@ -136,8 +136,8 @@ def image_named(name: str, key: str) -> Image:
     UserError
         If it is no image's name.
     """
-    from launcher.containers import contents
-    from launcher.containers.references import Kind, Reference
+    from launcher.images import contents
+    from launcher.images.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
     told = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
@@ -148,7 +148,7 @@ def image_named(name: str, key: str) -> Image:
 
 
 def _of_file(image: Image) -> Image:
-    from launcher.containers.inspecting import inspect
+    from launcher.images.inspecting import inspect
 
     assert image.path is not None
     try:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.gate import gather
-from launcher.containers.interrupts import ending_cleanly
 from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.overview import overview
+from launcher.images.interrupts import ending_cleanly
 from launcher.launching.directory import TRAINER
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text

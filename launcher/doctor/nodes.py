@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.containers.interrupts import ending_cleanly
 from launcher.doctor import probe
 from launcher.doctor.facts import Machine, machine_of
 from launcher.errors import UserError, end_of, one_line
+from launcher.images.interrupts import ending_cleanly
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import FLAGS
 from launcher.runs.provenance import new_tag

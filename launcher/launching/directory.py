@@ -66,7 +66,7 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
-    from launcher.containers.choice import digest_of
+    from launcher.images.choice import digest_of
 
     digest = digest_of(image)
     return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})

@@ -14,8 +14,8 @@ from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.rules.images import ENCODER_STAGES, TRAINER_CORE
 from launcher.checks.runner import run_checks
-from launcher.containers.contents import of_reference
-from launcher.containers.references import Reference
+from launcher.images.contents import of_reference
+from launcher.images.references import Reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_by_name, contents_of, with_installed
 from tests.checks.path_jobs import drafted

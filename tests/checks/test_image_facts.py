@@ -17,10 +17,10 @@ from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.gathering.scripts import MEGATRON_LM_PLACES
 from launcher.cli.image_look import _engines
-from launcher.containers import probe
-from launcher.containers.contents import BASE_NAME, of_file, of_recipe
-from launcher.containers.recipes import recipe
-from launcher.containers.store import ImageConfig, Sidecar, read_sidecar, remember_installed, sidecar_path
+from launcher.images import probe
+from launcher.images.contents import BASE_NAME, of_file, of_recipe
+from launcher.images.recipes import recipe
+from launcher.images.store import ImageConfig, Sidecar, read_sidecar, remember_installed, sidecar_path
 from launcher.releases import megatron_lm
 from tests.checks.path_jobs import BARE, LOCAL, SLURM, drafted, found
 from tests.checks.shelves import image

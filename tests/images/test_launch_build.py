@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers.store import read_sidecar
+from launcher.images.store import read_sidecar
 from launcher.sandbox import Sandbox
 from launcher.schedulers.base import Ticket
 from launcher.schedulers.slurm import SlurmScheduler

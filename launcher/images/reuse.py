@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.containers.squashing import AUTO, SQUASH_OPTIONS
-from launcher.containers.store import Stored
-from launcher.containers.superblock import read_superblock
 from launcher.errors import UserError, one_line
+from launcher.images.squashing import AUTO, SQUASH_OPTIONS
+from launcher.images.store import Stored
+from launcher.images.superblock import read_superblock
 
 
 class Verdict(NamedTuple):

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.containers import squashfs, tools
-from launcher.containers.progress import Progress, Silent
-from launcher.containers.store import Sidecar, read_sidecar, sidecar_path
-from launcher.containers.superblock import Superblock, read_superblock
 from launcher.errors import UserError, explain_refusal, one_line
+from launcher.images import squashfs, tools
+from launcher.images.progress import Progress, Silent
+from launcher.images.store import Sidecar, read_sidecar, sidecar_path
+from launcher.images.superblock import Superblock, read_superblock
 
 _CHUNK_BYTES = 1 << 22
 _ANEW = "make it anew: slipway image import ... --force, or slipway image build ... --force"

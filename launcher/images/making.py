@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.containers.progress import Progress
-from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, Remote
-from launcher.containers.working import Work
+from launcher.images.progress import Progress
+from launcher.images.references import Kind, Reference
+from launcher.images.remote import Access, Remote
+from launcher.images.working import Work
 
 
 @dataclass(frozen=True, slots=True)

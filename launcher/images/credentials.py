@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.containers import tools
-from launcher.containers.references import DOCKER_HUB, Kind, Reference
-from launcher.containers.remote import Access, host_of
 from launcher.errors import one_line
+from launcher.images import tools
+from launcher.images.references import DOCKER_HUB, Kind, Reference
+from launcher.images.remote import Access, host_of
 
 # The hosts that Docker Hub's images are asked of.
 HUB_MACHINES = ("auth.docker.io", "registry-1.docker.io", DOCKER_HUB)

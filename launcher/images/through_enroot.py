@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.containers import tools
-from launcher.containers.making import Job
-from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import names_of
-from launcher.containers.squashing import SIZE_PART, limits
+from launcher.images import tools
+from launcher.images.making import Job
+from launcher.images.references import Kind, Reference
+from launcher.images.remote import names_of
+from launcher.images.squashing import SIZE_PART, limits
 
 EXTRA = "containers"
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def _call(
     keep: tuple[int, ...] = (),
 ) -> str:
     # The directory that it is called in must not be looked into for modules.
-    command = [sys.executable, "-P", "-m", "launcher.containers.enroot_call", *arguments]
+    command = [sys.executable, "-P", "-m", "launcher.images.enroot_call", *arguments]
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return tools.run(
         command,

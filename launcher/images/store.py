@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.containers.references import SQUASHFS_SUFFIXES
 from launcher.errors import UserError
+from launcher.images.references import SQUASHFS_SUFFIXES
 from supervisor.files import write_atomic
 
 SUFFIXES = SQUASHFS_SUFFIXES

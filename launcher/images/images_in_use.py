@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from launcher.containers.pruning import Use
 from launcher.errors import UserError
+from launcher.images.pruning import Use
 from launcher.slurm.states import State
 from launcher.tracking.known import Known
 from launcher.tracking.launches import Launch, adopt, read_launch

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.containers.finishing import REPLACED
-from launcher.containers.importing import HALF
-from launcher.containers.locking import is_locked, locked
-from launcher.containers.references import SQUASHFS_SUFFIXES
-from launcher.containers.store import Stored, sidecar_path, stored
 from launcher.errors import UserError, one_line
+from launcher.images.finishing import REPLACED
+from launcher.images.importing import HALF
+from launcher.images.locking import is_locked, locked
+from launcher.images.references import SQUASHFS_SUFFIXES
+from launcher.images.store import Stored, sidecar_path, stored
 
 _DAY_SECONDS = 86400
 _UNITS = {"m": 60, "h": 3600, "d": _DAY_SECONDS, "w": 7 * _DAY_SECONDS}

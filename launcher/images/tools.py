@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from launcher.containers.complaints import explained
 from launcher.errors import UserError
+from launcher.images.complaints import explained
 
 # What each is needed for, and the package of Debian and Ubuntu that has it.
 _PACKAGES = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher import __version__
-from launcher.containers import through_enroot, through_skopeo, tools
-from launcher.containers.complaints import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, Complaint, named
-from launcher.containers.credentials import login_used
-from launcher.containers.making import Job
-from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, Remote, look_up_by_skopeo, names_of, tags_of
 from launcher.errors import UserError, nearest
+from launcher.images import through_enroot, through_skopeo, tools
+from launcher.images.complaints import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, Complaint, named
+from launcher.images.credentials import login_used
+from launcher.images.making import Job
+from launcher.images.references import Kind, Reference
+from launcher.images.remote import Access, Remote, look_up_by_skopeo, names_of, tags_of
 
 AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
 ROUTES = (AUTO, ENROOT, SKOPEO)

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.containers.references import Kind, Reference, recipe_and_flavor
 from launcher.errors import UserError
+from launcher.images.references import Kind, Reference, recipe_and_flavor
 
 if TYPE_CHECKING:
-    from launcher.containers.recipes import Recipe
+    from launcher.images.recipes import Recipe
 
 KEY = "container"
 FLAVORS = ("run", "dev")
@@ -103,7 +103,7 @@ def recipe_of(name: str, flavor: str | None, config_dir: Path | None, template_d
         If there is none of this name; it may be an image of Docker Hub's that was meant.
     """
     # Imported late: Hydra composes it, and most containers are files.
-    from launcher.containers.recipes import recipe, recipe_names
+    from launcher.images.recipes import recipe, recipe_names
 
     known, tagged = recipe_names(config_dir), f"{name}:{flavor}" if flavor else name
     if flavor is not None and name in known and flavor not in FLAVORS:
@@ -124,7 +124,7 @@ def digest_of(image: str | None) -> str | None:
     if image is None or not image.startswith("/"):
         return None
     # Imported late: few launches have an image that is a file.
-    from launcher.containers.store import read_exact_sidecar
+    from launcher.images.store import read_exact_sidecar
 
     found = read_exact_sidecar(Path(image))
     return None if found is None else found.pushed or found.digest or f"sha256:{found.sha256}"

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.containers.references import Kind, Reference
-from launcher.containers.store import Sidecar, read_exact_sidecar
 from launcher.errors import UserError
+from launcher.images.references import Kind, Reference
+from launcher.images.store import Sidecar, read_exact_sidecar
 from launcher.releases import Contents, contents_by_file_name, contents_of, with_installed
 
 if TYPE_CHECKING:
-    from launcher.containers.recipes import Recipe
+    from launcher.images.recipes import Recipe
 
 BASE_NAME = "org.opencontainers.image.base.name"
 _CORE = re.compile(r"megatron[-_]core==(\S+)")

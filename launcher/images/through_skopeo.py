@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from launcher.containers import rootfs, tools
-from launcher.containers.making import Job
-from launcher.containers.remote import names_of
-from launcher.containers.squashing import limits
-from launcher.containers.working import remove_tree
+from launcher.images import rootfs, tools
+from launcher.images.making import Job
+from launcher.images.remote import names_of
+from launcher.images.squashing import limits
+from launcher.images.working import remove_tree
 
 PROGRAMS = ("skopeo", "umoci", "mksquashfs")
 WHY = "to import an image without Enroot"

@@ -1,4 +1,4 @@
-"""Run Enroot once, by enroot-py's runner, as a program: ``python -m launcher.containers.enroot_call ARGS``.
+"""Run Enroot once, by enroot-py's runner, as a program: ``python -m launcher.images.enroot_call ARGS``.
 
 The runner takes no environment and tells nothing meanwhile; and importing the package makes directories in
 the user's cache. As a program it gets the environment that we want, and can be ended with all that it

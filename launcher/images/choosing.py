@@ -6,13 +6,13 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.containers.choice import recipe_of
-from launcher.containers.references import SQUASHFS_SUFFIXES, Reference, recipe_and_flavor, whole_path
-from launcher.containers.store import Store
 from launcher.errors import UserError, file_mode, nearest, nearest_files, one_line, shown
+from launcher.images.choice import recipe_of
+from launcher.images.references import SQUASHFS_SUFFIXES, Reference, recipe_and_flavor, whole_path
+from launcher.images.store import Store
 
 if TYPE_CHECKING:
-    from launcher.containers.recipes import Recipe
+    from launcher.images.recipes import Recipe
 
 
 def locate(text: str, store: Store, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.containers import tools
-from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, architecture
 from launcher.errors import UserError, did_you_mean, shown
+from launcher.images import tools
+from launcher.images.references import Kind, Reference
+from launcher.images.remote import Access, architecture
 
 # In the order in which they are tried: who has a docker that works has layers in its cache.
 BUILDERS = ("docker", "podman", "buildah")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.containers import squashfs, tools
-from launcher.containers.store import ImageConfig, RecipeOrigin, read_sidecar
-from launcher.containers.superblock import Superblock, read_superblock
+from launcher.images import squashfs, tools
+from launcher.images.store import ImageConfig, RecipeOrigin, read_sidecar
+from launcher.images.superblock import Superblock, read_superblock
 from launcher.secrecy import MASK, is_secret_name, without_secrets
 
 # Where Enroot leaves what an image says of itself (its src/docker.sh, docker::configure).

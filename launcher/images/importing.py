@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.containers import credentials, routes, space
-from launcher.containers.finishing import finish
-from launcher.containers.interrupts import ending_cleanly
-from launcher.containers.locking import Lock, lock_path, locked
-from launcher.containers.making import Job
-from launcher.containers.progress import Progress, Silent
-from launcher.containers.references import SQUASHFS_SUFFIXES, Kind, Reference
-from launcher.containers.remote import Access, Remote
-from launcher.containers.reuse import reusable
-from launcher.containers.squashing import AUTO, COMPRESSIONS, SIZE_PART, SQUASH_OPTIONS, compression_for
-from launcher.containers.store import RecipeOrigin, Sidecar, Stored, sidecar_path, stored
-from launcher.containers.working import working_in
 from launcher.errors import UserError, did_you_mean, explain_os_error, one_line
+from launcher.images import credentials, routes, space
+from launcher.images.finishing import finish
+from launcher.images.interrupts import ending_cleanly
+from launcher.images.locking import Lock, lock_path, locked
+from launcher.images.making import Job
+from launcher.images.progress import Progress, Silent
+from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference
+from launcher.images.remote import Access, Remote
+from launcher.images.reuse import reusable
+from launcher.images.squashing import AUTO, COMPRESSIONS, SIZE_PART, SQUASH_OPTIONS, compression_for
+from launcher.images.store import RecipeOrigin, Sidecar, Stored, sidecar_path, stored
+from launcher.images.working import working_in
 from launcher.runs.trust import user_name
 
 # In the hidden name of an image that is being written.

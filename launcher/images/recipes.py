@@ -18,9 +18,9 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.config.image import ImageComposition, ImageConfig, compose_image, recipe_names
-from launcher.containers.dockerfiles import TEMPLATE_DIR, render_dockerfile, text
-from launcher.containers.references import Kind, Reference, whole_path
 from launcher.errors import UserError, nearest_files, shown
+from launcher.images.dockerfiles import TEMPLATE_DIR, render_dockerfile, text
+from launcher.images.references import Kind, Reference, whole_path
 from launcher.runs.checkouts import checkout_of
 from launcher.runs.provenance import user
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.containers import tools
-from launcher.containers.references import DOCKER_HUB, Kind, Reference
-from launcher.containers.store import ImageConfig
 from launcher.errors import UserError, one_line
+from launcher.images import tools
+from launcher.images.references import DOCKER_HUB, Kind, Reference
+from launcher.images.store import ImageConfig
 
 # As images name them (Go's GOARCH).
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

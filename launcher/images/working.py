@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.containers.locking import NO_LOCKS, is_same
 from launcher.errors import UserError, explain_os_error
+from launcher.images.locking import NO_LOCKS, is_same
 
 PREFIX = "slipway-image-"
 _LOCK = "lock"

@@ -7,11 +7,11 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.containers.making import Job
-from launcher.containers.store import ImageConfig, RecipeOrigin, Sidecar, sidecar_path
-from launcher.containers.superblock import read_superblock
 from launcher.errors import UserError
 from launcher.file_systems import mount_of
+from launcher.images.making import Job
+from launcher.images.store import ImageConfig, RecipeOrigin, Sidecar, sidecar_path
+from launcher.images.superblock import read_superblock
 from launcher.runs.files import umask
 from supervisor.files import sync_directory
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.containers import tools
-from launcher.containers.progress import Progress, Silent
 from launcher.errors import UserError, one_line
+from launcher.images import tools
+from launcher.images.progress import Progress, Silent
 
 _LOOKED = "to look into a squashfs"
 # A line of `unsquashfs -lln -d ''` about a regular file; one whose name has a line break in it is none.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from launcher.containers import tools
-from launcher.containers.store import ImageConfig
 from launcher.errors import UserError, one_line
+from launcher.images import tools
+from launcher.images.store import ImageConfig
 
 # Of the image's variables those that decide which Python is found, and what it finds.
 _TAKEN = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")

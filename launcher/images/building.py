@@ -9,20 +9,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.containers import tools
-from launcher.containers.builders import Builder, builder_for
-from launcher.containers.complaints import NO_SPACE, Complaint
-from launcher.containers.credentials import lent
-from launcher.containers.importing import Imported, ImportOptions, import_image, make_directory
-from launcher.containers.interrupts import ending_cleanly
-from launcher.containers.locking import locked
-from launcher.containers.progress import Progress, Silent
-from launcher.containers.recipes import Recipe, build_labels
-from launcher.containers.references import Reference
-from launcher.containers.remote import Access, names_of
-from launcher.containers.reuse import reusable
-from launcher.containers.store import RecipeOrigin, Store, Stored, stored
-from launcher.containers.working import working_in
+from launcher.images import tools
+from launcher.images.builders import Builder, builder_for
+from launcher.images.complaints import NO_SPACE, Complaint
+from launcher.images.credentials import lent
+from launcher.images.importing import Imported, ImportOptions, import_image, make_directory
+from launcher.images.interrupts import ending_cleanly
+from launcher.images.locking import locked
+from launcher.images.progress import Progress, Silent
+from launcher.images.recipes import Recipe, build_labels
+from launcher.images.references import Reference
+from launcher.images.remote import Access, names_of
+from launcher.images.reuse import reusable
+from launcher.images.store import RecipeOrigin, Store, Stored, stored
+from launcher.images.working import working_in
 
 _DOCKERFILE = "Dockerfile"
 # What the builders say when they begin with an instruction: `STEP 3/10: RUN ...`, `#7 [3/8] RUN ...`.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.containers import tools
-from launcher.containers.credentials import lent
-from launcher.containers.progress import Progress
-from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, names_of
-from launcher.containers.space import Needs, place
-from launcher.containers.working import working_in
 from launcher.errors import UserError
+from launcher.images import tools
+from launcher.images.credentials import lent
+from launcher.images.progress import Progress
+from launcher.images.references import Kind, Reference
+from launcher.images.remote import Access, names_of
+from launcher.images.space import Needs, place
+from launcher.images.working import working_in
 
 # Those that hold an image as it was packed: sending it on changes nothing.
 _PACKED = (Kind.REGISTRY, Kind.OCI_DIRECTORY)

@@ -15,8 +15,8 @@ import shutil
 import stat
 from pathlib import Path, PurePosixPath
 
-from launcher.containers.store import ImageConfig
 from launcher.errors import UserError, one_line
+from launcher.images.store import ImageConfig
 
 _MOST_LINKS = 40
 _PLAIN = re.compile(r"/[^\s\\$#]*")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.containers.progress import megabytes
 from launcher.errors import UserError, one_line
 from launcher.file_systems import is_shared, mount_of, room_at
+from launcher.images.progress import megabytes
 
 _MEMORY = ("tmpfs", "ramfs")
 _MEMINFO = Path("/proc/meminfo")
