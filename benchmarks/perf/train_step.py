@@ -27,8 +27,9 @@ quiet()
 
 import torch  # noqa: E402
 
+from arithmetic.parameters import padded_vocabulary  # noqa: E402
 from trainer import cpu_shim  # noqa: E402
-from trainer.config.layout import make_layout, padded_vocabulary  # noqa: E402
+from trainer.config.layout import make_layout  # noqa: E402
 from trainer.config.settings import Settings, read_settings  # noqa: E402
 from trainer.world import World  # noqa: E402
 
@@ -149,10 +150,10 @@ def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict
 
 def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device: Any) -> None:
     """Print the table."""
-    from trainer.report.flops import model_flops, peak_flops
+    from trainer.report.flops import device_peak, model_flops
 
     flops = model_flops(settings.architecture, shape.vocabulary) * settings.global_batch
-    peak = peak_flops(torch.cuda.get_device_name(), settings.precision) if device.type == "cuda" else None
+    peak = device_peak(torch.cuda.get_device_name(), settings.precision) if device.type == "cuda" else None
     walls = {name: statistics.median(cost.wall for cost in each) for name, each in costs.items()}
     cpus = {name: statistics.median(cost.cpu for cost in each) for name, each in costs.items()}
     others = [name for name in walls if not name.startswith("ours") and name != NO_PEER]

@@ -7,7 +7,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from launcher.checks.findings import Finding, full
+from arithmetic.layout import ParallelConfig, fits
+from launcher.checks.findings import Finding
 from launcher.checks.rules.batches import rampup_problems
 from launcher.checks.rules.model import (
     context_problems,
@@ -33,8 +34,8 @@ from launcher.estimates.layout import (
     shape_with,
     with_changes,
 )
-from launcher.estimates.parallelism import ParallelConfig, fits, is_encoder_decoder, stacks_of
-from launcher.estimates.values import Values, divisors
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, divisors, full
 
 _OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
 _SIZES = frozenset(

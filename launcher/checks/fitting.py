@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, full
+from launcher.checks.findings import Finding, Severity
 from launcher.checks.rules import batches, elastic, gpus, limits, model, names
 from launcher.checks.rules.layout import problems_at
 from launcher.errors import one_line
 from launcher.estimates.parallelism import read_parallel_config
-from launcher.estimates.values import Values
+from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
 TRAINER = "engine.megatron"

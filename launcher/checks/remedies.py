@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
 from launcher.checks.rules.layout import blamed
 from launcher.checks.rules.model import context_fits, layers_fit, sequence_parallel_problems, tensor_sizes
 from launcher.checks.suggesting import Suggester, would_fit
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import MOST_NODES, ParallelConfig, fits, is_encoder_decoder, node_counts
+from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
 

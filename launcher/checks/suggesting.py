@@ -9,16 +9,16 @@ from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
+from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.checks.candidates import is_of_layout, layouts
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, full
+from launcher.checks.findings import Finding, Severity
 from launcher.checks.rules.elastic import is_elastic
 from launcher.checks.rules.layout import world_problem
 from launcher.checks.rules.memory import has_gpus
 from launcher.estimates import parallelism as keys
-from launcher.estimates.countable import precision_of
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.layout import (
     Layout,
     changes_to,
@@ -29,12 +29,11 @@ from launcher.estimates.layout import (
     with_changes,
 )
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
-from launcher.estimates.reading import uncounted
-from launcher.estimates.sizes import sized
-from launcher.estimates.speed import Speed, running_of
-from launcher.estimates.values import Values, count
-from launcher.estimates.work import work_of
+from launcher.estimates.model import precision_of, sized
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.speed import Speed, running_of, work_of
+from launcher.estimates.training import uncounted
+from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 
 # Layouts whose steps differ by less than this part are equals.

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.estimates.parallelism import ParallelConfig, fits, is_encoder_decoder, read_parallel_config
+from arithmetic.layout import ParallelConfig, fits
+from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
 from launcher.estimates.values import Values, count
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.gate import as_mistakes, gather
+from launcher.checks.gate import as_mistakes
+from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.host import check_host
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.gpus import CHECK as GPUS
@@ -24,7 +25,7 @@ from launcher.cli.printing import print_styled
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
 from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers.registry import scheduler_for

@@ -11,7 +11,8 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.fitting import trainer_problems
-from launcher.checks.gate import gather, refuse
+from launcher.checks.gate import refuse
+from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.trainer import trainer_verdicts
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.memory import has_gpus, why_not_told
@@ -33,9 +34,9 @@ from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.layout import Recompute, with_changes
 from launcher.estimates.parallelism import NODES
-from launcher.estimates.reading import uncounted
+from launcher.estimates.speed import untimed
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
-from launcher.estimates.work import untimed
 from launcher.plan import Plan
 
 _EPILOG = """\

@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.gate import gather
+from launcher.checks.gathering.gather import gather
 from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.overview import overview
 from launcher.images.interrupts import ending_cleanly
-from launcher.launching.directory import TRAINER
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs.files import copy_package
-from launcher.runs.paths import CODE
+from launcher.runs.paths import CODE, TASK_PACKAGES
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
 
@@ -97,8 +96,9 @@ def check_gpus(made: Draft, directory: Path, only: str | None, minutes: int) -> 
     if result.exists() or (directory / CODE).exists():
         raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
     directory.mkdir(parents=True, exist_ok=True)
-    # As in a launch, the nodes get the trainer alone: the launcher's own libraries are not theirs.
-    copy_package(TRAINER, directory / CODE / TRAINER.name)
+    # As in a launch, the nodes get what tasks run alone: the launcher's own libraries are not theirs.
+    for package in TASK_PACKAGES:
+        copy_package(package, directory / CODE / package.name)
     (directory / f"{CONFIG}.yaml").write_text(config_text(plan.job.config), encoding="utf-8")
     python = common.python(made.composition.config)
     command = [python, "-u", "-m", "trainer.gpu_check", "--directory", str(directory)]

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.estimates.countable import has_fused_attention
+from arithmetic.parameters import expert_width
+from launcher.estimates.model import has_fused_attention
 from launcher.estimates.parallelism import Stack
-from launcher.estimates.reading import Training
+from launcher.estimates.training import Training
 from launcher.estimates.values import Values
-from launcher.parameters import expert_width
 
 # A mask of a dropout; a logarithm of a softmax's sum, in fp32.
 _MASK = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.estimates.sizes import Sized
+from launcher.estimates.model import Sized
 from launcher.estimates.values import Values, is_whole
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"

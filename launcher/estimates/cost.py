@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from arithmetic.layout import ParallelConfig, fits, is_rampup
 from launcher.attained import assumed, attained
 from launcher.estimates.checkpoints import checkpoints_of
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.layout import layout_of
-from launcher.estimates.parallelism import RAMPUP, ParallelConfig, fits, is_rampup, read_parallel_config
-from launcher.estimates.sizes import Sized, sized
-from launcher.estimates.speed import Running, Speed, running_of
+from launcher.estimates.model import Sized, sized
+from launcher.estimates.parallelism import RAMPUP, read_parallel_config
+from launcher.estimates.speed import Running, Speed, running_of, work_of
 from launcher.estimates.values import Values
-from launcher.estimates.work import work_of
 from launcher.plan import Plan
 from launcher.slurm.times import training_seconds
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from arithmetic.layout import ParallelConfig
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import ParallelConfig, is_encoder_decoder, stacks_of
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
 from launcher.estimates.values import Values
 
 SEQUENCE = "model.sequence_parallel"

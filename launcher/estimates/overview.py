@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.estimates.cost import Amount, Cost, amount_of, estimate_cost
-from launcher.estimates.gpu import Counted, gpu_of
+from launcher.estimates.gpus import Counted, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.plan import Plan
 

@@ -8,16 +8,18 @@ what they were compared with; the constants are in `attained.json`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import log2
 from typing import NamedTuple
 
+from arithmetic.gpus import Gpu
+from arithmetic.layout import ParallelConfig
+from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.attained import Attained, Products
-from launcher.estimates.countable import model_type_of
 from launcher.estimates.layout import Layout
-from launcher.estimates.parallelism import ParallelConfig
-from launcher.estimates.values import Values
-from launcher.estimates.work import Stack, Work
-from launcher.hardware import Gpu
+from launcher.estimates.model import has_fused_attention, is_countable, model_type_of
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, full
 
 # Nobody publishes the network of some GPUs: that of the A100's machines is taken, 200 Gbit/s for each.
 _NETWORK = 25e9
@@ -99,7 +101,7 @@ class Speed:
         node = gpu.nvlink if gpu.nvlink and gpu.nvlink_gpus >= work.devices else _PCIE
         self._node = node * attained.links
         self._network = (_NETWORK if gpu.nic is None else gpu.nic) * attained.links
-        self._layers: dict[tuple[Stack, int, int, int, bool], _Layer] = {}
+        self._layers: dict[tuple[TimedStack, int, int, int, bool], _Layer] = {}
         self._ends: dict[tuple[int, int, int], float] = {}
 
     @property
@@ -151,7 +153,7 @@ class Speed:
             longest = max(longest, seconds + self._handing_over(stack, layout))
         return longest
 
-    def _layers_of(self, stack: Stack, layout: Layout) -> tuple[int, int]:
+    def _layers_of(self, stack: TimedStack, layout: Layout) -> tuple[int, int]:
         """Return the layers of most stages of a stack, and of its last one."""
         stages, total = self._work.stages(stack, layout.pipeline), stack.layers
         embedding, loss = (True, True) if layout.counts_ends else self._running.counted_ends
@@ -161,7 +163,7 @@ class Speed:
         most = -(-total // max(stages, 1))
         return max(most, first or 0), (most if last is None else last) - loss
 
-    def _stage(self, stack: Stack, layout: Layout, layers: int) -> float:
+    def _stage(self, stack: TimedStack, layout: Layout, layers: int) -> float:
         """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
         # Only what of a layout a layer depends on; thousands of layouts share it.
         alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
@@ -175,7 +177,7 @@ class Speed:
             again = core
         return layers * (forward + backward + again)
 
-    def _layer(self, stack: Stack, layout: Layout) -> _Layer:
+    def _layer(self, stack: TimedStack, layout: Layout) -> _Layer:
         tensor = layout.tensor
         tokens = layout.micro * stack.length / layout.context
         sides = list(stack.products(tensor))
@@ -202,7 +204,7 @@ class Speed:
         backward = max(2 * (products + moved) + core_backward + cast_backward, 2 * least) + waits
         return _Layer(forward, backward, core)
 
-    def _core(self, stack: Stack, layout: Layout) -> tuple[float, float]:
+    def _core(self, stack: TimedStack, layout: Layout) -> tuple[float, float]:
         """Return the seconds of attention's core, forward and backward, with the keys that go around."""
         tensor, context = layout.tensor, layout.context
         forward = backward = 0.0
@@ -240,7 +242,7 @@ class Speed:
             self._ends[key] = 3 * product + 16 * tokens * share / self._memory
         return self._ends[key]
 
-    def _handing_over(self, stack: Stack, layout: Layout) -> float:
+    def _handing_over(self, stack: TimedStack, layout: Layout) -> float:
         """Return what each chunk of a stage sends on and back for a micro batch, and waits for.
 
         Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):
@@ -305,3 +307,120 @@ def _product(rows: float, inner: float, columns: float, rate: float, tile: float
     """
     ideal = 2 * rows * inner * columns / rate
     return ideal * (1 + tile / rows) * (1 + tile / inner) * (1 + tile / columns)
+
+
+# What the time of a step is not known of, as people call it.
+_NOT_TIMED = {
+    "model.num_moe_experts": "how long experts take is not estimated",
+    "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
+    "model.window_size": "how long attention to a sliding window takes is not estimated",
+}
+# A vocabulary of this size is counted with where the tokenizer's is not known.
+_VOCABULARY = 50_304
+
+
+class TimedStack(NamedTuple):
+    """Layers that are alike. `attends_to` has the length of what each attention of a layer looks at.
+
+    `width` and `kv_width` are those of all queries and of all keys, `ways_in` the matrices on the way into
+    the MLP, `reductions` how often tensor parallel ranks add up their parts in a forward pass.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    width: int
+    kv_width: int
+    ffn: int
+    ways_in: int
+    length: int
+    attends_to: tuple[int, ...]
+    causal: bool
+
+    @property
+    def reductions(self) -> int:
+        return len(self.attends_to) + 1
+
+    def products(self, tensor: int) -> Iterator[tuple[float, float]]:
+        """The matrices of a layer, as a rank of tensor parallel has them: inner side × columns."""
+        for _ in self.attends_to:
+            yield self.hidden, (self.width + 2 * self.kv_width) / tensor
+            yield self.width / tensor, self.hidden
+        yield self.hidden, self.ways_in * self.ffn / tensor
+        yield self.ffn / tensor, self.hidden
+
+
+class Work(NamedTuple):
+    """A model, and what its configuration lets overlap with computing."""
+
+    stacks: tuple[TimedStack, ...]
+    vocabulary: int
+    parameters: int
+    devices: int
+    flash: bool
+    overlaps_tensor: bool
+    overlaps_pipeline: bool
+    overlaps_data: bool
+
+    def stages(self, stack: TimedStack, pipeline: int) -> int:
+        """The pipeline's stages that a stack has: a T5's encoder the first half of them."""
+        if len(self.stacks) == 1 or pipeline == 1:
+            return pipeline
+        return pipeline // 2 if stack is self.stacks[0] else pipeline - pipeline // 2
+
+
+def work_of(values: Values, devices: int, engine: str) -> Work | None:
+    """What a job's model comes to; ``None`` if one of its sizes is not known, or how long it takes."""
+    model, stacks = values.node("model"), _stacks(values)
+    if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
+        return None
+    vocabulary = vocabulary_size(model) or _VOCABULARY
+    return Work(
+        stacks=stacks,
+        vocabulary=vocabulary,
+        parameters=count_parameters(model, vocabulary, model_type_of(values)),
+        devices=devices,
+        flash=all(has_fused_attention(values, one.node, engine) for one in stacks_of(values)),
+        overlaps_tensor=values.flag("model.ub_tp_comm_overlap"),
+        overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
+        overlaps_data=values.flag("model.optim.overlap_grad_sync"),
+    )
+
+
+def untimed(values: Values) -> str | None:
+    """Return why the steps of a good configuration are not timed, with the key; ``None`` if they are."""
+    for key, why in _NOT_TIMED.items():
+        if values.raw(key):
+            return f"{full(key)}={values.raw(key)}: {why}"
+    return None
+
+
+def _stacks(values: Values) -> tuple[TimedStack, ...]:
+    two = is_encoder_decoder(values)
+    length = values.whole("model.seq_length" if two else "model.encoder_seq_length")
+    found = stacks_of(values)
+    if length is None or any(None in (one.layers, one.hidden, one.heads) for one in found):
+        return ()
+    if not two:
+        return tuple(_stack(values, one, length, (length,)) for one in found)
+    inner = values.whole("model.data.seq_length_dec", length) or length
+    encoder, decoder = found
+    # Both look at themselves, and the decoder at the encoder too.
+    return _stack(values, encoder, length, (length,)), _stack(values, decoder, inner, (inner, length))
+
+
+def _stack(values: Values, found: Stack, length: int, attends_to: tuple[int, ...]) -> TimedStack:
+    assert found.layers and found.hidden and found.heads
+    head = found.kv_channels or max(found.hidden // found.heads, 1)
+    return TimedStack(
+        layers=found.layers,
+        hidden=found.hidden,
+        heads=found.heads,
+        width=head * found.heads,
+        kv_width=head * (found.groups or found.heads),
+        ffn=found.ffn or 4 * found.hidden,
+        ways_in=2 if str(values.raw(f"{found.node}.activation")).endswith("glu") else 1,
+        length=length,
+        attends_to=attends_to,
+        causal=found.node != "model.encoder",
+    )

@@ -22,13 +22,12 @@ from launcher.errors import UserError, nearest_files, shown
 from launcher.images.dockerfiles import TEMPLATE_DIR, render_dockerfile, text
 from launcher.images.references import Kind, Reference, whole_path
 from launcher.runs.checkouts import checkout_of
+from launcher.runs.paths import TASK_PACKAGES
 from launcher.runs.provenance import user
 
 __all__ = ["Recipe", "build_labels", "recipe", "recipe_names"]
 
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 _SCRIPT = "dev-script.sh"
-_COPIES_TRAINER = re.compile(r"^COPY trainer ", re.MULTILINE)
 _SHORT = 12
 _HASH_LABEL = "slipway.recipe.hash"
 _LOCAL = "localhost"  # what podman and buildah call images of this machine
@@ -165,8 +164,9 @@ def _recipe_of(composition: ImageComposition, template_dir: Path | None) -> Reci
     )
     digest = _hash(dockerfile, context, config.platform)
     dockerfile += f"LABEL {_HASH_LABEL}={text(digest)}\n"
-    if _COPIES_TRAINER.search(dockerfile):
-        context |= _trainer()
+    for package in TASK_PACKAGES:
+        if re.search(rf"^COPY {package.name} ", dockerfile, re.MULTILINE):
+            context |= _files_of(package)
     return Recipe(
         name=name,
         flavor=config.flavor,
@@ -225,9 +225,9 @@ def _script(config: ImageConfig) -> Iterator[tuple[str, bytes]]:
         ) from error
 
 
-def _trainer() -> dict[str, bytes]:
-    files = (path for path in sorted(TRAINER.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-    return {str(Path("trainer") / path.relative_to(TRAINER)): path.read_bytes() for path in files}
+def _files_of(package: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
 
 
 def _labels(name: str, config: ImageConfig, base: Reference) -> dict[str, str]:

@@ -27,8 +27,6 @@ from launcher.secrecy import recorded
 from supervisor.excluded import ExcludedNode
 from supervisor.files import write_atomic
 
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
-
 
 def write(made: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> tuple[Draft, Manifest]:
     """Write the launch, taking the next number for as long as other launchers take ours.
@@ -46,7 +44,7 @@ def write(made: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -
     # Without Slurm a job runs without its container.
     container = made.plan.job.container if made.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(TRAINER, request.config_dir, image), image)
+    origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
     while True:
         manifest = manifest_of(made, request, origin, avoided)
         files = files_of(made, manifest, request)
@@ -140,8 +138,8 @@ def _quoted(word: str) -> str:
     return shlex.quote(word)
 
 
-def _code(plan: Plan) -> Path | None:
-    return TRAINER if plan.job.engine == "megatron" else None
+def _code(plan: Plan) -> Sequence[Path]:
+    return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
 
 
 def manifest_of(

@@ -11,18 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.checks.findings import full
+from arithmetic.layout import ParallelConfig, fits
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import (
-    ParallelConfig,
-    fits,
-    is_encoder_decoder,
-    read_parallel_config,
-)
-from launcher.estimates.values import Values
+from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
+from launcher.estimates.values import Values, full
 from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
 
 STEPS = 2

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes, gather
+from launcher.checks.gate import as_mistakes
 from launcher.checks.gathering.cluster import remembered
+from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.trainer import trainer_verdicts
 from launcher.checks.runner import run_checks
 from launcher.config.compose import Composition

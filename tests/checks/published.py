@@ -8,15 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from arithmetic.gpus import GPUS
+from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
 from launcher.checks.facts import Facts
 from launcher.checks.suggesting import Suggester
 from launcher.estimates.layout import Layout, layout_of
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
-from launcher.estimates.speed import Speed, running_of
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.speed import Speed, Work, running_of, work_of
 from launcher.estimates.values import Values
-from launcher.estimates.work import Work, work_of
-from launcher.hardware import GPUS
 from tests.checks.plans import GPT, changed, plan_of
 
 _TABLE = json.loads(Path(__file__).with_name("published_steps.json").read_text(encoding="utf-8"))

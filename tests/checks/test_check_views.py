@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from arithmetic.gpus import GPUS
 from launcher.cli.check_views import Looked, print_screen
 from launcher.cli.cost_view import cost_lines
 from launcher.cli.memory_figure import require_suffix, write_figure
@@ -20,10 +21,9 @@ from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_t
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.estimates.cost import Cost
-from launcher.estimates.gpu import Counted
+from launcher.estimates.gpus import Counted
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.overview import Memory, overview
-from launcher.hardware import GPUS
 from launcher.monitor.pictures import write_picture
 from launcher.plan import Assumptions, Plan
 from tests.checks.plans import GPT, plan_of

@@ -13,7 +13,7 @@ from launcher.checks.path_facts import LocalPath, LocalPaths, PathFacts
 from launcher.checks.rules.space import checkpoint_problems
 from launcher.checks.runner import run_checks
 from launcher.estimates.checkpoints import Checkpoints, checkpoints_of
-from launcher.estimates.sizes import sized
+from launcher.estimates.model import sized
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
 

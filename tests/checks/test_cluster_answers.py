@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.gate import gather, inspect_draft
+from launcher.checks.gate import inspect_draft
 from launcher.checks.gathering.cluster import cluster_facts, remembered
+from launcher.checks.gathering.gather import gather
 from launcher.drafting import Request, draft
 from launcher.plan import Plan
 from launcher.slurm import cluster

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import gather, inspect_draft, refuse
+from launcher.checks.gate import inspect_draft, refuse
 from launcher.checks.gathering.cluster import cluster_facts
+from launcher.checks.gathering.gather import gather
 from launcher.checks.registry import CHECKS
 from launcher.checks.runner import run_checks
 from launcher.drafting import Draft, Request, draft

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from arithmetic.layout import fits
 from launcher.checks.findings import Finding
 from launcher.checks.rules.elastic import count_problems
 from launcher.checks.runner import run_checks
-from launcher.estimates.parallelism import fits, read_parallel_config
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from tests.checks.plans import GPT, KNOWN, changed, plan_of

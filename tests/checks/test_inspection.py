@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes, gather, inspect_draft, refuse
+from launcher.checks.gate import as_mistakes, inspect_draft, refuse
+from launcher.checks.gathering.gather import gather
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from tests.checks.shelves import NFS, image, stock

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from arithmetic.flops import sample_flops
+from arithmetic.parameters import count_parameters, parts_of
 from launcher.checks.findings import Severity
 from launcher.checks.rules.memory import memory_problems
-from launcher.estimates.flops import sample_flops
-from launcher.estimates.memory import StageMemory
-from launcher.estimates.reading import training_of
-from launcher.estimates.split import parameters_of, stages_of
-from launcher.estimates.states import bytes_per_parameter
-from launcher.parameters import count_parameters, parts_of
+from launcher.estimates.memory import StageMemory, bytes_per_parameter
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.checks.test_memory_measured import LIBRARIES
 from tests.checks.trainings import gpt, layout, stages, training

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
+from arithmetic.parameters import count_parameters
 from launcher.checks.findings import Severity
 from launcher.checks.rules.memory import memory_problems
 from launcher.config.compose import list_options
 from launcher.config.many import Sweep
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.reading import training_of
-from launcher.estimates.split import parameters_of, stages_of
-from launcher.parameters import count_parameters
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.stages.planning import plan_launch
 from tests.checks.plans import GPT, KNOWN, changed, plan_of
 from tests.checks.trainings import gpt, layout, stages, training

@@ -17,11 +17,11 @@ from launcher.checks.rules.types import KEYS
 from launcher.checks.runner import run_checks
 from launcher.checks.suggesting import Suggester, would_fit
 from launcher.estimates.cost import estimate_cost
-from launcher.estimates.countable import has_fused_attention, is_countable
 from launcher.estimates.layout import with_changes
 from launcher.estimates.memory import estimate_memory
+from launcher.estimates.model import has_fused_attention, is_countable
+from launcher.estimates.speed import work_of
 from launcher.estimates.values import Values
-from launcher.estimates.work import work_of
 from launcher.plan import Plan
 from tests.checks.cases import LATENT, MOE
 from tests.checks.plans import GPT, KNOWN, T5, changed, plan_of

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from arithmetic.gpus import GPUS
+from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.estimates.layout import Layout, Recompute
-from launcher.estimates.parallelism import ParallelConfig
-from launcher.estimates.speed import Running, Speed, running_of
+from launcher.estimates.speed import Running, Speed, Work, running_of, work_of
 from launcher.estimates.values import Values
-from launcher.estimates.work import Work, work_of
-from launcher.hardware import GPUS
 from tests.checks.plans import GPT, T5, changed
 from tests.checks.published import CALIBRATION, HELD_OUT, STEPS, Published
 

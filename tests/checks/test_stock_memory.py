@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+from arithmetic.gpus import GPUS
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.runner import run_checks
 from launcher.checks.suggesting import Suggester, overrides
 from launcher.config.compose import compose, list_options
-from launcher.hardware import GPUS
 from launcher.plan import Plan
 from launcher.stages.planning import plan_launch
 from tests.checks.plans import KNOWN

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from arithmetic.layout import ParallelConfig
 from launcher.cli.smoke import without_smoke
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.smoke import Smoke, plan_smoke
 from tests.checks.shelves import stock

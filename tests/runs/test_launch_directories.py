@@ -73,9 +73,9 @@ def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
 
 def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     paths = LaunchPaths(tmp_path, "run", "job", 1)
-    write_launch(paths, {paths.script: "one\n"}, code=None, key="base_results_dir")
+    write_launch(paths, {paths.script: "one\n"}, code=(), key="base_results_dir")
     with pytest.raises(LaunchExists):
-        write_launch(paths, {paths.script: "two\n"}, code=None, key="base_results_dir")
+        write_launch(paths, {paths.script: "two\n"}, code=(), key="base_results_dir")
     assert paths.script.read_text() == "one\n"
     assert [entry.name for entry in (tmp_path / "launches").iterdir()] == ["1"]
 

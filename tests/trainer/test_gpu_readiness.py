@@ -19,7 +19,6 @@ from trainer import device, requirements
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
 from trainer.errors import UserError
-from trainer.report.flops import layer_flops, model_flops
 from trainer.report.progress import StepClock
 
 pytestmark = pytest.mark.trainer
@@ -216,12 +215,3 @@ def test_a_step_takes_from_the_end_of_one_to_the_end_of_the_next(monkeypatch: py
     assert waited == [2.0]
     now[0] += 3.0
     assert clock.lap() == 3.0
-
-
-def test_causal_attention_counts_half_of_the_scores(settings: Callable[..., Settings]) -> None:
-    shape = settings().architecture
-    scores = 4 * shape.seq_length**2 * shape.num_attention_heads * shape.kv_channels
-    length = shape.seq_length
-    assert layer_flops(shape, length) - layer_flops(shape, length, causal=True) == scores // 2
-    whole, causal = model_flops(shape, 304), model_flops(shape, 304, causal=True)
-    assert whole - causal == 3 * shape.num_layers * scores // 2

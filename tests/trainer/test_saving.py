@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.estimates import checkpoints
-from launcher.estimates.sizes import sized
+from launcher.estimates.model import sized
 from launcher.estimates.values import Values
 from tests.trainer.conftest import edited
 from tests.trainer.ranks import Run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from arithmetic.layout import is_rampup
 from trainer.config.values import Values
 from trainer.errors import UserError
 
@@ -74,7 +75,7 @@ def read_rampup(values: Values, global_batch: int) -> Rampup | None:
     raw = values.raw(_KEY)
     if raw is None:
         return None
-    if not isinstance(raw, list) or len(raw) != 3 or not all(_is_positive(part) for part in raw):
+    if not is_rampup(raw):
         values.fail(
             _KEY,
             "three whole numbers of at least 1: the first batch, its increment, and the samples that it "
@@ -89,7 +90,3 @@ def read_rampup(values: Values, global_batch: int) -> Rampup | None:
             f"increments of {increment} that lead from {start} to model.global_batch_size={global_batch}",
         )
     return Rampup(start, increment, samples, global_batch)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from arithmetic.parameters import padded_vocabulary
 from trainer.checkpoint import compatible, reader, state, store
 from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.state import Progress
-from trainer.config.layout import padded_vocabulary
 from trainer.config.settings import Settings
 from trainer.data import identity
 from trainer.data.heldout import heldout_windows, unigram_entropy

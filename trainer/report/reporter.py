@@ -12,7 +12,7 @@ from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
 from trainer.distributed import Place
 from trainer.logs import LOGGER
-from trainer.report.flops import model_flops, peak_flops
+from trainer.report.flops import device_peak, model_flops
 from trainer.report.memory import used_bytes
 from trainer.report.metrics import DAMAGED_FILE_NAME, MetricsFile
 from trainer.report.progress import Pace, step_line
@@ -228,4 +228,4 @@ class Reporter:
 def _peak(settings: Settings, place: Place) -> float | None:
     if place.device.type != "cuda":
         return None
-    return peak_flops(torch.cuda.get_device_name(place.device), settings.precision)
+    return device_peak(torch.cuda.get_device_name(place.device), settings.precision)

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
-from launcher.checks.findings import full
 from launcher.checks.gathering.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
 from launcher.checks.gathering.data_identity import ask_identity
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.drafting import Draft
 from launcher.errors import UserError
-from launcher.estimates.values import Values
+from launcher.estimates.values import Values, full
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.runs.reading import read_yaml

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.checks.findings import Finding, error, full
+from arithmetic.layout import ParallelConfig, is_rampup
+from launcher.checks.findings import Finding, error
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import RAMPUP, ParallelConfig, is_rampup
-from launcher.estimates.values import Values, is_whole
+from launcher.estimates.parallelism import RAMPUP
+from launcher.estimates.values import Values, full, is_whole
 
 _ACCUMULATE = "trainer.accumulate_grad_batches"
 
@@ -28,8 +29,7 @@ def rampup_problems(values: Values, shape: ParallelConfig, nodes: int) -> Iterat
         return
     start, increment, _ = rampup
     data = shape.data(nodes)
-    grouped = shape.virtual is not None and shape.pipeline > 1
-    step = shape.micro * data * (shape.group if grouped else 1)
+    step = shape.rampup_multiple(nodes)
     way = shape.batch - start
     if way <= 0:
         more = "is more than" if way < 0 else "is already"
@@ -53,7 +53,7 @@ def rampup_problems(values: Values, shape: ParallelConfig, nodes: int) -> Iterat
             RAMPUP,
             rampup,
             f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data}"
-            + (f" × groups of {shape.group} for virtual stages" if grouped else "")
+            + (f" × groups of {shape.group} for virtual stages" if shape.is_interleaved else "")
             + f" = {step}",
             _rampup_fix(shape.batch, step),
             also=(keys.MICRO, keys.NODES),

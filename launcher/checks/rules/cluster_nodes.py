@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, error, full, warning
+from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import chosen, node_key, overrules, partitions_text
 from launcher.checks.rules.elastic import is_elastic
 from launcher.errors import did_you_mean
-from launcher.estimates.gpu import gpu_of
+from launcher.estimates.gpus import gpu_of
 from launcher.estimates.parallelism import DEVICES
-from launcher.estimates.values import count
+from launcher.estimates.values import count, full
 from launcher.plan import Job, Plan, Resources
 from launcher.slurm.cluster import Node, Partition, gpus_in_gres
 from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.checks.facts import Change, Facts
-from launcher.checks.findings import Finding, error, full, warning
+from launcher.checks.findings import Finding, error, warning
 from launcher.errors import shown
+from launcher.estimates.values import full
 from launcher.plan import Plan
 
 _RUN = "training.run.name"

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from itertools import chain
 
-from launcher.checks.findings import Finding, error, full
+from arithmetic.layout import ParallelConfig
+from launcher.checks.findings import Finding, error
 from launcher.checks.rules import batches
 from launcher.checks.rules.layout import problems_at
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
-from launcher.estimates.values import Values, count, listed
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values, count, full, listed
 from launcher.plan import Plan, Resources
 
 NODES = "resilience.nodes"

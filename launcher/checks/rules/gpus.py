@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, error, full, warning
-from launcher.estimates.countable import precision_of
-from launcher.estimates.gpu import Counted, gpu_of
+from launcher.checks.findings import Finding, error, warning
+from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.model import precision_of
 from launcher.estimates.parallelism import DEVICES
-from launcher.estimates.values import Values, count
+from launcher.estimates.values import Values, count, full
 from launcher.plan import Resources
 
 CHECK = "layout.gpus"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, error, full, warning
+from launcher.checks.findings import Finding, error, warning
 from launcher.estimates.parallelism import PIPELINE
-from launcher.estimates.values import Values
+from launcher.estimates.values import Values, full
 from launcher.plan import Job, Plan
 from launcher.releases import (
     Contents,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, divides_batch, divides_world, experts_divide_world, interleaves
 from launcher.checks.findings import Finding, error
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import ParallelConfig, read_parallel_config
+from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values, count
 
 Rule = Callable[[ParallelConfig, int], Finding | None]
@@ -32,7 +33,7 @@ def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
 
 
 def world_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if keys.divides_world(shape, nodes):
+    if divides_world(shape, nodes):
         return None
     return error(
         "layout.world",
@@ -43,7 +44,7 @@ def world_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
 
 
 def experts_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if keys.experts_divide_world(shape, nodes):
+    if experts_divide_world(shape, nodes):
         return None
     size = shape.experts
     return error(
@@ -57,7 +58,7 @@ def experts_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
 
 
 def batch_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if keys.divides_batch(shape, nodes):
+    if divides_batch(shape, nodes):
         return None
     data = shape.data(nodes)
     step = shape.micro * data
@@ -72,7 +73,7 @@ def batch_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
 
 
 def interleaving_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
-    if keys.interleaves(shape, nodes):
+    if interleaves(shape, nodes):
         return None
     micro_batches = shape.micro_batches(nodes)
     return error(

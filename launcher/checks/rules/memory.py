@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from arithmetic.gpus import GPUS
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.estimates import parallelism as keys
-from launcher.estimates.gpu import Counted, gpu_of
+from launcher.estimates.gpus import Counted, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.reading import uncounted
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values
-from launcher.hardware import GPUS
 from launcher.plan import Plan
 
 CHECK = "memory.fits"

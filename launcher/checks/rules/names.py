@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, full, warning
+from launcher.checks.findings import Finding, Severity, warning
 from launcher.errors import one_line
-from launcher.estimates.values import Values
+from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
 # Closer than `did_you_mean` wants it: NeMo has keys that our tree does not show, and they are no mistakes.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, error, full, warning
+from launcher.checks.findings import Finding, error, warning
 from launcher.checks.path_facts import Lack, LocalPath, PathFacts
-from launcher.estimates.values import count
+from launcher.estimates.values import count, full
 from launcher.plan import Plan
 
 # So many of those with the same mistake are named.

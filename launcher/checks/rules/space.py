@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, error, full, warning
+from launcher.checks.findings import Finding, error, warning
 from launcher.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
-from launcher.estimates.sizes import sized
-from launcher.estimates.values import Values, count
+from launcher.estimates.model import sized
+from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, full, warning
+from launcher.checks.findings import Finding, Severity, warning
 from launcher.estimates.cost import Cost, estimate_cost
-from launcher.estimates.sizes import sized
-from launcher.estimates.values import Values, count
+from launcher.estimates.model import sized
+from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 
 _DAY = 24 * 3600

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from launcher.checks.findings import Finding, error
 from launcher.estimates import parallelism as keys
-from launcher.estimates.countable import LATENT, LATENT_QUERY
+from launcher.estimates.model import LATENT, LATENT_QUERY
 from launcher.estimates.parallelism import is_encoder_decoder
 from launcher.estimates.values import Values, is_number, is_whole
 

@@ -58,7 +58,7 @@ class Size:
         return self.split // tensor + self.whole
 
 
-class Stack(NamedTuple):
+class StackParameters(NamedTuple):
     """A stack of layers: one of them, and the norm behind the last.
 
     `sparse` is a layer whose MLP is a mixture of experts, and `sparse_layers` is how many of the layers are.
@@ -85,7 +85,7 @@ class Parts(NamedTuple):
 
     embedding: Size
     words: Size
-    stacks: tuple[Stack, ...]
+    stacks: tuple[StackParameters, ...]
     output: Size
     is_tied: bool
 
@@ -108,8 +108,16 @@ def vocabulary_size(model: Node) -> int | None:
     size = int(size) + (0 if override else int(tokenizer.get("num_sentinel_tokens") or 0))
     # A size that is given is the model's: as in NeMo it is not padded, but for what the ranks share evenly.
     multiple = 1 if override else model.get("make_vocab_size_divisible_by") or 1
-    divisor = multiple * (model.get("tensor_model_parallel_size") or 1)
-    return -(-size // divisor) * divisor
+    return padded_vocabulary(size, multiple, model.get("tensor_model_parallel_size") or 1)
+
+
+def padded_vocabulary(size: int, divisor: int, tensor: int) -> int:
+    """Round a vocabulary's size up to a multiple of ``divisor * tensor``.
+
+    NeMo and megatron/training/tokenizer (`_vocab_size_with_padding`).
+    """
+    multiple = divisor * tensor
+    return -(-size // multiple) * multiple
 
 
 def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> int:
@@ -141,7 +149,9 @@ def _gpt(model: Node, vocabulary: int) -> Parts:
     words = Size(vocabulary * int(model["hidden_size"]))
     tied = bool(model.get("share_embeddings_and_output_weights", True))
     layers = int(model["num_layers"])
-    stack = Stack(layers, _layer(model), _norm(model), _sparse(model), sparse_layers(model, 0, layers))
+    stack = StackParameters(
+        layers, _layer(model), _norm(model), _sparse(model), sparse_layers(model, 0, layers)
+    )
     return Parts(words + _positions(model), words, (stack,), Size() if tied else words, tied)
 
 
@@ -156,7 +166,7 @@ def _t5(model: Node, vocabulary: int) -> Parts:
     buckets = encoder.get("relative_attention_num_buckets") or 32
     relative = buckets if encoder.get("position_embedding_type") == "relative" else 0
     stacks = tuple(
-        Stack(
+        StackParameters(
             int(stack["num_layers"]),
             _layer(stack, attentions),
             _norm(stack) + Size(0, relative * int(stack["num_attention_heads"])),
@@ -176,7 +186,7 @@ def _bert(model: Node, vocabulary: int) -> Parts:
         # Which of two sentences a token is in, the pooler, and whether the second follows the first.
         kinds = Size(0, 2 * hidden)
         heads += Size(0, hidden * hidden + hidden + 2 * hidden + 2)
-    stack = Stack(int(model["num_layers"]), _layer(model), _norm(model))
+    stack = StackParameters(int(model["num_layers"]), _layer(model), _norm(model))
     return Parts(words + _positions(model) + kinds, words, (stack,), heads, is_tied=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.hardware import ASSUMED, GPUS, Gpu, named
+from arithmetic.gpus import ASSUMED, GPUS, Gpu, named
 from launcher.plan import Resources
 
 _NOBODY = "assumed: cluster.gpu is null"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.parameters import count_parameters, vocabulary_size
+from arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
 
 GPT2 = {
     "max_position_embeddings": 1024,
@@ -125,5 +125,11 @@ def test_t5_has_two_stacks_and_attention_across_them() -> None:
         ({}, None),
     ],
 )
-def test_the_padded_vocabulary(model: dict[str, Any], size: int | None) -> None:
+def test_vocabulary_of_a_model_is_padded(model: dict[str, Any], size: int | None) -> None:
     assert vocabulary_size(model) == size
+
+
+def test_vocabulary_is_padded_for_the_ranks_that_share_it() -> None:
+    # GPT-2's vocabulary with NeMo's default divisor: 50,304, and 51,200 with tensor parallel 8.
+    assert padded_vocabulary(50257, 128, 1) == 50304
+    assert padded_vocabulary(50257, 128, 8) == 51200

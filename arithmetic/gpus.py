@@ -1,22 +1,21 @@
-"""GPUs that estimates know: their memory, how fast they multiply matrices, and their links.
+"""Types of GPU: their memory, how fast they multiply matrices, and their links.
 
-The table is `trainer/gpus.json`, with the sources: it goes into jobs with the trainer, which reads
-the same rows. A site adds GPUs to it, or changes some, with `cluster.gpu_types`.
+The table is `gpus.json`, with the sources of each figure. A site adds GPUs to it, or changes some, with
+`cluster.gpu_types`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _MIB = 2**20
 _GBIT = 1e9 / 8
-# The trainer lies beside the launcher, in a checkout and in an installation.
-_TABLE = Path(__file__).resolve().parents[1] / "trainer" / "gpus.json"
+_TABLE = Path(__file__).resolve().with_name("gpus.json")
 _NEEDED = ("memory_mib", "peak_tflops", "capability", "memory_gb_s")
 _NEW: Mapping[str, Any] = {"nvlink_gb_s": 0, "nvlink_gpus": 1}
 # gpu:h100:8, gpu:a100:8(S:0-1), in a list; a type may begin with a digit, such as MIG's 1g.5gb.
@@ -69,12 +68,12 @@ class Gpu(NamedTuple):
 
     @property
     def has_bf16(self) -> bool:
-        """NVIDIA A100 white paper (2020): new in its tensor cores."""
+        """Return True for tensor cores with bf16: new in the A100 (NVIDIA A100 white paper, 2020)."""
         return "bf16" in self.peaks
 
     @property
     def has_fp8(self) -> bool:
-        """Transformer Engine, check_fp8_support: compute capability 8.9 or higher."""
+        """Return True from compute capability 8.9 on (Transformer Engine, check_fp8_support)."""
         return self.capability >= (8, 9)
 
     @property
@@ -141,6 +140,27 @@ def trainer_rows(gpus: Mapping[str, Gpu]) -> list[dict[str, Any]]:
             peaks = {kind: value / 1e12 for kind, value in gpu.peaks.items()}
             rows.append({"name": name, "names": gpu.names, "peak_tflops": peaks})
     return rows
+
+
+def peak_flops(device: str, operands: str, site: Sequence[Mapping[str, Any]] = ()) -> float | None:
+    """Return the dense peak of a GPU in FLOP/s; None if it is not known.
+
+    Parameters
+    ----------
+    device
+        Its name, as ``torch.cuda.get_device_name`` returns it.
+    operands
+        A key of `Gpu.peaks`. That of ``fp32`` is the CUDA cores' rate, because torch multiplies fp32 matrices
+        in fp32 and not in TF32 unless asked to.
+    site
+        The site's own GPUs, as `trainer_rows` returns them; they replace those of the same name.
+    """
+    replaced, plain = {row["name"] for row in site}, plain_name(device)
+    rows = [*site, *(row for name, row in ROWS.items() if name not in replaced)]
+    # A name may leave the memory open, which is all the same here.
+    peaks = {row["peak_tflops"].get(operands) for row in rows if re.fullmatch(row["names"], plain)}
+    peak = peaks.pop() if len(peaks) == 1 else None
+    return peak * 1e12 if peak is not None else None
 
 
 def plain_name(name: str) -> str:

@@ -1,10 +1,13 @@
-"""What estimates need of a model before they may count with it, and what several of them read of it."""
+"""The model of a job: what estimates need before they may count with it, and its sizes."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from arithmetic.flops import sample_flops, sample_tokens
+from arithmetic.parameters import count_parameters, has_learned_positions, vocabulary_size
 from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
 from launcher.estimates.values import Values
-from launcher.parameters import has_learned_positions
 
 # Sizes that may be left out, and are whole numbers where they are not.
 _OF_STACK = ("num_query_groups", "kv_channels", "relative_attention_num_buckets")
@@ -96,3 +99,36 @@ def has_fused_attention(values: Values, node: str, engine: str) -> bool:
         return bool(values.raw("model.attention_backend") != "local")
     asked = ("model.use_flash_attention", f"{node}.use_flash_attention", "model.transformer_engine")
     return precision_of(values) != "32" and any(values.flag(key) for key in asked)
+
+
+class Sized(NamedTuple):
+    """A model whose sizes are all known.
+
+    `vocabulary` is padded. `flops` are the model FLOPs of one sample, forward and backward, and `tokens` what
+    it counts as. `has_experts` tells a mixture of experts, `parameters` those of all of them.
+    """
+
+    model_type: str
+    vocabulary: int
+    parameters: int
+    flops: int
+    tokens: int
+    has_experts: bool = False
+
+
+def sized(values: Values) -> Sized | None:
+    """Return a job's model; ``None`` where a size is missing or none, or the vocabulary is not known."""
+    model, model_type = values.node("model"), model_type_of(values)
+    if model is None or not is_countable(values):
+        return None
+    vocabulary = vocabulary_size(model)
+    if vocabulary is None:
+        return None
+    return Sized(
+        model_type,
+        vocabulary,
+        count_parameters(model, vocabulary, model_type),
+        sample_flops(model, vocabulary, model_type),
+        sample_tokens(model, model_type),
+        bool(model.get("num_moe_experts")),
+    )
