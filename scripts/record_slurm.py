@@ -1,4 +1,4 @@
-"""Record what the installed Slurm answers to the launcher's questions, as data for the unit tests.
+"""Record the installed Slurm's answers to the launcher's questions, as data for the unit tests.
 
 Boots a sandbox, submits one job for each way to wait, run and end, and writes the answers into a directory:
 `scripts/debian_root.py SUITE .venv/bin/python scripts/record_slurm.py DIRECTORY` in each root file system.

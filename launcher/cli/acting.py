@@ -153,7 +153,7 @@ def how_it_was(target: Target) -> str:
 def _steps(target: Target) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    restarted = target.tracked.status.began_again
+    restarted = target.tracked.status.has_restarted
     progress = Progress(newest_events(target.launch, restarted=restarted))
     return progress.step, progress.max_steps
 

@@ -28,7 +28,7 @@ from launcher.errors import UserError
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
 from launcher.rendering.sbatch_flags import empty_script
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 
 _EPILOG = """\

@@ -24,8 +24,8 @@ from launcher.monitor.log_files import (
 )
 from launcher.monitor.logs import LogReader, follow_log, of_part, read_all, tail_offsets
 from launcher.runs.paths import short
-from launcher.schedulers.arrays import declared_tasks
 from launcher.schedulers.base import JobStatus
+from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.hostlists import compress_tasks
 from launcher.terminal import LogWriter
 from launcher.tracking.launches import Launch, open_launch
@@ -264,7 +264,7 @@ def _job(launch: Launch, shown: Shown, status: JobStatus) -> str:
 
 
 def _words(status: JobStatus) -> str:
-    return status.state.value + (f" ({one_line(status.reasons)})" if status.reasons else "")
+    return status.state.value + (f" ({one_line(status.full_reason)})" if status.full_reason else "")
 
 
 def _tell(text: str) -> None:

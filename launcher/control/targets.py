@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.paths import launch_numbers
-from launcher.schedulers.base import JobStatus, Links, Scheduler
+from launcher.schedulers.base import ChainJobs, JobStatus, Scheduler
 from launcher.slurm.hostlists import compress_tasks
 from launcher.slurm.states import State
 from launcher.tracking.current import Tracked, look_closely
@@ -44,7 +44,7 @@ class Target:
         return f"{job_id}_{self.task}" if job_id and self.task else job_id
 
     @property
-    def links(self) -> Links | None:
+    def links(self) -> ChainJobs | None:
         """Of a chain its jobs."""
         return self.tracked.status.chain
 

@@ -20,8 +20,8 @@ from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, short
 from launcher.runs.write import discard_launch, make_directories, missing_directories, remove_empty
-from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
+from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from supervisor.excluded import ExcludedNode, read_excluded
@@ -118,8 +118,8 @@ def launch_stages(
         try:
             launched.append(_submitted(one, manifest, before, tell, patience))
         except (UserError, KeyboardInterrupt) as error:
-            for last, intent in written[len(launched) + 1 :]:
-                _keep(last.paths, intent.refused(f"the stage before it, {one.stage}, has no job"))
+            for last, submission in written[len(launched) + 1 :]:
+                _keep(last.paths, submission.refused(f"the stage before it, {one.stage}, has no job"))
             if before is not None and isinstance(error, UserError):
                 raise _after(before, one, error) from error
             raise
@@ -200,7 +200,7 @@ def _submit(one: _Ready, manifest: Manifest, tell: Tell, patience: Patience) -> 
     The manifest with the job's id, and a warning where the nodes to avoid could not be avoided.
     """
     paths = one.paths
-    intent = Intent(
+    submission = PendingSubmission(
         manifest.tag,
         paths.script,
         manifest.user,
@@ -210,14 +210,14 @@ def _submit(one: _Ready, manifest: Manifest, tell: Tell, patience: Patience) -> 
     )
     try:
         try:
-            return manifest.submitted_as(submit(one.scheduler, intent, tell, patience)), []
+            return manifest.submitted_as(submit(one.scheduler, submission, tell, patience)), []
         except NoAnswer:
             raise
         except UserError as error:
             if not manifest.excluded or claimant(paths.directory) == GIVEN_UP:
                 raise
             # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
-            job_id = submit(one.scheduler, replace(intent, exclude=None), tell, patience)
+            job_id = submit(one.scheduler, replace(submission, exclude=None), tell, patience)
             warning = _not_avoided(manifest, error)
             return replace(manifest, excluded=[]).submitted_as(job_id), [warning]
     except NoAnswer as error:

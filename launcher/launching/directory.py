@@ -22,7 +22,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, next_launch_number
 from launcher.runs.write import LaunchExists, link_newest, write_launch
-from launcher.schedulers.arrays import declared_tasks
+from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
 from supervisor.excluded import ExcludedNode
 from supervisor.files import write_atomic

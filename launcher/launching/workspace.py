@@ -15,7 +15,7 @@ from launcher.errors import UserError
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import empty_script
 from launcher.runs.write import make_directories
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import WITHOUT_SLURM
 
 _IN_PARENTHESES = re.compile(r"#!.*\n\( #.*\n((?s:.*\n))\)\n*")

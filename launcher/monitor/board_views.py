@@ -58,7 +58,7 @@ def as_line(row: RunStatus) -> str:
         row.run,
         f"job {row.launch.job_in(status)}{link}" if row.launch else "",
     ]
-    parts.append(status.state.value + (f" ({status.reasons})" if status.reasons else ""))
+    parts.append(status.state.value + (f" ({status.full_reason})" if status.full_reason else ""))
     if status.nodes and not status.state.is_final:
         parts.append(f"on {status.nodes}")
     if status.elapsed and status.state.is_final:

@@ -117,7 +117,7 @@ def _interrupted(launch: Launch) -> str:
 
 
 def _told(launch: Launch, status: JobStatus) -> str:
-    reason = f" ({status.reasons})" if status.reasons else ""
+    reason = f" ({status.full_reason})" if status.full_reason else ""
     first = one_line(
         f"The job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}"
     )

@@ -121,7 +121,7 @@ def _measured(status: RunStatus) -> list[str]:
         formatting.count(progress.tokens_per_second),
         formatting.text(status.status.elapsed),
         status.launch.job if status.launch else formatting.UNKNOWN,
-        formatting.text(status.status.reasons),
+        formatting.text(status.status.full_reason),
     ]
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.arrays import declared_tasks, sum_up
 from launcher.schedulers.base import JobStatus
+from launcher.schedulers.job_status import declared_tasks, sum_up
 from launcher.slurm.hostlists import compress_tasks, expand_tasks
 from launcher.slurm.states import State
 

@@ -147,7 +147,7 @@ def test_no_slurm_at_all_is_not_a_busy_one() -> None:
 def test_a_command_that_hangs_is_ended_and_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.slurm.commands._TELL_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("launcher.slurm.commands._NOTICE_SECONDS", 0.05)
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, logger="launcher.slurm.commands"), pytest.raises(TimeoutError):
         run([sys.executable, "-c", "import time; time.sleep(60)"], {}, 0.3)

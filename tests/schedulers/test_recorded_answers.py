@@ -9,8 +9,8 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.schedulers import slurm
+from launcher.schedulers.job_status import status_of
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.schedulers.states import status_of
 from launcher.slurm import cluster
 from launcher.slurm.commands import Answer
 from launcher.slurm.records import Record, parse_sacct, parse_squeue, script_of
@@ -81,7 +81,7 @@ def test_the_queue(release: str) -> None:
 def test_the_links_of_a_chain_and_the_tasks_of_an_array(release: str) -> None:
     for parse, name in ((parse_squeue, "squeue.txt"), (parse_sacct, "sacct.txt")):
         records = parse(text(release, name))
-        links = sorted(of_tag(records, "t-chain"), key=lambda record: int(record.of))
+        links = sorted(of_tag(records, "t-chain"), key=lambda record: int(record.parent_id))
         assert [record.link for record in links] == [1, 2, 3]
         tasks = {record.task: status_of(record).exit_code for record in of_tag(records, "t-array")}
         assert tasks == {"0": 0, "1": 1, "2": 2}

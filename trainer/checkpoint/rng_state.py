@@ -11,28 +11,28 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from trainer.distributed import Place
+from trainer.distributed import RankContext
 from trainer.logs import LOGGER
 from trainer.model.seeding import seed_training
 
 
-def sharded_generators(place: Place) -> ShardedObject:
+def sharded_generators(rank_context: RankContext) -> ShardedObject:
     """Return this rank's generators as one of the pipeline stages' and tensor-parallel ranks'.
 
     Ranks that share both, data- and context-parallel ones, hold equal ones (:func:`make_equal`), so that
     their number may change.
     """
-    layout = place.layout
+    layout = rank_context.layout
     return ShardedObject(
         "random",
         _states(),
         (layout.pipeline, layout.tensor),
-        (place.pipeline_rank, place.tensor_rank),
+        (rank_context.pipeline_rank, rank_context.tensor_rank),
         replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
 
 
-def make_equal(place: Place) -> None:
+def make_equal(rank_context: RankContext) -> None:
     """Give all data- and context-parallel ranks the generators of the first, should any differ.
 
     A checkpoint holds one rank's. On GPUs a rank may draw more numbers than another, such as for a kernel
@@ -45,10 +45,10 @@ def make_equal(place: Place) -> None:
         return
     first: list[Any] = [_states()]
     dist.broadcast_object_list(first, src=dist.get_process_group_ranks(group)[0], group=group)
-    restore_generators(first[0], place)
+    restore_generators(first[0], rank_context)
     LOGGER.warning(
-        "the random generators of the %d data-parallel ranks differ: from here on all continue with those of "
-        "the first, and dropout is another than it would have been",
+        "the random generators of the %d data-parallel ranks differ: all continue with the first rank's, "
+        "so that dropout differs from an uninterrupted training",
         len(digests),
     )
 
@@ -60,14 +60,14 @@ def start_anew(seed: int, step: int) -> None:
 
 
 def fits(states: dict[str, Any]) -> bool:
-    """Whether generators are those of this kind of device: a CPU's state is no GPU's."""
+    """Return whether generators are those of this kind of device: a CPU's state is no GPU's."""
     return bool(states["device"].numel() == torch.cuda.get_rng_state().numel())
 
 
-def restore_generators(states: dict[str, Any], place: Place) -> None:
+def restore_generators(states: dict[str, Any], rank_context: RankContext) -> None:
     """Set this rank's generators."""
     torch.set_rng_state(states["cpu"])
-    if place.device.type == "cuda":
+    if rank_context.device.type == "cuda":
         torch.cuda.set_rng_state(states["device"])
     get_cuda_rng_tracker().set_states(states["tracker"])
 

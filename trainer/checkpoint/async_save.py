@@ -1,26 +1,30 @@
-"""A checkpoint that is being written, on this thread or beside the training."""
+"""Writing a checkpoint on this thread or beside the training, by megatron-core's writer in this process."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint import CheckpointException
 
 from trainer.checkpoint import store
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.writer import make_strategy, take_snapshot
-from trainer.distributed import Place, any_rank, from_main
+from trainer.distributed import RankContext, any_rank, broadcast_from_rank0
 from trainer.logs import LOGGER
 
 
-class Pending:
+class AsyncSave:
     """A save that has begun; every rank has one, and calls its methods at the same steps.
 
     Once it has begun nothing of it refers to the state any more: training may go on. The files are written
@@ -35,7 +39,7 @@ class Pending:
         megatron-core's sharded state.
     marker
         What is known of the checkpoint beforehand; its files and its serial are filled in.
-    place
+    rank_context
         This process.
     background
         Whether a thread writes. On a CPU the state is copied for it, on CUDA it is copied in either case.
@@ -47,12 +51,12 @@ class Pending:
         name: str,
         state: dict[str, Any],
         marker: Marker,
-        place: Place,
+        rank_context: RankContext,
         background: bool,
     ) -> None:
         self.marker = marker
-        self._name, self._place = name, place
-        self._unfinished = from_main(lambda: store.begin(directory, name))
+        self._name, self._rank_context = name, rank_context
+        self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name))
         with self._as_exception():
             self._request = dist_checkpointing.save(
                 state, str(self._unfinished), make_strategy(), async_sharded_save=True
@@ -71,11 +75,11 @@ class Pending:
             self._write()
 
     def is_written(self) -> bool:
-        """Whether every rank has written its files, so that :meth:`finish` waits for none."""
+        """Return whether every rank has written its files, so that :meth:`finish` waits for none."""
         writing = self._thread is not None and self._thread.is_alive()
-        return not any_rank(writing, self._place.device)
+        return not any_rank(writing, self._rank_context.device)
 
-    def finish(self) -> store.Found:
+    def finish(self) -> store.Checkpoint:
         """Wait until every rank has its files on disk, and give the checkpoint its name.
 
         Raises
@@ -90,7 +94,7 @@ class Pending:
                 finalize()
         files, checksums = self._files()
         marker = replace(self.marker, files=files, checksums=checksums)
-        return from_main(lambda: store.finish(self._unfinished, self._name, marker))
+        return broadcast_from_rank0(lambda: store.finish(self._unfinished, self._name, marker))
 
     def _write(self) -> None:
         try:
@@ -98,15 +102,15 @@ class Pending:
                 self._request.async_fn(*self._request.async_fn_args)
             # Beside the training too: waiting for the disk is the longest part. Before that the files are
             # still in memory, whatever the disk is.
-            self._checksums = store.checksum_part(self._unfinished, self._place.world.rank)
-            store.sync_part(self._unfinished, self._place.world.rank)
+            self._checksums = store.checksum_part(self._unfinished, self._rank_context.world.rank)
+            store.sync_part(self._unfinished, self._rank_context.world.rank)
         except Exception as error:
             LOGGER.error("cannot write the checkpoint %s: %s", self._unfinished, error)
             self._error = str(error)
 
     def _files(self) -> tuple[dict[str, int], dict[str, str]]:
         """Gather the sizes and checksums of all ranks' files; when this returns they are all on disk."""
-        rank = self._place.world.rank
+        rank = self._rank_context.world.rank
         part: tuple[dict[str, int], dict[str, str], str | None] = ({}, {}, self._error)
         try:
             # What rank 0 wrote since then; a file that is there has its checksum already.
@@ -114,11 +118,11 @@ class Pending:
             part = (store.sync_part(self._unfinished, rank), checksums, self._error)
         except OSError as error:
             part = ({}, {}, str(error))
-        parts: list[Any] = [None] * self._place.layout.world
+        parts: list[Any] = [None] * self._rank_context.layout.world
         dist.all_gather_object(parts, part)
-        for other, (_, _, told) in enumerate(parts):
-            if told is not None:
-                raise RuntimeError(f"{self._failed()}: rank {other}: {told}")
+        for other, (_, _, failure) in enumerate(parts):
+            if failure is not None:
+                raise RuntimeError(f"{self._failed()}: rank {other}: {failure}")
         sizes, checksums = {}, {}
         for written, checked, _ in parts:
             sizes.update(written)
@@ -135,3 +139,65 @@ class Pending:
             yield
         except CheckpointException as error:
             raise RuntimeError(self._failed()) from error
+
+
+def make_strategy() -> Any:
+    """Return the strategy for one save: format ``torch_dist``, one file per rank, written by this process.
+
+    megatron-core forks a process for each file and waits for it without an end. A forked process that is
+    killed, say for want of memory, hangs the training; if the training is killed, the process stays, with its
+    standard output held open. A rank writes one file, so that the fork gains nothing.
+    """
+    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write_here)
+    # megatron-core would keep a server process for this queue, which outlives a killed rank.
+    filesystem_async._results_queue = queue.Queue()
+    return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+
+
+def take_snapshot(buckets: list[Any], copy: bool) -> None:
+    """Replace the tensors that are going to be written by such in host memory.
+
+    Parameters
+    ----------
+    buckets
+        megatron-core's: for each file its path, its name and what is in it. Objects are bytes already.
+    copy
+        Whether the training goes on before they are written: tensors in host memory are then copied as well.
+    """
+    # In place, so that megatron-core's writer does not keep what it had on the device.
+    buckets[:] = [
+        (path, name, (objects, [(item, _fetched(tensor, copy)) for item, tensor in tensors]))
+        for path, name, (objects, tensors) in buckets
+    ]
+    # Copies from a device may still be under way.
+    torch.cuda.synchronize()
+
+
+def _fetched(tensor: Any, copy: bool) -> Any:
+    if tensor.is_cpu:
+        return tensor.clone() if copy else tensor
+    return tensor.to("cpu", non_blocking=True)
+
+
+def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
+    """Stand in for ``write_preloaded_data_multiproc``: each bucket's results, or one exception for all."""
+    written: dict[int, Any] = {}
+    for number, bucket in enumerate(buckets):
+        answer: queue.Queue[Any] = queue.Queue()
+        count: queue.Queue[int] = queue.Queue()
+        count.put(number)
+        FileSystemWriterAsync.write_preloaded_data(transforms, number, bucket, answer, count, True)
+        _, result = answer.get_nowait()
+        if isinstance(result, Exception):
+            # The error that megatron-core raises on every rank names neither the file nor the first cause.
+            LOGGER.error("cannot write %s: %s", bucket[0], _first_cause(result))
+            results.put(result)
+            return
+        written[number] = result
+    results.put(written)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

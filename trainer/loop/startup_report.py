@@ -1,4 +1,4 @@
-"""What is said once, before the first step."""
+"""The lines that a training logs before its first step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from trainer.config.data import Data
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
-from trainer.data.blended import BlendedSource
 from trainer.data.denoising import sample_lengths
-from trainer.data.indexed import IndexedSource
+from trainer.data.source import BlendedSource, IndexedSource
 from trainer.loop.session import Session
 from trainer.model.backends import (
     attention_backend,
@@ -26,7 +25,7 @@ from trainer.report.progress import count, number
 from trainer.requirements import outside_tried
 
 
-def header(session: Session, unused: list[str]) -> list[str]:
+def startup_report(session: Session, unused: list[str]) -> list[str]:
     """Return the lines that describe a training.
 
     Parameters
@@ -55,26 +54,32 @@ def _model(session: Session) -> str:
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
-        f"attention: {attention_backend(shape, session.model.config, session.place.device)} | "
+        f"attention: {attention_backend(shape, session.model.config, session.rank_context.device)} | "
         f"{precision} | vocabulary {session.vocabulary.size:,} padded to {session.padded_vocabulary:,}"
     )
 
 
 def _world(session: Session) -> str:
-    place = session.place
-    device = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU (gloo)"
-    threads = "" if place.device.type == "cuda" else f", {number(torch.get_num_threads(), 'thread')} each"
-    processes, nodes = number(place.layout.world, "process"), number(_nodes(session), "node")
+    rank_context = session.rank_context
+    device = (
+        torch.cuda.get_device_name(rank_context.device)
+        if rank_context.device.type == "cuda"
+        else "CPU (gloo)"
+    )
+    threads = (
+        "" if rank_context.device.type == "cuda" else f", {number(torch.get_num_threads(), 'thread')} each"
+    )
+    processes, nodes = number(rank_context.layout.world, "process"), number(_nodes(session), "node")
     return (
         f"world: {processes} on {nodes} | "
-        f"{_sizes(place.layout)} | {device}{threads} | rendezvous "
+        f"{_sizes(rank_context.layout)} | {device}{threads} | rendezvous "
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
 
 
 def _nodes(session: Session) -> int:
-    given, world = session.settings.nodes, session.place.world
-    return given if given is not None else -(-world.size // world.local_size)
+    configured, world = session.settings.nodes, session.rank_context.world
+    return configured if configured is not None else -(-world.size // world.local_size)
 
 
 def _sizes(layout: Layout) -> str:
@@ -88,8 +93,8 @@ def _batch(session: Session) -> str:
     line = (
         f"batch: {settings.global_batch} x {settings.seq_length} tokens "
         f"= {settings.tokens_per_step:,} a step{_denoising(settings)} | "
-        f"{number(session.place.layout.micro_batches, 'micro batch')} of {settings.micro_batch} on each "
-        "data-parallel rank"
+        f"{number(session.rank_context.layout.micro_batches, 'micro batch')} of {settings.micro_batch} "
+        "on each data-parallel rank"
     )
     if (ramp := settings.rampup) is None:
         return line
@@ -138,14 +143,14 @@ def _checkpoints(session: Session) -> str:
     saving = session.settings.saving
     if not saving.enabled:
         return "checkpoints: none, as exp_manager.create_checkpoint_callback=False asks for"
-    often = f"after every {saving.every:,} steps and at the end" if saving.every else "at the end"
+    times = f"after every {saving.every:,} steps and at the end" if saving.every else "at the end"
     best = f"the best {saving.keep} by {saving.monitor} ({saving.mode}) and the newest"
-    kept = "all" if saving.keep < 0 else best if saving.keep else "the newest"
-    return f"checkpoints: {often}, in {saving.directory} | kept: {kept}"
+    retained = "all" if saving.keep < 0 else best if saving.keep else "the newest"
+    return f"checkpoints: {times}, in {saving.directory} | kept: {retained}"
 
 
 def _notes(session: Session) -> list[str]:
-    settings, device = session.settings, session.place.device
+    settings, device = session.settings, session.rank_context.device
     shape, name = settings.architecture, settings.optimization.name
     notes = []
     if device.type == "cuda" and (
@@ -155,22 +160,26 @@ def _notes(session: Session) -> list[str]:
     notes += outside_tried()
     if shape.transformer_engine and device.type == "cuda" and not uses_transformer_engine(shape, device):
         notes.append(
-            f"note: model.transformer_engine=True: megatron-core's local layers, as it cannot be imported: "
-            f"{transformer_engine_problem()}"
+            "note: model.transformer_engine=True: megatron-core's local layers are used, as it cannot be "
+            f"imported: {transformer_engine_problem()}"
         )
     if shape.loss_fusion and not fuses_loss(settings):
         reason = (
             "model.deterministic_mode=True" if settings.deterministic else "the fused one has bf16 gradients"
         )
-        notes.append(f"note: model.cross_entropy_loss_fusion=True: the plain loss, as {reason}")
+        notes.append(f"note: model.cross_entropy_loss_fusion=True: the plain loss is used, as {reason}")
     if device.type == "cuda" and overlaps_p2p(settings.parallel) and not settings.parallel.overlap_p2p:
-        notes.append("note: model.overlap_p2p_comm=False: True, which two stages with virtual ones need")
+        notes.append(
+            "note: model.overlap_p2p_comm=False: True is used, as two stages with virtual ones need it"
+        )
     if device.type == "cuda" and not settings.deterministic:
         notes.append(
             "note: not bitwise repeatable on a GPU: model.deterministic_mode=True is meant to be, and slower"
         )
     if name in DISTRIBUTED_OPTIMIZERS and not uses_distributed_optimizer(settings, device):
-        notes.append(f"note: model.optim.name={name}: AdamW here, every rank keeps whole optimizer states")
+        notes.append(
+            f"note: model.optim.name={name}: AdamW is used, and every rank keeps whole optimizer states"
+        )
     if settings.data.reset_positions and shape.position != "learned_absolute":
         notes.append(
             "note: model.data.reset_position_ids=True: only learned positions are reset; rotary ones are "
@@ -181,7 +190,10 @@ def _notes(session: Session) -> list[str]:
     if settings.resume.lr_scale != 1:
         notes.append(f"note: resume.lr_scale={settings.resume.lr_scale:g}: it multiplies each learning rate")
     if settings.resume.data_generation:
-        notes.append(f"note: resume.data_generation={settings.resume.data_generation}: an order of its own")
+        notes.append(
+            f"note: resume.data_generation={settings.resume.data_generation}: "
+            "the data have an order of their own"
+        )
     if session.resumed_from:
         notes.append(f"resuming from {session.resumed_from} at step {session.progress.step}")
     return notes

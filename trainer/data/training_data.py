@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.config.data import Blend, Data
-from trainer.data.blended import BlendedSource
 from trainer.data.index import SampleIndex, Weights, build_index, check_files
 from trainer.data.index_cache import IndexCache
-from trainer.data.indexed import IndexedSource
 from trainer.data.order import BlendedOrder, Order, SampleOrder
-from trainer.data.source import Source
+from trainer.data.source import BlendedSource, IndexedSource, Source
 from trainer.errors import UserError
 
 # Of a data set that is a split by itself.
