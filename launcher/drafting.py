@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +28,6 @@ from launcher.runs.reading import read_stored_text
 from launcher.runs.trust import why_untrusted
 from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
-from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 
 if TYPE_CHECKING:
     from launcher.images.choice import Choice
@@ -117,16 +115,12 @@ class Draft:
             return config.model_copy(update={"cluster": cluster})
         return config
 
-    def replanned(
-        self, number: int | None = None, tag: str | None = None, avoided: Sequence[ExcludedNode] | None = None
-    ) -> Draft:
-        """Return the draft with another launch number or tag, or with other nodes to avoid."""
-        number, tag = number or self.plan.paths.number, tag or self.plan.tag
-        nodes = self.plan.job.queue.avoided if avoided is None else tuple(avoided)
-        if (number, tag, nodes) == (self.plan.paths.number, self.plan.tag, self.plan.job.queue.avoided):
+    def numbered(self, number: int, tag: str | None = None) -> Draft:
+        """Return the draft of the same launch under another number or tag."""
+        tag = tag or self.plan.tag
+        if (number, tag) == (self.plan.paths.number, self.plan.tag):
             return self
-        plan = _plan(self.composition, number, tag, self.template_dir, nodes, self.work)
-        return replace(self, plan=plan)
+        return replace(self, plan=_plan(self.composition, number, tag, self.template_dir, self.work))
 
 
 def draft(request: Request) -> Draft:
@@ -259,8 +253,7 @@ def _draft(composition: Composition, request: Request) -> Draft:
         if work is None and (stored := _stored(run_dir, request)) is not None:
             return stored
         tag = request.tag or provenance.new_tag()
-        nodes = avoided(composition, run_dir, request.number)
-        plan = _plan(composition, number, tag, request.template_dir, nodes, work)
+        plan = _plan(composition, number, tag, request.template_dir, work)
     except UserError as error:
         composition.annotate(error)
         raise
@@ -280,33 +273,21 @@ def _image_directory(config: RunConfig, work: ImageWork) -> Path:
     return image_directory(config, work)
 
 
-def avoided(composition: Composition, run_dir: Path, replayed: int | None = None) -> tuple[ExcludedNode, ...]:
-    """Return the nodes that failed under the run's jobs, or those that a replayed launch avoided."""
-    if replayed is not None:
-        with contextlib.suppress(UserError):
-            return excluded_from_json(read_manifest(run_dir / LAUNCHES / str(replayed)).excluded)
-    config = composition.config
-    if config.resilience.exclude_hours == 0 or config.cluster.scheduler != "slurm":
-        return ()
-    return read_excluded(run_dir, time.time())
-
-
 def _plan(
     composition: Composition,
     number: int,
     tag: str,
     template_dir: Path | None,
-    avoided: Sequence[ExcludedNode] = (),
     work: ImageWork | None = None,
 ) -> Plan:
     """Plan one launch; the same arguments give the same plan."""
     check_references(composition.references)
     if work is None:
         config = _with_image(composition, template_dir)
-        return plan_launch(config, number=number, tag=tag, avoided=avoided)
+        return plan_launch(config, number=number, tag=tag)
     from launcher.stages.image import image_plan  # late: few launches make an image
 
-    return image_plan(composition.config, work, number=number, tag=tag, avoided=avoided)
+    return image_plan(composition.config, work, number=number, tag=tag)
 
 
 def _with_image(composition: Composition, template_dir: Path | None) -> RunConfig:
@@ -353,9 +334,8 @@ def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None =
     config = read_stored(text, str(stored))
     composition = Composition(config, manifest.choices, tuple(manifest.overrides))
     template_dir = _require_trusted(templates) if templates.is_dir() else None
-    nodes = excluded_from_json(manifest.excluded)
     try:
-        plan = _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir, nodes)
+        plan = _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir)
     except UserError as error:
         composition.annotate(error)
         raise

@@ -78,7 +78,7 @@ def _of_stage(draft: Draft, launch: int | None) -> list[str]:
     try:
         number = _chosen(run_dir, launch)
         manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
-        return list(_differences(manifest, draft.replanned(number, manifest.tag)))
+        return list(_differences(manifest, draft.numbered(number, manifest.tag)))
     except OSError as error:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
-from launcher.launching.judging import judged
 from launcher.launching.recovery import reconcile_unconfirmed
-from launcher.launching.submission import submit
+from launcher.launching.submission import submit, validate
 from launcher.launching.writing import record_job, write_draft
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
@@ -30,9 +30,10 @@ from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
-from supervisor.marks import claim
+from supervisor.excluded import ExcludedNode, read_excluded
+from supervisor.marks import GIVEN_UP, claim, claimant
 
-__all__ = ["Launched", "launch", "launch_stages"]
+__all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _prepare(draft: Draft, undo: contextlib.ExitStack, reservations: contextlib.
     """Check everything that can refuse a launch, and reserve its number."""
     plan = draft.plan
     scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)
-    warnings = [*readiness.check(draft), *scheduler.ignored_environment()]
+    warnings = [*check_host(draft), *scheduler.ignored_environment()]
     run_dir = plan.paths.run_dir
     reconcile_unconfirmed(run_dir)
     undo.callback(remove_empty, missing_directories(run_dir / LAUNCHES))
@@ -122,15 +123,23 @@ def _prepare(draft: Draft, undo: contextlib.ExitStack, reservations: contextlib.
         draft.composition.annotate(error)
         raise
     reservations.callback(release_number, run_dir, number)
-    draft, further = judged(scheduler, draft.replanned(number))
-    return _Ready(draft, scheduler, [*warnings, *further])
+    draft = draft.numbered(number)
+    waits = validate(scheduler, draft.rendered.script)
+    return _Ready(draft, scheduler, [*warnings, *([waits] if waits is not None else [])])
+
+
+def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
+    """Return the nodes that failed under earlier jobs of the run, which its next job avoids."""
+    if draft.composition.config.resilience.exclude_hours == 0 or draft.plan.scheduler != "slurm":
+        return ()
+    return read_excluded(draft.plan.paths.run_dir, time.time())
 
 
 def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> Manifest:
     """Write a launch, and make the directories that its job writes to."""
     draft, directories = stage.draft, stage.draft.plan.job.directories
     try:
-        manifest = write_draft(draft, request)
+        manifest = write_draft(draft, request, nodes_to_avoid(draft))
         undo.callback(discard_launch, stage.paths, directories)
         make_directories(directories, draft.results_key)
     except UserError as error:
@@ -160,7 +169,8 @@ def _submit_stage(stage: _Ready, manifest: Manifest, before: Launched | None) ->
     if before is not None:
         assert before.manifest.job_id is not None
         manifest = replace(manifest, after=stage.depending_on(before.manifest.job_id, before.manifest.stage))
-    manifest = manifest.submitted_as(_submit(stage.scheduler, paths, manifest))
+    manifest, further = _submit(stage, manifest)
+    warnings += further
     assert manifest.job_id is not None
     try:
         record_job(paths, manifest)
@@ -174,13 +184,34 @@ def _submit_stage(stage: _Ready, manifest: Manifest, before: Launched | None) ->
     return Launched(paths, manifest, warnings)
 
 
-def _submit(scheduler: Scheduler, paths: LaunchPaths, manifest: Manifest) -> str:
-    """Submit, and record why there is no job, or why that is unknown."""
+def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
+    """Submit, and record why there is no job, or why that is unknown.
+
+    Returns
+    -------
+    The manifest with the job's id, and a warning if the nodes to avoid could not be avoided.
+    """
+    paths = stage.paths
     submission = PendingSubmission(
-        manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after
+        manifest.tag,
+        paths.script,
+        manifest.user,
+        manifest.created,
+        after=manifest.after,
+        exclude=_excluded(stage, manifest),
     )
     try:
-        return submit(scheduler, submission)
+        try:
+            return manifest.submitted_as(submit(stage.scheduler, submission)), []
+        except NoAnswer:
+            raise
+        except UserError as error:
+            if not manifest.excluded or claimant(paths.directory) == GIVEN_UP:
+                raise
+            # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
+            job_id = submit(stage.scheduler, replace(submission, exclude=None))
+            warning = _not_avoided(manifest, error)
+            return replace(manifest, excluded=[]).submitted_as(job_id), [warning]
     except NoAnswer as error:
         _keep(paths, manifest.lost(error.message))
         where = shlex.quote(short(paths.run_dir))
@@ -207,11 +238,11 @@ def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
     # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
     # next one must not begin in its place.
     own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
-    paths, before = stage.paths, first
+    paths, before, exclude = stage.paths, first, _excluded(stage, manifest)
     for link in range(2, manifest.links + 1):
         after = combined_dependency(own, f"afterany:{before}", key)
         submission = PendingSubmission(
-            manifest.tag, paths.script, manifest.user, manifest.created, link, after
+            manifest.tag, paths.script, manifest.user, manifest.created, link, after, exclude
         )
         which = f"link {link} of {manifest.links}"
         try:
@@ -224,6 +255,19 @@ def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
             return [f"the chain is {jobs} long: {which} was refused: {error}"]
         claim(paths.directory, before, link)
     return []
+
+
+def _excluded(stage: _Ready, manifest: Manifest) -> str | None:
+    """Return the value of ``sbatch --exclude``, which replaces the header's; None if no node is avoided."""
+    if not manifest.excluded:
+        return None
+    own = (stage.draft.plan.job.queue.exclude or "").split(",")
+    return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in manifest.excluded)])))
+
+
+def _not_avoided(manifest: Manifest, refusal: UserError) -> str:
+    nodes = [f"{node['node']} (job {node['job']} failed there)" for node in manifest.excluded]
+    return f"{', '.join(nodes)} not avoided: {refusal.message}"
 
 
 def _keep(paths: LaunchPaths, manifest: Manifest) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.plan import Plan
@@ -48,7 +48,7 @@ def _prepare(draft: Draft) -> list[str]:
     program = _PROGRAMS.get(plan.scheduler)
     if program is not None and shutil.which(program) is None:
         raise UserError(f"{program} is not on this machine: there is no Slurm here", hint=WITHOUT_SLURM)
-    warnings = [*readiness.check(draft), *ignored(plan, os.environ)]
+    warnings = [*check_host(draft), *ignored(plan, os.environ)]
     if plan.scheduler == "slurm":
         # In sbatch's words what salloc would say later, and what keeps the shell waiting.
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(empty_script(plan))

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
+from launcher.checks.gathering.data_identity import data_identity
+from launcher.checks.gathering.earlier import differences_on_record
 from launcher.config.stored import stored_text
 from launcher.drafting import Draft, Request
-from launcher.inspection.data_identity import data_identity
-from launcher.inspection.earlier import differences_on_record
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.rendering.render import user_templates
@@ -24,11 +24,17 @@ from launcher.runs.paths import LaunchPaths
 from launcher.runs.write import link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
+from supervisor.excluded import ExcludedNode
 from supervisor.files import write_atomic
 
 
-def write_draft(draft: Draft, request: Request) -> Manifest:
+def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
     """Write the launch of a draft, whose number is reserved.
+
+    Parameters
+    ----------
+    avoided
+        The nodes that its submission excludes, for the record.
 
     Raises
     ------
@@ -39,7 +45,7 @@ def write_draft(draft: Draft, request: Request) -> Manifest:
     container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
     origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
-    manifest = manifest_of(draft, request, origin)
+    manifest = manifest_of(draft, request, origin, avoided)
     files = files_of(draft, manifest, request)
     files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
     write_launch(draft.plan.paths, files, _code(draft.plan), draft.results_key)
@@ -129,7 +135,9 @@ def _code(plan: Plan) -> Sequence[Path]:
     return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
 
 
-def manifest_of(draft: Draft, request: Request, origin: provenance.Origin) -> Manifest:
+def manifest_of(
+    draft: Draft, request: Request, origin: provenance.Origin, avoided: Sequence[ExcludedNode] = ()
+) -> Manifest:
     """Return the record of a launch before it is submitted."""
     plan, job = draft.plan, draft.plan.job
     return Manifest(
@@ -155,7 +163,7 @@ def manifest_of(draft: Draft, request: Request, origin: provenance.Origin) -> Ma
         launcher_pid=os.getpid(),
         links=job.chain.links,
         from_job=job.chain.from_job,
-        excluded=[node.to_json() for node in job.queue.avoided],
+        excluded=[node.to_json() for node in avoided],
         max_nodes=job.resources.max_nodes,
         data=data_identity(draft),
         differs=differences_on_record(draft),

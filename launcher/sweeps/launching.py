@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import submit, validate
@@ -122,7 +122,7 @@ def _machine(points: Sequence[Point]) -> list[str]:
         needed = (job.container, job.engine, job.payload.argv[0], environment)
         if needed not in seen:
             seen.add(needed)
-            warnings += readiness.check(point.draft)
+            warnings += check_host(point.draft)
     return list(dict.fromkeys(warnings))
 
 

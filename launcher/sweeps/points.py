@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.gate import as_mistakes
+from launcher.checks.gathering.cluster import remembered
+from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.runner import run_checks
 from launcher.config.compose import Composition
 from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import Mistakes, UserError, one_line
-from launcher.inspection import as_mistakes, gather
-from launcher.inspection.cluster import remembered
 from launcher.plan import Plan
-from launcher.preflight.asking import run_checks
-from launcher.preflight.findings import Finding, Severity
 from launcher.runs.paths import LAUNCHES
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.sweeps.grid import Grid, GridPoint, read_grid
-from launcher.verdict import trainer_verdicts
 
 _logger = logging.getLogger(__name__)
 
@@ -163,12 +164,12 @@ def _draft_point(composition: Composition, request: SweepRequest) -> Draft:
         raise
     launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
     (draft,) = drafts(launch, [composition])
-    return draft.replanned(avoided=())  # all tasks of an array have one header
+    return draft
 
 
 def as_task(point: Point, job_name: str, number: int) -> Point:
     """Return the point as a launch of this number, in a job of this name: all tasks of an array share one."""
-    draft = point.draft.replanned(number)
+    draft = point.draft.numbered(number)
     plan = replace(draft.plan, paths=replace(draft.plan.paths, job_name=job_name))
     return replace(point, draft=replace(draft, plan=plan))
 
