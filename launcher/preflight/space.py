@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
-from launcher.estimates.model import sized
+from launcher.estimates.model import model_size
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts
@@ -21,7 +21,7 @@ def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """
     paths, values = facts.paths, Values(plan.job.config or {})
     free = paths.free_bytes if paths is not None else None
-    model = sized(values)
+    model = model_size(values)
     saved = checkpoints_of(values, model, plan.job.engine) if model is not None else None
     if free is None or saved is None:
         return
