@@ -118,7 +118,7 @@ def test_generators_that_differ_are_made_equal_with_a_warning(found: dict[str, A
     assert generators["silent"]
     (text,) = generators["said"]
     assert text.startswith(
-        "the random generators of the 2 data-parallel ranks differ: from here on all continue"
+        "the random generators of the 2 data-parallel ranks differ: all continue with the first"
     )
     assert generators["kept"]
 
@@ -160,7 +160,7 @@ def test_another_version_is_refused_before_it_is_imported(
     with pytest.raises(UserError, match=said):
         requirements.check_versions()
     (note,) = [note for note in requirements.outside_tried() if "transformer_engine" in note]
-    assert note == "note: transformer_engine 2.16.0: not tried here; 2.9 to below 2.12 is meant"
+    assert note == "note: transformer_engine 2.16.0: not tested with this trainer; 2.9 to below 2.12 are"
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import torch
 from trainer.config.architecture import Architecture
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
+from trainer.device import used_bytes
 from trainer.report.flops import device_peak, model_flops, unknown_peak
-from trainer.report.memory import used_bytes
 from trainer.report.progress import Pace, step_line
 from trainer.report.provenance import write_git_info, write_packages
 

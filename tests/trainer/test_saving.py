@@ -117,8 +117,8 @@ def test_a_second_training_does_not_write_into_the_directory_of_another(
     first = Run(trainings, pool, "first", changes, 2, sabotage="slow:all:100")
     first.wait_for_step(1)
     log_dir = first.log_dir
-    place = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
-    second = trainings("second", place)
+    own_directory = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
+    second = trainings("second", own_directory)
     first.send(signal.SIGKILL)
     # It was at work until then.
     assert -signal.SIGKILL in first.end()

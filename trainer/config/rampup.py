@@ -40,14 +40,14 @@ class Rampup:
         per_increment = self.samples / ((self.end - self.start) // self.increment)
         return self.start + int(consumed_samples / per_increment) * self.increment
 
-    def check(self, multiple: int, told: str) -> None:
+    def check(self, multiple: int, unit: str) -> None:
         """Check that every batch is a multiple of what one pass over the ranks takes.
 
         Parameters
         ----------
         multiple
             Samples of one pass.
-        told
+        unit
             What they are, for the message.
 
         Raises
@@ -60,7 +60,7 @@ class Rampup:
             if value % multiple:
                 raise UserError(
                     f"{_KEY}={[self.start, self.increment, self.samples]}: the {name}, {value}, is not a "
-                    f"multiple of {told} = {multiple}"
+                    f"multiple of {unit} = {multiple}"
                 )
 
 
