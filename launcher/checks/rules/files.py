@@ -9,7 +9,7 @@ from launcher.checks.facts import Facts, Lack, LocalPath, PathFacts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.errors import one_line
 from launcher.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
-from launcher.estimates.model import sized
+from launcher.estimates.model import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 
@@ -99,7 +99,7 @@ def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """
     paths, values = facts.paths, Values(plan.job.config or {})
     free = paths.free_bytes if paths is not None else None
-    model = sized(values)
+    model = model_size(values)
     saved = checkpoints_of(values, model, plan.job.engine) if model is not None else None
     if free is None or saved is None:
         return
