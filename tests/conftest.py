@@ -26,11 +26,11 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 # What `nohup`, or a script in the background, ignores would be ignored by all that the tests start.
-for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+# Python itself ignores these two, and gives them back to what it starts.
+_OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+for number in signal.valid_signals() - _OF_PYTHON:
     if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Where this is set, as in images of containers, each start of `slipway` would compile the launcher anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

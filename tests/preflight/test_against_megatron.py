@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,24 +86,34 @@ def test_the_node_counts_that_are_named_would_do(layout: dict[str, Any]) -> None
     assert all(layout_problems(config, nodes) for nodes in others)
 
 
-@given(LAYOUT, NODES)
-@settings(max_examples=200, deadline=None)
-def test_the_ways_out_lead_out(layout: dict[str, Any], nodes: int) -> None:
+def test_suggested_sizes_are_valid() -> None:
     """Each layout, size and batch that is named in a fix has no findings of the kind itself."""
-    config = changed(GPT, {**layout, "model.num_layers": 12, "trainer.num_nodes": nodes})
-    for problem in run_checks(plan_of(config), Facts()):
-        for changes in _named_in(problem.fix or "" if problem.id in _COUNTED else ""):
-            tried = changed(config, changes)
-            assert layout_problems(tried, tried["trainer"]["num_nodes"]) == []
-            values = Values(tried)
-            if "model.pipeline_model_parallel_size" in changes:
-                assert list(layer_problems(values)) == []
-                told = virtual_problems(values, "nemo")
-                assert not any(found.severity is Severity.ERROR for found in told)
-            if "model.context_parallel_size" in changes:
-                assert list(context_problems(values, "nemo")) == []
-            if "model.tensor_model_parallel_size" in changes:
-                assert list(tensor_problems(values)) == []
+    named: Counter[str] = Counter()
+
+    @settings(max_examples=200)
+    @given(LAYOUT, NODES)
+    def check(layout: dict[str, Any], nodes: int) -> None:
+        config = changed(GPT, {**layout, "model.num_layers": 12, "trainer.num_nodes": nodes})
+        for problem in run_checks(plan_of(config), Facts()):
+            for changes in _named_in(problem.fix or "" if problem.id in _COUNTED else ""):
+                _assert_valid(changed(config, changes), changes)
+                named[" ".join(changes)] += 1
+
+    check()
+    tensor_and_pipeline = "model.tensor_model_parallel_size model.pipeline_model_parallel_size"
+    assert named.keys() == {*_NAMED.values(), tensor_and_pipeline}, "a fix is worded differently"
+
+
+def _assert_valid(config: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert layout_problems(config, config["trainer"]["num_nodes"]) == [], changes
+    values = Values(config)
+    if "model.pipeline_model_parallel_size" in changes:
+        assert list(layer_problems(values)) == []
+        assert not any(found.severity is Severity.ERROR for found in virtual_problems(values, "nemo"))
+    if "model.context_parallel_size" in changes:
+        assert list(context_problems(values, "nemo")) == []
+    if "model.tensor_model_parallel_size" in changes:
+        assert list(tensor_problems(values)) == []
 
 
 _COUNTED = ("layout.world", "layout.context", "batch.global", "batch.interleaved")

@@ -83,8 +83,7 @@ class Machine:
         path.write_text(f"{text}\n")
 
     def _command(self, name: str, body: str) -> None:
-        self._write(f"bin/{name}", f"#!/bin/bash\n{body}")
-        (self.bin / name).chmod(0o755)
+        write_program(self.bin / name, body)
 
     def bind(self, plan: Plan, **env: str) -> list[str]:
         """What each task of a node says of its cores."""

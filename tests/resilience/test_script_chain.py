@@ -20,14 +20,14 @@ from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
 from supervisor.excluded import ExcludedNode
 from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
+from tests.fakes.programs import write_program
+from tests.fakes.slurm import JOB_COMMANDS
 from tests.launch_files import write_files
 
 TAG = "0123abcd"
 # Each notes how it was called; sbatch its environment too, and it has as many answers as it was given.
 TOOLS = {
-    "srun": """while [[ $1 != bash ]]; do shift; done
-export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1
-"$@\"""",
+    "srun": JOB_COMMANDS["srun"],
     "scontrol": """case "$*" in
     "show hostnames"*) printf 'n1\\nn2\\n' ;;
     *"job --oneliner 17") echo "JobId=17 ${STATE-JobState=RUNNING Reason=None PreemptTime=None} x=y" ;;
@@ -108,7 +108,6 @@ def script(tmp_path: Path, *overrides: str, queue: Queue | None = None, chain: C
     job = dataclasses.replace(job, queue=queue or job.queue, chain=chain or job.chain)
     plan = dataclasses.replace(plan, job=job)
     write_files(plan)
-    (tmp_path / "bin").mkdir()
     for name, body in TOOLS.items():
         tool(tmp_path, name, body)
     return Script(plan, tmp_path)
@@ -116,9 +115,7 @@ def script(tmp_path: Path, *overrides: str, queue: Queue | None = None, chain: C
 
 def tool(root: Path, name: str, body: str) -> None:
     noted = f'printf "%s" {name} >>{root}/calls; printf " %s" "$@" >>{root}/calls; echo >>{root}/calls'
-    path = root / "bin" / name
-    path.write_text(f"#!/bin/bash\n{noted}\n{body}\n")
-    path.chmod(0o755)
+    write_program(root / "bin" / name, f"{noted}\n{body}")
 
 
 def test_a_link_submits_the_next_before_its_tasks_and_cancels_it_when_all_is_done(tmp_path: Path) -> None:
