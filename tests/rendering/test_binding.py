@@ -15,6 +15,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.fakes.programs import write_program
 from tests.launch_files import write_files
 
 OWN = sorted(os.sched_getaffinity(0))

@@ -228,10 +228,8 @@ def test_header_is_what_users_of_the_nemo_launcher_expect() -> None:
 
 def test_scripts_do_not_depend_on_order_of_hashes(repository: Path) -> None:
     """Sets of strings have another order in each process: one that is rendered would differ at a replay."""
-    names = ["gpt3_126m_bcm", "image_staged", "apptainer_options"]
-    program = (
-        "import sys; from tests.rendering.test_golden import *; print(rendered(CASES[sys.argv[1]]), end='')"
-    )
+    names = ["gpt3_126m_bcm", "image_staged", "apptainer_options"]  # of other templates each
+    program = "from tests.rendering.test_golden import *; print(rendered(CASES[sys.argv[1]]), end='')"
     for seed, name in enumerate(names, start=1):
         done = subprocess.run(
             [sys.executable, "-c", program, name],
