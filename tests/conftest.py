@@ -70,10 +70,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
-_TOGETHER = ("tests/chains/", "tests/tracking/")
+_TOGETHER = {
+    "tests/chains/": ("tests/chains/",),
+    "zoos": tuple(
+        f"tests/tracking/test_{name}_on_slurm.py" for name in ("acting", "arrays", "forgotten", "states")
+    ),
+}
 # They take more than a minute each: while the last one ends, the other workers have nothing to do.
 _LONG = (
     "tests/integration/test_readme.py",
+    "tests/benchmarks/test_soak.py",
     "tests/integration/test_first_launch.py",
     "tests/trainer/test_continuation.py",
     "tests/runs/test_killed_launchers.py",
@@ -81,9 +87,9 @@ _LONG = (
 
 
 def _group(nodeid: str) -> str:
-    """What of the tests one worker runs: a file, or a whole directory."""
+    """Return what of the tests one worker runs: a file, or files that share what is dear."""
     file = nodeid.partition("::")[0]
-    return next((directory for directory in _TOGETHER if file.startswith(directory)), file)
+    return next((name for name, files in _TOGETHER.items() if file.startswith(files)), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
