@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from benchmarks.soak.boot import TRAINING, served
 from tests.chains.chain_scenarios import SCENARIOS
 from tests.chains.chain_yard import NODES, Yard, open_yard
 from tests.sandbox.fixtures import booted
@@ -28,8 +29,12 @@ class Chains:
 
 @pytest.fixture(scope="session")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with booted(nodes=NODES) as sandbox:
-        one = open_yard(tmp_path_factory.mktemp("chains"), sandbox)
+    """A sandbox, and a zygote: most of a start of the trainer is the import of torch and megatron-core."""
+    directory = tmp_path_factory.mktemp("chains")
+    socket, journal = directory / "ranks", directory / "ranks.jsonl"
+    with booted(nodes=NODES) as sandbox, served(socket, journal, TRAINING):
+        one = open_yard(directory, sandbox)
+        one.zygote_socket, one.zygote_journal = socket, journal
         # The real trainer saves within that, on a busy machine too.
         one.slurm("scontrol", "update", "PartitionName=low", "GraceTime=20")
         yield one
