@@ -15,7 +15,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.sandbox.fixtures"]
+pytest_plugins = ["tests.sandbox.fixtures", "tests.warm"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

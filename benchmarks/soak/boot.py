@@ -117,15 +117,15 @@ def served(
             stderr=output,
             text=True,
         )
-    try:
-        assert server.stdout
-        if server.stdout.readline() != "ready\n":
-            raise RuntimeError(log.read_text())
-        yield server
-    finally:
-        assert server.stdin
-        server.stdin.close()
-        server.wait(20)
+    with server:
+        assert server.stdin and server.stdout
+        try:
+            if server.stdout.readline() != "ready\n":
+                raise RuntimeError(log.read_text())
+            yield server
+        finally:
+            server.stdin.close()
+            server.wait(20)
 
 
 @contextmanager

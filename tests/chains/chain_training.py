@@ -49,7 +49,7 @@ class Training:
         work.mkdir(exist_ok=True)
         self.set_pace(pace)
         interpreter = work / "python"
-        self._yard.write_interpreter(interpreter, paced_trainer.__name__)
+        self._yard.pool.write_interpreter(interpreter, paced_trainer.__name__)
         own = [f"training.run.name={self.name}", f"cluster.python={interpreter}"]
         own.append(f"env_vars.{PACE}={self._pace}")
         done = self._yard.begin(*TRAINING, *own, *overrides, nodes=self._nodes)
@@ -116,7 +116,7 @@ class Training:
 
     def ranks(self, job: str) -> list[int]:
         """Return the processes of a job's ranks."""
-        events = [event for event in self._yard.journal() if event["job"] == job]
+        events = [event for event in self._yard.pool.journal(paced_trainer.__name__) if event["job"] == job]
         ended = {event["pid"] for event in events if event["event"] == "end"}
         return [event["pid"] for event in events if event["pid"] not in ended]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,14 +14,13 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-from benchmarks.soak import zygote
 from launcher.runs.paths import launch_numbers
 from launcher.sandbox import Sandbox, processes
 from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
 from supervisor.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
-from tests.fakes.programs import write_program
 from tests.tracking.zoo import Done, Zoo
+from tests.warm import WarmPool
 
 PREFIX = "chain-"
 NODES = 12
@@ -92,9 +90,7 @@ class Yard(Zoo):
     """The runs of a sandbox that some of them break."""
 
     sandbox_directory: Path = Path()
-    # Where the zygote listens from which the ranks of real trainings are forked, and its journal.
-    zygote_socket: Path = Path()
-    zygote_journal: Path = Path()
+    pool: WarmPool = field(default_factory=lambda: WarmPool(Path()))
     # A launch takes a processor for a second, and there may be two.
     turns: Semaphore = field(default_factory=lambda: Semaphore(2))
     is_closed: bool = False
@@ -119,16 +115,6 @@ class Yard(Zoo):
         done = self.begin(*chosen, *overrides, nodes=nodes, programs=programs)
         assert done.returncode == 0, f"{run}\n{done.stdout}{done.stderr}"
         self.jobs[run] = json.loads(done.stdout)["job_id"]
-
-    def write_interpreter(self, path: Path, module: str) -> None:
-        """Write a Python whose ``-m trainer.pretrain`` in a job is `module`, forked from the zygote."""
-        client = f'"{sys.executable}" -ISE "{zygote.__file__}" client "{self.zygote_socket}"'
-        body = f'[[ ${{SLURM_JOB_ID:-}} ]] || exec "{sys.executable}" "$@"\nexec {client} -m {module} "$@"'
-        write_program(path, body)
-
-    def journal(self) -> list[dict[str, Any]]:
-        """Return what the zygote noted: which rank of which job began and ended."""
-        return [json.loads(line) for line in self.zygote_journal.read_text().splitlines()]
 
     def begin(self, *overrides: str, nodes: str | None = None, programs: Path | None = None) -> Done:
         """Launch something, on some of the nodes."""
@@ -260,7 +246,7 @@ class Yard(Zoo):
         return json.loads(done.stdout)
 
 
-def open_yard(directory: Path, sandbox: Sandbox) -> Yard:
+def open_yard(directory: Path, sandbox: Sandbox, pool: WarmPool) -> Yard:
     """A yard without runs, whose index is not the user's own."""
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
@@ -269,7 +255,7 @@ def open_yard(directory: Path, sandbox: Sandbox) -> Yard:
         "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
         "COLUMNS": "250",
     }
-    return Yard(directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory)
+    return Yard(directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory, pool=pool)
 
 
 def _lines(path: Path) -> list[str]:

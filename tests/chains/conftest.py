@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.soak.boot import TRAINING, served
 from tests.chains.chain_scenarios import SCENARIOS
 from tests.chains.chain_yard import NODES, Yard, open_yard
 from tests.sandbox.fixtures import booted
+from tests.warm import WarmPool
 
 
 @dataclass
@@ -28,13 +28,10 @@ class Chains:
 
 
 @pytest.fixture(scope="session")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    """A sandbox, and a zygote: most of a start of the trainer is the import of torch and megatron-core."""
-    directory = tmp_path_factory.mktemp("chains")
-    socket, journal = directory / "ranks", directory / "ranks.jsonl"
-    with booted(nodes=NODES) as sandbox, served(socket, journal, TRAINING):
-        one = open_yard(directory, sandbox)
-        one.zygote_socket, one.zygote_journal = socket, journal
+def yard(tmp_path_factory: pytest.TempPathFactory, pool: WarmPool) -> Iterator[Yard]:
+    """A sandbox for chains; the ranks of real trainings are forked from one that has imported torch."""
+    with booted(nodes=NODES) as sandbox:
+        one = open_yard(tmp_path_factory.mktemp("chains"), sandbox, pool)
         # The real trainer saves within that, on a busy machine too.
         one.slurm("scontrol", "update", "PartitionName=low", "GraceTime=20")
         yield one

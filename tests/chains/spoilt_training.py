@@ -76,7 +76,7 @@ def _launch(yard: Yard, run: str, *overrides: str, count: int) -> Done:
     work = yard.work(run)
     work.mkdir(exist_ok=True)
     interpreter = work / "python"
-    yard.write_interpreter(interpreter, spoiling_trainer.__name__)
+    yard.pool.write_interpreter(interpreter, spoiling_trainer.__name__)
     checkpoints = yard.directory / "results" / run / "checkpoints"
     own = [f"training.run.name={run}", f"cluster.python={interpreter}"]
     own.append(f"env_vars.{SPOIL}='{checkpoints}:{SEED}:{count}'")

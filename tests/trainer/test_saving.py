@@ -12,7 +12,7 @@ from launcher.preflight.estimates.sizes import sized
 from launcher.preflight.values import Values
 from tests.trainer.conftest import edited
 from tests.trainer.ranks import Run
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
