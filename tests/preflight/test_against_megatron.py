@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.preflight.asking import run_checks
@@ -90,6 +90,12 @@ def test_suggested_sizes_are_valid() -> None:
     """Each layout, size and batch that is named in a fix has no findings of the kind itself."""
     named: Counter[str] = Counter()
 
+    # Such that each kind of size is named.
+    @example(sized(pipeline=4, batch=12), 6)
+    @example(sized(tensor=4, batch=12), 6)
+    @example(sized(context=4, batch=12), 6)
+    @example(sized(tensor=3, pipeline=3, batch=48), 16)
+    @example(sized(micro=2, batch=13), 6)
     @settings(max_examples=200)
     @given(LAYOUT, NODES)
     def check(layout: dict[str, Any], nodes: int) -> None:
@@ -102,6 +108,20 @@ def test_suggested_sizes_are_valid() -> None:
     check()
     tensor_and_pipeline = "model.tensor_model_parallel_size model.pipeline_model_parallel_size"
     assert named.keys() == {*_NAMED.values(), tensor_and_pipeline}, "a fix is worded differently"
+
+
+def sized(
+    *, tensor: int = 1, pipeline: int = 1, context: int = 1, micro: int = 1, batch: int
+) -> dict[str, Any]:
+    return {
+        "trainer.devices": 1,
+        "model.tensor_model_parallel_size": tensor,
+        "model.pipeline_model_parallel_size": pipeline,
+        "model.virtual_pipeline_model_parallel_size": None,
+        "model.context_parallel_size": context,
+        "model.micro_batch_size": micro,
+        "model.global_batch_size": batch,
+    }
 
 
 def _assert_valid(config: dict[str, Any], changes: dict[str, Any]) -> None:

@@ -82,21 +82,43 @@ SCHEDULE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-OF_A_T5: dict[str, st.SearchStrategy[Any]] = {
+# The same of a T5: what has to be right for one, and what may be wrong in one of three.
+T5_LAYOUT: dict[str, st.SearchStrategy[Any]] = {
     "trainer.num_nodes": st.sampled_from([1, 2]),
-    "trainer.devices": st.sampled_from([1, 4, 8]),
-    "model.tensor_model_parallel_size": st.sampled_from([1, 1, 2, 4, 3]),
-    "model.pipeline_model_parallel_size": st.sampled_from([None, 1, 1, 1, 1, 2]),
-    "model.pipeline_model_parallel_split_rank": st.sampled_from([None, 0, 0, 0, 0, 1]),
-    "model.virtual_pipeline_model_parallel_size": st.sampled_from([None, None, None, None, 1, 2]),
-    "model.context_parallel_size": st.sampled_from([None, 1, 1, 1, 1, 2]),
-    "model.sequence_parallel": st.sampled_from([False, False, False, True]),
-    "model.encoder.num_query_groups": st.sampled_from([None, None, None, 4]),
-    "model.decoder.num_query_groups": st.sampled_from([None, None, None, 3]),
-    "model.decoder.ffn_hidden_size": st.sampled_from([2048, 2048, 2048, 1000]),
-    "model.data.seq_length_dec": st.sampled_from([114, 128, 512, 512, 77, 113]),
-    "model.global_batch_size": st.sampled_from([256, 256, 64, 96]),
+    "trainer.devices": st.sampled_from([4, 8]),
+    "model.tensor_model_parallel_size": st.sampled_from([1, 2, 4]),
+    "model.pipeline_model_parallel_size": st.sampled_from([None, 1]),
+    "model.pipeline_model_parallel_split_rank": st.sampled_from([None, 0]),
+    "model.context_parallel_size": st.sampled_from([None, 1]),
+    "model.data.seq_length_dec": st.sampled_from([114, 128, 512]),
+    "model.global_batch_size": st.sampled_from([256, 512]),
 }
+T5_CHANCE: dict[str, st.SearchStrategy[Any]] = {
+    "trainer.num_nodes": st.sampled_from([3, 5]),
+    "model.tensor_model_parallel_size": st.sampled_from([3, 8, 12]),
+    "model.pipeline_model_parallel_size": st.just(2),
+    "model.pipeline_model_parallel_split_rank": st.just(1),
+    "model.virtual_pipeline_model_parallel_size": st.sampled_from([1, 2]),
+    "model.context_parallel_size": st.just(2),
+    "model.sequence_parallel": st.booleans(),
+    "model.encoder.num_query_groups": st.just(4),
+    "model.decoder.num_query_groups": st.just(3),
+    "model.decoder.ffn_hidden_size": st.just(1000),
+    "model.data.seq_length_dec": st.sampled_from([77, 113]),
+    "model.global_batch_size": st.sampled_from([64, 96]),
+}
+
+
+@st.composite
+def t5_layouts(draw: st.DrawFn) -> dict[str, Any]:
+    """Return sizes of a T5; in one of three, one is left to chance."""
+    layout = draw(st.fixed_dictionaries(T5_LAYOUT))
+    if draw(st.integers(0, 2)) == 0:
+        key = draw(st.sampled_from(sorted(T5_CHANCE)))
+        layout[key] = draw(T5_CHANCE[key])
+    return layout
+
+
 NAMES = st.sampled_from(["/a", " /b ", "c", "", " ", "1.5", "nan", "0"])
 WEIGHTS = st.sampled_from([0.5, 1, 0, -1, "0.3", "1e999", 10**400, float("nan"), True, None])
 PREFIXES = st.one_of(
@@ -168,7 +190,7 @@ def test_t5_that_passes_is_accepted_by_trainer() -> None:
     passed = 0
 
     @settings(max_examples=300)
-    @given(st.fixed_dictionaries(OF_A_T5))
+    @given(t5_layouts())
     def check(layout: dict[str, Any]) -> None:
         nonlocal passed
         config = complete(layout, T5)
@@ -180,7 +202,7 @@ def test_t5_that_passes_is_accepted_by_trainer() -> None:
             passed += 1
 
     check()
-    assert passed >= 30
+    assert passed >= 100
 
 
 @settings(max_examples=300, deadline=None)
