@@ -43,7 +43,7 @@ test: .venv/test.done
 
 # Once by itself, so that not each worker translates the assertions of all tests.
 pytest: .venv/test.done
-	@$(BIN)/pytest --ignore=tests/nemo --collect-only --quiet --quiet --no-summary --durations=0
+	@$(BIN)/pytest --ignore=tests/nemo --collect-only --quiet --quiet >/dev/null
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
 test-fast: .venv/test.done
