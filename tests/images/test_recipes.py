@@ -14,10 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from launcher.containers import recipes
-from launcher.containers.recipes import Recipe, build_labels, recipe, recipe_names
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
+from launcher.images import recipes
+from launcher.images.recipes import Recipe, build_labels, recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -321,6 +321,6 @@ def test_the_packages_of_the_small_image_are_those_of_the_extra() -> None:
 def test_a_launch_without_a_recipe_does_not_read_any() -> None:
     code = (
         "import sys; from launcher.config.compose import compose; compose(['cluster=bcm']); "
-        "sys.exit(any(name in sys.modules for name in ('launcher.config.image', 'launcher.containers')))"
+        "sys.exit(any(name in sys.modules for name in ('launcher.config.image', 'launcher.images')))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.plan import Queue
-from supervisor.excluded import ExcludedNode
 from supervisor.marks import claim, link_jobs, read_lives
 from tests.resilience.scripted_chain import TAG, write_chain
 
@@ -82,13 +81,12 @@ def test_expired_and_malformed_exclusions_are_ignored(tmp_path: Path) -> None:
     assert "--exclude=n2 " in chain.submitted()[0]
 
 
-def test_exclusion_of_header_may_have_expired_for_next_link(tmp_path: Path) -> None:
-    failed = ExcludedNode("n2", until=1, job="9", why="a node of it failed")
-    chain = write_chain(tmp_path, queue=Queue(avoided=(failed,), begin="now+1hour"))
+def test_begin_of_header_is_for_first_link_alone(tmp_path: Path) -> None:
+    chain = write_chain(tmp_path, queue=Queue(begin="now+1hour"))
     chain.tasks("exit 75")
     chain.run()
-    assert "#SBATCH --exclude=n2\n" in chain.plan.paths.script.read_text()
-    assert " --exclude= --begin=now " in chain.submitted()[0]
+    assert " --begin=now " in chain.submitted()[0]
+    assert "--exclude" not in chain.submitted()[0]
 
 
 def test_text_of_log_neither_excludes_foreign_nodes_nor_runs(tmp_path: Path) -> None:

@@ -1,0 +1,364 @@
+"""Activations that a layer keeps for its backward pass.
+
+Korthikanti et al. 2022 (arXiv 2205.05198), section 4: a GPT's layer keeps s b h (34 + 5 a s / h) bytes in 16
+bits (equation 1); tensor parallelism divides 24 of the 34 and all of the scores (equation 2), sequence
+parallelism the other 10 too (equation 4); what attention computes inside, 5 a s² b, is not kept where it is
+recomputed ("selective", equation 6) or never written (Dao et al. 2022, FlashAttention, arXiv 2205.14135).
+This module counts tensor by tensor, so that other widths, gated MLPs, grouped queries, rotary positions and
+absent dropouts have their own numbers. Mixtures of experts and multi-latent attention keep what they keep in
+megatron-core 0.12 to 0.16 (megatron/core/transformer/moe/, multi_latent_attention.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from arithmetic.parameters import expert_width
+from launcher.estimates.model import has_fused_attention
+from launcher.estimates.parallelism import Stack
+from launcher.estimates.training import Training
+from launcher.estimates.values import Values
+
+# A mask of a dropout; a logarithm of a softmax's sum, in fp32.
+_MASK = 1
+_LOG_SUM = 4
+# megatron-core's probability where the configuration does not say.
+_DROPOUT = 0.1
+
+
+class Kept(NamedTuple):
+    """Bytes: `split` by tensor parallelism, `whole` unless sequence parallelism divides them, and `fixed`."""
+
+    split: float = 0
+    whole: float = 0
+    fixed: float = 0
+
+    def plus(self, other: Kept) -> Kept:
+        """Return the sum; ``+`` of a tuple is another thing."""
+        return Kept(self.split + other.split, self.whole + other.whole, self.fixed + other.fixed)
+
+    def times(self, number: float) -> Kept:
+        """Return the multiple."""
+        return Kept(self.split * number, self.whole * number, self.fixed * number)
+
+    def on_rank(self, tensor: int, sequence_parallel: bool) -> float:
+        """Return the bytes of one tensor parallel rank."""
+        return self.split / tensor + self.whole / (tensor if sequence_parallel else 1) + self.fixed
+
+
+class Latent(NamedTuple):
+    """The widths of multi-latent attention: of the narrow vectors, and of all heads' keys and values.
+
+    `query` is that of the queries' narrow vector, 0 where they have none.
+    """
+
+    query: int
+    rank: int
+    rotated: int
+    values: int
+
+
+class Experts(NamedTuple):
+    """A mixture of experts, for each token.
+
+    `copies` of it go to experts, which `shared_by` GPUs share. `width` and `shared_width` are the hidden
+    units of a routed expert and of the shared one, and `hidden_units` how many times a routed one keeps them.
+    """
+
+    number: int
+    copies: float
+    shared_by: int
+    width: int
+    shared_width: int
+    hidden_units: int
+    keeps_nothing: bool
+
+
+class Layer(NamedTuple):
+    """Properties of a layer that its activations depend on; widths are those of all tensor parallel ranks.
+
+    `bytes` are those of an element, `residual` of one of the sum that runs through the layers, `factor` of
+    one that a matrix is multiplied with. `score` are the bytes for the attention of one token to another, 0
+    if they are never written; with `keeps_scores` they are kept. `rotated` are the widths of queries and keys
+    that are kept beside the unrotated ones, `angles` the bytes of a token's cosines and sines. `forgotten`
+    are the parts that selective recomputing computes again, as megatron-core names them.
+    """
+
+    hidden: int
+    heads: int
+    query: int
+    keys: int
+    hidden_units: int
+    inner: int
+    bytes: int
+    factor: int
+    residual: int
+    has_dropout: bool
+    rotated: int
+    angles: float
+    score: int
+    keeps_scores: bool
+    latent: Latent | None = None
+    experts: Experts | None = None
+    forgotten: frozenset[str] = frozenset()
+
+
+def layer_of(training: Training, stack: Stack) -> Layer:
+    """Return the layer of a stack, from its keys."""
+    values, node = training.values, stack.node
+    hidden, heads = stack.hidden or 0, stack.heads or 0
+    latent = _latent(training, heads)
+    head = stack.kv_channels or hidden // heads
+    element = 4 if training.precision == "32" else 2
+    wide = values.flag(f"{node}.fp32_residual_connection") or not training.has_half_weights
+    score = _score(training, node, element)
+    query, keys = heads * head, (stack.groups or heads) * head
+    if latent is not None:
+        head = values.whole("model.qk_pos_emb_head_dim") or 0
+        query = keys = heads * ((values.whole("model.qk_head_dim") or 0) + head)
+    forgotten = _forgotten(values, node)
+    return Layer(
+        hidden=hidden,
+        heads=heads,
+        query=query,
+        keys=keys,
+        hidden_units=_hidden_units(training, node),
+        inner=stack.ffn or 4 * hidden,
+        bytes=element,
+        factor=1 if training.has_fp8 else element,
+        residual=4 if wide else element,
+        has_dropout=bool(values.number(f"{node}.hidden_dropout", _DROPOUT)),
+        rotated=query + keys if latent is None and _keeps_unrotated(training, node) else 0,
+        angles=_angles(training, node, head),
+        score=score,
+        keeps_scores=score > 0 and "core_attn" not in forgotten,
+        latent=latent,
+        experts=_experts(training, forgotten),
+        forgotten=forgotten,
+    )
+
+
+def _forgotten(values: Values, node: str) -> frozenset[str]:
+    """Return the parts that are recomputed selectively: attention's core unless the key names others."""
+    if values.raw(f"{node}.activations_checkpoint_granularity") != "selective":
+        return frozenset()
+    modules = values.raw("model.recompute_modules")
+    return frozenset(map(str, modules)) if isinstance(modules, (list, tuple)) else frozenset({"core_attn"})
+
+
+def _latent(training: Training, heads: int) -> Latent | None:
+    values = training.values
+    if not values.raw("model.multi_latent_attention"):
+        return None
+    rank, rotated, value = (
+        values.whole(f"model.{name}") or 0 for name in ("kv_lora_rank", "qk_pos_emb_head_dim", "v_head_dim")
+    )
+    return Latent(values.whole("model.q_lora_rank") or 0, rank, rotated, heads * value)
+
+
+def _experts(training: Training, forgotten: frozenset[str]) -> Experts | None:
+    """Return the mixture of experts, if there is one, each expert as busy as the others.
+
+    With a capacity each expert takes as many copies as its share times the capacity, or no more than these.
+    """
+    values, model = training.values, training.values.node("model") or {}
+    number = values.whole("model.num_moe_experts")
+    if not number:
+        return None
+    copies: float = values.whole("model.moe_router_topk", 2) or 2
+    capacity = values.number("model.moe_expert_capacity_factor")
+    if capacity is not None and capacity > 0:
+        is_padded = values.flag("model.moe_pad_expert_input_to_capacity")
+        copies *= capacity if is_padded else min(capacity, 1)
+    return Experts(
+        number=number,
+        copies=copies,
+        shared_by=training.parallel.expert_tensor,
+        width=expert_width(model),
+        shared_width=values.whole("model.moe_shared_expert_intermediate_size", 0, least=0) or 0,
+        hidden_units=_hidden_units(training, "model") + (0 if _is_fused(values, "model") else 1),
+        keeps_nothing="moe" in forgotten or values.flag("model.moe_layer_recompute"),
+    )
+
+
+def _keeps_unrotated(training: Training, node: str) -> bool:
+    """Return True if the fused queries, keys and values are kept beside the rotated ones.
+
+    The values are a view of the fused tensor, and keep all of it where attention is PyTorch's or
+    megatron-core's. Transformer Engine copies views that are not contiguous (transformer_engine/pytorch/
+    attention/dot_product_attention/utils.py, get_qkv_layout), which frees the fused tensor.
+    """
+    values = training.values
+    has_engine = training.engine != "megatron" and values.flag("model.transformer_engine")
+    return values.raw(f"{node}.position_embedding_type") == "rope" and not has_engine
+
+
+def _hidden_units(training: Training, node: str) -> int:
+    """Return the multiples of its width that an MLP keeps: the input and the output of its function.
+
+    A gated MLP keeps two halves and their product; without the fused kernel also the half behind the
+    function, and in megatron-core 0.16 the other half with its offset.
+    """
+    activation = str(training.values.raw(f"{node}.activation") or "gelu")
+    if not activation.endswith("glu"):
+        return 2
+    if _is_fused(training.values, node):
+        return 3
+    return 4 if training.engine == "nemo" else 5
+
+
+def _is_fused(values: Values, node: str) -> bool:
+    """Return True if one kernel computes a gated function, and weighs the result of experts.
+
+    Without it the weighing keeps its input (megatron/core/transformer/moe/experts.py).
+    """
+    activation = str(values.raw(f"{node}.activation") or "gelu")
+    gated = activation.endswith("glu") and activation != "reglu"
+    return gated and values.flag(f"{node}.bias_activation_fusion", True)
+
+
+def _angles(training: Training, node: str, head: int) -> float:
+    """Return the bytes of cosines and sines of a micro batch's positions, by token; 0 with a fused kernel."""
+    values = training.values
+    if values.raw(f"{node}.position_embedding_type") != "rope" or values.flag("model.apply_rope_fusion"):
+        return 0
+    element = 4 if training.precision == "32" else 2
+    return (
+        4
+        * element
+        * head
+        * (values.number(f"{node}.rotary_percentage", 1.0) or 1.0)
+        / training.parallel.micro
+    )
+
+
+def _score(training: Training, node: str, element: int) -> int:
+    """Return the bytes of a score: softmax, dropout's mask and result; 0 where a fused kernel writes none.
+
+    megatron-core's own attention computes its softmax in fp32 for our trainer.
+    """
+    values = training.values
+    if has_fused_attention(values, node, training.engine):
+        return 0
+    dropout = _MASK if values.number(f"{node}.attention_dropout", _DROPOUT) else 0
+    if training.engine == "megatron":
+        return 4 + element + dropout
+    return element + (dropout + element if dropout else 0)
+
+
+def kept_by_layer(layer: Layer, length: int) -> Kept:
+    """Return the bytes that a layer of self-attention and an MLP keeps, by token."""
+    return _self_attention(layer, length).plus(_mlp(layer))
+
+
+def kept_by_sparse_layer(layer: Layer, length: int) -> Kept:
+    """Return the bytes that a layer with a mixture of experts keeps, by token."""
+    return _self_attention(layer, length).plus(_mixture(layer)) if layer.experts else Kept()
+
+
+def kept_by_decoder_layer(layer: Layer, length: int, source: int) -> Kept:
+    """Return the bytes of a T5's decoder layer, by token, with `source` tokens of the encoder."""
+    memory = Kept(split=2 * layer.keys * layer.bytes * source / length)
+    queries = Kept(split=2 * layer.query * layer.bytes + _scores(layer, source))
+    return kept_by_layer(layer, length).plus(queries).plus(memory).plus(_around(layer))
+
+
+def kept_by_output(layer: Layer) -> Kept:
+    """Return the bytes of the last norm's input and result, by token."""
+    return Kept(whole=layer.hidden * (layer.residual + layer.bytes))
+
+
+def kept_by_embedding(layer: Layer) -> Kept:
+    """Return the bytes of the dropout's mask, by token; the sum itself is the first layer's input."""
+    return Kept(whole=layer.hidden * _MASK if layer.has_dropout else 0)
+
+
+def working_memory(layer: Layer, length: int) -> Kept:
+    """Estimate the bytes that the backward pass of a layer needs beside the kept ones, by token.
+
+    The gradients of the MLP's hidden units and of its input and output, which are whole on each rank while it
+    multiplies them; or those of the scores, which selective recomputing has to write first.
+    """
+    inner = layer.hidden_units * layer.inner
+    hidden_units = Kept(layer.bytes * inner, 3 * layer.bytes * layer.hidden)
+    if layer.experts is not None:
+        experts = layer.experts
+        of_experts = layer.bytes * experts.hidden_units * experts.copies * experts.width
+        sent = 3 * layer.bytes * layer.hidden * experts.copies
+        hidden_units = max(hidden_units, Kept(of_experts, sent), key=sum)
+    again = 0 if layer.keeps_scores else layer.score
+    scores = Kept((again + 2 * layer.bytes) * layer.heads * length) if layer.score else Kept()
+    return max(hidden_units, scores, key=sum)
+
+
+def _self_attention(layer: Layer, length: int) -> Kept:
+    """Count queries, keys, values and the result, of which FP8 keeps a narrow copy too."""
+    if layer.latent is not None:
+        return _latent_attention(layer, layer.latent, length)
+    result = layer.query * (layer.bytes + _copy(layer))
+    split = layer.bytes * (layer.query + 2 * layer.keys + layer.rotated) + result + _scores(layer, length)
+    return Kept(split, fixed=layer.angles).plus(_around(layer))
+
+
+def _latent_attention(layer: Layer, latent: Latent, length: int) -> Kept:
+    """Count the narrow vectors, before and behind their norms; queries, keys and values of all heads.
+
+    These are concatenations, whose parts are not kept.
+    """
+    narrow = latent.query + latent.rank
+    whole = layer.bytes * (narrow + latent.rotated) + layer.factor * narrow
+    result = latent.values * (layer.bytes + _copy(layer))
+    heads = layer.bytes * (layer.query + layer.keys + latent.values)
+    if "mla_up_proj" in layer.forgotten:
+        heads = 0
+    split = heads + result + _scores(layer, length)
+    return Kept(split, whole, layer.angles).plus(_around(layer, "layernorm" in layer.forgotten))
+
+
+def _mlp(layer: Layer) -> Kept:
+    if "mlp" in layer.forgotten:
+        return Kept(whole=layer.hidden * (layer.residual + layer.bytes))
+    return Kept(_hidden_kept(layer, layer.inner, layer.hidden_units)).plus(_around(layer))
+
+
+def _hidden_kept(layer: Layer, width: float, times: int) -> float:
+    """Count hidden units; those that the matrix on the way out multiplies may be in FP8."""
+    return width * (layer.bytes * (times - 1) + layer.factor)
+
+
+def _mixture(layer: Layer) -> Kept:
+    """Count the router's scores, the copies of a token for its experts, and the experts' hidden units.
+
+    megatron/core/transformer/moe: the router keeps logits, scores and probabilities in fp32 and a mask. The
+    copies are those behind the last permutation, on each of the GPUs that share an expert.
+    """
+    experts = layer.experts
+    assert experts is not None
+    around = _around(layer, "layernorm" in layer.forgotten)
+    if experts.keeps_nothing:
+        return around
+    router = experts.number * (3 * 4 + _MASK)
+    given = layer.factor * layer.hidden * experts.copies * experts.shared_by
+    width = experts.copies * experts.width
+    kept = _hidden_kept(layer, width, experts.hidden_units)
+    if "moe_act" in layer.forgotten:
+        kept -= layer.factor * width
+    shared = Kept(_hidden_kept(layer, experts.shared_width, layer.hidden_units), _copy(layer) * layer.hidden)
+    return Kept(kept, router + given).plus(shared if experts.shared_width else Kept()).plus(around)
+
+
+def _around(layer: Layer, forgets_result: bool = False) -> Kept:
+    """Count the norm's input and result in front of a part of a layer, and the dropout's mask behind it."""
+    mask = _MASK if layer.has_dropout else 0
+    result = 0 if forgets_result else layer.factor
+    return Kept(whole=layer.hidden * (layer.residual + result + mask))
+
+
+def _copy(layer: Layer) -> int:
+    """Return the bytes of the FP8 copy of an element that is needed in 16 bits too."""
+    return layer.factor if layer.factor < layer.bytes else 0
+
+
+def _scores(layer: Layer, length: int) -> float:
+    """Return the bytes of a token's scores, or of the logarithm of its softmax's sum."""
+    return (layer.score * length if layer.keeps_scores else _LOG_SUM) * layer.heads
