@@ -141,6 +141,42 @@ class EarlierTraining:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+class Interpreter(NamedTuple):
+    """The interpreter of the tasks, as this machine has it.
+
+    `path` is None where this machine does not have it, and `problem` says why it cannot be there on the nodes
+    either. `missing` are the libraries that it does not find, None if it does not answer.
+    """
+
+    name: str
+    is_own: bool
+    path: str | None = None
+    problem: str | None = None
+    nearest: str | None = None
+    missing: tuple[str, ...] | None = None
+
+
+class HostFacts(NamedTuple):
+    """The machine that launches; `interpreter` is None where the tasks use none of this machine."""
+
+    in_allocation: bool
+    allocation_nodes: int | None = None
+    interpreter: Interpreter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionFacts:
+    """The answer of the scheduler to a script that it was shown, ``sbatch --test-only``.
+
+    `message` is what it objects, None if nothing; `missing` says why it could not be asked.
+    """
+
+    is_refused: bool | None
+    message: str | None = None
+    fix: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
     """What is known to be in the job's image; `missing` says why nothing is."""
@@ -180,6 +216,10 @@ class Facts:
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
     lacks_gpus
         Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
+    host
+        The machine that launches; None if nobody looked.
+    submission
+        The scheduler's answer to the script; None if it was not shown.
     trainer_verdict
         What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
         or if another program is going to train.
@@ -197,6 +237,8 @@ class Facts:
     array_tasks: int | None = None
     node_gpus: int | None = None
     lacks_gpus: str | None = None
+    host: HostFacts | None = None
+    submission: SubmissionFacts | None = None
     trainer_verdict: str | None = None
 
     @property

@@ -13,6 +13,7 @@ from launcher.checks.rules import (
     cluster,
     cluster_nodes,
     files,
+    host,
     images,
     keys,
     layout,
@@ -370,5 +371,17 @@ CHECKS: tuple[Check, ...] = (
         "srun has Pyxis' options where there is a container",
         cluster.pyxis_problems,
         needs=("cluster.pyxis",),
+    ),
+    Check(
+        host.MACHINE,
+        "this machine has what a launch needs: an interpreter with the trainer's libraries, an allocation",
+        _rules(host.machine_problems),
+        needs=("host.in_allocation",),
+    ),
+    Check(
+        host.SCHEDULER,
+        "Slurm would take the script (`sbatch --test-only`)",
+        _rules(host.submission_problems),
+        needs=("submission.is_refused",),
     ),
 )

@@ -32,8 +32,13 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
         from launcher.checks.remedies import add_remedies
 
         found = add_remedies(found, plan, facts)
+    return worst_first(found)
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return errors first, then warnings, then what was skipped."""
     order = list(Severity)
-    return sorted(found, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def _is_of_keys(finding: Finding) -> bool:
@@ -56,7 +61,7 @@ def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
             raise UserError(told, hint=did_you_mean(name, known))
 
 
-def is_asked(check: Check, facts: Facts) -> bool:
+def is_applicable(check: Check, facts: Facts) -> bool:
     """Whether a check has something to look at, or is told to have been skipped."""
     return all(_part(facts, name) is not _NOT_NEEDED for name in check.needs)
 

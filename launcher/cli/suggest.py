@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if made.plan.job.config is None:
         stage = made.plan.job.stage
         raise UserError(f"stages=[{stage}]: it trains nothing, and has no layout", key="stages")
-    facts = gather(made, verdict_of=lambda plan: None)
+    facts = gather(made)
     # Without its sizes a model has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(made, run_checks(made.plan, facts, others))

@@ -271,13 +271,16 @@ def own_python() -> str:
 
 def trainer_of(made: Draft, needs: Needs) -> tuple[bool, str] | None:
     """Whether the tasks' interpreter will do here, and what there is to say; ``None`` if none is used."""
-    from launcher.checks.gathering.host import check_host
+    from launcher.checks.facts import Facts
+    from launcher.checks.findings import Severity
+    from launcher.checks.gathering.host import host_facts
+    from launcher.checks.rules.host import machine_problems
 
     if not needs.trainer:
         return None
-    try:
-        told = check_host(made)
-    except UserError as error:
-        # Of others, such as an allocation that is too small, the launch is told.
-        return (False, str(error)) if error.key == "cluster.python" else (True, "")
-    return True, "; ".join(told)
+    findings = list(machine_problems(made.plan, Facts(host=host_facts(made.plan))))
+    # Of others, such as an allocation that is too small, the launch is told.
+    of_python = [finding for finding in findings if finding.key == "cluster.python"]
+    messages = [str(UserError(one.message, key=one.key, hint=one.fix)) for one in of_python]
+    is_good = all(finding.severity is not Severity.ERROR for finding in of_python)
+    return is_good, "; ".join(messages)

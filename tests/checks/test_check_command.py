@@ -163,8 +163,8 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "_cluster",
     ):
         monkeypatch.setattr(f"launcher.checks.gathering.gather.{name}", look)
-    monkeypatch.setattr("launcher.cli.check.check_host", look)
-    monkeypatch.setattr("launcher.cli.check.scheduler_for", look)
+    monkeypatch.setattr("launcher.checks.gathering.host.host_facts", look)
+    monkeypatch.setattr("launcher.checks.gate.scheduler_for", look)
     monkeypatch.setattr("launcher.checks.gathering.paths.room_at", look)
 
 

@@ -32,7 +32,7 @@ _OLD_MAGIC = b"TNTIDX\x00\x00"
 _LENGTH, _POINTER, _BOUNDARY = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<q")
 # DType there: bytes of a token by the type's code.
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
-_HOME = Path(__file__).resolve().parents[2]
+_HOME = Path(__file__).resolve().parents[3]
 _PATIENCE_SECONDS = 120
 _SUFFIXES = (".bin", ".idx")
 

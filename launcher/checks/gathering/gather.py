@@ -9,10 +9,10 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
+from launcher.checks.gathering.host import HostOf, host_facts
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.gathering.paths import lost_secrets, open_secrets, path_facts
-from launcher.checks.gathering.trainer import trainer_verdict
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
@@ -25,7 +25,6 @@ from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.stage_cluster import stage_cluster
 
-VerdictOf = Callable[[Plan], str | None]
 ClusterOf = Callable[[Plan], ClusterFacts | None]
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
@@ -35,17 +34,20 @@ def gather(
     made: Draft,
     *,
     look: bool = True,
-    verdict_of: VerdictOf | None = None,
+    verdict: str | None = None,
     cluster_of: ClusterOf | None = None,
+    host_of: HostOf = host_facts,
 ) -> Facts:
     """Find out, by reading alone, what the checks need to know.
 
     Parameters
     ----------
-    verdict_of
-        Tells what the trainer says, where it was asked already.
-    cluster_of
-        Tells what the cluster says, likewise.
+    look
+        Look at files, at this machine and at the cluster.
+    verdict
+        The trainer's answer (`trainer_verdicts`); None if it was not asked.
+    cluster_of, host_of
+        Functions that remember what several drafts share.
     """
     added, shipped = added_keys(made)
     return Facts(
@@ -62,7 +64,8 @@ def gather(
         cluster=(cluster_of or _cluster)(made.plan) if look else None,
         node_gpus=_node_gpus(made),
         lacks_gpus=_lacks_gpus(made.plan) if look else None,
-        trainer_verdict=(verdict_of or trainer_verdict)(made.plan),
+        host=host_of(made.plan) if look else None,
+        trainer_verdict=verdict,
     )
 
 
