@@ -380,7 +380,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         host.SCHEDULER,
-        "Slurm would take the script (`sbatch --test-only`)",
+        "Slurm takes the script, by `sbatch --test-only`",
         _rules(host.submission_problems),
         needs=("submission.is_refused",),
     ),

@@ -88,7 +88,7 @@ def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
     missing = [part for part in parts if part is not None]
     if missing:
         why = missing[0].why
-        told = f"not looked at: {check.tells}" + (f" ({why})" if why else "")
+        told = f"not checked: {check.tells}" + (f" ({why})" if why else "")
         return [Finding(check.id, Severity.SKIPPED, None, told, why=why or None)]
     return check.find(plan, facts)
 

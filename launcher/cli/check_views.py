@@ -139,7 +139,7 @@ def together(told: Sequence[Told]) -> list[Told]:
             found.append(item)
         elif item is same[0]:
             ids = ", ".join(other.id for other in same)
-            found.append(replace(item, id=ids, message=f"not looked at: {item.why}"))
+            found.append(replace(item, id=ids, message=f"not checked: {item.why}"))
     return found
 
 
@@ -152,4 +152,4 @@ def _verdict(looked: Looked) -> str:
         if count
     ]
     good = len({*looked.asked} - {item.id for item in told})
-    return f"{good} of {len(looked.asked)} checks found nothing" + (f"; {', '.join(parts)}" if parts else "")
+    return f"{good} of {len(looked.asked)} checks passed" + (f"; {', '.join(parts)}" if parts else "")

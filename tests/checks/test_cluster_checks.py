@@ -303,7 +303,7 @@ def test_a_part_that_could_not_be_had_skips_its_checks_and_says_why() -> None:
         (Severity.SKIPPED, "Slurm did not answer within 5 s")
     }
     assert found[1].message == (
-        "not looked at: the nodes have as many GPUs, of the type that is asked for"
+        "not checked: the nodes have as many GPUs, of the type that is asked for"
         " (Slurm did not answer within 5 s)"
     )
 

@@ -36,14 +36,14 @@ def test_a_launch_by_the_library_is_refused_for_its_errors(tmp_path: Path, slurm
 
 def test_a_launch_takes_the_report_that_its_caller_made(tmp_path: Path, slurm: FakeSlurm) -> None:
     made, request = drafted(tmp_path, ODD_BATCH)
-    (report,) = check_launch([made], ["batch.global"])
+    (report,) = check_launch([made], ["batch.global", "engine.megatron"])
     assert launch(made, request, report=report).manifest.job_id == "101"
 
 
 def test_a_report_with_errors_is_no_way_past_the_gate(tmp_path: Path, slurm: FakeSlurm) -> None:
     made, request = drafted(tmp_path, ODD_BATCH)
     (report,) = check_drafts([made])
-    with pytest.raises(Mistakes, match="batch.global"):
+    with pytest.raises(Mistakes, match=r"\[batch.global\]"):
         launch(made, request, report=report)
 
 

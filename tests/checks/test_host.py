@@ -48,7 +48,7 @@ def script(path: Path, text: str) -> Path:
 def test_an_interpreter_may_be_on_the_nodes_alone(programs: Path) -> None:
     for python in ("/no/such/python", "python3.99"):
         (told,) = warnings(*BARE, f"cluster.python={python}")
-        assert told == f"cluster.python={python}: not on this machine; every node must have it"
+        assert told == f"cluster.python={python!r}: not on this machine; every node must have it"
 
 
 def test_an_interpreter_that_is_not_there_is_refused(programs: Path) -> None:
@@ -72,13 +72,13 @@ def test_one_that_does_not_answer_is_a_warning(programs: Path, text: str) -> Non
 def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:
     image = "nvcr.io#nvidia/nemo:24.07"
     told = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
-    assert told[0] == f"container={image}: not used: cluster.scheduler=local runs without containers"
+    assert told[0] == f"container={image!r}: not used: cluster.scheduler=local runs without containers"
 
 
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({}, "cluster.scheduler=allocation: this shell is in no allocation"),
+        ({}, "cluster.scheduler='allocation': this shell is in no allocation"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, "the allocation that this shell is in has 1"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, None),
         ({"SLURM_JOB_ID": "7"}, None),

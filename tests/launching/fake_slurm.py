@@ -78,6 +78,7 @@ def overrides(tmp_path: Path, *more: str) -> list[str]:
         f"cluster.slurm_conf={tmp_path}/slurm.conf",
         f"cluster.python={tmp_path}/bin/python",
         f"base_results_dir={tmp_path}/results",
+        "training.model.data.data_impl=mock",
         *more,
     ]
 

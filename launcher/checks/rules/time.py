@@ -127,7 +127,7 @@ def _not_told(plan: Plan) -> Iterator[Finding]:
         return
     key = "model.num_moe_experts"
     why = f"{full(key)}={values.raw(key)}: how long experts take is not modelled: estimates.mfu=... says it"
-    told = f"not looked at: how long the training takes ({why})"
+    told = f"not checked: how long the training takes ({why})"
     yield Finding("time.training", Severity.SKIPPED, None, told, why=why)
 
 
