@@ -31,7 +31,7 @@ from launcher.stages.workspace import STAGE as WORKSPACE
 from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 
 if TYPE_CHECKING:
-    from launcher.images.choice import Choice
+    from launcher.images.resolve import ResolvedImage
     from launcher.stages.image import ImageWork
 
 
@@ -188,7 +188,7 @@ def draft_image(request: Request, work: ImageWork) -> Draft:
     return _draft(compose(request.overrides, request.config_dir), request, work)
 
 
-def choice_of(composition: Composition, template_dir: Path | None = None) -> Choice | None:
+def choice_of(composition: Composition, template_dir: Path | None = None) -> ResolvedImage | None:
     """What `container` stands for; ``None`` on bare metal.
 
     Raises
@@ -200,10 +200,10 @@ def choice_of(composition: Composition, template_dir: Path | None = None) -> Cho
     if config.container is None or not config.container.strip():
         return None
     # Imported late: most launches have no container, or one that is told as it is.
-    from launcher.images.choice import choose
+    from launcher.images.resolve import resolve_container
 
     with composition.naming_sources():
-        return choose(config.container, config.images_dir, composition.config_dir, template_dir)
+        return resolve_container(config.container, config.images_dir, composition.config_dir, template_dir)
 
 
 def with_image(composition: Composition, template_dir: Path | None) -> RunConfig:

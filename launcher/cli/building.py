@@ -83,10 +83,10 @@ def make(needed: Needed, *, quiet: bool) -> None:
     UserError
         With what to do next.
     """
-    from launcher.images.progress import told
+    from launcher.images.progress import show_progress
     from launcher.launching.images import make_here
 
-    with told(quiet=quiet) as progress:
+    with show_progress(quiet=quiet) as progress:
         done = make_here(needed, progress)
     how = "another one made it meanwhile" if done.reused else "made"
     print(f"slipway: image {done.path}: {how}", file=sys.stderr)

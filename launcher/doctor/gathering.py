@@ -16,8 +16,8 @@ from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
-from launcher.images.credentials import HUB_MACHINES, login_file
 from launcher.images.references import DOCKER_HUB
+from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.inspection.cluster import facts_of
 from launcher.plan import Plan
 from launcher.preflight.images import engine_of_image
@@ -136,15 +136,17 @@ def image_named(name: str, key: str) -> Image:
     UserError
         If it is no image's name.
     """
-    from launcher.images import contents
+    from launcher.images import resolve
     from launcher.images.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
     told = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
-        known = contents.of_file(reference.path)
+        known = resolve.contents_of_file(reference.path)
         return _of_file(replace(told, path=str(reference.path), contents=known))
-    return _of_registry(replace(told, contents=contents.of_reference(reference)), reference.for_skopeo)
+    return _of_registry(
+        replace(told, contents=resolve.contents_of_reference(reference)), reference.for_skopeo
+    )
 
 
 def _of_file(image: Image) -> Image:

@@ -19,7 +19,7 @@ from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
-from launcher.images.interrupts import ending_cleanly
+from launcher.images.tools import ending_cleanly
 from launcher.inspection import gather
 from launcher.launching.directory import TRAINER
 from launcher.plan import Plan

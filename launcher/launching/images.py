@@ -11,13 +11,13 @@ from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Request, choice_of
 from launcher.errors import UserError
-from launcher.images.choice import KEY, Choice, recipe_of
-from launcher.images.superblock import is_squashfs
+from launcher.images.resolve import KEY, ResolvedImage, cached_recipe
+from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import ImageWork
 
 if TYPE_CHECKING:
     from launcher.images.importing import Imported
-    from launcher.images.progress import Progress
+    from launcher.images.progress import ImageProgress
 
 _WORKSPACE = "workspace"
 _PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
@@ -33,7 +33,7 @@ class Needed:
         The launch's, with the file for its container.
     """
 
-    choice: Choice
+    choice: ResolvedImage
     file: Path
     request: Request
 
@@ -89,7 +89,7 @@ def needed_image(composition: Composition, request: Request) -> Needed | None:
     return Needed(choice, choice.stored, replace(request, overrides=(*request.overrides, override)))
 
 
-def make_here(needed: Needed, progress: Progress) -> Imported:
+def make_here(needed: Needed, progress: ImageProgress) -> Imported:
     """Build or import the image on this machine; whoever else does so just now is waited for.
 
     Raises
@@ -111,7 +111,7 @@ def _of_launch(hint: str | None) -> str | None:
     return hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
 
 
-def _made_here(needed: Needed, progress: Progress) -> Imported:
+def _made_here(needed: Needed, progress: ImageProgress) -> Imported:
     from launcher.images.importing import ImportOptions, import_image
 
     choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
@@ -119,7 +119,7 @@ def _made_here(needed: Needed, progress: Progress) -> Imported:
         from launcher.images.building import build_into_store
         from launcher.images.store import Store
 
-        recipe = recipe_of(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
+        recipe = cached_recipe(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
         for warning in recipe.warnings:
             progress.note(warning)
         return build_into_store(

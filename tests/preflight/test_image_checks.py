@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.images.contents import of_reference
 from launcher.images.references import Reference
+from launcher.images.resolve import contents_of_reference
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import image_facts
 from launcher.plan import Container, Mount, Payload
@@ -45,7 +45,7 @@ def findings(
     nodes: int = 2,
 ) -> list[Finding]:
     """What the two checks find in a job in an image."""
-    known = contents or of_reference(Reference.parse(image))
+    known = contents or contents_of_reference(Reference.parse(image))
     plan = plan_of(changed(GPT, dict(changes)), engine=engine, resources={"nodes": nodes})
     container = Container(image, tuple(Mount(f"/host{target}", target) for target in mounts))
     job = replace(

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import Mistakes
-from launcher.images.superblock import why_not_squashfs
+from launcher.images.squashfs import squashfs_fault
 from launcher.inspection import inspect_draft, refuse
 from launcher.inspection.indexed_data import why_no_data_set
 from launcher.preflight.findings import Finding, Severity
@@ -314,7 +314,7 @@ def test_without_slurm_there_is_no_container(here: Path) -> None:
     ids=["whole", "without its end", "without its head", "of old", "empty"],
 )
 def test_the_first_bytes_of_a_squashfs(head: bytes, size: int, why: str | None) -> None:
-    said = why_not_squashfs(head, size)
+    said = squashfs_fault(head, size)
     assert (said is None) if why is None else (said is not None and why in said)
 
 
