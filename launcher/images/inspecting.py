@@ -247,12 +247,11 @@ def _verify(path: Path, deep: bool, progress: ImageProgress, checked: list[str],
     if not deep and tools.which("unsquashfs") is None:
         notes.append("its tables: there is no unsquashfs on PATH")
         return
-    files = squashfs.list_files(path)
-    checked.append(f"its tables: {len(files):,} files of {block.inodes:,} entries")
+    count, total = squashfs.count_files(path)
+    checked.append(f"its tables: {count:,} files of {block.inodes:,} entries")
     if deep:
-        total = sum(file.size for file in files)
         progress.step(f"reading the files of {path.name}", total)
-        squashfs.decompress_all(path, files, progress)
+        squashfs.decompress_all(path, progress)
         checked.append(f"every file: {total:,} bytes")
 
 

@@ -8,11 +8,10 @@ import re
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from launcher.errors import UserError, one_line
 from launcher.file_systems import is_shared
@@ -49,10 +48,8 @@ _MAJOR = 4
 _UNCOMPRESSED = 1 << 1 | 1 << 3
 _COMPRESSORS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
-# A line of `unsquashfs -lln -d ''` about a regular file; a name with a line break does not match.
-_REGULAR_FILE = re.compile(rb"-[-rwxsStT]{9} \d+/\d+ +(\d+) \d{4}-\d\d-\d\d \d\d:\d\d (/.*)")
-# unsquashfs takes names as arguments, of which Linux takes two mebibytes with the environment.
-_NAMES_BYTES = 1 << 20
+# A line of `unsquashfs -lln -d ''` about a regular file.
+_REGULAR_FILE = re.compile(rb"-[-rwxsStT]{9} \d+/\d+ +(\d+) \d{4}-\d\d-\d\d \d\d:\d\d /")
 _CHUNK_BYTES = 1 << 22
 # unsquashfs exits with 2 for what it could not set on the files that it wrote, such as owners.
 _FATAL = 1
@@ -159,13 +156,6 @@ def sha256_of(path: Path, progress: ImageProgress = SILENT) -> str:
     return digest.hexdigest()
 
 
-class ArchivedFile(NamedTuple):
-    """A regular file in an image: its name in bytes, and its size."""
-
-    name: bytes
-    size: int
-
-
 def read_texts(image: Path, names: Sequence[str]) -> dict[str, str]:
     """Return the texts of some files in an image; names that are not in it are left out.
 
@@ -200,8 +190,8 @@ def _text(root: Path, name: str) -> str | None:
         return None
 
 
-def list_files(image: Path) -> list[ArchivedFile]:
-    """Return all regular files of an image, from its tables.
+def count_files(image: Path) -> tuple[int, int]:
+    """Return the number of regular files in an image and their bytes, from its tables.
 
     Raises
     ------
@@ -209,68 +199,40 @@ def list_files(image: Path) -> list[ArchivedFile]:
         If there is no unsquashfs, or it cannot read the tables.
     """
     tools.require("unsquashfs", why="to look into a squashfs")
-    result = subprocess.run(
-        ["unsquashfs", "-lln", "-d", "", image],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=_environment(),
-    )
+    command = ["unsquashfs", "-lln", "-d", "", image]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=_environment())
     if result.returncode == _FATAL or not result.stdout:
         raise UserError(f"{one_line(str(image))}: its tables cannot be read: {_first_line(result.stderr)}")
-    matches = (_REGULAR_FILE.fullmatch(line) for line in result.stdout.split(b"\n"))
-    return [ArchivedFile(match[2], int(match[1])) for match in matches if match]
+    matches = (_REGULAR_FILE.match(line) for line in result.stdout.split(b"\n"))
+    sizes = [int(match[1]) for match in matches if match]
+    return len(sizes), sum(sizes)
 
 
-def decompress_all(image: Path, files: Sequence[ArchivedFile], progress: ImageProgress = SILENT) -> None:
-    """Decompress files of an image, and keep nothing.
+def decompress_all(image: Path, progress: ImageProgress = SILENT) -> None:
+    """Decompress all files of an image, and keep nothing.
 
     Raises
     ------
     UserError
-        If one cannot be read, or is shorter than it should be, or this unsquashfs is older than 4.5.
+        If one cannot be read, or this unsquashfs is older than 4.5.
     """
-    read = 0
-    for batch in _batches(files):
-        read = _cat(image, batch, progress, read)
-    expected = sum(file.size for file in files)
-    if read != expected:
-        raise UserError(f"{one_line(str(image))}: {read:,} bytes of {expected:,} in its files can be read")
-
-
-def _cat(image: Path, files: Sequence[ArchivedFile], progress: ImageProgress, read: int) -> int:
-    """Decompress some files, and return how many bytes are read then."""
-    names = (file.name for file in files)
-    command = [b"unsquashfs", b"-no-wildcards", b"-cat", os.fsencode(image), *names]
+    # A pseudo file has the contents of all files; as one stream, they need no room.
+    command = ["unsquashfs", "-pf", "/dev/stdout", image]
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=_environment()
         ) as process:
             assert process.stdout
+            read = 0
             while data := process.stdout.read(_CHUNK_BYTES):
                 read += len(data)
                 progress.advance(read)
         errors.seek(0)
-        message = errors.read()
+        message = errors.read().lstrip()
     if process.returncode == _FATAL:
         if b"SYNTAX" in message or b"invalid option" in message:
             raise UserError("this unsquashfs cannot read files without writing them: 4.5 is needed")
         raise UserError(f"{one_line(str(image))}: a file in it cannot be read: {_first_line(message)}")
-    return read
-
-
-def _batches(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
-    batch: list[ArchivedFile] = []
-    room = _NAMES_BYTES
-    for file in files:
-        # Each argument costs its bytes, the one that ends it, and a pointer.
-        cost = len(file.name) + 9
-        if cost > room and batch:
-            yield batch
-            batch, room = [], _NAMES_BYTES
-        batch.append(file)
-        room -= cost
-    if batch:
-        yield batch
 
 
 def _environment() -> dict[str, str]:

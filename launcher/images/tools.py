@@ -123,7 +123,7 @@ def run(
     on_tick: Callable[[int], None] | None = None,
     keep: Sequence[int] = (),
 ) -> str:
-    """Run a program to its end in a process group of its own, and return what it wrote to stdout.
+    r"""Run a program to its end in a process group of its own, and return what it wrote to stdout.
 
     Any exception here ends the program and all that it started; so does the end of this process, if
     ``setpriv`` (util-linux) is installed.
@@ -139,7 +139,7 @@ def run(
     env
         Variables in addition to this process's own.
     on_line
-        Called with each line of both outputs while it runs; ``\\r`` ends a line too. Returns nothing then.
+        Called with each line of both outputs while it runs; ``\r`` ends a line too. Returns nothing then.
     on_tick
         Called with its process id twice a second.
     keep

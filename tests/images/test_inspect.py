@@ -22,7 +22,7 @@ from launcher.images.importing import ImportOptions, import_image
 from launcher.images.inspecting import inspect, installed_versions, verify
 from launcher.images.references import Reference
 from launcher.images.resolve import locate
-from launcher.images.squashfs import ArchivedFile, decompress_all, read_superblock
+from launcher.images.squashfs import read_superblock
 from launcher.images.store import Store, sidecar_path
 from tests.images import tiny
 from tests.images.tiny import need, run
@@ -145,11 +145,6 @@ def test_every_file_is_read_whatever_its_name(tmp_path: Path) -> None:
     assert found.is_whole, found.problem
     size = sum(len(name.encode()) for name in ("we[i]rd*", "back\\slash", " lead", "some dir/-x", "#", "ü"))
     assert found.checked[-1] == f"every file: {size * 1000:,} bytes"
-
-
-def test_a_file_that_cannot_be_read_whole(imported: Path) -> None:
-    with pytest.raises(UserError, match="0 bytes of 5 in its files can be read"):
-        decompress_all(imported, [ArchivedFile(b"/gone", 5)])
 
 
 def broken(image: Path, how: str) -> Path:
