@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.hardware import Gpu
+from arithmetic.gpus import Gpu
 from launcher.runs.paths import LaunchPaths
-from supervisor.excluded import ExcludedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Resources:
 
     `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
     `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
-    a name of `launcher.hardware`; `gpu_type` is the one that `cluster.gres` names, in the site's words; and
+    a name of `arithmetic.gpus`; `gpu_type` is the one that `cluster.gres` names, in the site's words; and
     `gpu_types` are GPUs that the site adds to the table, or changes. `memory` is per node, in Slurm's
     notation, where ``"0"`` means all of it. `time_limit` is in Slurm's notation too. `exclusive` keeps all
     others off the nodes, or all but jobs of the same ``"user"`` or ``"mcs"`` label.
@@ -52,8 +51,8 @@ class Resources:
 class Queue:
     """Where in the cluster a job waits, for what, and what becomes of it; in Slurm's words.
 
-    `exclude` is the user's own, and `avoided` are the nodes that failed under the run's jobs. `further` holds
-    other flags of sbatch, ``True`` for those without a value.
+    `exclude` is the user's own: nodes that failed under the run's jobs are excluded when it is submitted.
+    `further` holds other flags of sbatch, ``True`` for those without a value.
     """
 
     partition: str | None = None
@@ -63,7 +62,6 @@ class Queue:
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
-    avoided: tuple[ExcludedNode, ...] = ()
     switches: str | None = None
     licenses: str | None = None
     begin: str | None = None
@@ -75,12 +73,6 @@ class Queue:
     mail_user: str | None = None
     comment: str | None = None
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
-
-    @property
-    def exclude_all(self) -> str | None:
-        """All nodes that the job is not to run on, as sbatch takes them."""
-        own = self.exclude.split(",") if self.exclude else []
-        return ",".join([*own, *(one.node for one in self.avoided if one.node not in own)]) or None
 
 
 # What Pyxis takes in the place of a mount's source: memory, and the removal of what is mounted there.

@@ -45,7 +45,7 @@ IMPORTS = "import matplotlib.figure, matplotlib.backends.backend_agg, plotext, l
 
 
 def steps_of(first: int, last: int, begun: float) -> Iterator[str]:
-    """The lines of an attempt, from the step after `first` on."""
+    """Yield the lines of an attempt, from the step after `first` on."""
     start = {
         "kind": "start",
         "time": begun,
@@ -151,7 +151,7 @@ def in_turn(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[
 
 
 def table(title: str, costs: Mapping[str, Sequence[Cost]], floor: str) -> Table:
-    """The medians, and the CPU seconds as a multiple of a floor's."""
+    """Return the medians, and the CPU seconds as a multiple of a floor's."""
     shown = Table(title=title, title_justify="left")
     for column in ("", "CPU [s]", "min-max [s]", "ratio", "wall [s]", "memory [MB]"):
         shown.add_column(Text(column), justify="right" if column else "left", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Booting the clusters of a soak with all that they need, and clearing them away however it ends."""
+"""Booting the clusters of a soak, and removing them however it ends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
 from launcher.sandbox import STATE_FILE, Options, down, up
 
 _TRAINING = (
-    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.header", "trainer.loop.run",
-    "trainer.loop.saving", "trainer.loop.session", "trainer.report.events",
+    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
+    "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
+    "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 _LAUNCHING = (
     "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
     "launcher.launching", "launcher.drafting", "launcher.schedulers.submission", "launcher.monitor.overview",
-    "launcher.config.schema", "launcher.preflight.registry", "launcher.inspection.gathering",
+    "launcher.config.schema", "launcher.checks.registry", "launcher.checks.gathering.gather",
     "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
 )  # fmt: skip
 

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher import readiness
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Severity
+from launcher.checks.gate import as_mistakes
+from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.host import check_host
+from launcher.checks.registry import CHECKS
+from launcher.checks.rules.gpus import CHECK as GPUS
+from launcher.checks.rules.memory import why_not_told
+from launcher.checks.runner import has_all, is_asked, require_known, run_checks
 from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
@@ -17,19 +25,11 @@ from launcher.cli.printing import print_styled
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
-from launcher.inspection import as_mistakes, gather
-from launcher.preflight.asking import has_all, is_asked, require_known, run_checks
-from launcher.preflight.estimates.gpu import gpu_of
-from launcher.preflight.estimates.overview import overview
-from launcher.preflight.facts import Facts
-from launcher.preflight.findings import Severity
-from launcher.preflight.gpus import CHECK as GPUS
-from launcher.preflight.memory import why_not_told
-from launcher.preflight.registry import CHECKS
+from launcher.estimates.gpus import gpu_of
+from launcher.estimates.overview import overview
 from launcher.rendering.sbatch_flags import empty_script
-from launcher.schedulers.commands import Unreachable
-from launcher.schedulers.failures import NO_SLURM, is_without_configuration
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
+from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 
 _EPILOG = """\
 examples:
@@ -117,7 +117,10 @@ def _estimate(made: Draft, skipped: Sequence[str]) -> Looked:
     asked = [check.id for check in CHECKS if has_all(check, facts)]
     blind = [check.id for check in CHECKS if check.id not in asked]
     told = [*_found(made, facts, skipped, blind)]
-    counted, estimates = gpu_of(made.plan.job.resources, facts), overview(made.plan, facts)
+    counted, estimates = (
+        gpu_of(made.plan.job.resources, facts.gpu_types),
+        overview(made.plan, facts.gpu_types),
+    )
     if counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
         message = f"cluster.gpu=null: the estimates count with {counted.gpu.name}"
         told.append(
@@ -137,7 +140,7 @@ def _look(made: Draft, skipped: Sequence[str]) -> Looked:
         if name not in skipped:
             told += look(made)
     asked = [check.id for check in CHECKS if is_asked(check, facts)]
-    return Looked(made, overview(made.plan, facts), asked, _worst_first(told))
+    return Looked(made, overview(made.plan, facts.gpu_types), asked, _worst_first(told))
 
 
 def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[str] = ()) -> Iterator[Told]:
@@ -154,7 +157,7 @@ def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[st
 def _machine(made: Draft) -> Iterator[Told]:
     """What a launch would look at on this machine."""
     try:
-        for warning in readiness.check(made):
+        for warning in check_host(made):
             yield Told(Severity.WARNING, MACHINE, warning)
     except UserError as error:
         for mistake in error.mistakes:
@@ -174,7 +177,7 @@ def _scheduler(made: Draft) -> Iterator[Told]:
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(script)
     except Unreachable as error:
         # Where the commands looked for a configuration is long, and the checks of the cluster have said why.
-        why = NO_SLURM if is_without_configuration(error.message) else error.message
+        why = NO_SLURM if says_no_slurm(error.message) else error.message
         yield Told(Severity.SKIPPED, SCHEDULER, f"the script was not shown to Slurm: {why}", why=why)
     except UserError as error:
         yield Told(Severity.ERROR, SCHEDULER, error.message, fix=error.hint)

@@ -186,8 +186,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def judge_engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict[str, Any]]:
     """Judge for each engine if an image has its programs, as `check` and `doctor` do."""
+    from launcher.checks.rules.images import JUDGED, engine_fit
     from launcher.images.resolve import contents_of_file
-    from launcher.preflight.images import JUDGED, engine_fit
     from launcher.releases import Contents, with_installed
 
     contents = with_installed(contents_of_file(path) or Contents(path.name), versions)

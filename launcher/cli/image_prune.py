@@ -19,7 +19,7 @@ from launcher.images.progress import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.control.named_containers import Named
+    from launcher.images.named_containers import Named
     from launcher.images.pruning import PruneDecision
 
 _EPILOG = """\
@@ -77,7 +77,7 @@ def add_parsers(verbs: Verbs) -> None:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from launcher.control.images_in_use import images_in_use
+    from launcher.images.images_in_use import images_in_use
     from launcher.images.pruning import PruneRules, decide, decide_leftovers, parse_age
 
     if args.named is not None:
@@ -116,7 +116,7 @@ def _prune(args: argparse.Namespace) -> int:
 def _prune_named(args: argparse.Namespace) -> int:
     """Remove containers with names from the nodes; return the exit code."""
     from launcher.config.compose import compose
-    from launcher.control import named_containers
+    from launcher.images import named_containers
 
     if args.keep or args.older_than is not None or args.ended:
         raise UserError("--named: containers have no --keep, --older-than and --ended")

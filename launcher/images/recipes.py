@@ -36,16 +36,15 @@ from launcher.errors import UserError, check_directory, did_you_mean, nearest, n
 from launcher.images.references import Kind, Reference, absolute_path
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.runs.checkouts import checkout_of
+from launcher.runs.paths import TASK_PACKAGES
 from launcher.runs.provenance import user
 
 __all__ = ["Recipe", "build_labels", "read_recipe", "recipe_names"]
 
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 # In the wheel a directory, in a checkout a link.
 TEMPLATE_DIR = (Path(__file__).parents[1] / "dockerfiles").resolve()
 _SUFFIX = ".Dockerfile.j2"
 _SCRIPT = "dev-script.sh"
-_COPIES_TRAINER = re.compile(r"^COPY trainer ", re.MULTILINE)
 _SHORT = 12
 _HASH_LABEL = "slipway.recipe.hash"
 _LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine so
@@ -184,9 +183,9 @@ def _render_recipe(composition: RecipeComposition, template_dir: Path | None) ->
     parts = json.dumps([dockerfile, files, config.platform])
     digest = hashlib.sha256(parts.encode()).hexdigest()
     dockerfile += f"LABEL {_HASH_LABEL}={quote_for_dockerfile(digest)}\n"
-    if _COPIES_TRAINER.search(dockerfile):
-        trainer = (path for path in sorted(TRAINER.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-        context |= {f"trainer/{path.relative_to(TRAINER)}": path.read_bytes() for path in trainer}
+    for package in TASK_PACKAGES:
+        if re.search(rf"^COPY {package.name} ", dockerfile, re.MULTILINE):
+            context |= _files_of(package)
     return Recipe(
         name=name,
         flavor=config.flavor,
@@ -198,6 +197,11 @@ def _render_recipe(composition: RecipeComposition, template_dir: Path | None) ->
         hash=digest,
         warnings=tuple(_warnings(config, base)),
     )
+
+
+def _files_of(package: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
 
 
 def _base(config: RecipeConfig) -> Reference:

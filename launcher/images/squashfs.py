@@ -199,7 +199,7 @@ def count_files(image: Path) -> tuple[int, int]:
         If there is no unsquashfs, or it cannot read the tables.
     """
     tools.require("unsquashfs", why="to look into a squashfs")
-    command = ["unsquashfs", "-lln", "-d", "", image]
+    command = ["unsquashfs", "-lln", "-d", "", str(image)]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=_environment())
     if result.returncode == _FATAL or not result.stdout:
         raise UserError(f"{one_line(str(image))}: its tables cannot be read: {_first_line(result.stderr)}")
@@ -217,7 +217,7 @@ def decompress_all(image: Path, progress: ImageProgress = SILENT) -> None:
         If one cannot be read, or this unsquashfs is older than 4.5.
     """
     # A pseudo file has the contents of all files; as one stream, they need no room.
-    command = ["unsquashfs", "-pf", "/dev/stdout", image]
+    command = ["unsquashfs", "-pf", "/dev/stdout", str(image)]
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=_environment()

@@ -96,8 +96,9 @@ def test_what_an_image_is_called_is_not_in_the_hash(monkeypatch: pytest.MonkeyPa
     before = read_recipe("megatron")
     monkeypatch.setenv("LOGNAME", "somebody")
     assert read_recipe("megatron", None, NAMES).hash == before.hash
-    (tmp_path / "changed.py").write_text("changed = True\n")
-    monkeypatch.setattr(recipes, "TRAINER", tmp_path)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/changed.py").write_text("changed = True\n")
+    monkeypatch.setattr(recipes, "TASK_PACKAGES", (tmp_path / "trainer",))
     after = read_recipe("megatron")
     assert (after.hash, after.context) == (before.hash, {"trainer/changed.py": b"changed = True\n"})
 
