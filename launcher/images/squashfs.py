@@ -134,7 +134,7 @@ def squashfs_fault(head: bytes, size: int) -> str | None:
     if not size:
         return "an empty file"
     if not head.startswith(_MAGIC):
-        return "not a squashfs image: its first bytes are others"
+        return "not a squashfs image"
     if len(head) < SUPERBLOCK_BYTES:
         return f"cut short: {size} bytes are less than the header of a squashfs"
     *_, major, minor, _, used = _SUPERBLOCK.unpack_from(head)
