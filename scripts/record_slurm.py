@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from launcher.sandbox import Options, down, up
-from launcher.schedulers.cluster import questions
-from launcher.schedulers.questions import _SACCT, _SQUEUE
-from launcher.schedulers.records import SACCT_FORMAT, parse_sacct, parse_squeue
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.cluster_questions import questions
+from launcher.slurm.job_questions import _SACCT, _SQUEUE
+from launcher.slurm.records import SACCT_FORMAT, parse_sacct, parse_squeue
 
 # The same on every machine: paths are part of the answers.
 HERE = Path("/tmp/slipway-recording")

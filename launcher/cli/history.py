@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.runs import add_run, found
 from launcher.errors import one_line
+from launcher.exit_codes import DONE, NOT_KNOWN
 from launcher.monitor import formatting
 from launcher.monitor.history import LaunchRow, LifeRow, history
 from launcher.monitor.moments import moment
-from launcher.schedulers.base import State
-from launcher.tracking.exit_codes import DONE, NOT_KNOWN
+from launcher.slurm.states import State
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from launcher.errors import UserError, explain_refusal, one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.control.named_containers import Named
+    from launcher.images.named_containers import Named
     from launcher.images.pruning import Choice
 
 _EPILOG = """\
@@ -76,7 +76,7 @@ def add_parsers(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tell what goes, ask, and remove it; return the exit code."""
-    from launcher.control.images_in_use import images_in_use
+    from launcher.images.images_in_use import images_in_use
     from launcher.images.pruning import Rules, choose, left_over, parse_age
 
     if args.named is not None:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _prune_named(args: argparse.Namespace) -> int:
     """Remove containers with names from the nodes; return the exit code."""
     from launcher.config.compose import compose
-    from launcher.control import named_containers
+    from launcher.images import named_containers
 
     if args.keep or args.older_than is not None or args.ended:
         raise UserError("--named: containers have no --keep, --older-than and --ended")

@@ -7,13 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 
+from launcher import exit_codes
 from launcher.cli.runs import add_run, found
 from launcher.errors import one_line
 from launcher.monitor.gathering import Gathered, gather
 from launcher.monitor.tables import align
 from launcher.monitor.verification import Check, Verdict, exit_code, verify
 from launcher.terminal import open_console
-from launcher.tracking import exit_codes
 
 _DESCRIPTION = """\
 Check that a run did what it was launched for, and say of each check what it was told from: the job ended

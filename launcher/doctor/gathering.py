@@ -12,18 +12,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from launcher.checks.rules.images import engine_of_image
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
 from launcher.images.credentials import HUB_MACHINES, login_file
 from launcher.images.references import DOCKER_HUB
-from launcher.inspection.cluster import facts_of
 from launcher.plan import Plan
-from launcher.preflight.images import engine_of_image
 from launcher.runs.provenance import user
-from launcher.schedulers.cluster import ask_at_once, questions
-from launcher.schedulers.commands import Unreachable, clean_environment, run, words
+from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
+from launcher.slurm.commands import Unreachable, error_text, run
+from launcher.slurm.environment import clean_environment
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 PYXIS_RUNTIME = "pyxis runtime"
@@ -171,7 +171,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
             ["skopeo", "inspect", "--config", name],
             clean_environment(None),
             _REGISTRY_PATIENCE_SECONDS,
-            tell=False,
+            notify=False,
         )
     except Unreachable:
         return replace(image, why="skopeo is not here to ask the registry")
@@ -189,7 +189,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
 def _complaint(stderr: str) -> str:
     """What skopeo says is wrong, without its time and level."""
     found = re.search(r'msg="(.*)"', stderr)
-    return found[1].rpartition(": ")[2] if found else words(stderr)
+    return found[1].rpartition(": ")[2] if found else error_text(stderr)
 
 
 def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
@@ -271,12 +271,12 @@ def own_python() -> str:
 
 def trainer_of(made: Draft, needs: Needs) -> tuple[bool, str] | None:
     """Whether the tasks' interpreter will do here, and what there is to say; ``None`` if none is used."""
-    from launcher import readiness
+    from launcher.checks.gathering.host import check_host
 
     if not needs.trainer:
         return None
     try:
-        told = readiness.check(made)
+        told = check_host(made)
     except UserError as error:
         # Of others, such as an allocation that is too small, the launch is told.
         return (False, str(error)) if error.key == "cluster.python" else (True, "")

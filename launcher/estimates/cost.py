@@ -16,7 +16,7 @@ from launcher.estimates.parallelism import RAMPUP, read_parallel_config
 from launcher.estimates.speed import Running, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from launcher.plan import Plan
-from launcher.times import training_seconds
+from launcher.slurm.times import training_seconds
 
 # Of a batch that grows in more steps than these the end alone is looked at.
 _MOST_BATCHES = 10_000

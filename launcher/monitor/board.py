@@ -11,7 +11,8 @@ from typing import Self
 
 from launcher.monitor.overview import RunStatus
 from launcher.monitor.poller import Poller, backoff
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 
 # A state that old is believed no longer, in questions that should have been answered.
 _STALE_QUESTIONS = 3

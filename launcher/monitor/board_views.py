@@ -58,7 +58,7 @@ def as_line(row: RunStatus) -> str:
         row.run,
         f"job {row.launch.job_in(status)}{link}" if row.launch else "",
     ]
-    parts.append(status.state.value + (f" ({status.reasons})" if status.reasons else ""))
+    parts.append(status.state.value + (f" ({status.full_reason})" if status.full_reason else ""))
     if status.nodes and not status.state.is_final:
         parts.append(f"on {status.nodes}")
     if status.elapsed and status.state.is_final:
@@ -82,7 +82,7 @@ def watch_on_screen(board: Board, interval: float) -> Look:
     terminal = open_console()
     look = board.look()
     # The heading tells that nobody answers; a line of its own would tear the screen.
-    logging.getLogger("launcher.schedulers").setLevel(logging.ERROR)
+    logging.getLogger("launcher.slurm").setLevel(logging.ERROR)
     try:
         with board, Live(console=terminal, screen=True, auto_refresh=False) as live:
             while not look.is_over:

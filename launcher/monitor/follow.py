@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from launcher.errors import one_line
+from launcher.exit_codes import WATCHING_ENDED
 from launcher.monitor.events import Event
 from launcher.monitor.log_files import newest_log, rank_failures
 from launcher.monitor.logs import last_lines
@@ -17,8 +18,8 @@ from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
 from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import short
-from launcher.schedulers.base import JobStatus, State
-from launcher.tracking.exit_codes import WATCHING_ENDED, exit_code
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, open_launch
 
 _FAILURE_LINES = 20
@@ -92,7 +93,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     Returns
     -------
     int
-        What stands for how the job ended (`launcher.tracking.exit_codes`), or for Ctrl-C, which leaves the
+        What stands for how the job ended (`launcher.exit_codes`), or for Ctrl-C, which leaves the
         job alone.
     """
     launch = open_launch(run_dir, number)
@@ -103,7 +104,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
         return WATCHING_ENDED
     if not status.state.is_good:
         print(f"\n{_told(launch, status)}", file=sys.stderr)
-    return exit_code(status.state)
+    return status.state.exit_code
 
 
 def _interrupted(launch: Launch) -> str:
@@ -116,7 +117,7 @@ def _interrupted(launch: Launch) -> str:
 
 
 def _told(launch: Launch, status: JobStatus) -> str:
-    reason = f" ({status.reasons})" if status.reasons else ""
+    reason = f" ({status.full_reason})" if status.full_reason else ""
     first = one_line(
         f"The job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}"
     )

@@ -56,7 +56,7 @@ class LinesView:
             return
         self._told = told
         nodes = f" on {status.nodes}" if status.nodes and not status.state.is_final else ""
-        reason = f" ({status.reasons})" if status.reasons else ""
+        reason = f" ({status.full_reason})" if status.full_reason else ""
         after = f" after {status.elapsed}" if status.elapsed and status.state.is_final else ""
         link = f" (link {status.chain})" if status.chain else ""
         _print(f"job {job}{link} {status.state.value}{reason}{nodes}{after}")

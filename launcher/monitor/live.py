@@ -22,7 +22,8 @@ from launcher.monitor import formatting
 from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
 from launcher.monitor.tables import colour
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.terminal import open_console
 from launcher.tracking.launches import Launch
 

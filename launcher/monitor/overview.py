@@ -22,7 +22,8 @@ from launcher.monitor.readers import newest_events
 from launcher.monitor.tables import REASON
 from launcher.monitor.transitions import Transitions, transitions_of
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, Links, State
+from launcher.schedulers.base import ChainJobs, JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch
 
@@ -114,7 +115,7 @@ class RunStatus:
     @property
     def _reasons(self) -> list[str | None]:
         differs = self.differs.summary() if self.differs else None
-        return [self.status.reasons, differs, summary(self.damaged)]
+        return [self.status.full_reason, differs, summary(self.damaged)]
 
     @property
     def differs(self) -> Difference | None:
@@ -153,7 +154,7 @@ class RunStatus:
             "restarts": self.status.restarts,
             "tasks": {task: state.value for task, state in self.status.tasks.items()},
             "link": self.status.chain.current if self.status.chain else None,
-            "max_links": self.status.chain.most if self.status.chain else None,
+            "max_links": self.status.chain.max_links if self.status.chain else None,
             "links": links_to_json(self.status.chain),
             "user": manifest.user if manifest else None,
             "step": self.progress.step,
@@ -184,7 +185,7 @@ def as_table(rows: Sequence[RunStatus]) -> tuple[Sequence[str], list[list[str]]]
     return shown, [[cell[name] for name in shown] for cell in cells]
 
 
-def links_to_json(links: Links | None) -> list[dict[str, Any]]:
+def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
     """The jobs of a chain for programs; nothing of any other job."""
     return [
         {
@@ -219,6 +220,6 @@ def _with_progress(item: Tracked) -> RunStatus:
         transitions = transitions_of(item.launch, item.status)
         damaged = damaged_checkpoints(item.launch)
         with contextlib.suppress(OSError):  # a colleague's that may not be read
-            events = newest_events(item.launch, restarted=item.status.began_again)
+            events = newest_events(item.launch, restarted=item.status.has_restarted)
     progress = Progress(events)
     return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import one_line
 from launcher.monitor.formatting import UNKNOWN
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 from launcher.terminal import open_console
 
 if TYPE_CHECKING:

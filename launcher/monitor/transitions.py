@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from launcher.schedulers.base import JobStatus, State
-from launcher.times import parse_time_limit
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
+from launcher.slurm.times import parse_time_limit
 from launcher.tracking.launches import Launch
 from supervisor.marks import Life, cancelled_at, chain_end
 

@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from launcher import exit_codes
 from launcher.monitor import formatting
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
 from launcher.monitor.falling import FEWEST_STEPS, Trend, judge
-from launcher.schedulers.base import State
-from launcher.tracking import exit_codes
+from launcher.slurm.states import State
 
 _SHOWN = 5
 
@@ -53,7 +53,7 @@ def verify_smoke(seen: Evidence) -> list[Check]:
 
 
 def exit_code(seen: Evidence, checks: Iterable[Check]) -> int:
-    """The exit code that stands for a verification: of `launcher.tracking.exit_codes`."""
+    """The exit code that stands for a verification: of `launcher.exit_codes`."""
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
         return exit_codes.UNDER_WAY

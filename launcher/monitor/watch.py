@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from launcher.monitor.poller import Poller, backoff
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch
 from launcher.tracking.polling import ask
 

@@ -13,7 +13,7 @@ from launcher.monitor import formatting
 from launcher.monitor.overview import RunStatus, gone, survey
 from launcher.monitor.tables import REASON
 from launcher.runs.paths import short
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records
 
 _MEASURED = ("STATE", "STEP", "VAL LOSS", "LOSS", "TOKENS/S", "ELAPSED", "JOB", REASON)
@@ -121,7 +121,7 @@ def _measured(status: RunStatus) -> list[str]:
         formatting.count(progress.tokens_per_second),
         formatting.text(status.status.elapsed),
         status.launch.job if status.launch else formatting.UNKNOWN,
-        formatting.text(status.status.reasons),
+        formatting.text(status.status.full_reason),
     ]
 
 

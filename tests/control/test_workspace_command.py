@@ -17,9 +17,9 @@ from launcher.cli.app import main
 from launcher.config.candidates import candidates
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import hydra_value
-from launcher.control.workspace import ignored, in_place
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import Mistakes, UserError
+from launcher.launching.workspace import ignored, in_place
 from launcher.plan import Mount
 
 REPOSITORY = Path(__file__).resolve().parents[2]

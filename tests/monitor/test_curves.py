@@ -13,7 +13,8 @@ from launcher.monitor.events import parse_event
 from launcher.monitor.figure import subtitle
 from launcher.monitor.summary import summarize
 from launcher.monitor.terminal_plot import ticks
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 
 
 def joined(*launches: list[dict[str, object]]) -> Curves:

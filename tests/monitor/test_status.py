@@ -34,7 +34,8 @@ from launcher.monitor.overview import survey
 from launcher.monitor.poller import backoff
 from launcher.monitor.tables import colour
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.finding import find
 from tests.job_marks import leave
 

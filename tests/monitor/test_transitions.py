@@ -12,7 +12,8 @@ import pytest
 from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, Runs, slipway
 
 from launcher.monitor.moments import since
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from supervisor.marks import ChainEnd, end_chain, note_cancelled
 from tests.job_marks import leave
 

@@ -27,7 +27,8 @@ from launcher.errors import UserError
 from launcher.monitor.falling import Trend, judge
 from launcher.monitor.gathering import gather
 from launcher.monitor.verification import Check, Verdict, exit_code, verify
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from tests.job_marks import leave
 
 COMPLETED = JobStatus(State.COMPLETED, None, "n[1-2]", "00:01:30", 0)
