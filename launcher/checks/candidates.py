@@ -9,8 +9,7 @@ from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.findings import Finding
-from launcher.checks.rules.batches import rampup_problems
-from launcher.checks.rules.model import (
+from launcher.checks.rules.layout import (
     context_problems,
     layers_fit,
     sequence_parallel_problems,
@@ -18,6 +17,7 @@ from launcher.checks.rules.model import (
     tensor_sizes,
     virtual_problems,
 )
+from launcher.checks.rules.training import rampup_problems_at
 from launcher.estimates import parallelism as keys
 from launcher.estimates.layout import (
     COUNTED_ENDS,
@@ -31,7 +31,7 @@ from launcher.estimates.layout import (
     effort,
     layout_of,
     own_recompute,
-    shape_with,
+    parallel_config_with,
     with_changes,
 )
 from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
@@ -87,7 +87,7 @@ def layouts(values: Values, shape: ParallelConfig, counts: Sequence[int], engine
                     if tried > _MOST_TRIED:
                         return
                     bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], NOTHING, ends)
-                    moved = shape_with(values, shape, bare)
+                    moved = parallel_config_with(values, shape, bare)
                     if not all(_runs(values, moved, nodes) for nodes in counts):
                         continue
                     for flag, recompute in product(flags, splits.recomputes(pipeline, virtual, ends)):
@@ -95,7 +95,7 @@ def layouts(values: Values, shape: ParallelConfig, counts: Sequence[int], engine
 
 
 def _runs(values: Values, shape: ParallelConfig, nodes: int) -> bool:
-    return fits(shape, nodes) and not any(map(is_of_layout, rampup_problems(values, shape, nodes)))
+    return fits(shape, nodes) and not any(map(is_of_layout, rampup_problems_at(values, shape, nodes)))
 
 
 def is_of_layout(finding: Finding) -> bool:

@@ -15,8 +15,8 @@ from launcher.checks.gate import as_mistakes
 from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.host import check_host
 from launcher.checks.registry import CHECKS
-from launcher.checks.rules.gpus import CHECK as GPUS
 from launcher.checks.rules.memory import why_not_told
+from launcher.checks.rules.resources import CHECK as GPUS
 from launcher.checks.runner import has_all, is_asked, require_known, run_checks
 from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
-from launcher.checks.gathering.data_identity import data_identity
+from launcher.checks.gathering.data import data_identity
 from launcher.checks.gathering.earlier import differences_on_record
 from launcher.config.stored import stored_text
 from launcher.drafting import Draft, Request, render_again, results_key, stored_config

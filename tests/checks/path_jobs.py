@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from launcher import file_systems as systems
-from launcher.checks.facts import Facts
+from launcher.checks.facts import Facts, PathFacts
 from launcher.checks.findings import Finding
 from launcher.checks.gathering.paths import path_facts
-from launcher.checks.path_facts import PathFacts
 from launcher.checks.runner import run_checks
 from launcher.config.many import Sweep
 from launcher.drafting import Draft

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.facts import Lack
 from launcher.checks.gathering.images import fetched_at_once, lost_image
 from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.path_facts import Lack
 from launcher.cli.app import main
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError

@@ -12,7 +12,7 @@ from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import training_of
 from tests.trainer.conftest import edited
 from tests.trainer.t5 import T5, both
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer.config.load import flatten
 
 pytestmark = pytest.mark.trainer
@@ -150,7 +150,7 @@ def test_the_ends_of_a_model_keep_what_the_estimate_says(measured: dict[str, Any
     found = 2 * kept[f"{name} 1"] - kept[f"{name} 2"]
     training = training_of(configurations()[f"{name} 1"], 1, "megatron")
     assert training is not None
-    layer, tensor = layer_of(training, training.stacks[0]), training.shape.tensor
+    layer, tensor = layer_of(training, training.stacks[0]), training.parallel.tensor
     ends = kept_by_embedding(layer).plus(kept_by_output(layer))
     logits = 4 * VOCABULARY / tensor
     expected = TOKENS * BATCH * (ends.on_rank(tensor, training.sequence_parallel) + logits)

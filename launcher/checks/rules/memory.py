@@ -9,7 +9,7 @@ from arithmetic.gpus import GPUS
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.estimates import parallelism as keys
-from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.gpus import CountedGpu, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values
@@ -41,15 +41,11 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     certain = not counted.is_assumed or fullest.total > max(gpu.memory for gpu in GPUS.values())
     tell = error if too_much and certain else warning
     key, value = _blamed(config, fullest)
-    # Imported late: most layouts fit.
-    from launcher.checks.suggesting import would_fit
-
     yield tell(
         CHECK,
         key,
         value,
         f"{_needs(fullest, len(stages))}; {_has(counted, fullest, plan.assumptions.memory_margin)}",
-        would_fit(plan, facts),
         also=tuple(name for name in (keys.TENSOR, keys.PIPELINE, keys.MICRO, keys.NODES) if name != key),
     )
 
@@ -100,7 +96,7 @@ def _needs(stage: StageMemory, stages: int) -> str:
     return f"{where} {stage.total / _GIB:.1f} GiB ({parts_told(stage)})"
 
 
-def _has(counted: Counted, stage: StageMemory, margin: float) -> str:
+def _has(counted: CountedGpu, stage: StageMemory, margin: float) -> str:
     gpu = counted.gpu
     room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
     if counted.is_assumed:
