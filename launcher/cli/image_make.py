@@ -329,18 +329,20 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
         If there is no queue for it, or the scheduler refuses.
     """
     # Imported late: most images are made on this machine.
-    from launcher.cli.launch import print_each, request_of, tell_all
-    from launcher.drafting import draft_image
+    from launcher.cli.launch import tell_all
+    from launcher.cli.requests import print_drafts, request_of
+    from launcher.drafting import draft
     from launcher.launching import launch
     from launcher.stages.image import ImageWork
 
-    request = request_of(argparse.Namespace(**{**_NO_REPLAY, **vars(args)}), list(overrides))
     work = ImageWork(target.stem, ("image", *words, *_job_options(args)), target)
-    draft = draft_image(request, work)
+    made_with = argparse.Namespace(**{**_NO_REPLAY, **vars(args)})
+    request = replace(request_of(made_with, list(overrides)), work=work)
+    job = draft(request)
     if args.dry_run:
-        print_each([draft], [draft.rendered.script], "bash")
+        print_drafts([job], [job.rendered.script], "bash")
         return 0
-    launched = launch(draft, request, tell=lambda line: print(f"slipway: {line}", file=sys.stderr))
+    launched = launch(job, request)
     tell_all([launched], as_json=args.json)
     if not args.json:
         print(f"  then       container={one_line(str(target))}")

@@ -28,8 +28,8 @@ from launcher.checks.suggesting import (
     own_with_half_gradients,
     why_none,
 )
-from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.printing import print_listing, print_styled
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.layout import Recompute, with_changes

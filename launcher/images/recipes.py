@@ -137,8 +137,11 @@ def read_recipe(
     composition = compose_recipe(
         name, [*overrides, *([f"image.flavor={flavor}"] if flavor else [])], config_dir
     )
-    with composition.naming_sources():
+    try:
         return _render_recipe(composition, template_dir)
+    except UserError as error:
+        composition.annotate(error)
+        raise
 
 
 def build_labels(config_dir: Path | None = None) -> dict[str, str]:
