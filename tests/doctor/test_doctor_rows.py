@@ -9,12 +9,12 @@ import subprocess
 import pytest
 
 from launcher.cli.doctor import plain_lines
-from launcher.doctor.examining import Gathered, judge
+from launcher.doctor.examination import Surroundings, judge
 from launcher.doctor.facts import machine_of
 from launcher.doctor.gathering import environment_here, environment_of
-from launcher.doctor.lines import Line, Row, Status, lacking, rows, unknown
 from launcher.doctor.nodes import Answers, pyxis_words, read, srun_command, start
 from launcher.doctor.probe import MARK, answer_lines, gather
+from launcher.doctor.report import Line, Row, Status, lacking, rows, unknown
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
@@ -77,8 +77,8 @@ def test_answers_of_several_nodes_may_be_mixed() -> None:
     assert sorted(content["host"] for content in torn) == ["n1", "n3"]
 
 
-def gathered(answers: Answers | None) -> Gathered:
-    return Gathered(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
+def gathered(answers: Answers | None) -> Surroundings:
+    return Surroundings(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
 
 
 @pytest.mark.parametrize(
