@@ -9,10 +9,8 @@ import pytest
 
 from launcher.doctor.container_rules import enroot_lines, pyxis_lines, pyxis_node_lines, slurm_lines
 from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Requirements, Slurm
-from launcher.doctor.report import Status
+from launcher.doctor.report import PYTHON, SLURM, Status
 from launcher.doctor.tool_rules import (
-    PYTHON,
-    SLURM,
     apptainer_line,
     credential_lines,
     engine_line,
