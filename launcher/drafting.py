@@ -30,6 +30,7 @@ from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
 
 if TYPE_CHECKING:
+    from launcher.images.resolve import ResolvedImage
     from launcher.stages.image import ImageWork
 
 

@@ -18,6 +18,7 @@ from launcher.stages.image import STAGE, ImageWork
 
 if TYPE_CHECKING:
     from launcher.images.importing import Imported
+    from launcher.images.progress import ImageProgress
 
 _WORKSPACE = "workspace"
 _PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
