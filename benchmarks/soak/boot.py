@@ -22,7 +22,8 @@ _TRAINING = (
 )  # fmt: skip
 _LAUNCHING = (
     "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
-    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission", "launcher.monitor.overview",
+    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission",
+    "launcher.monitor.run_status",
     "launcher.config.schema", "launcher.preflight.registry", "launcher.inspection.gathering",
     "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
 )  # fmt: skip

@@ -13,7 +13,6 @@ from launcher import readiness
 from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
-from launcher.cli.printing import print_styled
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
@@ -30,6 +29,7 @@ from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers.commands import Unreachable
 from launcher.schedulers.failures import NO_SLURM, is_without_configuration
 from launcher.schedulers.registry import scheduler_for
+from launcher.ui.tables import print_styled
 
 _EPILOG = """\
 examples:

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from launcher.cli.launch import add_tree_options
-from launcher.cli.printing import print_styled
 from launcher.config.compose import Composition, compose
 from launcher.config.stored import stored_text
 from launcher.drafting import Draft, avoided, render_launch, stages_of, stored_config
@@ -22,6 +21,7 @@ from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.runs.reading import read_yaml
 from launcher.stages.planning import run_directory
+from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
 _EPILOG = """\

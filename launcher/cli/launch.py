@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.findings import add_no_check, stop_at_errors
-from launcher.cli.printing import print_code
 from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
 from launcher.cli.workspace import is_workspace, open_workspace, refuse_options
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.paths import short
+from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
     from launcher.launching import Launched

@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher.cli.memory_view import GIB, PARTS, headline
 from launcher.errors import UserError, shown
-from launcher.monitor.pictures import FAINT, INK, dress, new_figure, rendered, write_picture
 from launcher.preflight.estimates.overview import Memory
+from launcher.ui.plotting import FAINT, INK, dress, new_figure, rendered, write_picture
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _OVER = "#c22f2f"

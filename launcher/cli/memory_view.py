@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.preflight.estimates.memory import StageMemory
 from launcher.preflight.estimates.overview import Memory
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console

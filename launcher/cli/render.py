@@ -7,11 +7,11 @@ import sys
 
 from launcher.cli.findings import add_no_check, stop_at_errors
 from launcher.cli.launch import add_replay_options, add_tree_options, print_each, request_of
-from launcher.cli.printing import print_code
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import drafts
 from launcher.errors import UserError
 from launcher.rendering.config_text import config_text
+from launcher.ui.tables import print_code
 
 _EPILOG = """\
 examples:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.status import Status as Spinner
@@ -257,9 +257,7 @@ def _describe(sandbox: SandboxStatus) -> str:
         "test only": f"{sandbox.cloud_nodes} cloud nodes" if sandbox.cloud_nodes else "no",
         "accounting": "yes" if sandbox.accounting else "no",
         "containers": "Pyxis" if sandbox.pyxis else "no",
-        "jobs": "unknown"
-        if sandbox.running is None
-        else f"{sandbox.running} running, {sandbox.pending} pending",
+        "jobs": "unknown" if sandbox.running is None else jobs,
         "ports": ", ".join(f"{name} {port}" for name, port in sandbox.ports),
         "SLURM_CONF": str(slurm_conf_path(sandbox.directory)),
     }

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 from launcher.cli.launch import add_tree_options, request_of
-from launcher.cli.printing import print_listing, print_styled
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.inspection import gather, refuse
@@ -37,6 +36,7 @@ from launcher.preflight.suggesting import (
     why_none,
 )
 from launcher.preflight.values import Values, count
+from launcher.ui.tables import print_listing, print_styled
 from launcher.verdict import trainer_verdicts
 
 _EPILOG = """\

@@ -1,22 +1,28 @@
-"""What is read of a run in order to judge it: `launcher.monitor.gathering` reads it."""
+"""What is read of a run in order to judge it: `launcher.monitor.evidence` reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from launcher.errors import UserError
+from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
+from launcher.monitor.log_errors import LogSigns, find_signs
+from launcher.monitor.logs import began, job_logs, modified, rank_failures
+from launcher.monitor.progress import Progress
+from launcher.monitor.readers import all_events
+from launcher.runs.paths import launch_numbers
+from launcher.runs.reading import read_yaml
 from launcher.schedulers.base import JobStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoints of a run: the step of the newest complete one, and what is wrong with others."""
-
-    directory: str
-    step: int | None = None
-    name: str | None = None
-    wrong: str | None = None
+from launcher.tracking.current import Tracked, look
+from launcher.tracking.launches import Launch, adopt, open_launch, read_launch
+from launcher.tracking.polling import ask
+from supervisor.files import open_regular, read_text, whole
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,188 @@ class Evidence:
     ranks: int = 1
     ended_ranks: frozenset[int] | None = None
     errors: Sequence[str] | None = ()
-    saved: Saved | None = None
+    saved: SavedCheckpoint | None = None
     outputs: Sequence[str] | None = None
     missing_outputs: Sequence[str] = ()
 
     @property
     def is_over(self) -> bool:
         return self.status.state.is_final
+
+
+# Beside its prefix, and in the tokenizer's directory.
+_SUFFIXES = (".bin", ".idx", ".json")
+_TOKENIZER = ("vocab.json", "merges.txt")
+
+
+def wanted_outputs(script: Path) -> list[Path] | None:
+    """The files, as the arguments in a job's script tell them; ``None`` if they do not."""
+    found = {}
+    try:
+        lines = read_text(script).splitlines()
+    except (OSError, ValueError):
+        return None
+    for line in lines:
+        option = re.match(r"\s*(?P<word>'?--(?:output-prefix|tokenizer-dir)=.*?)(?: \\| &)?$", line)
+        if option:
+            try:
+                name, _, value = shlex.split(option["word"])[0].partition("=")
+            except ValueError:  # a quotation that does not end: none of our scripts
+                return None
+            found[name] = value
+    if len(found) != 2:
+        return None
+    prefix, tokenizer = found["--output-prefix"], Path(found["--tokenizer-dir"])
+    return [*(Path(f"{prefix}{suffix}") for suffix in _SUFFIXES), *(tokenizer / name for name in _TOKENIZER)]
+
+
+_ERROR_LOG = "nemo_error_log.txt"
+_RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
+_END = re.compile(rb"end at step (\d{1,15}): \w+")
+_TAIL_BYTES = 1 << 16
+# In the line with which the job script begins: each life of a requeued job writes it into the same log.
+_LIFE_BEGINS = b"; rendezvous at "
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """What was read of a run, and of which launch."""
+
+    launch: Launch
+    evidence: Evidence
+
+
+def gather(run_dir: Path, number: int | None = None) -> RunEvidence:
+    """Read a run up to one of its launches, by default that which counts now.
+
+    Raises
+    ------
+    UserError
+        If there is no such launch, or it cannot be read.
+    """
+    tracked = _tracked(run_dir, number)
+    if tracked.launch is None:
+        raise UserError(f"the run in {run_dir} cannot be read: {tracked.status.reason}")
+    launch, status = tracked.launch, tracked.status
+    read = _read_training if launch.manifest.stage == "training" else _read_data_preparation
+    return RunEvidence(launch, read(launch, status))
+
+
+def _tracked(run_dir: Path, number: int | None) -> Tracked:
+    if number is None and (found := look([run_dir])):
+        return found[0]
+    launch = open_launch(run_dir, number)
+    return Tracked(run_dir, launch, ask([launch])[0])
+
+
+def _read_training(launch: Launch, status: JobStatus) -> Evidence:
+    config = _config(launch)
+    progress, curves, engine = Progress(), _earlier_curves(launch), launch.manifest.engine
+    for event in all_events(launch):
+        progress.take(event)
+        curves.take(event)
+    logs = _read_logs(launch)
+    return Evidence(
+        stage="training",
+        status=status,
+        job=launch.job_in(status),
+        max_steps=progress.max_steps or _whole(config, "trainer", "max_steps"),
+        step=progress.step,
+        end=progress.end.reason if progress.end else None,
+        tells_each_step=engine == "megatron",
+        curves=curves,
+        diverged=next((log.divergence for log in logs.values() if log.divergence), None),
+        ranks=launch.nodes * launch.manifest.tasks_per_node,
+        ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
+        errors=_errors(launch, logs),
+        saved=find_saved(config, launch.paths, engine),
+    )
+
+
+def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
+    wanted = wanted_outputs(launch.paths.script)
+    missing = [path for path in wanted or () if not path.is_file() or not path.stat().st_size]
+    return Evidence(
+        stage=launch.manifest.stage,
+        status=status,
+        job=launch.job_in(status),
+        errors=_errors(launch, _read_logs(launch)),
+        outputs=None if wanted is None else [str(path) for path in wanted],
+        missing_outputs=[str(path) for path in missing],
+    )
+
+
+def _config(launch: Launch) -> Mapping[str, Any]:
+    """The configuration that the job read; nothing where it cannot be read."""
+    try:
+        content = read_yaml(launch.paths.config)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _whole(config: Mapping[str, Any], node: str, key: str) -> int | None:
+    keys = config.get(node)
+    return whole(keys.get(key), 1) if isinstance(keys, dict) else None
+
+
+def _earlier_curves(launch: Launch) -> Curves:
+    """The curves over the launches before this one; a launch that cannot be read leaves its hole."""
+    curves = Curves()
+    for number in launch_numbers(launch.paths.run_dir):
+        if number >= launch.paths.number:
+            break
+        try:
+            (earlier,) = adopt([read_launch(launch.paths.run_dir, number)])
+        except UserError:
+            continue
+        curves.add(all_events(earlier))
+    return curves
+
+
+def _newest_logs(launch: Launch) -> list[Path]:
+    """The job's logs, those of an array's tasks, or of a chain those of its last link."""
+    logs = [job_logs(launch, extension) for extension in ("out", "err")]
+    return [log for found in logs for log in (found[-1:] if launch.is_chain else found)]
+
+
+def _read_logs(launch: Launch) -> dict[Path, LogSigns]:
+    return {log: find_signs(log, _LIFE_BEGINS) for log in _newest_logs(launch)}
+
+
+def _errors(launch: Launch, logs: Mapping[Path, LogSigns]) -> list[str] | None:
+    """What ranks left of errors, and then what the logs tell of them."""
+    failures = [f"rank {told.rank}: {told.error}" for told in rank_failures(launch)]
+    if not failures:
+        # Our trainer's error log says of failed ranks what they themselves left.
+        error_log = launch.paths.results / _ERROR_LOG
+        logs = {error_log: find_signs(error_log, _LIFE_BEGINS), **logs}
+    since = began(launch)
+    found = [
+        f"{log.name}: {told}"
+        for log, signs in logs.items()
+        if modified(log) >= since
+        for told in signs.errors
+    ]
+    return [*failures, *found] if failures or any(log.is_file() for log in logs) else None
+
+
+def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
+    """The ranks whose own logs say, last of all, that they ended at a step."""
+    ended = set()
+    for path in launch.paths.results.glob("nemo_log_globalrank-*.txt"):
+        named = _RANK_LOG.match(path.name)
+        found = _END.findall(_tail(path))
+        if named and found and int(found[-1]) == step:
+            ended.add(int(named[1]))
+    return frozenset(ended)
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with open_regular(path) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(size - _TAIL_BYTES, 0))
+            return stream.read(_TAIL_BYTES)
+    except OSError:
+        return b""

@@ -12,19 +12,19 @@ from typing import Any
 
 from launcher.errors import UserError
 from launcher.failures import Reading, read_life
-from launcher.monitor import formatting
-from launcher.monitor.changes import Changes, Difference, changes_between, difference_of
-from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
+from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Start
-from launcher.monitor.log_files import FAILURES, link_log
-from launcher.monitor.overview import finite, links_to_json
+from launcher.monitor.logs import FAILURES, link_log
 from launcher.monitor.progress import Progress
+from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of
 from launcher.monitor.readers import all_events, newest_events
+from launcher.monitor.run_status import finite, links_to_json
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus, State
 from launcher.schedulers.states import exit_reason
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask
+from launcher.ui import formatting
 from supervisor.marks import Life
 
 # What Slurm calls a job that was put back into the queue; it is no state that a job stays in.
@@ -49,7 +49,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeRow:
+class AttemptRow:
     """One life of a job that had several, one task of an array, or one link of a chain.
 
     Times are in Unix seconds. `reading` is why it ended, and what can be done about that.
@@ -100,7 +100,7 @@ class LaunchRow:
     launch: Launch | None
     status: JobStatus
     steps: Steps = Steps()
-    lives: Sequence[LifeRow] = ()
+    lives: Sequence[AttemptRow] = ()
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Reading | None = None
@@ -233,7 +233,7 @@ def _divide(events: Iterable[Event], whole: _Stretch, parts: Sequence[_Stretch])
 
 def _lives(
     launch: Launch, lives: Sequence[Life], status: JobStatus, stretches: Sequence[_Stretch]
-) -> list[LifeRow]:
+) -> list[AttemptRow]:
     last = {life.job_id: life for life in lives}
     rows = []
     for life, stretch in zip(lives, stretches, strict=True):
@@ -242,7 +242,7 @@ def _lives(
         state, reason = _end_of(life, told, is_last=is_last)
         link = life.link if launch.is_chain else None
         reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
+        rows.append(AttemptRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
     return rows
 
 

@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.errors import one_line
-from launcher.monitor import formatting
 from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
-from launcher.monitor.tables import colour
 from launcher.schedulers.base import JobStatus, State
-from launcher.terminal import open_console
 from launcher.tracking.launches import Launch
+from launcher.ui import formatting
+from launcher.ui.tables import colour
+from launcher.ui.terminal import open_console
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24

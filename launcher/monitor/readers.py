@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from launcher.monitor.ends import read_ends
-from launcher.monitor.events import Event, EventReader, newest
-from launcher.monitor.log_files import job_logs, newest_log
+from launcher.monitor.events import Event, EventReader, newest, read_ends
+from launcher.monitor.logs import job_logs, newest_log
+from launcher.monitor.nemo import NemoReader, read_nemo_end, tokens_per_step
 from launcher.tracking.launches import Launch
-
-if TYPE_CHECKING:
-    from launcher.monitor.nemo import NemoReader
 
 
 class Reader(Protocol):
@@ -47,8 +44,6 @@ def newest_events(launch: Launch, *, restarted: bool = False) -> list[Event]:
     """
     if not _tells_in_log(launch):
         return read_ends(launch.metrics, restarted=restarted)
-    from launcher.monitor.nemo import read_nemo_end, tokens_per_step
-
     tokens = tokens_per_step(launch.paths.config)
     # A link that has just begun tells of no step yet.
     logs = reversed(job_logs(launch)) if launch.is_chain else [newest_log(launch)]
@@ -64,8 +59,6 @@ class _LogsReader:
     """Reads NeMo's events of a job from its log, or of a chain from the logs of its links in their order."""
 
     def __init__(self, launch: Launch) -> None:
-        from launcher.monitor.nemo import tokens_per_step
-
         self._launch = launch
         self._tokens = tokens_per_step(launch.paths.config)
         self._readers: dict[Path, NemoReader] = {}
@@ -74,8 +67,6 @@ class _LogsReader:
         return newest(self.stream(), steps)
 
     def stream(self) -> Iterator[Event]:
-        from launcher.monitor.nemo import NemoReader
-
         logs = job_logs(self._launch) if self._launch.is_chain else []
         for log in logs or [newest_log(self._launch)]:
             if log not in self._readers:

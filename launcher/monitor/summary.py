@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.monitor import formatting
 from launcher.monitor.curves import Curves
-from launcher.monitor.overview import finite
+from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
+from launcher.monitor.run_status import finite
 from launcher.tracking.launches import Launch, open_launches
 from launcher.tracking.polling import ask
+from launcher.ui import formatting
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """The closing table. Losses and the entropy are in nats per token.
 
     `world` is the number of tasks; `below_entropy` tells whether the last held-out loss is below the
@@ -95,7 +96,7 @@ def load_curves(launches: Sequence[Launch]) -> Curves:
     return curves
 
 
-def summarize(run_dir: Path) -> tuple[Summary, Curves]:
+def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
     """Read a run and sum it up.
 
     Raises
@@ -113,13 +114,13 @@ def summarize(run_dir: Path) -> tuple[Summary, Curves]:
     return _summary(launches, curves), curves
 
 
-def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
+def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
     manifest = launches[-1].manifest
     status = ask(launches[-1:])[0]
     first, last, validations = curves.point(0), curves.point(-1), curves.validations
     start, entropy = curves.start, curves.entropy
     held_out = validations[-1][1] if validations else None
-    return Summary(
+    return RunSummary(
         run=manifest.run,
         launches=len(launches),
         job_id=status.chain.job_id if status.chain else manifest.job_id,
@@ -130,7 +131,7 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         world=launches[-1].nodes * manifest.tasks_per_node,
         tensor=start.tensor if start else None,
         data=start.data if start else None,
-        layout=formatting.layout(start),
+        layout=_layout(start),
         parameters=start.parameters if start else None,
         step=last.step,
         max_steps=start.max_steps if start else None,
@@ -145,3 +146,12 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         tokens_per_second=curves.tokens_per_second,
         seconds=curves.seconds,
     )
+
+
+def _layout(start: Start | None) -> str:
+    """Format the parallel sizes that a trainer told: tensor 2 × pipeline 2 × data 4."""
+    if start is None or start.tensor is None or start.data is None:
+        return formatting.UNKNOWN
+    between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))
+    sizes = [("tensor", start.tensor), *((n, s) for n, s in between if s and s > 1), ("data", start.data)]
+    return " × ".join(f"{name} {size}" for name, size in sizes)

@@ -13,17 +13,17 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from launcher.monitor import formatting
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
-from launcher.monitor.falling import FEWEST_STEPS, Trend, judge
+from launcher.monitor.loss_trend import FEWEST_STEPS, Trend, measure_trend
 from launcher.schedulers.base import State
 from launcher.tracking import exit_codes
+from launcher.ui import formatting
 
 _SHOWN = 5
 
 
-class Verdict(enum.Enum):
+class RunVerdict(enum.Enum):
     """What a check says."""
 
     OK = "ok"
@@ -33,47 +33,47 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RunCheck:
     """One check, with what it was told from."""
 
     name: str
-    verdict: Verdict
+    verdict: RunVerdict
     evidence: str
 
 
-def verify(seen: Evidence) -> list[Check]:
+def verify(seen: Evidence) -> list[RunCheck]:
     """All checks of a run's stage."""
     checks = _TRAINING if seen.stage == "training" else _DATA_PREPARATION
     return [check(seen) for check in checks]
 
 
-def verify_smoke(seen: Evidence) -> list[Check]:
+def verify_smoke(seen: Evidence) -> list[RunCheck]:
     """The checks of a training of two steps."""
     return [check(seen) for check in _SMOKE]
 
 
-def exit_code(seen: Evidence, checks: Iterable[Check]) -> int:
+def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
     """The exit code that stands for a verification: of `launcher.tracking.exit_codes`."""
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
         return exit_codes.UNDER_WAY
-    if Verdict.FAILED in verdicts:
+    if RunVerdict.FAILED in verdicts:
         return exit_codes.WENT_WRONG
-    return exit_codes.NOT_KNOWN if Verdict.UNKNOWN in verdicts else exit_codes.DONE
+    return exit_codes.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else exit_codes.DONE
 
 
-def ended(seen: Evidence) -> Check:
+def ended(seen: Evidence) -> RunCheck:
     """The job completed, with exit code 0."""
     status = seen.status
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     reason = f" ({status.reason})" if status.reason else ""
     told = f"job {seen.job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
     if status.state is State.COMPLETED:
-        return Check("ended well", Verdict.FAILED if status.exit_code else Verdict.OK, told)
-    return Check("ended well", Verdict.FAILED if seen.is_over else Verdict.UNKNOWN, told)
+        return RunCheck("ended well", RunVerdict.FAILED if status.exit_code else RunVerdict.OK, told)
+    return RunCheck("ended well", RunVerdict.FAILED if seen.is_over else RunVerdict.UNKNOWN, told)
 
 
-def last_step(seen: Evidence) -> Check:
+def last_step(seen: Evidence) -> RunCheck:
     """The training came to its last step; one that was stopped by a limit or a signal before did not."""
     told = f"step {formatting.steps(seen.step, seen.max_steps)}"
     if seen.step is None:
@@ -90,7 +90,7 @@ def last_step(seen: Evidence) -> Check:
     return _as("last step", False, told + why)
 
 
-def finite(seen: Evidence) -> Check:
+def finite(seen: Evidence) -> RunCheck:
     """Every loss is a number."""
     curves = seen.curves
     train = array("q", _not_finite(curves.steps, curves.losses))
@@ -110,15 +110,15 @@ def finite(seen: Evidence) -> Check:
     return _as("losses finite", True, f"{points:,} of training, {validations:,} held-out")
 
 
-def falling(seen: Evidence) -> Check:
-    """The loss falls, over all launches of the run: `launcher.monitor.falling`.
+def falling(seen: Evidence) -> RunCheck:
+    """The loss falls, over all launches of the run: `launcher.monitor.loss_trend`.
 
     The held-out loss, where there are two values of it, must be below its first; it alone decides as long as
     the training loss does not rise. Without it the training loss must fall.
     """
     _, losses = finite_points(seen.curves.steps, seen.curves.losses)
     _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
-    judged, told, verdict = judge(losses), [], None
+    judged, told, verdict = measure_trend(losses), [], None
     if judged is not None:
         medians = f"{formatting.loss(judged.first)} → {formatting.loss(judged.last)}"
         told.append(f"training {medians}, {judged.trend.value} (noise {judged.margin:.4f})")
@@ -132,11 +132,11 @@ def falling(seen: Evidence) -> Check:
     return _as("loss falling", verdict, "; ".join(told))
 
 
-def complete(seen: Evidence) -> Check:
+def complete(seen: Evidence) -> RunCheck:
     """No step is missing, also not between one launch and the next."""
     steps = seen.curves.steps
     if not seen.tells_each_step:
-        return Check("no step missing", Verdict.NO_CAUSE, "this trainer does not tell of every step")
+        return RunCheck("no step missing", RunVerdict.NO_CAUSE, "this trainer does not tell of every step")
     if not steps:
         return _as("no step missing", None, "no step was told")
     # What came before the first launch that is known is not of this run.
@@ -154,7 +154,7 @@ def complete(seen: Evidence) -> Check:
     return _as("no step missing", True, _span((before + 1, steps[-1])))
 
 
-def no_error(seen: Evidence) -> Check:
+def no_error(seen: Evidence) -> RunCheck:
     """No rank told of an error, nor did a library or Slurm for it."""
     if seen.errors is None:
         return _as("no error of a rank", None, "the job has left no log")
@@ -164,11 +164,11 @@ def no_error(seen: Evidence) -> Check:
     return _as("no error of a rank", True, f"none in the logs of {_tasks(seen.ranks)}")
 
 
-def all_ranks(seen: Evidence) -> Check:
+def all_ranks(seen: Evidence) -> RunCheck:
     """Every rank told that it ended."""
     name = "every rank ended"
     if seen.ended_ranks is None:
-        return Check(name, Verdict.NO_CAUSE, "this trainer's ranks do not tell")
+        return RunCheck(name, RunVerdict.NO_CAUSE, "this trainer's ranks do not tell")
     missing = sorted(set(range(seen.ranks)) - seen.ended_ranks)
     if missing:
         which = f"by {'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
@@ -177,11 +177,11 @@ def all_ranks(seen: Evidence) -> Check:
     return _as(name, True, f"{_tasks(seen.ranks)} told so")
 
 
-def saved(seen: Evidence) -> Check:
+def saved(seen: Evidence) -> RunCheck:
     """A complete checkpoint of the last step is there."""
     name, found = "last step saved", seen.saved
     if found is None:
-        return Check(name, Verdict.NO_CAUSE, "no checkpoints were asked for")
+        return RunCheck(name, RunVerdict.NO_CAUSE, "no checkpoints were asked for")
     target = seen.max_steps if seen.max_steps is not None else seen.step
     if target is not None and found.step is not None and found.step >= target:
         return _as(name, True, str(found.name))
@@ -191,7 +191,7 @@ def saved(seen: Evidence) -> Check:
     return _as(name, verdict, f"{newest} in {found.directory}{wrong}")
 
 
-def outputs(seen: Evidence) -> Check:
+def outputs(seen: Evidence) -> RunCheck:
     """The files that a data preparation is to make are there, and hold something."""
     if seen.outputs is None:
         return _as("outputs exist", None, "which ones were asked for cannot be read from its script")
@@ -201,7 +201,7 @@ def outputs(seen: Evidence) -> Check:
     return _as("outputs exist", True, _listed(seen.outputs))
 
 
-_TRAINING: tuple[Callable[[Evidence], Check], ...] = (
+_TRAINING: tuple[Callable[[Evidence], RunCheck], ...] = (
     ended, last_step, finite, falling, complete, no_error, all_ranks, saved,
 )  # fmt: skip
 _DATA_PREPARATION = (ended, outputs, no_error)
@@ -213,9 +213,9 @@ def _not_yet(seen: Evidence) -> bool | None:
     return False if seen.is_over else None
 
 
-def _as(name: str, verdict: bool | None, evidence: str) -> Check:
-    verdicts = {True: Verdict.OK, False: Verdict.FAILED, None: Verdict.UNKNOWN}
-    return Check(name, verdicts[verdict], evidence)
+def _as(name: str, verdict: bool | None, evidence: str) -> RunCheck:
+    verdicts = {True: RunVerdict.OK, False: RunVerdict.FAILED, None: RunVerdict.UNKNOWN}
+    return RunCheck(name, verdicts[verdict], evidence)
 
 
 def _not_finite(steps: Iterable[int], losses: Iterable[float]) -> Iterator[int]:

@@ -11,8 +11,7 @@ import pytest
 from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 
 from launcher.cli.app import main
-from launcher.monitor.damaged import FILE_NAME, damaged_checkpoints
-from launcher.monitor.saved import find_saved
+from launcher.monitor.checkpoints import FILE_NAME, damaged_checkpoints, find_saved
 from launcher.schedulers.base import JobStatus, Links, State
 from launcher.tracking.launches import open_launch
 from supervisor.marks import claim

@@ -11,8 +11,8 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, curve, end, start, train, whole_training
 
 from launcher.cli.app import main
-from launcher.monitor.changes import changes_between
 from launcher.monitor.history import history
+from launcher.monitor.provenance_report import changes_between
 from launcher.runs.provenance import gather
 from launcher.schedulers.base import JobStatus, State
 from launcher.schedulers.states import INTERRUPTED_REASON

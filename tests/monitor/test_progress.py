@@ -9,8 +9,7 @@ import math
 import pytest
 from monitor_samples import Runs, append, end, held_out, start, train, validation, whole_training
 
-from launcher.monitor import ends
-from launcher.monitor.ends import read_ends
+from launcher.monitor import events
 from launcher.monitor.events import (
     EventReader,
     HeldOut,
@@ -18,6 +17,7 @@ from launcher.monitor.events import (
     Train,
     Validation,
     parse_event,
+    read_ends,
 )
 from launcher.monitor.progress import Progress
 
@@ -99,11 +99,11 @@ def test_a_validation_far_back_is_found(runs: Runs) -> None:
 
 
 def test_a_validation_across_two_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(events, "_BLOCK_BYTES", 64)
     line = json.dumps(validation(7, 4.0)).encode() + b"\n"
     for more in range(2000):
         content = line + b" " * more + b"\n"
-        (found,) = ends.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
+        (found,) = events.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
         assert isinstance(found, Validation) and found.step == 7, more
 
 

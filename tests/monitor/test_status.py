@@ -28,14 +28,13 @@ from monitor_samples import (
 
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
-from launcher.monitor.board import Board
-from launcher.monitor.board_views import draw
-from launcher.monitor.overview import survey
-from launcher.monitor.poller import backoff
-from launcher.monitor.tables import colour
+from launcher.monitor.polling import backoff
+from launcher.monitor.run_status import collect_status
+from launcher.monitor.watching import StatusPoller, draw
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.finding import find
+from launcher.ui.tables import colour
 from tests.job_marks import leave
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -277,7 +276,9 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
     runs.launch("b", job_id="2")
     scheduler.set("1", RUNNING)
     scheduler.set("2", COMPLETED)
-    with Board(lambda: survey([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0) as board:
+    with StatusPoller(
+        lambda: collect_status([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0
+    ) as board:
         assert board.look().states == [State.RUNNING, State.COMPLETED]
         assert board.look().silent is None
         leave(runs.base / "b" / "launches" / "1", "2", ended=5.0)
@@ -298,10 +299,10 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
 def test_a_question_that_hangs_is_silence_too(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.monitor.board._STALE_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.monitor.watching._STALE_SECONDS", 0.1)
     runs.launch("a", job_id="1")
     scheduler.set("1", RUNNING)
-    rows, hang = survey([runs.base / "a"]), threading.Event()
+    rows, hang = collect_status([runs.base / "a"]), threading.Event()
     answers = iter([rows, rows])
 
     def hanging() -> list[object]:
@@ -310,7 +311,7 @@ def test_a_question_that_hangs_is_silence_too(
             hang.wait(10)
         return answer  # type: ignore[return-value]
 
-    with Board(hanging, 0.02, blind_patience=0.4) as board:  # type: ignore[arg-type]
+    with StatusPoller(hanging, 0.02, blind_patience=0.4) as board:  # type: ignore[arg-type]
         _until(lambda: board.look().states == [State.UNKNOWN])
         assert not board.look().is_over
         _until(lambda: board.look().is_over)
@@ -342,12 +343,12 @@ def test_ctrl_c_ends_the_watching_alone(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.monitor.board_views.as_line", interrupt)
+    monkeypatch.setattr("launcher.monitor.watching.as_line", interrupt)
     assert slipway(runs, "status", "--watch") == 130
     assert "the jobs go on" in capsys.readouterr().err
 
 
-def screen(board: Board, width: int, height: int) -> list[str]:
+def screen(board: StatusPoller, width: int, height: int) -> list[str]:
     from rich.console import Console
 
     stream = io.StringIO()
@@ -362,7 +363,7 @@ def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, wid
         append(runs.launch(f"run{number:02}", job_id=str(1 + number)), whole_training(0, 100)[:-1])
         scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
     scheduler.set("40", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
-    board = Board(lambda: survey([runs.base / f"run{number:02}" for number in range(40)]), 5.0)
+    board = StatusPoller(lambda: collect_status([runs.base / f"run{number:02}" for number in range(40)]), 5.0)
     lines = screen(board, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width
     assert "2 PENDING  1 RUNNING  37 COMP" in lines[0]

@@ -27,8 +27,8 @@ from monitor_samples import (
 )
 
 from launcher.errors import UserError
-from launcher.monitor import watch
-from launcher.monitor.lines import LinesView
+from launcher.monitor import polling
+from launcher.monitor.follow import LinesView
 from launcher.schedulers.base import JobStatus, State
 from launcher.tracking.launches import open_launch
 
@@ -158,7 +158,7 @@ def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, sched
         return answer
 
     scheduler.statuses = hanging  # type: ignore[method-assign]
-    with watch.StatusWatch(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as watched:
+    with polling.JobPoller(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as watched:
         assert watched.status == RUNNING
         hang.wait(0.6)
         assert watched.is_over and watched.status.state is State.UNKNOWN

@@ -20,13 +20,13 @@ from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_t
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.hardware import GPUS
-from launcher.monitor.pictures import write_picture
 from launcher.plan import Assumptions, Plan
 from launcher.preflight.estimates.cost import Cost
 from launcher.preflight.estimates.gpu import Counted
 from launcher.preflight.estimates.memory import StageMemory
 from launcher.preflight.estimates.overview import Memory, overview
 from launcher.preflight.facts import Facts
+from launcher.ui.plotting import write_picture
 from tests.preflight.plans import GPT, plan_of
 from tests.preflight.screens import Terminal
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.monitor.board_views import as_line
-from launcher.monitor.overview import RunStatus
 from launcher.monitor.progress import Progress
+from launcher.monitor.run_status import RunStatus
+from launcher.monitor.watching import as_line
 from launcher.schedulers.base import JobStatus, State
 from launcher.sweeps.record import Record, write_record
 from launcher.sweeps.results import Result, Results

@@ -41,7 +41,7 @@ class Trend(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LossTrend:
     """A trend, and the two medians that it was told from; `margin` is what they had to differ by."""
 
     trend: Trend
@@ -50,7 +50,7 @@ class Judged:
     margin: float
 
 
-def judge(losses: Sequence[float]) -> Judged | None:
+def measure_trend(losses: Sequence[float]) -> LossTrend | None:
     """Tell the trend of a curve of finite losses; ``None`` if they are too few."""
     count = len(losses) // 10
     if len(losses) < FEWEST_STEPS:
@@ -59,7 +59,7 @@ def judge(losses: Sequence[float]) -> Judged | None:
     differences = array("d", (abs(after - before) for before, after in itertools.pairwise(losses)))
     sigma = _SIGMA_OF_MAD * median(differences) / math.sqrt(2)
     margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
-    return Judged(_trend(last - first, margin), first, last, margin)
+    return LossTrend(_trend(last - first, margin), first, last, margin)
 
 
 def median(values: Sequence[float]) -> float:
