@@ -120,12 +120,12 @@ def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
 def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
     from launcher.monitor.watching import StatusPoller, watch
 
-    board = StatusPoller(look, args.interval)
-    if not board.look().rows:
+    poller = StatusPoller(look, args.interval)
+    if not poller.snapshot().rows:
         _tell_none(args.base_results_dir)
         return DONE
     try:
-        last = watch(board, args.interval, lines_of_json=args.json)
+        last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
         print("the jobs go on without being watched", file=sys.stderr)
         return WATCHING_ENDED

@@ -14,10 +14,10 @@ from launcher.ui.plotting import (
     FAINT,
     INK,
     as_label,
-    dress,
     missing_plot_extra,
     new_figure,
     rendered,
+    style_axes,
     write_picture,
 )
 
@@ -174,7 +174,7 @@ def _draw_resumes(axes: Any, steps: Sequence[int]) -> None:
 
 
 def _label(axes: Any, summary: RunSummary) -> None:
-    dress(axes, summary.run, subtitle(summary))
+    style_axes(axes, summary.run, subtitle(summary))
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss [nats per token]", color=INK)
     axes.margins(x=0.02)

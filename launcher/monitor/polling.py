@@ -1,4 +1,4 @@
-"""Asking again and again in a thread, beside a display that must not wait for the answer."""
+"""Polling in a thread, beside a display that must not wait for the answers; the polled status of one job."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class Poller(Generic[T]):
-    """The newest answer to a question. It is asked once at first, so that there is always one.
+    """The newest answer to a question, first asked at once, so that there is always one.
 
-    Use it as a context: inside of it a thread asks.
+    Use it as a context: within it a thread asks again and again.
 
     Parameters
     ----------
     pause
-        How many seconds to wait after an answer; ``None`` to ask no more.
+        Returns the seconds to wait after an answer; ``None`` to stop asking.
     """
 
     def __init__(self, ask: Callable[[], T], pause: Callable[[T], float | None]) -> None:
@@ -54,25 +54,25 @@ class Poller(Generic[T]):
         try:
             while (seconds := self._pause(self._newest)) is not None and not self._stop.wait(seconds):
                 self._newest = self._ask()
-        except BaseException as error:  # told to whoever watches: a thread's own traceback is lost
+        except BaseException as error:  # raised again by `newest`: a thread's own traceback is lost
             self._failure = error
 
 
 def backoff(interval: float, failures: int, most: float = 30.0) -> float:
-    """Seconds to wait before asking again a scheduler that did not answer so many times in a row."""
+    """Return the seconds to wait after so many consecutive failures of the scheduler to answer."""
     return min(interval * 2.0 ** min(failures, 10), max(most, interval))
 
 
-# A busy controller serves thousands of users: never more often than this, in seconds.
+# The shortest interval in seconds: a busy controller serves thousands of users.
 INTERVAL = 2.0
-# How long nobody may be able to tell a job's state before following it is given up.
+# The longest time in seconds for which a job's state may be unknown before following it is given up.
 PATIENCE = 60.0
 
 
 class JobPoller:
-    """The status of one job, asked for every `interval` seconds by a thread, slower while nobody can tell.
+    """The status of one job, polled every `interval` seconds by a thread, less often while it is unknown.
 
-    Use it as a context. It is asked once before it is entered, so that there is always a status.
+    Use it as a context. The first status is known before it is entered.
     """
 
     def __init__(self, launch: Launch, interval: float = INTERVAL, patience: float = PATIENCE) -> None:
@@ -95,7 +95,7 @@ class JobPoller:
 
     @property
     def status(self) -> JobStatus:
-        """The newest answer; UNKNOWN when it is too old to be believed."""
+        """The newest answer; UNKNOWN if it is too old."""
         status = self._poller.newest
         if self.is_blind and not (status.state.is_final or status.state is State.UNKNOWN):
             return JobStatus(
@@ -105,16 +105,16 @@ class JobPoller:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to wait for: the job ended, or nobody can tell for too long."""
+        """True if the job ended, or its state has been unknown for too long."""
         return self.status.state.is_final or self.is_blind
 
     @property
     def is_blind(self) -> bool:
-        """Whether the state has been unknown for longer than is worth waiting for."""
+        """True if the state has been unknown for too long."""
         return time.monotonic() - self._seen > self._patience
 
     def alive(self) -> None:
-        """Note a sign of life of the job that the scheduler does not know of."""
+        """Record that the job is alive, as its output shows, though the scheduler does not answer."""
         self._seen = time.monotonic()
 
     def _ask(self) -> JobStatus:
@@ -128,5 +128,5 @@ class JobPoller:
     def _pause(self, status: JobStatus) -> float | None:
         if status.state.is_final:
             return None
-        # Its first words of a job come late: two failures are nothing yet.
+        # A scheduler may know a new job only after a moment: the first two failures do not count.
         return backoff(self._interval, max(self._failures - 2, 0), most=15.0)

@@ -1,4 +1,4 @@
-"""What is known of many runs while they are watched: the newest look, and how old it is."""
+"""Watching the status of many runs until all have ended: on the whole screen, or as a line for each change."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-# A state that old is believed no longer, in questions that should have been answered.
+# A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
 _STALE_SECONDS = 20.0
-# For how long nothing may be told of what has not ended before the watching is given up: by a scheduler that
-# answers, and by one that does not (a controller that is restarted takes minutes), in seconds.
+# The longest time in seconds without the state of any live job before watching is given up: of a scheduler that
+# answers, and of one that does not (a controller that is restarted takes minutes).
 PATIENCE = 60.0
 BLIND_PATIENCE = 600.0
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The launches as they are known now.
+    """The newest known status of the launches.
 
-    `silent` is for how many seconds no scheduler has answered, ``None`` while they answer, and `why` its
-    words. `is_over` tells that there is nothing more to wait for.
+    `silent` is the seconds since a scheduler last answered, ``None`` while it answers, and `why` its error.
+    `is_over` is True if there is nothing more to wait for.
     """
 
     rows: Sequence[RunStatus]
@@ -54,29 +54,30 @@ class Snapshot:
 
 
 class StatusPoller:
-    """Looks at runs every `interval` seconds, more seldom while the scheduler does not answer.
+    """The status of runs, polled every `interval` seconds, less often while the scheduler does not answer.
 
-    Use it as a context. What was last known of a job stays, but its state is UNKNOWN: a board that cannot see
-    does not look healthy.
+    Use it as a context. Without an answer the last known facts of a job stay, but its state is UNKNOWN: a
+    display that cannot see must not look healthy.
 
     Parameters
     ----------
-    collect_status
-        Looks at the runs once.
+    collect
+        Returns the status of the runs.
     """
 
     def __init__(
         self,
-        collect_status: Callable[[], Sequence[RunStatus]],
+        collect: Callable[[], Sequence[RunStatus]],
         interval: float,
         patience: float = PATIENCE,
         blind_patience: float = BLIND_PATIENCE,
     ) -> None:
-        self._survey = collect_status
+        self._collect = collect
         self._interval = interval
         self._patience, self._blind_patience = patience, blind_patience
         self._failures = 0
-        self._heard = self._told = time.monotonic()
+        # The times of the last answer, and of the last answer about a live job.
+        self._answered = self._seen_live = time.monotonic()
         self._last: dict[Path, RunStatus] = {}
         self._poller = Poller(self._ask, lambda _: backoff(self._interval, self._failures))
 
@@ -89,45 +90,45 @@ class StatusPoller:
     ) -> None:
         self._poller.__exit__(kind, error, trace)
 
-    def look(self) -> Snapshot:
-        """What is known now."""
+    def snapshot(self) -> Snapshot:
+        """Return what is known now."""
         newest = self._poller.newest
         now = time.monotonic()
-        age = now - self._heard
+        age = now - self._answered
         is_old = age > max(_STALE_QUESTIONS * self._interval, _STALE_SECONDS)
         rows = [self._as_known(row, is_old) for row in newest]
         why = next((row.unanswered for row in newest if row.unanswered), None)
         is_silent = is_old or why is not None
-        waits = [row for row in rows if not row.status.state.is_final]
-        given_up = age > self._blind_patience or (not is_silent and now - self._told > self._patience)
-        return Snapshot(rows, age if is_silent else None, why, not waits or given_up)
+        has_unfinished = any(not row.status.state.is_final for row in rows)
+        given_up = age > self._blind_patience or (not is_silent and now - self._seen_live > self._patience)
+        return Snapshot(rows, age if is_silent else None, why, not has_unfinished or given_up)
 
     def _ask(self) -> Sequence[RunStatus]:
-        rows = self._survey()
+        rows = self._collect()
         now = time.monotonic()
         if any(row.unanswered for row in rows):
-            self._failures, self._told = self._failures + 1, now
+            self._failures, self._seen_live = self._failures + 1, now
         else:
-            self._failures, self._heard = 0, now
-        told = [row for row in rows if row.status.state is not State.UNKNOWN]
-        self._last |= {_place(row): row for row in told}
-        if any(row.status.state.is_live for row in told):
-            self._told = now
+            self._failures, self._answered = 0, now
+        known = [row for row in rows if row.status.state is not State.UNKNOWN]
+        self._last |= {_directory(row): row for row in known}
+        if any(row.status.state.is_live for row in known):
+            self._seen_live = now
         return rows
 
     def _as_known(self, row: RunStatus, is_old: bool) -> RunStatus:
-        last = self._last.get(_place(row))
-        unheard = row.unanswered is not None or is_old
-        if row.status.state.is_final or not unheard or last is None:
+        last = self._last.get(_directory(row))
+        is_unanswered = row.unanswered is not None or is_old
+        if row.status.state.is_final or not is_unanswered or last is None:
             return row
-        was = last.status
-        silent = f"no answer; before that {was.state.value}"
-        elapsed = was.elapsed if was.state is not State.PENDING else None
-        known = JobStatus(State.UNKNOWN, silent, was.nodes, elapsed, restarts=was.restarts)
+        before = last.status
+        reason = f"no answer; before that {before.state.value}"
+        elapsed = before.elapsed if before.state is not State.PENDING else None
+        known = JobStatus(State.UNKNOWN, reason, before.nodes, elapsed, restarts=before.restarts)
         return replace(row, status=known)
 
 
-def _place(row: RunStatus) -> Path:
+def _directory(row: RunStatus) -> Path:
     return row.launch.paths.directory if row.launch else row.run_dir
 
 
@@ -136,31 +137,31 @@ _MOST_REASONS = 6
 _OTHER_LINES = 4  # the heading, the table's own, and the foot
 
 
-def watch(board: StatusPoller, interval: float, *, lines_of_json: bool = False) -> Snapshot:
-    """Show a board in the way that fits where it is shown."""
+def watch(poller: StatusPoller, interval: float, *, lines_of_json: bool = False) -> Snapshot:
+    """Show the status of the runs until they have ended: redrawn on a terminal, else as lines."""
     if lines_of_json:
-        return watch_in_lines(board, as_json)
-    return watch_on_screen(board, interval) if sys.stdout.isatty() else watch_in_lines(board, as_line)
+        return watch_in_lines(poller, as_json)
+    return watch_on_screen(poller, interval) if sys.stdout.isatty() else watch_in_lines(poller, as_line)
 
 
-def watch_in_lines(board: StatusPoller, write: Callable[[RunStatus], str]) -> Snapshot:
+def watch_in_lines(poller: StatusPoller, write: Callable[[RunStatus], str]) -> Snapshot:
     """Print a line for each launch, and again whenever its state, its reason or its nodes change."""
-    told: dict[str, tuple[object, ...]] = {}
-    with board:
+    printed: dict[str, tuple[object, ...]] = {}
+    with poller:
         while True:
-            look = board.look()
-            for row in look.rows:
-                key, seen = f"{row.run_dir}/{_launch(row)}", _seen(row)
-                if told.get(key) != seen:
-                    told[key] = seen
+            snapshot = poller.snapshot()
+            for row in snapshot.rows:
+                key, shown = f"{row.run_dir}/{_launch(row)}", _shown(row)
+                if printed.get(key) != shown:
+                    printed[key] = shown
                     print(write(row), flush=True)
-            if look.is_over:
-                return look
+            if snapshot.is_over:
+                return snapshot
             time.sleep(_REDRAW_SECONDS)
 
 
 def as_line(row: RunStatus) -> str:
-    """A change for people."""
+    """Return a change as a line for people."""
     status, progress = row.status, row.progress
     link = f" (link {status.chain})" if status.chain else ""
     parts = [
@@ -181,71 +182,71 @@ def as_line(row: RunStatus) -> str:
 
 
 def as_json(row: RunStatus) -> str:
-    """A change for programs: one line."""
+    """Return a change as a line of JSON."""
     return json.dumps(row.to_json())
 
 
-def watch_on_screen(board: StatusPoller, interval: float) -> Snapshot:
-    """Redraw a table on the whole screen; the last look stays on the terminal when it is left."""
+def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
+    """Redraw a table on the whole screen; the last one stays on the terminal."""
     from rich.live import Live
 
     terminal = open_console()
-    look = board.look()
-    # The heading tells that nobody answers; a line of its own would tear the screen.
+    snapshot = poller.snapshot()
+    # The heading shows that the scheduler does not answer; a logged line would tear the screen.
     logging.getLogger("launcher.schedulers").setLevel(logging.ERROR)
     try:
-        with board, Live(console=terminal, screen=True, auto_refresh=False) as live:
-            while not look.is_over:
-                live.update(draw(look, terminal, interval), refresh=True)
+        with poller, Live(console=terminal, screen=True, auto_refresh=False) as live:
+            while not snapshot.is_over:
+                live.update(draw(snapshot, terminal, interval), refresh=True)
                 time.sleep(_REDRAW_SECONDS)
-                look = board.look()
+                snapshot = poller.snapshot()
     finally:
-        print_table(*as_table(look.rows), look.states)
-    return look
+        print_table(*as_table(snapshot.rows), snapshot.states)
+    return snapshot
 
 
-def draw(look: Snapshot, console: Console, interval: float) -> Group:
-    """Fill the screen with what is most worth knowing: what has not ended comes first where not all fits."""
+def draw(snapshot: Snapshot, console: Console, interval: float) -> Group:
+    """Draw the table and the reasons; of more launches than fit, those that have not ended come first."""
     from rich.console import Group
     from rich.text import Text
 
-    head = _heading(look)
-    going_first = sorted(look.rows, key=lambda row: row.status.state.is_final)
-    cells, states = [row.cells() for row in going_first], [row.status.state for row in going_first]
+    head = _heading(snapshot)
+    live_first = sorted(snapshot.rows, key=lambda row: row.status.state.is_final)
+    cells, states = [row.cells() for row in live_first], [row.status.state for row in live_first]
     below = reasons(cells, states)[:_MOST_REASONS]
     room = max(console.height - len(below) - _OTHER_LINES, 2)
-    rows = look.rows if len(look.rows) <= room else _most_important(look.rows, room - 1)
+    rows = snapshot.rows if len(snapshot.rows) <= room else _most_important(snapshot.rows, room - 1)
     table = rich_table(*as_table(rows), [row.status.state for row in rows], console.width)
-    hidden = len(look.rows) - len(rows)
+    hidden = len(snapshot.rows) - len(rows)
     parts: list[Text] = [Text(f"  and {hidden} more", "dim")] if hidden else []
-    foot = Text(f"every {interval:g} s; Ctrl-C ends the watching, not the jobs", "dim")
+    foot = Text(f"every {interval:g} s; Ctrl-C stops watching, not the jobs", "dim")
     for line in (head, *below, foot):
         line.truncate(console.width, overflow="ellipsis")
     return Group(head, table, *parts, *below, foot)
 
 
-def _heading(look: Snapshot) -> Text:
+def _heading(snapshot: Snapshot) -> Text:
     from rich.text import Text
 
-    counts = Counter(sorted(look.states, key=lambda state: state.is_final))
+    counts = Counter(sorted(snapshot.states, key=lambda state: state.is_final))
     head = Text.assemble((time.strftime("%H:%M:%S"), "dim"), "  ")
-    if look.silent is not None:
-        why = f": {look.why}" if look.why else ""
-        head.append(f"no answer for {look.silent:.0f} s{why}  ", "bold magenta")
+    if snapshot.silent is not None:
+        why = f": {snapshot.why}" if snapshot.why else ""
+        head.append(f"no answer for {snapshot.silent:.0f} s{why}  ", "bold magenta")
     for state, count in counts.items():
         head.append(f"{count} {state.value}  ", colour(state))
     return head
 
 
 def _most_important(rows: Sequence[RunStatus], room: int) -> list[RunStatus]:
-    chosen = sorted(range(len(rows)), key=lambda index: rows[index].status.state.is_final)[: max(room, 1)]
-    return [rows[index] for index in sorted(chosen)]
+    indices = sorted(range(len(rows)), key=lambda index: rows[index].status.state.is_final)[: max(room, 1)]
+    return [rows[index] for index in sorted(indices)]
 
 
 def _launch(row: RunStatus) -> int | None:
     return row.launch.paths.number if row.launch else None
 
 
-def _seen(row: RunStatus) -> tuple[object, ...]:
+def _shown(row: RunStatus) -> tuple[object, ...]:
     status = row.status
     return status.state, status.reason, status.nodes, status.restarts, str(status.chain)

@@ -1,4 +1,7 @@
-"""Numbers as people read them. What is not known is a dash."""
+"""Numbers and points in time in words; an unknown value is a dash.
+
+Times are those of this machine's time zone, to the minute.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def small(number: float | None) -> str:
 
 
 def tasks(nodes: int, each: int) -> str:
-    """Format what a job has: 2 nodes × 4 tasks."""
+    """Format the size of a job: 2 nodes × 4 tasks."""
     return f"{nodes} node{'s' * (nodes != 1)} × {each} task{'s' * (each != 1)}"
 
 
@@ -69,7 +72,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def moment(when: str | float | None) -> str:
-    """Format a point in time, given as ISO 8601 or in Unix seconds; what is no time is shown as it is."""
+    """Format a point in time, ISO 8601 or Unix seconds; return any other text as it is."""
     if when is None or when == "":
         return UNKNOWN
     try:

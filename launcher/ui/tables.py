@@ -1,4 +1,4 @@
-"""Tables: with colours on a terminal, aligned text anywhere else."""
+"""Tables and styled lines: with colours on a terminal, plain aligned text anywhere else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 REASON = "REASON"
-# What a narrow terminal does without, the most dispensable first.
+# The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = (
     "NODES×TASKS",
     "NODELIST",
@@ -29,9 +29,9 @@ _DROPPED_FIRST = (
     "LOSS",
     "SINCE",
 )
-# A list of a hundred nodes stands in a pipe and in --json.
+# The full list of a hundred nodes is in --json and in piped output.
 _LONGEST = {"NODELIST": 20, "RUN": 40}
-# So many runs are named before "and 12 more".
+# The runs that are named before "and 12 more".
 _NAMED = 3
 
 _GAP = 2  # between two columns of a rich table, and at its edges together
@@ -48,7 +48,7 @@ _COLOURS = {
 
 
 def colour(state: State) -> str:
-    """The rich style of a state; every bad end is red."""
+    """Return the rich style of a state; every bad end is red."""
     return _COLOURS.get(state, "bold red")
 
 
@@ -61,7 +61,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: S
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Set rows in columns of equal width, two spaces apart."""
+    """Align rows in columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -77,10 +77,10 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], states: S
 def rich_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State], width: int
 ) -> Table:
-    """A table that fits into `width` characters, the cell under ``STATE`` in its colour.
+    """Return a table that fits into `width` characters, the cell under ``STATE`` in its colour.
 
-    A column that says nothing of any row is left out, and in a narrow terminal those that can be spared. A
-    reason is a sentence: `reasons` has them, to stand below.
+    A column that is empty in all rows is left out, and in a narrow terminal the dispensable ones. Reasons are
+    sentences: `reasons` returns them as lines to print below.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -88,25 +88,25 @@ def rich_table(
 
     short = [[_shortened(name, cell) for name, cell in zip(columns, row, strict=True)] for row in rows]
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), show_edge=False)
-    shown = _fitting(columns, short, width)
-    for index in shown:
+    indices = _fitting_columns(columns, short, width)
+    for index in indices:
         table.add_column(columns[index].lower(), no_wrap=True)
     for row, state in zip(short, states, strict=True):
-        cells = [Text(row[index], colour(state) if columns[index] == "STATE" else "") for index in shown]
+        cells = [Text(row[index], colour(state) if columns[index] == "STATE" else "") for index in indices]
         table.add_row(*cells)
     return table
 
 
-def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    shown = [index for index, name in enumerate(columns) if _says_something(name, index, rows)]
+def _fitting_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    indices = [index for index, name in enumerate(columns) if _has_values(name, index, rows)]
     for name in ("", *_DROPPED_FIRST):
-        shown = [index for index in shown if columns[index] != name]
-        if sum(_width(columns, rows, index) for index in shown) <= width:
+        indices = [index for index in indices if columns[index] != name]
+        if sum(_width(columns, rows, index) for index in indices) <= width:
             break
-    return shown
+    return indices
 
 
-def _says_something(name: str, index: int, rows: Sequence[Sequence[str]]) -> bool:
+def _has_values(name: str, index: int, rows: Sequence[Sequence[str]]) -> bool:
     return name != REASON and any(row[index] != UNKNOWN for row in rows)
 
 
@@ -120,16 +120,16 @@ def _shortened(column: str, cell: str) -> str:
 
 
 def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text]:
-    """A line for each reason that rows have in their last cell; those of the same state share it."""
+    """Return a line for each reason in the rows' last cells; rows of one state and reason share a line."""
     from rich.text import Text
 
-    told: dict[tuple[State, str], list[str]] = {}
+    runs_by_reason: dict[tuple[State, str], list[str]] = {}
     for row, state in zip(rows, states, strict=True):
         if row[-1] != UNKNOWN:
-            told.setdefault((state, row[-1]), []).append(row[0])
+            runs_by_reason.setdefault((state, row[-1]), []).append(row[0])
     return [
         Text.assemble(f"  {_names(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
-        for (state, reason), runs in told.items()
+        for (state, reason), runs in runs_by_reason.items()
     ]
 
 
@@ -140,7 +140,7 @@ def _names(runs: Sequence[str]) -> str:
 
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Print names and values below each other, each in one line."""
+    """Print names and values in two columns, each value in one line."""
     pairs = [(name, one_line(value)) for name, value in pairs]
     if not sys.stdout.isatty():
         print(align([(name, value) for name, value in pairs]))
@@ -168,16 +168,16 @@ def print_code(text: str, language: str) -> None:
     # Imported late: in a pipe there is nothing to colour.
     from rich.syntax import Syntax
 
-    # No wrapping: what is copied from the terminal is to be the text.
+    # No wrapping, so that text copied from the terminal is unchanged.
     highlighted = Syntax(text, language, theme="ansi_dark", background_color="default")
     open_console().print(highlighted.highlight(text), soft_wrap=True, end="")
 
 
 def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = False) -> None:
-    """Print lines that are made of parts, each a text and its style on a terminal.
+    """Print lines of parts, each a text and its style on a terminal.
 
-    With `wrap` a line that is longer than the terminal is broken between words, and goes on indented. Else
-    the terminal breaks it where it ends, and what is copied from there is one line.
+    With `wrap` a line longer than the terminal is broken between words and continues indented. Otherwise
+    the terminal breaks it, and text copied from there is one line.
     """
     if not sys.stdout.isatty():
         for line in lines:
@@ -197,7 +197,7 @@ def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = F
 
 
 def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: int = 0) -> None:
-    """Print a table; the columns after the first, `numbers` of them, stand to the right."""
+    """Print a table; of the columns after the first, `numbers` are right-aligned."""
     rows = list(rows)
     right = range(1, 1 + numbers)
     if not sys.stdout.isatty():
@@ -215,7 +215,7 @@ def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, 
     grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if index in right else "left"
-        # In a narrow terminal a name stays whole as long as it can, and nothing is cut off.
+        # In a narrow terminal the name keeps its line as long as possible, and nothing is cut off.
         grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell, "bold" if index == 0 else "") for index, cell in enumerate(row)))

@@ -278,13 +278,13 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
     scheduler.set("2", COMPLETED)
     with StatusPoller(
         lambda: collect_status([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0
-    ) as board:
-        assert board.look().states == [State.RUNNING, State.COMPLETED]
-        assert board.look().silent is None
+    ) as poller:
+        assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
+        assert poller.snapshot().silent is None
         leave(runs.base / "b" / "launches" / "1", "2", ended=5.0)
         scheduler.error = "squeue: Connection refused"
-        _until(lambda: board.look().silent is not None)
-        seen = board.look()
+        _until(lambda: poller.snapshot().silent is not None)
+        seen = poller.snapshot()
         assert seen.why == "squeue: Connection refused" and not seen.is_over
         assert seen.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
         first = seen.rows[0]
@@ -292,8 +292,8 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
         assert (first.status.nodes, first.status.elapsed) == ("n[1-2]", "00:00:50")
         assert first.progress.step == 100
         scheduler.error = None
-        _until(lambda: board.look().silent is None)
-        assert board.look().states == [State.RUNNING, State.COMPLETED]
+        _until(lambda: poller.snapshot().silent is None)
+        assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
 
 
 def test_a_question_that_hangs_is_silence_too(
@@ -311,10 +311,10 @@ def test_a_question_that_hangs_is_silence_too(
             hang.wait(10)
         return answer  # type: ignore[return-value]
 
-    with StatusPoller(hanging, 0.02, blind_patience=0.4) as board:  # type: ignore[arg-type]
-        _until(lambda: board.look().states == [State.UNKNOWN])
-        assert not board.look().is_over
-        _until(lambda: board.look().is_over)
+    with StatusPoller(hanging, 0.02, blind_patience=0.4) as poller:  # type: ignore[arg-type]
+        _until(lambda: poller.snapshot().states == [State.UNKNOWN])
+        assert not poller.snapshot().is_over
+        _until(lambda: poller.snapshot().is_over)
     hang.set()
 
 
@@ -348,12 +348,12 @@ def test_ctrl_c_ends_the_watching_alone(
     assert "the jobs go on" in capsys.readouterr().err
 
 
-def screen(board: StatusPoller, width: int, height: int) -> list[str]:
+def screen(poller: StatusPoller, width: int, height: int) -> list[str]:
     from rich.console import Console
 
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=width, height=height, color_system=None)
-    console.print(draw(board.look(), console, 5.0))
+    console.print(draw(poller.snapshot(), console, 5.0))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -363,8 +363,10 @@ def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, wid
         append(runs.launch(f"run{number:02}", job_id=str(1 + number)), whole_training(0, 100)[:-1])
         scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
     scheduler.set("40", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
-    board = StatusPoller(lambda: collect_status([runs.base / f"run{number:02}" for number in range(40)]), 5.0)
-    lines = screen(board, width, height)
+    poller = StatusPoller(
+        lambda: collect_status([runs.base / f"run{number:02}" for number in range(40)]), 5.0
+    )
+    lines = screen(poller, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width
     assert "2 PENDING  1 RUNNING  37 COMP" in lines[0]
     # What waits or runs is shown first where not all have room.
