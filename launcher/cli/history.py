@@ -84,15 +84,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _tell_origin(run_dir: Path, number: int, *, as_json: bool) -> int:
     # Imported late: the launches alone need none of it.
-    from launcher.monitor.provenance_report import origin, rows
+    from launcher.monitor.provenance_report import provenance, provenance_rows
     from launcher.tracking.launches import open_launch
     from launcher.ui.tables import print_pairs
 
     launch = open_launch(run_dir, number)
     if as_json:
-        print(json.dumps(origin(launch), indent=2))
+        print(json.dumps(provenance(launch), indent=2))
     else:
-        print_pairs(f"{launch.manifest.run}, launch {number}", rows(launch))
+        print_pairs(f"{launch.manifest.run}, launch {number}", provenance_rows(launch))
     return DONE
 
 

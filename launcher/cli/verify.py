@@ -44,7 +44,7 @@ _COLOURS = {
     RunVerdict.OK: "green",
     RunVerdict.FAILED: "bold red",
     RunVerdict.UNKNOWN: "bold magenta",
-    RunVerdict.NO_CAUSE: "dim",
+    RunVerdict.NOT_APPLICABLE: "dim",
 }
 _VERDICT_COLOURS = {exit_codes.DONE: "bold green", exit_codes.WENT_WRONG: "bold red"}
 
@@ -107,7 +107,7 @@ def print_checks(checks: Sequence[RunCheck]) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("evidence", overflow="fold")
     for check, (name, verdict, evidence) in zip(checks, rows, strict=True):
-        dim = "dim" if check.verdict is RunVerdict.NO_CAUSE else ""
+        dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
         table.add_row(name, Text(verdict, _COLOURS[check.verdict]), Text(evidence, dim))
     open_console().print(table)
 

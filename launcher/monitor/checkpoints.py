@@ -1,4 +1,4 @@
-"""The newest complete checkpoint of a run, as its trainer marks it: looked at, not loaded."""
+"""The checkpoints of a run, inspected without loading them: the newest complete one, and damaged ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedCheckpoint:
 
 
 def find_saved(config: Mapping[str, Any], paths: LaunchPaths, engine: str) -> SavedCheckpoint | None:
-    """Look at a run's checkpoints; ``None`` where the configuration asks for none."""
+    """Return the newest complete checkpoint of a run; ``None`` if its configuration writes none."""
     exp_manager = _node(config, "exp_manager")
     if not exp_manager.get("create_checkpoint_callback", True):
         return None
@@ -49,14 +49,14 @@ def _node(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _directory(config: Mapping[str, Any], callback: Mapping[str, Any], paths: LaunchPaths) -> Path:
-    """Where the trainer saved; the run, and what is below it, may have been moved since."""
+    """Return the directory of the checkpoints; the run's directory may have been moved since."""
     directory = Path(str(callback.get("dirpath") or paths.checkpoints))
     run_dir = Path(str(_node(config, "run").get("results_dir") or paths.run_dir))
     return paths.run_dir / directory.relative_to(run_dir) if directory.is_relative_to(run_dir) else directory
 
 
 def _megatron(directory: Path) -> SavedCheckpoint:
-    """Our trainer's: a marker names the files and their sizes; serials count over all launches."""
+    """Inspect our trainer's checkpoints: a marker names the files and their sizes, with a serial number."""
     marked: list[tuple[int, int, Path, dict[str, int]]] = []
     wrong: list[str] = []
     for path in directory.iterdir():
@@ -88,7 +88,7 @@ def _size(path: Path) -> int | None:
 
 
 def _nemo(directory: Path) -> SavedCheckpoint:
-    """NeMo's: it resumes from the one directory ``*-last``; a sibling ``-unfinished`` says it is torn."""
+    """Inspect NeMo's checkpoints: it resumes from ``*-last``; a sibling ``-unfinished`` marks a torn one."""
     names = {path.name for path in directory.iterdir()}
     last = sorted(name for name in names if name.endswith(LAST) and step_of(name) >= 0)
     torn = [name for name in last if f"{name}{UNFINISHED}" in names]
@@ -101,7 +101,7 @@ def _nemo(directory: Path) -> SavedCheckpoint:
 
 
 def _megatron_lm(directory: Path) -> SavedCheckpoint:
-    """Megatron-LM's: a file names the newest iteration that was written completely."""
+    """Inspect Megatron-LM's checkpoints: a file names the newest complete iteration."""
     text = read_text(directory / TRACKER).strip()
     if not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
         return SavedCheckpoint(short(directory), wrong=f"{TRACKER} says {shortened(repr(text))}")
@@ -109,13 +109,13 @@ def _megatron_lm(directory: Path) -> SavedCheckpoint:
 
 
 FILE_NAME = "damaged_checkpoints.jsonl"
-# Hundreds of them; more would tell nobody more.
+# Enough for hundreds of them.
 _MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedCheckpoint:
-    """A checkpoint that is not what was written; `moved_to` is where it is now, if it could be moved."""
+    """A damaged checkpoint, as our trainer recorded it; `moved_to` is its new path, if it could be moved."""
 
     time: float
     path: str
@@ -127,26 +127,27 @@ class DamagedCheckpoint:
         return Path(self.path).name
 
     def line(self) -> str:
-        """What became of it, for people."""
-        where = f"set aside as {self.moved_to}" if self.moved_to else "passed over"
-        return f"the checkpoint {self.name} was damaged ({self.reason}), and was {where}"
+        """Return a sentence for people: the damage, and what the trainer did about it."""
+        action = f"set aside as {self.moved_to}" if self.moved_to else "skipped"
+        return f"the checkpoint {self.name} was damaged ({self.reason}), and was {action}"
 
     def to_json(self) -> dict[str, Any]:
         return {"time": self.time, "path": self.path, "reason": self.reason, "moved_to": self.moved_to}
 
 
 def damaged_checkpoints(launch: Launch) -> list[DamagedCheckpoint]:
-    """Return those of a launch, oldest first; none where nothing can be read."""
+    """Return the damaged checkpoints of a launch, oldest first; an empty list if none are on record."""
     try:
         with open_regular(launch.paths.results / FILE_NAME) as stream:
             content = stream.read(_MOST_BYTES)
     except OSError:
         return []
-    return [found for line in content.splitlines() if (found := _parse(line)) is not None]
+    parsed = map(_parse, content.splitlines())
+    return [checkpoint for checkpoint in parsed if checkpoint is not None]
 
 
 def summary(damaged: Sequence[DamagedCheckpoint]) -> str | None:
-    """Return what a status line has room for; None if there are none."""
+    """Return a phrase for a status line; ``None`` if no checkpoint was damaged."""
     if not damaged:
         return None
     if len(damaged) == 1:
@@ -161,5 +162,5 @@ def _parse(line: bytes) -> DamagedCheckpoint | None:
         time = unix_time(content["time"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    is_told = isinstance(path, str) and isinstance(reason, str) and isinstance(moved_to, str | None)
-    return DamagedCheckpoint(time, path, reason, moved_to) if is_told and time is not None else None
+    is_valid = isinstance(path, str) and isinstance(reason, str) and isinstance(moved_to, str | None)
+    return DamagedCheckpoint(time, path, reason, moved_to) if is_valid and time is not None else None

@@ -1,4 +1,4 @@
-"""The logs of a launch: of the job, of an array's tasks, a chain's links and single ranks; reading and following."""
+"""The logs of a launch, read and followed: of its job, an array's tasks, a chain's links, single ranks."""
 
 from __future__ import annotations
 

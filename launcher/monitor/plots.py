@@ -1,4 +1,4 @@
-"""The curves of a run in characters, for a terminal or a pipe."""
+"""The loss curves of a run, drawn in characters for a terminal and as a PNG file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw(curves: Curves, width: int, *, coloured: bool) -> str:
     Parameters
     ----------
     width
-        Columns of the terminal; the plot fills them as far as it stays readable.
+        The columns of the terminal; the plot fills them within readable limits.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def draw(curves: Curves, width: int, *, coloured: bool) -> str:
         raise missing_plot_extra(error) from error
     width = min(max(width, _NARROWEST), _WIDEST)
     steps, losses = finite_points(curves.steps, curves.losses)
-    # Twice as many points as columns: a braille character holds two.
+    # Twice as many points as columns: a braille character has two.
     drawn = evenly(len(steps), 2 * width)
     train = list(zip([steps[index] for index in drawn], smooth(losses, at=drawn), strict=True))
     steps, losses = finite_points(curves.validation.steps, curves.validation.columns[0])
@@ -73,7 +73,7 @@ def draw(curves: Curves, width: int, *, coloured: bool) -> str:
 
 
 def _legend(curves: Curves, coloured: bool) -> str:
-    """Name the curves above the plot: inside of it a legend hides a part of them."""
+    """Return the legend, which stands above the plot: within it, it would hide a part of the curves."""
     entries = [("⠤⠤", _BLUE, "train loss")]
     if curves.validation:
         entries.append(("●", _ORANGE, "held-out loss"))
@@ -99,7 +99,7 @@ def _set_ticks(figure: object, points: Points, entropy: float | None) -> None:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers within a range, at most `most` of them: multiples of 1, 2 or 5 times a power of ten."""
+    """Return at most `most` round numbers within a range: multiples of 1, 2 or 5 times a power of ten."""
     span = high - low
     if span <= 0:
         return [low]
@@ -111,7 +111,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 TRAIN = "#2f6db5"
 HELD_OUT = "#e07b1a"
 ENTROPY = "#5c6670"
-# Of pixels, that a curve has at most: the picture is a little wider.
+# The columns of pixels of a curve at most: the picture is a little wider.
 _COLUMNS = 1400
 
 
@@ -183,7 +183,7 @@ def _label(axes: Any, summary: RunSummary) -> None:
 
 
 def subtitle(summary: RunSummary) -> str:
-    """What was trained, on what, in one line."""
+    """Return the model's size, the job's size, the layout and the throughput in one line."""
     parts = [
         f"{formatting.count(summary.parameters)} parameters" if summary.parameters else "",
         formatting.tasks(summary.nodes, summary.tasks_per_node),

@@ -1,4 +1,4 @@
-"""What was asked for differently from one launch to the next, and by what it is another training."""
+"""The provenance of a launch: everything on record of it, and its changes since earlier launches."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from launcher.ui.formatting import moment
 from supervisor.files import open_regular, read_json, whole
 from supervisor.marks import image_digest
 
-_MOST_TOLD = 8
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Overrides that came, went or have another value; the values of secrets are masked."""
+    """The overrides that were added, removed or changed; the values of secrets are masked."""
 
     added: Sequence[str] = ()
     removed: Sequence[str] = ()
     changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the changes as lines for people."""
         return [
             *(f"- {override}" for override in self.removed),
             *(f"+ {override}" for override in self.added),
@@ -41,29 +41,29 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """By what a launch is another training than an earlier one of its run, as its manifest has it.
+    """The keys by which a launch is a different training than an earlier one, as its manifest has them.
 
-    `changes` has the old and the new value by each key.
+    `changes` has the old and the new value of each key.
     """
 
     launch: int
     changes: Mapping[str, tuple[Any, Any]]
 
     def summary(self) -> str:
-        """For a column of a table."""
+        """Return a phrase for a column of a table."""
         keys = [key.removeprefix("training.") for key in self.changes]
         more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
-        return f"another training than launch {self.launch}: other {', '.join(keys[:2])}{more}"
+        return f"a different training than launch {self.launch}: {', '.join(keys[:2])}{more} changed"
 
     def lines(self) -> list[str]:
-        """For people."""
-        told = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
-        more = [f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
-        first = f"another training than launch {self.launch}:"
-        return [first, *(f"  {one}" for one in (*told[:_MOST_TOLD], *more))]
+        """Return the difference as lines for people."""
+        changes = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
+        more = [f"and {len(changes) - _MOST_SHOWN} more"] if len(changes) > _MOST_SHOWN else []
+        first = f"a different training than launch {self.launch}:"
+        return [first, *(f"  {line}" for line in (*changes[:_MOST_SHOWN], *more))]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs, as the manifest has it; a number that is not finite is a string."""
+        """Return the difference for programs; a number that is not finite is a string."""
         values = {key: [_finite(value) for value in both] for key, both in self.changes.items()}
         changes = [{"key": key, "old": old, "new": new} for key, (old, new) in values.items()]
         return {"launch": self.launch, "changes": changes}
@@ -74,9 +74,9 @@ def _finite(value: Any) -> Any:
 
 
 def difference_of(manifest: Manifest) -> Difference | None:
-    """Read by what a launch was another training; ``None`` where its manifest tells of nothing."""
-    told = manifest.differs or {}
-    launch, changes = whole(told.get("launch"), 1), told.get("changes")
+    """Return the difference that a manifest has on record; ``None`` if it has none."""
+    record = manifest.differs or {}
+    launch, changes = whole(record.get("launch"), 1), record.get("changes")
     if launch is None or not isinstance(changes, list):
         return None
     rows = [row for row in changes if isinstance(row, dict) and isinstance(row.get("key"), str)]
@@ -85,7 +85,7 @@ def difference_of(manifest: Manifest) -> Difference | None:
 
 
 def changes_between(before: Iterable[str], after: Iterable[str]) -> Changes:
-    """Compare the overrides of two launches. Of one that is given twice the last counts, as for a launch."""
+    """Compare the overrides of two launches; of a repeated key the last one counts, as for a launch."""
     old, new = _by_key(before), _by_key(after)
     return Changes(
         added=[redacted(new[key]) for key in new if key not in old],
@@ -105,17 +105,17 @@ def _value(override: str) -> str:
 
 
 def _arrow(before: str, after: str) -> str:
-    return f"{before} → {after}" if before != after else f"{after} (another)"
+    return f"{before} → {after}" if before != after else f"{after} (changed)"
 
 
-# What the trainer writes of itself: its packages, and the commit of its code where it ran from a checkout.
+# The trainer's own record: its packages, and the commit of its code if it ran from a checkout.
 _PACKAGES = "packages.json"
 _GIT_INFO = "git-info.log"
 _LONGEST_LINE = 4096
 
 
-def origin(launch: Launch) -> dict[str, Any]:
-    """The manifest of a launch without the secrets in it, and what the job found out, for programs."""
+def provenance(launch: Launch) -> dict[str, Any]:
+    """Return the manifest of a launch with secrets masked, and the job's own record, for programs."""
     manifest = launch.manifest
     content = asdict(manifest) | {
         "command": recorded(manifest.command),
@@ -131,40 +131,40 @@ def origin(launch: Launch) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key != "launcher_pid"}
 
 
-def rows(launch: Launch) -> list[tuple[str, str]]:
-    """The same for people: names and values."""
-    manifest, told = launch.manifest, origin(launch)
+def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
+    """Return the provenance for people: names and values."""
+    manifest, record = launch.manifest, provenance(launch)
     pairs = [
         ("run", f"{manifest.run}, launch {launch.paths.number}"),
         ("job", f"{', '.join(launch.jobs) or formatting.UNKNOWN}, {manifest.stage}, {_size(launch)}"),
         ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
-        ("command", shlex.join(told["command"])),
-        *(("override", override) for override in told["overrides"]),
+        ("command", shlex.join(record["command"])),
+        *(("override", override) for override in record["overrides"]),
         *(("choice", f"{group}={choice}") for group, choice in sorted(manifest.choices.items())),
         ("code", _checkout(manifest.git_commit, manifest.git_dirty)),
         ("not committed", _diff(launch, manifest.git_diff)),
-        *(("avoids", _avoided(node)) for node in manifest.excluded),
+        *(("excluded node", _excluded(node)) for node in manifest.excluded),
         *_config_rows(launch, manifest.config_git),
         ("image", formatting.text(manifest.image)),
-        ("image's digest", formatting.text(told["image_digest"])),
+        ("image digest", formatting.text(record["image_digest"])),
         ("launcher", _versions(manifest.packages or {"slipway": manifest.version})),
-        ("in the job", _versions(told["job_packages"])),
-        ("job's code", formatting.text(told["job_git"])),
+        ("in the job", _versions(record["job_packages"])),
+        ("job's code", formatting.text(record["job_git"])),
         ("tag", manifest.tag),
         ("refused", formatting.text(manifest.error)),
         ("directory", short(launch.paths.directory)),
         *(("file", path.name) for path in _files(launch)),
     ]
-    shown = [(name, value) for name, value in pairs if value != formatting.UNKNOWN]
-    names = ["", *(name for name, _ in shown)]
-    # Of a list the name stands in front of its first line alone.
-    return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(shown)]
+    known = [(name, value) for name, value in pairs if value != formatting.UNKNOWN]
+    names = ["", *(name for name, _ in known)]
+    # The name of a list stands before its first line only.
+    return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(known)]
 
 
 _CHANGES = {
-    True: "with changes that were not committed",
+    True: "with uncommitted changes",
     False: "without changes",
-    None: "changes not known",
+    None: "uncommitted changes unknown",
 }
 
 
@@ -173,11 +173,12 @@ def _checkout(commit: str | None, dirty: bool | None) -> str:
     return formatting.UNKNOWN if commit is None else f"commit {commit}, {changes}"
 
 
-def _config_rows(launch: Launch, told: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if not told:
+def _config_rows(launch: Launch, checkout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not checkout:
         return []
-    where = f"{_checkout(told.get('commit'), told.get('dirty'))}, in {told.get('directory')}"
-    return [("configuration", where), ("not committed", _diff(launch, told.get("diff")))]
+    commit = _checkout(checkout.get("commit"), checkout.get("dirty"))
+    rows = [("configuration", f"{commit}, in {checkout.get('directory')}")]
+    return [*rows, ("not committed", _diff(launch, checkout.get("diff")))]
 
 
 def _diff(launch: Launch, name: str | None) -> str:
@@ -188,8 +189,8 @@ def _size(launch: Launch) -> str:
     return formatting.tasks(launch.nodes, launch.manifest.tasks_per_node)
 
 
-def _avoided(node: Mapping[str, Any]) -> str:
-    """A node that failed under this run before, and until when the run stays away from it."""
+def _excluded(node: Mapping[str, Any]) -> str:
+    """Return a node that failed under this run before, with the time until which the run excludes it."""
     until = moment(node.get("until"))
     return f"{node.get('node')} until {until}, since job {node.get('job')}: {node.get('why')}"
 
@@ -207,7 +208,7 @@ def _job_packages(launch: Launch) -> dict[str, str] | None:
 
 
 def _job_git(launch: Launch) -> str | None:
-    """What the trainer wrote first of its checkout."""
+    """Return the first line of the trainer's record of its checkout."""
     try:
         with open_regular(launch.paths.results / _GIT_INFO) as lines:
             return lines.readline(_LONGEST_LINE).decode("utf-8", errors="replace").strip() or None
@@ -216,7 +217,7 @@ def _job_git(launch: Launch) -> str | None:
 
 
 def _files(launch: Launch) -> list[Path]:
-    """The files of the launch itself; what the job wrote is in folders, but for its logs."""
+    """Return the files of the launch itself; the job's are in folders, except its logs."""
     try:
         return sorted(path for path in launch.paths.directory.iterdir() if path.name[0] != ".")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run came to: the closing table, for people and for programs."""
+"""The closing table of a run: its size, its losses and its throughput."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from launcher.ui import formatting
 class RunSummary:
     """The closing table. Losses and the entropy are in nats per token.
 
-    `world` is the number of tasks; `below_entropy` tells whether the last held-out loss is below the
-    unigram entropy of the same tokens, that is, whether the model learned more than how often each token
-    occurs. `entropy_of` names these tokens: a T5's are targets, sentinels among them.
+    `world` is the number of tasks; `below_entropy` is True if the last held-out loss is below the unigram
+    entropy of the same tokens, that is, if the model learned more than the tokens' frequencies. `entropy_of`
+    names these tokens: a T5's are targets, with sentinels.
     """
 
     run: str
@@ -52,13 +52,13 @@ class RunSummary:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; a number that is not finite is a string, ``"nan"``."""
+        """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
         return {
             key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people: names and values."""
+        """Return the table for people: names and values."""
         state = self.state + (f" ({self.reason})" if self.reason else "")
         return [
             ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
@@ -89,7 +89,7 @@ def _arrow(first: float | None, last: float | None) -> str:
 
 
 def load_curves(launches: Sequence[Launch]) -> Curves:
-    """Join what the launches of a run told."""
+    """Return the joined curves of the launches of a run."""
     curves = Curves()
     for launch in launches:
         curves.add(all_events(launch))
@@ -97,19 +97,19 @@ def load_curves(launches: Sequence[Launch]) -> Curves:
 
 
 def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
-    """Read a run and sum it up.
+    """Return the closing table and the curves of a run.
 
     Raises
     ------
     UserError
-        If no launch of the run has told of a step yet.
+        If no launch of the run has recorded a step yet.
     """
     launches = open_launches(run_dir)
     curves = load_curves(launches)
     if not curves.train:
         raise UserError(
-            f"{run_dir.name} has told of no training step yet",
-            hint=f"see how it is: slipway status {run_dir.name}",
+            f"{run_dir.name} has no training step yet",
+            hint=f"show its state: slipway status {run_dir.name}",
         )
     return _summary(launches, curves), curves
 
@@ -149,7 +149,7 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
 
 
 def _layout(start: Start | None) -> str:
-    """Format the parallel sizes that a trainer told: tensor 2 × pipeline 2 × data 4."""
+    """Format the parallel sizes in a trainer's start event: tensor 2 × pipeline 2 × data 4."""
     if start is None or start.tensor is None or start.data is None:
         return formatting.UNKNOWN
     between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))

@@ -1,4 +1,4 @@
-"""Watching the status of many runs until all have ended: on the whole screen, or as a line for each change."""
+"""Watching the status of many runs until all have ended: on the whole screen, or a line for each change."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # A state is out of date after this many unanswered questions, and at least this many seconds.
 _STALE_QUESTIONS = 3
 _STALE_SECONDS = 20.0
-# The longest time in seconds without the state of any live job before watching is given up: of a scheduler that
-# answers, and of one that does not (a controller that is restarted takes minutes).
+# The longest time in seconds without the state of any live job before watching is given up: with a scheduler
+# that answers, and with one that does not (a controller that is restarted takes minutes).
 PATIENCE = 60.0
 BLIND_PATIENCE = 600.0
 

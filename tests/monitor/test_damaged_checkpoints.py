@@ -98,7 +98,7 @@ def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, caps
     assert lines[at + 1 : at + 3] == [
         "the checkpoint m-step=8 was damaged (common.pt is missing), and was set aside as "
         "/results/run/checkpoints/damaged/m-step=8",
-        "the checkpoint m-step=6 was damaged (common.pt is missing), and was passed over",
+        "the checkpoint m-step=6 was damaged (common.pt is missing), and was skipped",
     ]
     assert "\n".join(lines).count("m-step=8 was damaged") == 1
 

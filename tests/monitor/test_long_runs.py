@@ -27,7 +27,7 @@ from launcher.monitor.events import (
     parse_event,
     parse_step,
 )
-from launcher.monitor.log_errors import SIGNS, find_signs
+from launcher.monitor.log_errors import PATTERNS, find_errors
 from launcher.monitor.loss_trend import median
 from launcher.monitor.nemo import NemoReader
 from launcher.monitor.progress import Progress
@@ -266,7 +266,7 @@ def test_an_outline_has_the_extremes_of_each_column(points: dict[int, float], co
 
 PIECES = st.one_of(
     st.sampled_from(
-        [*(sign.decode() for sign in SIGNS), "; rendezvous at ", "error", "Exception ignored in"]
+        [*(pattern.decode() for pattern in PATTERNS), "; rendezvous at ", "error", "Exception ignored in"]
     ),
     st.sampled_from(["\n", "\r", "x\n", "  File y\n", "ValueError: z\n", "Exited with exit code 75\n"]),
     st.sampled_from(["the training loss of step 3 is nan", "the gradient norm is -inf\n", " is nan"]),
@@ -282,13 +282,13 @@ def test_a_log_in_blocks_is_the_log_in_one(
     path = tmp_path_factory.getbasetemp() / "log.out"
     path.write_text(text)
     since = b"; rendezvous at " if again else None
-    whole = find_signs(path, since)
+    whole = find_errors(path, since)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_errors, "_BLOCK_BYTES", block)
-        assert find_signs(path, since) == whole
+        assert find_errors(path, since) == whole
     begin = max(text.rfind("; rendezvous at "), 0) if again else 0
     harmless = ("srun: error: ", "Traceback (most recent call last)")
-    if any(sign.decode() in text[begin:] for sign in SIGNS if sign.decode() not in harmless):
+    if any(pattern.decode() in text[begin:] for pattern in PATTERNS if pattern.decode() not in harmless):
         assert whole.errors
     assert (whole.divergence is not None) == bool(log_errors._DIVERGED.search(text.encode(), begin))
 
@@ -328,4 +328,4 @@ def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.Mon
 def test_no_log_and_no_metrics(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert EventReader(missing).newest(10) == EventReader(missing).poll() == NemoReader(missing).poll() == []
-    assert find_signs(missing) == log_errors.LogSigns()
+    assert find_errors(missing) == log_errors.LogErrors()

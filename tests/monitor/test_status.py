@@ -80,7 +80,10 @@ def test_another_training_is_told(runs: Runs, scheduler: FakeScheduler, capsys: 
     runs.launch(differs={"launch": 1, "changes": changes})
     scheduler.set("11", RUNNING)
     assert slipway(runs, "status") == 0
-    assert "another training than launch 1: other model.seed, model.lr and 2 more" in capsys.readouterr().out
+    assert (
+        "a different training than launch 1: model.seed, model.lr and 2 more changed"
+        in capsys.readouterr().out
+    )
     slipway(runs, "status", "--json")
     assert json.loads(capsys.readouterr().out)[0]["differs"] == {"launch": 1, "changes": changes}
 

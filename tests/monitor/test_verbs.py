@@ -85,8 +85,8 @@ def test_follow_tells_a_newcomer_why_nothing_was_trained(
     scheduler.set("11", RUNNING, COMPLETED)
     assert slipway(runs, "follow", "gpt3_tiny") == 0
     told = capsys.readouterr().out
-    assert "the trainer goes on from step 300" in told
-    assert "nothing left to do: a larger training.trainer.max_steps would go on" in told
+    assert "the trainer resumed from step 300" in told
+    assert "nothing left to do: increase training.trainer.max_steps to continue" in told
 
 
 def test_follow_shows_the_end_of_a_failed_jobs_log(

@@ -104,7 +104,7 @@ def test_a_resumed_run_is_judged_as_a_whole(runs: Runs, scheduler: FakeScheduler
     (first / "results" / "metrics.jsonl").write_text("".join(kept))
     code, checks = verified(second)
     assert (code, said(checks, RunVerdict.FAILED)) == (1, ["no step missing"])
-    assert checks["no step missing"].evidence == "nothing was told of steps 270-280"
+    assert checks["no step missing"].evidence == "no record of steps 270-280"
 
 
 def rewrite(launch: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
@@ -203,14 +203,14 @@ def without_the_last_checkpoint(launch: Path) -> None:
         (with_rising_loss, "loss falling", "training 5.1550 → 7.8550, rises"),
         (with_rising_held_out_loss, "loss falling", "held-out 30.0000 → 305.0000"),
         (with_a_flat_loss_and_nothing_held_out, "loss falling", "within its noise"),
-        (with_a_hole, "no step missing", "nothing was told of steps 50-59"),
+        (with_a_hole, "no step missing", "no record of steps 50-59"),
         (cut_off, "last step", "step 250/300"),
         (stopped_by_its_time, "last step", "step 250/300: stopped by max_time"),
         (with_a_failed_rank, "no error of a rank", "rank 3: OSError: no space"),
         (with_a_traceback, "no error of a rank", f"log-{JOB_NAME}_11.out: ValueError: real; and 1 more"),
         (with_a_killed_rank, "no error of a rank", f"log-{JOB_NAME}_11.out: srun: error: n1: task 0: Killed"),
-        (with_a_silent_rank, "every rank ended", "not told by rank 2 of 4"),
-        (with_a_rank_that_ended_in_an_earlier_life, "every rank ended", "not told by rank 2 of 4"),
+        (with_a_silent_rank, "every rank ended", "no record of rank 2 of 4"),
+        (with_a_rank_that_ended_in_an_earlier_life, "every rank ended", "no record of rank 2 of 4"),
         (without_the_last_checkpoint, "last step saved", "the newest complete one is of step 200"),
     ],
 )
@@ -314,7 +314,7 @@ def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) ->
     (checkpoints / "megatron_gpt--val_loss=8.50-step=30-consumed_samples=60.0-last").mkdir(parents=True)
     code, checks = verified(launch)
     assert code == 0, checks
-    assert said(checks, RunVerdict.NO_CAUSE) == ["no step missing", "every rank ended"]
+    assert said(checks, RunVerdict.NOT_APPLICABLE) == ["no step missing", "every rank ended"]
     (checkpoints / "megatron_gpt--val_loss=8.50-step=30-consumed_samples=60.0-last-unfinished").touch()
     assert said(verified(launch)[1], RunVerdict.FAILED) == ["last step saved"]
 
@@ -333,7 +333,7 @@ def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: Fake
     for name in names:
         (data / name).write_text("x")
     code, checks = verified(launch)
-    assert (code, checks["no error of a rank"].evidence) == (3, "the job has left no log")
+    assert (code, checks["no error of a rank"].evidence) == (3, "the job has no log")
     (launch / f"log-{JOB_NAME}_11.out").write_text("all is well\n")
     code, checks = verified(launch)
     assert (code, list(checks)) == (0, ["ended well", "outputs exist", "no error of a rank"])
