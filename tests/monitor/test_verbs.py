@@ -119,7 +119,7 @@ def test_follow_a_job_that_left_no_log(runs: Runs, scheduler: FakeScheduler, cap
     runs.launch()
     scheduler.set("11", JobStatus(State.CANCELLED, "by 0"))
     assert slipway(runs, "follow", "gpt3_tiny") == 1
-    assert "left no log" in capsys.readouterr().err
+    assert "has no log" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_the_job_alone(
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_the_job_alone(
     monkeypatch.setattr(LinesView, "show", interrupt)
     assert slipway(runs, "follow", "gpt3_tiny") == 130
     told = capsys.readouterr().err
-    assert "goes on" in told and "slipway follow" in told
+    assert "job 11 continues" in told and "slipway follow" in told
     assert "slipway cancel" in told
 
 

@@ -211,7 +211,7 @@ def without_the_last_checkpoint(launch: Path) -> None:
         (with_a_killed_rank, "no error of a rank", f"log-{JOB_NAME}_11.out: srun: error: n1: task 0: Killed"),
         (with_a_silent_rank, "every rank ended", "no record of rank 2 of 4"),
         (with_a_rank_that_ended_in_an_earlier_life, "every rank ended", "no record of rank 2 of 4"),
-        (without_the_last_checkpoint, "last step saved", "the newest complete one is of step 200"),
+        (without_the_last_checkpoint, "last step saved", "the newest complete checkpoint is of step 200"),
     ],
 )
 def test_a_run_that_is_not_sound_is_not_verified(
@@ -299,7 +299,7 @@ def test_no_steps_at_all(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
     launch = runs.launch()
     code, checks = verified(launch)
-    assert (code, checks["last step"].evidence) == (1, "the trainer told of no step")
+    assert (code, checks["last step"].evidence) == (1, "the trainer recorded no step")
 
 
 def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) -> None:

@@ -121,7 +121,7 @@ def test_enroot_is_asked_for_its_configuration_and_leaves_nothing_at_home(
         '/bin/mkdir -p "${ENROOT_DATA_PATH:-$HOME/.local/share/enroot}" "${ENROOT_CACHE_PATH:-$HOME/.cache}"'
     )
     add(programs, "enroot", text=f'{made}; echo "Config file: {tmp_path}/enroot.conf"')
-    with pytest.raises(UserError, match="names no configuration file that is there") as error:
+    with pytest.raises(UserError, match="names no configuration file that exists") as error:
         containers.site_configuration()
     assert f"Config file: {tmp_path}/enroot.conf" in error.value.message
     (tmp_path / "enroot.conf").touch()
