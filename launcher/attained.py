@@ -1,6 +1,6 @@
 """The constants of the speed model: the parts of the peaks of GPUs and links that trainings attain.
 
-They stand in `preflight/estimates/attained.json`, with their sources; a site changes some of them with
+They stand in `attained.json`, with their sources; a site changes some of them with
 `estimates.attained`.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-_TABLE = Path(__file__).resolve().parent / "preflight" / "estimates" / "attained.json"
+_TABLE = Path(__file__).resolve().with_name("attained.json")
 # What the file says about itself.
 _TEXTS = frozenset({"about", "fitted", "sources", "assumed"})
 # Keys whose values are tables that a site may add rows to.

@@ -31,7 +31,7 @@ from launcher.stages.workspace import STAGE as WORKSPACE
 from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 
 if TYPE_CHECKING:
-    from launcher.containers.choice import Choice
+    from launcher.images.choice import Choice
     from launcher.stages.image import ImageWork
 
 
@@ -161,7 +161,7 @@ def _with_dev_image(composition: Composition) -> Composition:
         return composition
     image = config.workspace.container or config.container
     if config.workspace.container is None and image is not None:
-        from launcher.containers.references import recipe_and_flavor  # late: few launches are workspaces
+        from launcher.images.references import recipe_and_flavor  # late: few launches are workspaces
 
         name, flavor = recipe_and_flavor(image) or (None, None)
         image = f"{name}:dev" if name is not None and flavor in (None, "run") else image
@@ -200,7 +200,7 @@ def choice_of(composition: Composition, template_dir: Path | None = None) -> Cho
     if config.container is None or not config.container.strip():
         return None
     # Imported late: most launches have no container, or one that is told as it is.
-    from launcher.containers.choice import choose
+    from launcher.images.choice import choose
 
     with composition.naming_sources():
         return choose(config.container, config.images_dir, composition.config_dir, template_dir)

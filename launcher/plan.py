@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.hardware import Gpu
+from arithmetic.gpus import Gpu
 from launcher.runs.paths import LaunchPaths
 from supervisor.excluded import ExcludedNode
 
@@ -18,7 +18,7 @@ class Resources:
 
     `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
     `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
-    a name of `launcher.hardware`; `gpu_type` is the one that `cluster.gres` names, in the site's words; and
+    a name of `arithmetic.gpus`; `gpu_type` is the one that `cluster.gres` names, in the site's words; and
     `gpu_types` are GPUs that the site adds to the table, or changes. `memory` is per node, in Slurm's
     notation, where ``"0"`` means all of it. `time_limit` is in Slurm's notation too. `exclusive` keeps all
     others off the nodes, or all but jobs of the same ``"user"`` or ``"mcs"`` label.

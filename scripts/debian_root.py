@@ -90,7 +90,7 @@ exec chroot "$root" /bin/bash -c 'cd /slipway; "$@"; exit $?' bash "$@"
 
 
 class RootError(Exception):
-    """There is no root file system to run a command in."""
+    """The error that there is no root file system to run a command in."""
 
 
 def main(words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Writes docs/failures.md: the table of rules by which the end of a job is judged.
+"""Write docs/failures.md: the table of rules by which the end of a job is judged.
 
 python scripts/failures_page.py [--check]
 """
@@ -19,7 +19,7 @@ from supervisor.rules import Rule  # noqa: E402
 PAGE = ROOT / "docs" / "failures.md"
 
 _INTRODUCTION = """\
-# Why a job ended
+# Failure rules: why a job ended
 
 <!-- Written by scripts/failures_page.py from supervisor/{exit,log}_rules.py: change the rules there. -->
 
@@ -57,7 +57,7 @@ def _rows(rules: Sequence[Rule]) -> list[str]:
 
 
 def _patterns(rules: Sequence[Rule]) -> list[str]:
-    """Not in the table, whose cells end at each bar."""
+    """Return the patterns as a block: not in the table, whose cells end at each bar."""
     width = max(len(rule.name) for rule in rules)
     return ["```text", *(f"{rule.name:{width}}  {rule.pattern}" for rule in rules), "```"]
 

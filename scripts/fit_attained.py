@@ -5,7 +5,7 @@
 Of tests/preflight/published_steps.json, the rows of the half `calibration` are fitted to, those of the half
 `held-out` only shown. Least squares of the logarithm of estimate / published, each series of rows (a model, a
 layout, growing numbers of GPUs) weighing as much as one; each constant is drawn to the value that it starts
-from, in launcher/preflight/estimates/attained.json. Without --fit nothing is fitted. --layouts compares each
+from, in launcher/attained.json. Without --fit nothing is fitted. --layouts compares each
 published layout with the first one that `slipway suggest` has for the same model and GPUs.
 """
 

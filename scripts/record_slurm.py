@@ -1,4 +1,4 @@
-"""Record what the installed Slurm answers to the launcher's questions, as data for the unit tests.
+"""Record the installed Slurm's answers to the launcher's questions, as data for the unit tests.
 
 Boots a sandbox, submits one job for each way to wait, run and end, and writes the answers into a directory:
 `scripts/debian_root.py SUITE .venv/bin/python scripts/record_slurm.py DIRECTORY` in each root file system.
@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from launcher.sandbox import SandboxOptions, down, up
-from launcher.schedulers.cluster import questions
-from launcher.schedulers.questions import _SACCT, _SQUEUE
-from launcher.schedulers.records import SACCT_FORMAT, parse_sacct, parse_squeue
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.cluster_questions import questions
+from launcher.slurm.job_questions import _SACCT, _SQUEUE
+from launcher.slurm.records import SACCT_FORMAT, parse_sacct, parse_squeue
 
 # The same on every machine: paths are part of the answers.
 HERE = Path("/tmp/slipway-recording")

@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: every key that Slipway reads strictly, from the schema and the tree.
+"""Write docs/reference.md: every key that Slipway reads strictly, from the schema and the tree.
 
     python scripts/reference_page.py [--check]
 
@@ -34,7 +34,7 @@ from launcher.config.sources import Sources, TreeFile  # noqa: E402
 PAGE = ROOT / "docs" / "reference.md"
 
 _INTRODUCTION = """\
-# Every key
+# Configuration reference
 
 <!-- Written by scripts/reference_page.py from the schema and the comments in conf/: change those. -->
 
@@ -50,7 +50,7 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 @dataclass(frozen=True)
 class Place:
-    """Where a key is stated first."""
+    """The place where a key is stated first."""
 
     file: TreeFile
     line: int
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def default(self) -> str:
-        """The value as YAML in one line, or nothing where keys are below."""
+        """Return the value as YAML in one line, or nothing where keys are below."""
         text = self.lines[self.line - 1].partition(":")[2]
         return _without_comment(text).strip()
 
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def above(self) -> list[str]:
-        """The comment above the paragraph of lines that the key is in; a file's first is about the file."""
+        """Return the comment above the paragraph of lines with the key; a file's first is about the file."""
         indent = _indent(self.lines[self.line - 1])
         number = self.line - 2
         while number >= 0 and self.lines[number].strip() and _indent(self.lines[number]) >= indent:
@@ -91,7 +91,7 @@ def _comment(line: str) -> str:
 
 
 def _without_comment(line: str) -> str:
-    """A line up to the ` #` that is in no quotes."""
+    """Return a line up to the ` #` outside quotes."""
     found = re.match(r"""(?:"[^"]*"|'[^']*'|(?!\s#)[^"'])*""", line)
     return found[0] if found else line
 
@@ -146,7 +146,7 @@ class Page:
 
 
 def _cell(text: str) -> str:
-    """Text in a table, or in a paragraph: Markdown and HTML leave it as it is."""
+    """Return text escaped for a table or a paragraph: Markdown and HTML leave it as it is."""
     for special in ("|", "<", "*"):
         text = text.replace(special, f"\\{special}")
     return text.removesuffix(".") if "." not in text[:-1] else text
@@ -182,7 +182,7 @@ def _limits(field: FieldInfo) -> str:
 
 
 def page() -> str:
-    """The whole page: what a launch is made of, and what an image is."""
+    """Return the whole page: the keys of a launch, and those of an image."""
     launch = Page(Sources([f"stages=[{','.join(STAGES)}]"], [CONF_DIR]))
     image = Page(Sources([], [CONF_DIR], primary=f"{IMAGE}/nemo"))
     return "\n".join([_INTRODUCTION, *launch.section("", RunConfig), *image.section(IMAGE, ImageConfig)])

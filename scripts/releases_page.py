@@ -1,4 +1,4 @@
-"""Writes the tables of releases into docs/recipes.md, from launcher/releases.json.
+"""Write the tables of releases into docs/recipes.md, from launcher/releases.json.
 
     python scripts/releases_page.py [--check]
 
@@ -102,7 +102,7 @@ def _linked(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or tell whether it is stale."""
+    """Write the page, or report whether it is stale."""
     parser = argparse.ArgumentParser(description="Write the tables of releases into docs/recipes.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if it is stale")
     before = PAGE.read_text(encoding="utf-8")

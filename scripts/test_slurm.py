@@ -132,7 +132,7 @@ def read_junit(path: Path, result: Result) -> None:
 
 
 class Runner:
-    """Runs commands in the root file systems, with a log for each and progress on the console."""
+    """A runner of commands in the root file systems, with a log for each and progress on the console."""
 
     def __init__(self, console: Console, options: argparse.Namespace) -> None:
         self.console = console

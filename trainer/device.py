@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import warnings
 from collections.abc import MutableMapping
@@ -54,14 +55,14 @@ def choose_device(world: World, accelerator: str) -> Any:
     """
     import torch
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
         if accelerator in ("gpu", "cuda"):
             raise UserError(
                 f"trainer.accelerator={accelerator}: {socket.gethostname()} has no usable CUDA device: "
-                f"{why_no_cuda([str(warning.message) for warning in said])}{_driver()}; {_EXPECTED}",
+                f"{why_no_cuda([str(warning.message) for warning in warned])}{_driver()}; {_EXPECTED}",
                 # Without a driver no task of the node has a GPU, and one tells it for all.
                 found_by="rank" if driver_version() else "node",
             )
@@ -127,12 +128,12 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def why_no_cuda(said: list[str]) -> str:
+def why_no_cuda(warned: list[str]) -> str:
     """Return why CUDA does not start, in torch's and the driver's own words.
 
     Parameters
     ----------
-    said
+    warned
         What torch warned of when it looked for devices.
     """
     import torch
@@ -144,7 +145,18 @@ def why_no_cuda(said: list[str]) -> str:
     except (RuntimeError, AssertionError) as error:
         return " ".join(str(error).split())
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return " ".join(said) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
+    return " ".join(warned) or f"torch.cuda.is_available() is False (CUDA_VISIBLE_DEVICES={hidden})"
+
+
+def used_bytes(device: Any) -> int:
+    """Return the most bytes that tensors ever took on a GPU; on a CPU, the process's resident bytes."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    # The second field counts resident pages: proc(5).
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 def driver_version() -> str | None:

@@ -24,8 +24,8 @@ _TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process sits in the layout, and the device it computes on."""
+class RankContext:
+    """The place of this process in the layout, and its device."""
 
     world: World
     layout: Layout
@@ -37,7 +37,7 @@ class Place:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that reports."""
+        """Return whether this is the process that reports."""
         return self.world.is_main
 
 
@@ -75,7 +75,9 @@ def process_group(world: World, accelerator: str, timeouts: Timeouts = _TIMEOUTS
         dist.destroy_process_group()
 
 
-def make_place(world: World, layout: Layout, device: Any, timeouts: Timeouts = _TIMEOUTS) -> Place:
+def make_rank_context(
+    world: World, layout: Layout, device: Any, timeouts: Timeouts = _TIMEOUTS
+) -> RankContext:
     """Create megatron-core's groups for the layout."""
     from megatron.core import parallel_state
 
@@ -88,7 +90,7 @@ def make_place(world: World, layout: Layout, device: Any, timeouts: Timeouts = _
         create_gloo_process_groups=False,
         distributed_timeout_minutes=timeouts.start,
     )
-    return Place(
+    return RankContext(
         world=world,
         layout=layout,
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
@@ -99,8 +101,8 @@ def make_place(world: World, layout: Layout, device: Any, timeouts: Timeouts = _
     )
 
 
-def together(action: Callable[[], T]) -> T:
-    """Run `action` on every rank; a mistake that any rank finds is raised on all, so that it is told once.
+def on_all_ranks(action: Callable[[], T]) -> T:
+    """Run `action` on every rank; a mistake of any rank is raised on all, so that it is reported once.
 
     Raises
     ------
@@ -113,23 +115,23 @@ def together(action: Callable[[], T]) -> T:
         result = action()
     except UserError as error:
         message = str(error)
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, message)
-    for rank, text in enumerate(found):
+    messages: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    for rank, text in enumerate(messages):
         if text is not None:
-            raise UserError(text if rank == 0 or len(found) == 1 else f"{text} (on rank {rank})")
+            raise UserError(text if rank == 0 or len(messages) == 1 else f"{text} (on rank {rank})")
     return result  # type: ignore[return-value]
 
 
-def from_main(action: Callable[[], T]) -> T:
+def broadcast_from_rank0(action: Callable[[], T]) -> T:
     """Run `action` on rank 0 only and return its result on every rank."""
-    box: list[Any] = [together(action if dist.get_rank() == 0 else lambda: None)]
+    box: list[Any] = [on_all_ranks(action if dist.get_rank() == 0 else lambda: None)]
     dist.broadcast_object_list(box, src=0)
     return box[0]  # type: ignore[no-any-return]
 
 
 def any_rank(flag: bool, device: Any) -> bool:
-    """Whether `flag` is set on any rank."""
+    """Return whether `flag` is set on any rank."""
     tensor = torch.tensor([float(flag)], device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return bool(tensor.item() > 0)

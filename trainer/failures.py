@@ -1,4 +1,4 @@
-"""Which rank failed first, and why. Imports no torch.
+"""Reports of failed ranks: the first one and its cause. Imports no torch.
 
 A rank that fails leaves ``failures/globalrank-<rank>.json`` in the directory of logs before it leaves, and so
 before the others can notice. Those lose their connection to it, look for what it left, and say so in one
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank failed, `time` in Unix seconds; `log` is the file that has its traceback, if it left one."""
+    """The failure of a rank, `time` in Unix seconds; `log` is the file that has its traceback, if any."""
 
     time: float
     rank: int
@@ -63,14 +63,16 @@ class Peers:
         """Tell the other ranks who this process is, and learn who they are; every rank calls this."""
         import torch.distributed as dist
 
-        found: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
-        dist.all_gather_object(found, (socket.gethostname(), os.getpid()))
-        return cls(tuple(found))
+        addresses: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
+        dist.all_gather_object(addresses, (socket.gethostname(), os.getpid()))
+        return cls(tuple(addresses))
 
     def gone(self) -> list[int]:
         """Return the ranks of this host whose processes are no more."""
-        here = socket.gethostname()
-        return [rank for rank, (host, pid) in enumerate(self.addresses) if host == here and not _lives(pid)]
+        this_host = socket.gethostname()
+        return [
+            rank for rank, (host, pid) in enumerate(self.addresses) if host == this_host and not _lives(pid)
+        ]
 
 
 def forget(log_dir: Path, rank: int) -> None:
@@ -85,13 +87,13 @@ def make(world: World, error: BaseException, log: str) -> Failure:
 
 def first(log_dir: Path, ranks: int) -> Failure | None:
     """Return the failure that came first, of those that the ranks left."""
-    found = [_read(path) for path in (log_dir / DIRECTORY).glob("globalrank-*.json")]
-    told = [failure for failure in found if failure and failure.rank < ranks]
-    return min(told, key=lambda failure: (failure.time, failure.rank), default=None)
+    records = [_read(path) for path in (log_dir / DIRECTORY).glob("globalrank-*.json")]
+    failures = [failure for failure in records if failure and failure.rank < ranks]
+    return min(failures, key=lambda failure: (failure.time, failure.rank), default=None)
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception says that another rank is no more, and nothing is known to be wrong here."""
+    """Return whether an exception only says that another rank is no more."""
     seen: BaseException | None = error
     while seen is not None:
         # All of torch's are; a BrokenPipeError of ours, say of a closed terminal, is none.
@@ -127,7 +129,7 @@ def describe(cause: Failure | None, error: BaseException) -> str:
     """Say in one line of what this rank failed, when that was the loss of another."""
     if cause is None:
         return (
-            "another rank was lost, and none has said why: its process may have been killed, or its node "
+            "another rank was lost, and no rank reported why: its process may have been killed, or its node "
             f"have died ({_first_line(error)})"
         )
     where = f"; its error is in {cause.log}" if cause.log else ""

@@ -118,26 +118,26 @@ def _train(
     prepare_environment(settings, os.environ)
     # Importing torch and megatron-core takes seconds: a mistake in the configuration is told before that.
     from trainer import cpu_shim
-    from trainer.distributed import make_place, process_group
+    from trainer.distributed import make_rank_context, process_group
 
     on_cpu = cpu_shim.install()
     if settings.deterministic:
         make_deterministic()
 
-    from trainer.loop.header import header
     from trainer.loop.run import train
     from trainer.loop.saving import sole_writer
     from trainer.loop.session import open_session
+    from trainer.loop.startup_report import startup_report
     from trainer.loop.stopping import REASONS, Stopping
 
     with process_group(process.world, settings.accelerator, settings.timeouts) as device:
         process.peers = failures.Peers.introduce()
-        place = make_place(process.world, layout, device, settings.timeouts)
-        with sole_writer(settings.saving, place):
-            session = open_session(settings, place)
-            for line in header(session, unused(flat, cuda=not on_cpu)):
+        rank_context = make_rank_context(process.world, layout, device, settings.timeouts)
+        with sole_writer(settings.saving, rank_context):
+            session = open_session(settings, rank_context)
+            for line in startup_report(session, unused(flat, cuda=not on_cpu)):
                 logs.LOGGER.info(line)
-            stopping = Stopping(settings, place, process.signals, process.started)
+            stopping = Stopping(settings, rank_context, process.signals, process.started)
             reason = train(session, stopping, stop_after)
             code = errors.EXIT_STOPPED if reason in REASONS else errors.EXIT_OK
             # The first rank to leave with another code than 0 may bring signals to those that are behind it.

@@ -54,7 +54,7 @@ def outside_tried() -> list[str]:
         installed = _numbered(package)
         if installed and not first <= installed[1] < end:
             tried = f"{'.'.join(map(str, first))} to below {'.'.join(map(str, end))}"
-            notes.append(f"note: {package} {installed[0]}: not tried here; {tried} is meant")
+            notes.append(f"note: {package} {installed[0]}: not tested with this trainer; {tried} are")
     return notes
 
 

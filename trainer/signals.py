@@ -6,7 +6,7 @@ a signal comes        this process
 before the first step has nothing to save, and leaves at once: after SIGUSR1 with exit code 75, after
                       SIGTERM with 1, for srun sends that to all when one rank has left with a mistake,
                       and the job's exit code is the highest of all ranks'
-while it trains       finishes its step, saves and leaves with 75: the loop asks :meth:`StopSignals.asked`
+while it trains       finishes its step, saves and leaves with 75: the loop asks :meth:`StopSignals.requested`
 SIGTERM after that    leaves at once with 143, whatever it is doing; a further SIGUSR1
                       asks for nothing new: a user and Slurm may both have it save before its end
 after its end         leaves at once with the exit code that it has by then
@@ -66,7 +66,7 @@ class StopSignals:
         os.register_at_fork(after_in_child=_ignore)
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
 
-    def asked(self) -> signal.Signals | None:
+    def requested(self) -> signal.Signals | None:
         """Return the signal that asked this process to stop, if one did."""
         return self._first
 

@@ -1,4 +1,4 @@
-"""Which process this is, read from the environment. Imports no torch: a user's mistake is reported first."""
+"""The rank of this process, from the environment. Imports no torch: a user's mistake is reported first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that reports."""
+        """Return whether this is the process that reports."""
         return self.rank == 0
 
     @classmethod
@@ -69,7 +69,7 @@ class World:
         )
 
     def threads(self, environment: Mapping[str, str]) -> int:
-        """CPU threads for this process: OMP_NUM_THREADS, else an equal share of the node's cores."""
+        """Return this process's CPU threads: OMP_NUM_THREADS, else an equal share of the node's cores."""
         if environment.get("OMP_NUM_THREADS", "").isdigit():
             return max(1, int(environment["OMP_NUM_THREADS"]))
         return max(1, len(os.sched_getaffinity(0)) // self.local_size)

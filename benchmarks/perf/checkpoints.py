@@ -72,14 +72,14 @@ def measure(directory: Path, layers: int, runs: int) -> int:
     settings.output.log_dir.mkdir(parents=True)
     cpu_shim.install()
     from trainer.checkpoint import state, store
-    from trainer.distributed import make_place, process_group
+    from trainer.distributed import make_rank_context, process_group
     from trainer.loop.saving import Saver
     from trainer.loop.session import _choose, open_session
 
     costs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     world = World.from_environment(os.environ)
     with process_group(world) as device:
-        session = open_session(settings, make_place(world, make_layout(settings, 1), device))
+        session = open_session(settings, make_rank_context(world, make_layout(settings, 1), device))
         session.model.zero_grad_buffer()
         session.optimizer.step(0.0)
         session.progress = state.Progress(1, 8)
@@ -88,7 +88,7 @@ def measure(directory: Path, layers: int, runs: int) -> int:
             choice = _choose(session)
             assert choice
             state.restore(
-                choice, session.model, session.optimizer.inner, session.place, session.settings.seed
+                choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
             )
 
         for run in range(runs + 1):

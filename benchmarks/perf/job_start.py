@@ -1,4 +1,4 @@
-"""How much later the supervisor starts the tasks than a bare `exec srun`, and what it takes at rest.
+"""The delay of the tasks under the supervisor, next to a bare `exec srun`, and its cost at rest.
 
     python benchmarks/perf/job_start.py [--runs N] [--seconds N]
 

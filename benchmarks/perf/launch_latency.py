@@ -1,4 +1,4 @@
-"""What a dry run costs, next to a process that only imports Hydra and composes the same tree.
+"""The cost of a dry run, next to a process that only imports Hydra and composes the same tree.
 
     python benchmarks/perf/launch_latency.py [--runs N]
 

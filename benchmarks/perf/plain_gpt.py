@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Return the tokens of a step."""
         return self.length * self.micro_batch * self.micro_batches
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class Peer:
 
     @property
     def parameters(self) -> int:
-        """How many there are."""
+        """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     def __call__(self, batches: list[tuple[Any, Any]]) -> float:

@@ -36,7 +36,7 @@ from status import SLIPWAY, calls, has_accounting, launch, metrics
 
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
-from launcher.sandbox import Options, down, up
+from launcher.sandbox import SandboxOptions, down, up
 
 RUN = "gpt3_126m"
 _REPEATED = 1000
@@ -45,7 +45,7 @@ IMPORTS = "import matplotlib.figure, matplotlib.backends.backend_agg, plotext, l
 
 
 def steps_of(first: int, last: int, begun: float) -> Iterator[str]:
-    """The lines of an attempt, from the step after `first` on."""
+    """Yield the lines of an attempt, from the step after `first` on."""
     start = {
         "kind": "start",
         "time": begun,
@@ -151,7 +151,7 @@ def in_turn(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, list[
 
 
 def table(title: str, costs: Mapping[str, Sequence[Cost]], floor: str) -> Table:
-    """The medians, and the CPU seconds as a multiple of a floor's."""
+    """Return the medians, and the CPU seconds as a multiple of a floor's."""
     shown = Table(title=title, title_justify="left")
     for column in ("", "CPU [s]", "min-max [s]", "ratio", "wall [s]", "memory [MB]"):
         shown.add_column(Text(column), justify="right" if column else "left", no_wrap=True)
@@ -261,7 +261,7 @@ def on_slurm(directory: Path, args: argparse.Namespace, console: Console) -> Non
     """Measure what needs jobs."""
     template = directory / "metrics.jsonl"
     template.write_text(metrics(200))
-    sandbox = up(Options(directory=directory / "sandbox", nodes=4, accounting=has_accounting()))
+    sandbox = up(SandboxOptions(directory=directory / "sandbox", nodes=4, accounting=has_accounting()))
     try:
         environment = {**sandbox.environment(), "SLIPWAY_CACHE_DIR": str(directory / "cache")}
         os.environ.update(environment)  # measure() passes it on

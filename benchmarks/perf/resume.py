@@ -1,4 +1,4 @@
-"""How long a training takes from its start to the first step, by how far into the data it resumes.
+"""The time from a training's start to its first step, by the position in the data at which it resumes.
 
     python benchmarks/perf/resume.py [--runs N] [--documents N]
 
@@ -131,13 +131,13 @@ def save_at(config: Path, positions: dict[str, int]) -> None:
     settings.output.log_dir.mkdir(parents=True)
     cpu_shim.install()
     from trainer.checkpoint.state import Progress
-    from trainer.distributed import make_place, process_group
+    from trainer.distributed import make_rank_context, process_group
     from trainer.loop.saving import Saver
     from trainer.loop.session import open_session
 
     world = World.from_environment(os.environ)
     with process_group(world) as device:
-        session = open_session(settings, make_place(world, make_layout(settings, 1), device))
+        session = open_session(settings, make_rank_context(world, make_layout(settings, 1), device))
         # The optimizer has its states from the first step on; this one has no gradients.
         session.model.zero_grad_buffer()
         session.optimizer.step(0.0)

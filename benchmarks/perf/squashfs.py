@@ -1,4 +1,4 @@
-"""What an image costs by compressor: to build, to keep, to start and to read, next to Enroot's default.
+"""The costs of an image by compressor: to build, to keep, to start and to read, next to Enroot's default.
 
     python benchmarks/perf/squashfs.py [--runs N] [--megabytes N] [--directory DIR] [--only NAME,NAME]
 
@@ -46,7 +46,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from launcher.containers.squashing import SQUASH_OPTIONS  # noqa: E402
+from launcher.images.squashing import SQUASH_OPTIONS  # noqa: E402
 
 # Enroot's ENROOT_SQUASH_OPTIONS where nobody sets it.
 PEER = "lzo -noD (Enroot)"
@@ -74,7 +74,7 @@ MEMORY = Path("/dev/shm")
 
 @dataclass
 class Tree:
-    """A directory that is like an image's, and which of its files are read."""
+    """A directory that resembles an image's, and those of its files that are read."""
 
     directory: Path
     files: int
@@ -87,7 +87,7 @@ class Tree:
 
 @dataclass
 class Costs:
-    """What one compressor cost, a value of each run."""
+    """The costs of one compressor, a value of each run."""
 
     size: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Costs:
 
 
 def sources() -> list[Path]:
-    """The regular files of this machine's Python packages and libraries."""
+    """Return the regular files of this machine's Python packages and libraries."""
     paths = sysconfig.get_paths()
     found: set[str] = set()
     for root in {paths["purelib"], paths["stdlib"], "/usr/lib"}:
@@ -169,7 +169,7 @@ def read(root: Path, files: list[Path]) -> int:
 
 @contextlib.contextmanager
 def mounted(way: str, image: Path, point: Path) -> Iterator[Path]:
-    """The image at a directory; raises CalledProcessError or OSError where this machine does not allow it."""
+    """Mount the image at a directory; raise CalledProcessError or OSError where this machine forbids it."""
     point.mkdir(exist_ok=True)
     words = {"kernel": ["mount", "-t", "squashfs", "-o", "loop,ro"], "squashfuse": ["squashfuse"]}[way]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -188,7 +188,7 @@ def mounted(way: str, image: Path, point: Path) -> Iterator[Path]:
 
 
 def ways(directory: Path) -> list[str]:
-    """The ways to mount that are allowed here, tried with a very small image; those that are not are told."""
+    """Return the ways to mount that a very small image shows to be allowed; print those that are not."""
     image, content = directory / "try.sqsh", directory / "try"
     content.mkdir()
     (content / "file").write_text("read me")
@@ -207,7 +207,7 @@ def ways(directory: Path) -> list[str]:
 
 
 class Bench:
-    """Measures compressors, one image at a time."""
+    """The measurement of compressors, one image at a time."""
 
     def __init__(self, tree: Tree, directory: Path, extracted: Path, allowed: list[str]) -> None:
         self._tree, self._directory, self._extracted, self._ways = tree, directory, extracted, allowed

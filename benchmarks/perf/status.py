@@ -1,4 +1,4 @@
-"""What `slipway status` of 500 launched jobs costs, next to one submitit poll of them and one bare `squeue`.
+"""The cost of `slipway status` of 500 launched jobs, next to one submitit poll and one bare `squeue`.
 
     python benchmarks/perf/status.py [--jobs N] [--steps N] [--runs N]
 
@@ -26,7 +26,7 @@ from launch_latency import Cost, measure
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
-from launcher.sandbox import Options, Sandbox, down, up
+from launcher.sandbox import Sandbox, SandboxOptions, down, up
 from launcher.sandbox.prerequisites import check
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
@@ -52,7 +52,7 @@ print(len(states), "jobs,", jobs[0].watcher.num_calls, "question")
 
 
 def metrics(steps: int) -> str:
-    """The events of a training, one for each step and a validation every 2,000."""
+    """Yield the events of a training, one for each step and a validation every 2,000."""
     start = {"kind": "start", "time": 1e9, "step": 0, "max_steps": 10 * steps, "tokens_per_step": 524288}
     lines = [{**start, "tensor": 2, "data": 4, "parameters": 126_000_000, "world_size": 8}]
     for step in range(1, steps + 1):
@@ -125,7 +125,7 @@ def main() -> None:
     accounting = has_accounting()
     directory = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir="/tmp"))
     try:
-        sandbox = up(Options(directory=directory / "sandbox", nodes=4, accounting=accounting))
+        sandbox = up(SandboxOptions(directory=directory / "sandbox", nodes=4, accounting=accounting))
         compare(args, directory, sandbox, accounting)
     finally:
         down(directory / "sandbox")

@@ -1,4 +1,4 @@
-"""What a point of a sweep costs in one process, next to Hydra's own compose and to our `compose`.
+"""The cost of a sweep's point in one process, next to Hydra's own compose and to our `compose`.
 
     python benchmarks/perf/sweep.py [--points N]
 
@@ -39,7 +39,7 @@ TURNS = 10
 
 
 def values(count: int) -> list[Point]:
-    """Points that differ in values alone, two of which other keys refer to."""
+    """Return points that differ in values alone, two of which other keys refer to."""
     grid = itertools.product(range(1, 51), (1, 2, 4, 8, 16), (1, 2, 4, 8))
     return [
         [
@@ -53,7 +53,7 @@ def values(count: int) -> list[Point]:
 
 
 def added_and_dropped(count: int) -> list[Point]:
-    """Points that hand NeMo a key that the tree does not show, and drop one."""
+    """Return points that hand NeMo a key that the tree does not show, and drop one."""
     return [
         [f"+training.model.new_key={number}", "~training.model.nsys_profile", f"env_vars.N={number}"]
         for number in range(count)
@@ -61,7 +61,7 @@ def added_and_dropped(count: int) -> list[Point]:
 
 
 def groups() -> list[Point]:
-    """Every size on every cluster once, so no tree is used twice."""
+    """Return every size on every cluster once, so that no tree is used twice."""
     sizes, clusters = list_options("training"), list_options("cluster")
     return [[f"training={size}", f"cluster={cluster}"] for size in sizes for cluster in clusters]
 
@@ -98,7 +98,7 @@ def milliseconds(work: Callable[[T], object], items: Sequence[T]) -> float:
 
 
 def measure(points: Sequence[Point]) -> dict[str, float]:
-    """The median milliseconds per point of each way; the slow ones take a part of the points."""
+    """Return the median milliseconds per point of each way; the slow ones take a part of the points."""
     sweep = Sweep(BASE)
     hydra_alone(points[0])  # warms imports and caches
     slow = max(1, len(points) // TURNS // 20)

@@ -27,8 +27,9 @@ quiet()
 
 import torch  # noqa: E402
 
+from arithmetic.parameters import padded_vocabulary  # noqa: E402
 from trainer import cpu_shim  # noqa: E402
-from trainer.config.layout import make_layout, padded_vocabulary  # noqa: E402
+from trainer.config.layout import make_layout  # noqa: E402
 from trainer.config.settings import Settings, read_settings  # noqa: E402
 from trainer.world import World  # noqa: E402
 
@@ -81,16 +82,16 @@ def settings_of(shape: Any, precision: str, backend: str, directory: str) -> Set
     )
 
 
-def ours(settings: Settings, place: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
+def ours(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
     """Return our step, and how many parameters it trains."""
     from trainer.loop.step import train_losses
     from trainer.model.build import build_model
-    from trainer.model.counting import parameter_count
+    from trainer.model.model import parameter_count
     from trainer.optim.build import Optimizer
 
     padded = padded_vocabulary(shape.vocabulary, settings.architecture.vocab_divisor, 1)
-    model = build_model(settings, place, padded)
-    optimizer = Optimizer(settings, model, place.device)
+    model = build_model(settings, rank_context, padded)
+    optimizer = Optimizer(settings, model, rank_context.device)
 
     def step() -> float:
         loss = train_losses(settings, model, iter(batches), shape.micro_batches)
@@ -115,17 +116,17 @@ def peers(shape: Any, device: Any, precision: str, batches: list[Any]) -> dict[s
     return {name: ((lambda peer=peer: peer(pairs)), peer.parameters) for name, peer in made.items()}  # type: ignore[misc]
 
 
-def micro_batches(settings: Settings, place: Any) -> list[Any]:
+def micro_batches(settings: Settings, rank_context: Any) -> list[Any]:
     """Make the tokens of a step, once."""
     from trainer.data.prefetch import moved
     from trainer.data.source import MockSource
-    from trainer.loop.making import make_maker, vocabulary_of
+    from trainer.loop.batch_building import make_batch_builder, vocabulary_of
 
     vocabulary = vocabulary_of(settings)
     source = MockSource(settings.seq_length, vocabulary.size, settings.seed)
     windows: list[int | None] = list(range(settings.global_batch))
-    maker = make_maker(settings, place, vocabulary)
-    return [moved(batch, place.device) for batch in maker.batches(source, windows)]
+    batch_builder = make_batch_builder(settings, rank_context, vocabulary)
+    return [moved(batch, rank_context.device) for batch in batch_builder.batches(source, windows)]
 
 
 def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict[str, list[Cost]]:
@@ -149,10 +150,10 @@ def measure(steps: dict[str, Step], turns: int, count: int, device: Any) -> dict
 
 def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device: Any) -> None:
     """Print the table."""
-    from trainer.report.flops import model_flops, peak_flops
+    from trainer.report.flops import device_peak, model_flops
 
     flops = model_flops(settings.architecture, shape.vocabulary) * settings.global_batch
-    peak = peak_flops(torch.cuda.get_device_name(), settings.precision) if device.type == "cuda" else None
+    peak = device_peak(torch.cuda.get_device_name(), settings.precision) if device.type == "cuda" else None
     walls = {name: statistics.median(cost.wall for cost in each) for name, each in costs.items()}
     cpus = {name: statistics.median(cost.cpu for cost in each) for name, each in costs.items()}
     others = [name for name in walls if not name.startswith("ours") and name != NO_PEER]
@@ -167,22 +168,28 @@ def report(shape: Any, settings: Settings, costs: dict[str, list[Cost]], device:
         print(f"{name:28}{walled}{computed}{flops / wall / 1e12:>9.3f}{used:>7}")
 
 
-def compare(place: Any, shape: Any, precision: str, arguments: argparse.Namespace) -> None:
+def compare(rank_context: Any, shape: Any, precision: str, arguments: argparse.Namespace) -> None:
     """Measure one shape in one precision."""
     with tempfile.TemporaryDirectory() as directory:
-        backends = ("transformer_engine", "sdpa") if _has_engine(place.device) else ("sdpa", "local")
+        backends = ("transformer_engine", "sdpa") if _has_engine(rank_context.device) else ("sdpa", "local")
         all_settings = {name: settings_of(shape, precision, name, directory) for name in backends}
     settings = all_settings[backends[0]]
-    batches = micro_batches(settings, place)
+    batches = micro_batches(settings, rank_context)
     made = {
-        f"ours, {name} attention": ours(each, place, shape, batches) for name, each in all_settings.items()
-    } | peers(shape, place.device, precision, batches)
+        f"ours, {name} attention": ours(each, rank_context, shape, batches)
+        for name, each in all_settings.items()
+    } | peers(shape, rank_context.device, precision, batches)
     counts = {count for _, count in made.values()}
     if len(counts) != 1:
         raise SystemExit(f"the models differ in size: {counts}")
     print(f"\n{precision}: {shape}: {counts.pop():,} parameters")
     steps = {name: step for name, (step, _) in made.items()}
-    report(shape, settings, measure(steps, arguments.turns, arguments.steps, place.device), place.device)
+    report(
+        shape,
+        settings,
+        measure(steps, arguments.turns, arguments.steps, rank_context.device),
+        rank_context.device,
+    )
 
 
 def _has_engine(device: Any) -> bool:
@@ -207,13 +214,13 @@ def main() -> None:
     import transformers
     from plain_gpt import Shape
 
-    from trainer.distributed import make_place, process_group
+    from trainer.distributed import make_rank_context, process_group
 
     with process_group(World.from_environment({"MASTER_PORT": str(_free_port())})) as device:
         shape = Shape(**(GPT3_1_3B if device.type == "cuda" else SMALL), vocabulary=VOCABULARIES[device.type])
         with tempfile.TemporaryDirectory() as directory:
             layout = make_layout(settings_of(shape, "fp32", "auto", directory), 1)
-        place = make_place(World.from_environment({}), layout, device)
+        rank_context = make_rank_context(World.from_environment({}), layout, device)
         name = (
             torch.cuda.get_device_name()
             if device.type == "cuda"
@@ -226,7 +233,7 @@ def main() -> None:
         )
         both = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
         for precision in (arguments.precision,) if arguments.precision else both:
-            compare(place, shape, precision, arguments)
+            compare(rank_context, shape, precision, arguments)
     print(
         "\nratio: of the medians to the best peer's, above 1 is faster; of CPU seconds on a shared machine."
     )

@@ -1,4 +1,4 @@
-"""Faults one after the other, several runs at a time, each recorded in a line of JSON.
+"""A soak: faults one after the other, several runs at a time, each recorded in a line of JSON.
 
     python -m benchmarks.soak [--faults N] [--first SEED]     faults of the seeds SEED, SEED + 1, ...
     python -m benchmarks.soak --seed N                        one fault again
@@ -106,7 +106,7 @@ class Soak:
                     record(row)
 
     def trial(self, seed: int, cluster: Cluster, nodes: list[str]) -> Row:
-        """Do the fault of a seed; return what came of it."""
+        """Do the fault of a seed; return its row."""
         kind, (chance, shape) = kind_of(seed), chance_of(seed)
         trial = Trial(seed, kind, shape, cluster, nodes, chance)
         began, row = time.monotonic(), {"seed": seed, "fault": kind, "shape": shape}
@@ -149,7 +149,7 @@ def kind_of(seed: int) -> str:
 
 
 def chance_of(seed: int) -> tuple[random.Random, str]:
-    """Return what a fault's chances are drawn from, and the shape of its training, which is drawn first."""
+    """Return the random numbers of a fault, and the shape of its training, which is drawn first."""
     chance = random.Random(seed)
     return chance, chance.choices(list(SHAPES), (7, 2, 2))[0]
 
@@ -159,7 +159,7 @@ def _slice(number: int) -> list[str]:
 
 
 def _keep(trial: Trial, into: Path) -> None:
-    """Keep what a failed run left, but for its checkpoints; what was kept before is not written over."""
+    """Keep the files of a failed run, except its checkpoints; nothing that was kept before is overwritten."""
     while into.exists():
         into = into.with_name(f"{into.name}-again")
     what = shutil.ignore_patterns("checkpoints", "code")

@@ -1,4 +1,4 @@
-"""Booting the clusters of a soak with all that they need, and clearing them away however it ends."""
+"""Booting the clusters of a soak, and removing them however it ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
-from launcher.sandbox import STATE_FILE, Options, down, up
+from launcher.sandbox import STATE_FILE, SandboxOptions, down, up
 
 _TRAINING = (
-    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.header", "trainer.loop.run",
-    "trainer.loop.saving", "trainer.loop.session", "trainer.report.events",
+    "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
+    "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
+    "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 _LAUNCHING = (
     "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
@@ -48,7 +49,7 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
             directory = parent / f"c{number}"
             (directory / "clocks").mkdir(parents=True)
             stack.callback(down, directory / SANDBOX)
-            up(Options(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
+            up(SandboxOptions(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
             cluster = Cluster(directory, size, rank_socket, launch_socket)
             cluster.zygotes = zygotes
             _prepare(cluster, number, clock)

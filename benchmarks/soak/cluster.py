@@ -37,7 +37,7 @@ class NotPossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as Slurm told of it last."""
+    """The last state of a job that Slurm reported."""
 
     id: str
     name: str
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command of the launcher ended."""
+    """The result of a command of the launcher."""
 
     code: int
     stdout: str
@@ -193,7 +193,7 @@ class Cluster:
     # --- breaking ---
 
     def kill_node(self, name: str) -> None:
-        """Do what a power cut does: all that runs on a node is gone at once, and nobody is told."""
+        """Cut a node's power: all its processes end at once, without a report."""
         with self._lock:
             daemon = self._state.daemons[name]
         namespace = processes.mount_namespace(daemon.pid)
@@ -213,20 +213,20 @@ class Cluster:
 
     @property
     def controller(self) -> Process:
-        """The process of slurmctld."""
+        """Return the process of slurmctld."""
         return self._state.daemons["slurmctld"]
 
     @property
     def controller_log(self) -> Path:
-        """The log of slurmctld."""
+        """Return the log of slurmctld."""
         return self._state.paths.logs / "slurmctld.log"
 
     def kill_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Stop slurmctld; told by SIGTERM, it saves what it knows."""
+        """Stop slurmctld; at SIGTERM it saves its state."""
         processes.stop([self.controller], number, 30)
 
     def start_controller(self, *, forgetful: bool = False) -> None:
-        """Start slurmctld again; `forgetful`: without what it knew, and with other numbers for jobs."""
+        """Start slurmctld again; `forgetful`: without its state, and with other numbers for jobs."""
         if forgetful:
             spool = self._state.paths.controller_state
             shutil.rmtree(spool)

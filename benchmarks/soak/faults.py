@@ -1,4 +1,4 @@
-"""The table of faults: what each does to a run, and how often its user has to launch it again."""
+"""The table of faults: the effect of each on a run, and the launches that its user has to repeat."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nothing(trial: Trial) -> None:
 
 
 def launcher_killed(trial: Trial) -> None:
-    """SIGKILL of the launcher before one of its calls that change the world; the user tries again."""
+    """Kill the launcher with SIGKILL before one of its calls with an effect; the user launches again."""
     number = trial.chance.randint(1, _CALLS)
     done = trial.launch(fatal_call=number)
     trial.note(
@@ -55,25 +55,25 @@ def launcher_killed(trial: Trial) -> None:
 
 
 def keeper_killed(trial: Trial) -> None:
-    """SIGKILL of the process that keeps the job on its batch host."""
+    """Kill with SIGKILL the process that keeps the job on its batch host."""
     job = trial.moment()
     trial.kill(trial.cluster.keeper(job), "the keeper")
 
 
 def srun_killed(trial: Trial) -> None:
-    """SIGKILL of the srun of the tasks."""
+    """Kill the srun of the tasks with SIGKILL."""
     job = trial.moment()
     trial.kill(trial.cluster.srun(job), "srun")
 
 
 def rank_killed(trial: Trial) -> None:
-    """SIGKILL of a rank."""
+    """Kill a rank with SIGKILL."""
     trial.moment()
     trial.kill_a_rank()
 
 
 def time_limit(trial: Trial) -> None:
-    """The time limit: the training saves when it is told to, or is deaf to that."""
+    """Reach the time limit: the training saves at the signal, or ignores it."""
     trial.hold(trial.chance.randrange(STEPS), deaf=trial.chance.random() < 0.3)
     trial.launch()
     job = trial.held()
@@ -83,7 +83,7 @@ def time_limit(trial: Trial) -> None:
 
 
 def preempted(trial: Trial) -> None:
-    """A job of a higher partition takes the nodes."""
+    """Preempt the job by one of a higher partition."""
     job = trial.moment(deaf=trial.chance.random() < 0.3)
     nodes = trial.nodes_of(job)
     if not nodes:
@@ -98,7 +98,7 @@ def preempted(trial: Trial) -> None:
 
 
 def requeued(trial: Trial) -> None:
-    """`scontrol requeue` of the job that runs, by an administrator."""
+    """Requeue the running job with `scontrol requeue`, as an administrator does."""
     job = trial.moment()
     try:
         trial.cluster.slurm("scontrol", "update", f"JobId={job}", "Requeue=1")  # which we submit it without
@@ -109,14 +109,14 @@ def requeued(trial: Trial) -> None:
 
 
 def node_down(trial: Trial) -> None:
-    """A node loses power and comes back."""
+    """Cut a node's power, and boot it again."""
     _power_cut(trial)
     time.sleep(trial.chance.choice((0, 2, 8, 20)))
     revive(trial)
 
 
 def node_gone(trial: Trial) -> None:
-    """A node loses power and does not come back."""
+    """Cut a node's power for good."""
     _power_cut(trial)
 
 
@@ -138,7 +138,7 @@ def revive(trial: Trial) -> None:
 
 
 def controller_stopped(trial: Trial) -> None:
-    """slurmctld answers nobody for a while, in which the link may end."""
+    """Freeze slurmctld for a while, in which the link may end."""
     trial.moment()
     seconds = trial.chance.uniform(1, 12)
     trial.note(f"slurmctld stopped for {seconds:.1f} s")
@@ -150,7 +150,7 @@ def controller_stopped(trial: Trial) -> None:
 
 
 def controller_restarted(trial: Trial) -> None:
-    """slurmctld is stopped, or killed, and started again a while later."""
+    """Stop or kill slurmctld, and start it again a while later."""
     trial.moment()
     seconds = trial.chance.uniform(0, 8)
     how = trial.chance.choice((signal.SIGTERM, signal.SIGKILL))
@@ -171,7 +171,7 @@ def controller_restarted(trial: Trial) -> None:
 
 
 def controller_forgot(trial: Trial) -> None:
-    """slurmctld is started again without its state: it knows of no job."""
+    """Start slurmctld again without its state: it knows no job."""
     trial.moment()
     trial.cluster.kill_controller()
     trial.cluster.start_controller(forgetful=True)
@@ -188,7 +188,7 @@ def _meanwhile(trial: Trial, seconds: float) -> None:
 
 
 def disk_full(trial: Trial) -> None:
-    """The file system of the run is full; a while later somebody makes room."""
+    """Fill the file system of the run, and free it a while later."""
     disks = trial.cluster.directory.parent / "disks"
     disk = disks / str(trial.seed % max(1, len(list(disks.glob("*")))))
     if not disk.is_mount():
@@ -210,7 +210,7 @@ def disk_full(trial: Trial) -> None:
 
 
 def torn_checkpoint(trial: Trial) -> None:
-    """The newest checkpoint is damaged, and a rank dies."""
+    """Damage the newest checkpoint, and kill a rank."""
     trial.moment(earliest=2 * EVERY + 2)
     found = store.complete(trial.checkpoints)
     if len(found) > 1:  # on a busy machine, the second may still be written
@@ -222,7 +222,7 @@ def torn_checkpoint(trial: Trial) -> None:
 
 
 def two_launches(trial: Trial) -> None:
-    """The run is launched on two hosts at once."""
+    """Launch the run on two hosts at once."""
     both = []
     for host in ("login1", "login2"):
         own = {"SLIPWAY_CACHE_DIR": str(trial.cluster.directory / f"cache-{host}")}
@@ -240,7 +240,7 @@ def two_launches(trial: Trial) -> None:
 
 
 def clock_off(trial: Trial) -> None:
-    """The clock of a node is off by an hour, for all that the job runs there; a rank dies."""
+    """Set the clock of a node off by an hour, for all processes of the job there, and kill a rank."""
     if not (trial.cluster.directory.parent / "clock.so").exists():
         raise NotPossible("no compiler for a clock that is off")
     node, seconds = trial.chance.choice(trial.nodes[:2]), trial.chance.choice((-3600, 3600))

@@ -1,4 +1,4 @@
-"""What has to hold after a fault, by what the trainer, Slurm, the kernel and `slipway` say."""
+"""The conditions that hold after a fault, by the reports of the trainer, Slurm, the kernel and `slipway`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def judge(trial: Trial, undisturbed: Losses, mounts: list[str]) -> list[str]:
 
 
 def told(trial: Trial, undisturbed: Losses) -> list[str]:
-    """Return what is wrong with what the trainer told: other numbers, steps that were lost."""
+    """Return what is wrong with the trainer's reports: other numbers, steps that were lost."""
     events = trial.events()
     return [*_wrong_losses(events, undisturbed), *_lost_steps(events, trial.torn)]
 

@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def words(self) -> list[str]:
-        """The command that launches the run."""
+        """Return the command that launches the run."""
         nodes, tasks, tensor = SHAPES[self.shape]
         others = [
             f"n{number}" for number in range(1, self.cluster.size + 1) if f"n{number}" not in self.nodes
@@ -162,7 +162,7 @@ class Trial:
         return self.run_dir / "checkpoints"
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what rank 0 of all launches told, in order; a kill or a full disk may have cut a line."""
+        """Return rank 0's reports of all launches, in order; a kill or a full disk may have cut a line."""
         launches = self.run_dir / "launches"
         numbers = sorted(int(path.name) for path in launches.glob("[1-9]*")) if launches.is_dir() else []
         found = []
@@ -174,7 +174,7 @@ class Trial:
         return found
 
     def is_done(self) -> bool:
-        """Return True if the trainer told that it did its last step and saved it."""
+        """Return True if the trainer reported its last step and the save of it."""
         return any(event["kind"] == "end" and event["step"] == STEPS for event in self.events())
 
     def live(self, fresh: int = 0) -> list[Job]:
@@ -182,7 +182,7 @@ class Trial:
         return [job for job in self.cluster.jobs(self.run, fresh) if job.is_live]
 
     def jobs_at_last(self) -> list[Job]:
-        """Return the jobs of the run, as Slurm tells just now."""
+        """Return the jobs of the run, as Slurm reports them now."""
         return self.cluster.jobs(self.run, fresh=2)
 
     def until_over(self) -> None:
@@ -270,7 +270,7 @@ class Trial:
         self.notes.append(text)
 
     def kill(self, pid: int | None, what: str) -> None:
-        """`kill -9`; of somebody who has just left by himself nothing."""
+        """Kill a process with SIGKILL, unless it has just ended by itself."""
         try:
             if pid is None:
                 raise ProcessLookupError

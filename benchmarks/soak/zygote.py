@@ -94,7 +94,7 @@ def _client(path: str, arguments: list[str]) -> NoReturn:
 
 
 class Zygote:
-    """Forks what it is asked for, and writes a journal: which process of which job ran from when to when."""
+    """A server that forks processes to order, and writes a journal of their jobs, starts and ends."""
 
     def __init__(self, path: str, journal: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -192,7 +192,7 @@ class Zygote:
 
 
 def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
-    """Be what was asked for; never return."""
+    """Run the ordered command in this process; never return."""
     import ctypes
     import importlib
 
@@ -274,7 +274,7 @@ def hold_steps(control: str) -> None:
             if session.place.is_main:
                 with open(os.path.join(control, "at"), "w") as file:  # noqa: PTH118, PTH123
                     file.write(os.environ["SLURM_JOB_ID"])
-            if any(each.asked() for each in listening) and read("deaf") is None:
+            if any(each.requested() for each in listening) and read("deaf") is None:
                 break
             time.sleep(0.02)
         return step(session, feed, clock)

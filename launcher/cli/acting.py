@@ -16,7 +16,7 @@ from launcher.errors import UserError
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 from launcher.ui import formatting
 
 
@@ -153,7 +153,7 @@ def how_it_was(target: Target) -> str:
 def _steps(target: Target) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    restarted = target.tracked.status.began_again
+    restarted = target.tracked.status.has_restarted
     progress = Progress(newest_events(target.launch, restarted=restarted))
     return progress.step, progress.max_steps
 

@@ -9,7 +9,7 @@ import sys
 from launcher.cli.runs import add_run, found
 from launcher.control.attaching import Attachment, Place, attach
 from launcher.errors import UserError
-from launcher.schedulers.commands import WITHOUT_SLURM
+from launcher.slurm.commands import WITHOUT_SLURM
 
 _DESCRIPTION = """\
 Open a shell where a rank of a running job runs: on its node, in its container when it has one (of a name or

@@ -83,7 +83,7 @@ def make(needed: Needed, *, quiet: bool) -> None:
     UserError
         With what to do next.
     """
-    from launcher.containers.progress import told
+    from launcher.images.progress import told
     from launcher.launching.images import make_here
 
     with told(quiet=quiet) as progress:

@@ -20,7 +20,7 @@ from launcher.control.acting import Done, Outcome, wait_for_ends
 from launcher.control.cancelling import cancel
 from launcher.control.targets import Target
 from launcher.errors import UserError
-from launcher.tracking.exit_codes import WATCHING_ENDED
+from launcher.exit_codes import WATCHING_ENDED
 
 _DESCRIPTION = """\
 End the jobs of runs: those that run and those that wait, which are ended first so that none of them starts

@@ -16,19 +16,18 @@ from launcher.cli.launch import add_tree_options, request_of
 from launcher.cli.workspace import is_workspace
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
+from launcher.estimates.gpus import gpu_of
+from launcher.estimates.overview import overview
 from launcher.inspection import as_mistakes, gather
 from launcher.preflight.asking import has_all, is_asked, require_known, run_checks
-from launcher.preflight.estimates.gpu import gpu_of
-from launcher.preflight.estimates.overview import overview
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
 from launcher.preflight.gpus import CHECK as GPUS
 from launcher.preflight.memory import why_not_told
 from launcher.preflight.registry import CHECKS
 from launcher.rendering.sbatch_flags import empty_script
-from launcher.schedulers.commands import Unreachable
-from launcher.schedulers.failures import NO_SLURM, is_without_configuration
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
+from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 from launcher.ui.tables import print_styled
 
 _EPILOG = """\
@@ -117,7 +116,10 @@ def _estimate(made: Draft, skipped: Sequence[str]) -> Looked:
     asked = [check.id for check in CHECKS if has_all(check, facts)]
     blind = [check.id for check in CHECKS if check.id not in asked]
     told = [*_found(made, facts, skipped, blind)]
-    counted, estimates = gpu_of(made.plan.job.resources, facts), overview(made.plan, facts)
+    counted, estimates = (
+        gpu_of(made.plan.job.resources, facts.gpu_types),
+        overview(made.plan, facts.gpu_types),
+    )
     if counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
         message = f"cluster.gpu=null: the estimates count with {counted.gpu.name}"
         told.append(
@@ -137,7 +139,7 @@ def _look(made: Draft, skipped: Sequence[str]) -> Looked:
         if name not in skipped:
             told += look(made)
     asked = [check.id for check in CHECKS if is_asked(check, facts)]
-    return Looked(made, overview(made.plan, facts), asked, _worst_first(told))
+    return Looked(made, overview(made.plan, facts.gpu_types), asked, _worst_first(told))
 
 
 def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[str] = ()) -> Iterator[Told]:
@@ -174,7 +176,7 @@ def _scheduler(made: Draft) -> Iterator[Told]:
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(script)
     except Unreachable as error:
         # Where the commands looked for a configuration is long, and the checks of the cluster have said why.
-        why = NO_SLURM if is_without_configuration(error.message) else error.message
+        why = NO_SLURM if says_no_slurm(error.message) else error.message
         yield Told(Severity.SKIPPED, SCHEDULER, f"the script was not shown to Slurm: {why}", why=why)
     except UserError as error:
         yield Told(Severity.ERROR, SCHEDULER, error.message, fix=error.hint)

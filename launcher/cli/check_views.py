@@ -10,8 +10,8 @@ from typing import Any
 from launcher.cli.cost_view import amount_lines, cost_lines
 from launcher.cli.memory_view import headline, plain_lines, print_table
 from launcher.drafting import Draft
+from launcher.estimates.overview import Overview
 from launcher.plan import Plan
-from launcher.preflight.estimates.overview import Overview
 from launcher.preflight.findings import Severity
 from launcher.preflight.summary import Summary, summarize
 from launcher.ui.tables import print_styled

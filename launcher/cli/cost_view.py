@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.estimates.cost import Amount, Cost
 from launcher.plan import Plan
-from launcher.preflight.estimates.cost import Amount, Cost
 from launcher.preflight.space import told_bytes
 from launcher.preflight.time import told_days
 from launcher.ui.formatting import count

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.runs import add_run, found
 from launcher.errors import one_line
+from launcher.exit_codes import DONE, NOT_KNOWN
 from launcher.monitor.history import AttemptRow, LaunchRow, history
-from launcher.schedulers.base import State
-from launcher.tracking.exit_codes import DONE, NOT_KNOWN
+from launcher.slurm.states import State
 from launcher.ui import formatting
 from launcher.ui.formatting import moment
 

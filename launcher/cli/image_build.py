@@ -9,14 +9,14 @@ from launcher.cli.image_making import add_import_options, import_options, tell
 from launcher.cli.image_on_cluster import add_on_cluster, check, submit
 from launcher.cli.image_options import Verbs, add_verb, chosen_store, of_recipe
 from launcher.cli.image_render import add_recipe, chosen_recipe
-from launcher.containers.builders import BUILDERS
-from launcher.containers.references import whole_path
 from launcher.errors import UserError
+from launcher.images.builders import BUILDERS
+from launcher.images.references import whole_path
 
 if TYPE_CHECKING:
-    from launcher.containers.importing import Imported
-    from launcher.containers.recipes import Recipe
-    from launcher.containers.store import Store
+    from launcher.images.importing import Imported
+    from launcher.images.recipes import Recipe
+    from launcher.images.store import Store
 
 _EPILOG = """\
 examples:
@@ -65,8 +65,8 @@ def add_parsers(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build it, and tell where it is; return the exit code."""
-    from launcher.containers.building import build_into_store
-    from launcher.containers.progress import told
+    from launcher.images.building import build_into_store
+    from launcher.images.progress import told
 
     check(args)
     own, others = of_recipe(args.overrides)
@@ -90,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _made_before(expected: str, store: Store, made: Recipe) -> Imported:
     """The file that was asked for, of a recipe that is another one by now."""
-    from launcher.containers.importing import Imported
-    from launcher.containers.store import stored
-    from launcher.containers.superblock import is_squashfs
+    from launcher.images.importing import Imported
+    from launcher.images.store import stored
+    from launcher.images.superblock import is_squashfs
 
     found = stored(store.path(expected))
     if found is None or not is_squashfs(found.path):

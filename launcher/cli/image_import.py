@@ -8,9 +8,9 @@ from dataclasses import replace
 from launcher.cli.image_making import add_import_options, import_options, tell
 from launcher.cli.image_on_cluster import add_on_cluster, check, submit
 from launcher.cli.image_options import Verbs, add_overrides, add_store, add_verb, chosen_store
-from launcher.containers.references import Kind, Reference, whole_path
-from launcher.containers.routes import ROUTES
 from launcher.errors import UserError
+from launcher.images.references import Kind, Reference, whole_path
+from launcher.images.routes import ROUTES
 
 _EPILOG = """\
 examples:
@@ -58,8 +58,8 @@ def add_parsers(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import it, and tell where it is; return the exit code."""
-    from launcher.containers.importing import import_image
-    from launcher.containers.progress import told
+    from launcher.images.importing import import_image
+    from launcher.images.progress import told
 
     check(args)
     source = Reference.parse(args.source, "image")

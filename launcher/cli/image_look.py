@@ -24,9 +24,9 @@ from launcher.ui.tables import print_listing, print_styled
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.containers.inspecting import Inspected
-    from launcher.containers.store import Stored
-    from launcher.containers.verifying import Verified
+    from launcher.images.inspecting import Inspected
+    from launcher.images.store import Stored
+    from launcher.images.verifying import Verified
 
 _LIST = """\
 examples:
@@ -114,7 +114,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _cells(entry: Stored) -> tuple[str, ...]:
-    from launcher.containers.progress import megabytes
+    from launcher.images.progress import megabytes
 
     compression, created = _of_file(entry)
     values = (entry.path.name, megabytes(entry.size), compression, _origin(entry), created[:16])
@@ -130,7 +130,7 @@ def _origin(entry: Stored) -> str:
 
 def _of_file(entry: Stored) -> tuple[str, str]:
     """The compression and the time of an image: a broken one says what is wrong with it."""
-    from launcher.containers.superblock import read_superblock
+    from launcher.images.superblock import read_superblock
 
     try:
         block = read_superblock(entry.path)
@@ -161,8 +161,8 @@ def _entry_json(entry: Stored) -> dict[str, Any]:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from launcher.containers.inspecting import inspect
-    from launcher.containers.interrupts import ending_cleanly
+    from launcher.images.inspecting import inspect
+    from launcher.images.interrupts import ending_cleanly
 
     # One list for both, as the app knows it: an override may follow an option.
     paths = chosen_images(args, args.overrides)
@@ -173,8 +173,8 @@ def _inspect(args: argparse.Namespace) -> int:
     with ending_cleanly():  # files of it are copied, and it may be mounted, meanwhile
         found = inspect(path)
         if args.deep:
-            from launcher.containers.probing import installed
-            from launcher.containers.store import remember_installed
+            from launcher.images.probing import installed
+            from launcher.images.store import remember_installed
 
             versions = installed(path, found.config)
             remember_installed(path, versions)
@@ -194,7 +194,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict[str, Any]]:
     """Judge for each engine whether an image has its programs, as `check` and `doctor` do."""
-    from launcher.containers.contents import of_file
+    from launcher.images.contents import of_file
     from launcher.preflight.images import JUDGED, engine_fit
     from launcher.releases import Contents, with_installed
 
@@ -211,8 +211,8 @@ def _engine_rows(engines: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str 
 def _rows(found: Inspected) -> Iterator[tuple[str, str | None]]:
     import shlex
 
-    from launcher.containers.inspecting import shown_env
-    from launcher.containers.progress import megabytes
+    from launcher.images.inspecting import shown_env
+    from launcher.images.progress import megabytes
     from launcher.secrecy import without_secrets
 
     config, recipe = found.config, found.recipe
@@ -239,8 +239,8 @@ def _rows(found: Inspected) -> Iterator[tuple[str, str | None]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from launcher.containers.progress import told
-    from launcher.containers.verifying import verify
+    from launcher.images.progress import told
+    from launcher.images.verifying import verify
 
     paths = chosen_images(args, args.overrides)
     if not paths:

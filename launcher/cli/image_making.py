@@ -6,12 +6,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from launcher.containers.references import whole_path
-from launcher.containers.squashing import AUTO, COMPRESSIONS
 from launcher.errors import one_line
+from launcher.images.references import whole_path
+from launcher.images.squashing import AUTO, COMPRESSIONS
 
 if TYPE_CHECKING:
-    from launcher.containers.importing import Imported, ImportOptions
+    from launcher.images.importing import Imported, ImportOptions
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +44,8 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 
 def import_options(args: argparse.Namespace, via: str | None = None) -> ImportOptions:
     """The options as importing takes them."""
-    from launcher.containers.importing import ImportOptions
-    from launcher.containers.routes import AUTO as ANY_ROUTE
+    from launcher.images.importing import ImportOptions
+    from launcher.images.routes import AUTO as ANY_ROUTE
 
     return ImportOptions(
         compression=args.compression,
@@ -59,7 +59,7 @@ def import_options(args: argparse.Namespace, via: str | None = None) -> ImportOp
 
 def tell(imported: Imported, as_json: bool) -> None:
     """Print where it is, and how a launch is given it."""
-    from launcher.containers.progress import megabytes
+    from launcher.images.progress import megabytes
 
     record = imported.sidecar
     if as_json:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from launcher.containers.references import whole_path
 from launcher.errors import UserError
+from launcher.images.references import whole_path
 from launcher.secrecy import redacted
 
 if TYPE_CHECKING:
-    from launcher.containers.store import Store
+    from launcher.images.store import Store
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -83,7 +83,7 @@ def chosen_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Sto
     UserError
         If the configuration has a mistake, or a word is no override.
     """
-    from launcher.containers.store import Store
+    from launcher.images.store import Store
 
     stray = [word for word in overrides if "=" not in word]
     if stray:
@@ -98,7 +98,7 @@ def chosen_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Sto
 
 def chosen_images(args: argparse.Namespace, words: Sequence[str]) -> list[Path]:
     """The files that the words mean; without words all of the store."""
-    from launcher.containers.choosing import locate
+    from launcher.images.choosing import locate
 
     # A path needs no store, and so no configuration.
     if words and all(Path(word).is_file() for word in words):

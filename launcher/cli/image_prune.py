@@ -18,8 +18,8 @@ from launcher.ui.tables import print_listing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.containers.pruning import Choice
-    from launcher.control.named_containers import Named
+    from launcher.images.named_containers import Named
+    from launcher.images.pruning import Choice
 
 _EPILOG = """\
 examples:
@@ -76,8 +76,8 @@ def add_parsers(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tell what goes, ask, and remove it; return the exit code."""
-    from launcher.containers.pruning import Rules, choose, left_over, parse_age
-    from launcher.control.images_in_use import images_in_use
+    from launcher.images.images_in_use import images_in_use
+    from launcher.images.pruning import Rules, choose, left_over, parse_age
 
     if args.named is not None:
         return _prune_named(args)
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _prune_named(args: argparse.Namespace) -> int:
     """Remove containers with names from the nodes; return the exit code."""
     from launcher.config.compose import compose
-    from launcher.control import named_containers
+    from launcher.images import named_containers
 
     if args.keep or args.older_than is not None or args.ended:
         raise UserError("--named: containers have no --keep, --older-than and --ended")
@@ -148,7 +148,7 @@ def _tell_named(found: Sequence[Named], pattern: str) -> None:
 
 
 def _tell(choices: Sequence[Choice], directory: Path) -> None:
-    from launcher.containers.progress import megabytes
+    from launcher.images.progress import megabytes
 
     if not choices:
         print(f"there is no image in {one_line(str(directory))}", file=sys.stderr)
@@ -186,7 +186,7 @@ def _agree(args: argparse.Namespace, count: int) -> bool:
 
 
 def _remove(going: Sequence[Choice]) -> dict[Path, str]:
-    from launcher.containers.pruning import remove
+    from launcher.images.pruning import remove
 
     failed = {}
     for choice in going:

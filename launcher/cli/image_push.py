@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.image_making import add_access
 from launcher.cli.image_options import Verbs, add_store, add_template_dir, add_verb, chosen_store, of_recipe
-from launcher.containers.builders import BUILDERS
-from launcher.containers.references import whole_path
 from launcher.errors import Mistakes, UserError, one_line
+from launcher.images.builders import BUILDERS
+from launcher.images.references import whole_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.containers.pushing import Pushed
-    from launcher.containers.references import Reference
-    from launcher.containers.store import Store
+    from launcher.images.pushing import Pushed
+    from launcher.images.references import Reference
+    from launcher.images.store import Store
 
 _EPILOG = """\
 examples:
@@ -63,14 +63,14 @@ def add_parsers(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Push it, and tell of each registry; return the exit code."""
-    from launcher.containers.builders import builder_for
-    from launcher.containers.complaints import NO_IMAGE, Complaint
-    from launcher.containers.interrupts import ending_cleanly
-    from launcher.containers.progress import told
-    from launcher.containers.pushing import check_places, push
-    from launcher.containers.recipes import recipe
-    from launcher.containers.references import Reference, recipe_and_flavor
-    from launcher.containers.remote import Access
+    from launcher.images.builders import builder_for
+    from launcher.images.complaints import NO_IMAGE, Complaint
+    from launcher.images.interrupts import ending_cleanly
+    from launcher.images.progress import told
+    from launcher.images.pushing import check_places, push
+    from launcher.images.recipes import recipe
+    from launcher.images.references import Reference, recipe_and_flavor
+    from launcher.images.remote import Access
 
     overrides = [word for word in args.targets if "=" in word]
     targets = [Reference.parse(text, "TO") for text in args.targets if text not in overrides]
@@ -111,8 +111,8 @@ def _record(store: Store, file_name: str, source: Reference, done: Sequence[Push
 
     A builder's storage and a registry pack an image differently, so that its digests differ.
     """
-    from launcher.containers.remote import Access, look_up_by_skopeo
-    from launcher.containers.store import read_sidecar
+    from launcher.images.remote import Access, look_up_by_skopeo
+    from launcher.images.store import read_sidecar
 
     image = store.path(file_name)
     sidecar = read_sidecar(image)

@@ -13,7 +13,7 @@ from launcher.secrecy import redacted
 from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
-    from launcher.containers.recipes import Recipe
+    from launcher.images.recipes import Recipe
 
 _EPILOG = """\
 examples:
@@ -60,8 +60,8 @@ def chosen_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
     UserError
         If there is none, or a value is not valid.
     """
-    from launcher.containers.recipes import recipe
-    from launcher.containers.references import recipe_and_flavor
+    from launcher.images.recipes import recipe
+    from launcher.images.references import recipe_and_flavor
 
     named = recipe_and_flavor(args.recipe)
     if named is None:

@@ -149,8 +149,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _follow(launched: Sequence[Launched]) -> int:
     """Follow the jobs one after the other; the worst of their ends counts."""
+    from launcher.exit_codes import WATCHING_ENDED, worst_code
     from launcher.monitor.follow import follow_and_tell
-    from launcher.tracking.exit_codes import WATCHING_ENDED, worst_code
 
     codes: list[int] = []
     for one in launched:
@@ -280,7 +280,7 @@ def tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
 
 
 def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
-    from launcher.schedulers.arrays import declared_tasks
+    from launcher.schedulers.job_status import declared_tasks
 
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
     log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")

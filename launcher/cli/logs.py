@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.cli.runs import add_run, found
 from launcher.errors import UserError, one_line
+from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
 from launcher.monitor.logs import (
     LogReader,
     follow_log,
@@ -27,9 +28,9 @@ from launcher.monitor.logs import (
     task_logs,
 )
 from launcher.runs.paths import short
-from launcher.schedulers.arrays import compress, declared_tasks
 from launcher.schedulers.base import JobStatus
-from launcher.tracking.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG, exit_code
+from launcher.schedulers.job_status import declared_tasks
+from launcher.slurm.hostlists import compress_tasks
 from launcher.tracking.launches import Launch, open_launch
 from launcher.tracking.polling import ask
 from launcher.ui.terminal import LogWriter
@@ -149,7 +150,7 @@ def _follow(launch: Launch, shown: Shown, lines: int | None) -> int:
         _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
     _tell(f"the job {_job(launch, shown, status)} is {_words(status)}")
-    return exit_code(status.state)
+    return status.state.exit_code
 
 
 def _write_earlier(shown: Shown, lines: int | None) -> LogReader:
@@ -225,7 +226,7 @@ def _check_task(launch: Launch, task: int, with_logs: Collection[int]) -> None:
     if declared and task not in declared:
         raise UserError(
             f"launch {launch.paths.number} of {launch.manifest.run} has no task {task}",
-            hint=f"its tasks: {compress(declared)}",
+            hint=f"its tasks: {compress_tasks(declared)}",
         )
 
 
@@ -267,7 +268,7 @@ def _job(launch: Launch, shown: Shown, status: JobStatus) -> str:
 
 
 def _words(status: JobStatus) -> str:
-    return status.state.value + (f" ({one_line(status.reasons)})" if status.reasons else "")
+    return status.state.value + (f" ({one_line(status.full_reason)})" if status.full_reason else "")
 
 
 def _tell(text: str) -> None:

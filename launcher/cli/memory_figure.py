@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.cli.memory_view import GIB, PARTS, headline
 from launcher.errors import UserError, shown
-from launcher.preflight.estimates.overview import Memory
+from launcher.estimates.overview import Memory
 from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
 
 _SUFFIXES = (".png", ".svg", ".pdf")

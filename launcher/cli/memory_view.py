@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.preflight.estimates.memory import StageMemory
-from launcher.preflight.estimates.overview import Memory
+from launcher.estimates.memory import StageMemory
+from launcher.estimates.overview import Memory
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:

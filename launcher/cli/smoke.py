@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from launcher import exit_codes
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
 from launcher.runs.receipts import note_ended
-from launcher.tracking import exit_codes
 from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:

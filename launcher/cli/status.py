@@ -12,11 +12,11 @@ from pathlib import Path
 
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import one_line
+from launcher.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED
 from launcher.monitor.run_status import RunStatus, as_table, collect_status, gone
 from launcher.runs.paths import short
-from launcher.schedulers.base import State
+from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
-from launcher.tracking.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED, worst
 from launcher.tracking.finding import Found, runs_in
 from launcher.ui.tables import print_table
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         _tell_sweeps(args.base_results_dir)
     states = [item.status.state for item in seen]
     if args.exit_code:
-        return worst(states)
+        return worst_exit_code(states)
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
@@ -129,7 +129,7 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
     except KeyboardInterrupt:
         print("the jobs go on without being watched", file=sys.stderr)
         return WATCHING_ENDED
-    return worst(last.states)
+    return worst_exit_code(last.states)
 
 
 def _tell_sweeps(base: Path) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 from launcher.cli.launch import add_tree_options, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
+from launcher.estimates.layout import Recompute, with_changes
+from launcher.estimates.parallelism import NODES
+from launcher.estimates.speed import untimed
+from launcher.estimates.training import uncounted
+from launcher.estimates.values import Values, count
 from launcher.inspection import gather, refuse
 from launcher.plan import Plan
 from launcher.preflight.asking import run_checks
-from launcher.preflight.candidates import with_changes
-from launcher.preflight.estimates.reading import uncounted
-from launcher.preflight.estimates.speed import Recompute
-from launcher.preflight.estimates.work import untimed
 from launcher.preflight.facts import Facts
 from launcher.preflight.fitting import trainer_problems
 from launcher.preflight.memory import has_gpus, why_not_told
 from launcher.preflight.registry import CHECKS
-from launcher.preflight.shape import NODES
 from launcher.preflight.suggesting import (
     GRADIENTS,
     Suggester,
@@ -35,7 +35,6 @@ from launcher.preflight.suggesting import (
     own_with_half_gradients,
     why_none,
 )
-from launcher.preflight.values import Values, count
 from launcher.ui.tables import print_listing, print_styled
 from launcher.verdict import trainer_verdicts
 

@@ -204,10 +204,10 @@ def _why_several(flags: list[str]) -> str:
 
 
 def _show_results(args: argparse.Namespace) -> int:
-    from launcher.schedulers.base import State
+    from launcher.exit_codes import DONE, NOT_KNOWN
+    from launcher.slurm.states import State
     from launcher.sweeps.record import broken_records, find_sweep
     from launcher.sweeps.results import failures, gather
-    from launcher.tracking.exit_codes import DONE, NOT_KNOWN
 
     if args.overrides:
         raise UserError("--results shows a sweep that was launched: it takes no overrides")
@@ -223,9 +223,10 @@ def _show_results(args: argparse.Namespace) -> int:
 
 def _wait(args: argparse.Namespace, directory: Path) -> int:
     """Tell what changes until every point has ended; then the table."""
+    from launcher.exit_codes import NOT_KNOWN, WATCHING_ENDED, worst_code
+    from launcher.slurm.states import worst_exit_code
     from launcher.sweeps.record import broken_records
     from launcher.sweeps.results import failures, gather
-    from launcher.tracking.exit_codes import NOT_KNOWN, WATCHING_ENDED, worst, worst_code
 
     told = ""
     try:
@@ -244,7 +245,7 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
     for line in failures(directory):
         _tell(line)
     blind = [NOT_KNOWN] if broken_records(directory) else []
-    return worst_code([worst(results.states), *blind])
+    return worst_code([worst_exit_code(results.states), *blind])
 
 
 def _print(results: Results, *, as_json: bool) -> None:

@@ -7,11 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 
+from launcher import exit_codes
 from launcher.cli.runs import add_run, found
 from launcher.errors import one_line
 from launcher.monitor.evidence import RunEvidence, gather
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
-from launcher.tracking import exit_codes
 from launcher.ui.tables import align
 from launcher.ui.terminal import open_console
 

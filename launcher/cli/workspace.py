@@ -44,7 +44,7 @@ def open_workspace(made: Draft) -> NoReturn:
         If there is no node to be had from here, with what to do about it.
     """
     # Imported late: a dry run starts nothing.
-    from launcher.control.workspace import become, prepare
+    from launcher.launching.workspace import become, prepare
 
     for warning in prepare(made):
         print(f"slipway: {warning}", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
-from launcher.times import format_days, training_seconds
+from launcher.slurm.times import format_days, training_seconds
 
 
 def register_resolvers() -> None:

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from launcher.attained import attained
-from launcher.config.sbatch_options import check_array, checked_name
-from launcher.times import parse_time_limit
+from launcher.slurm.sbatch_options import check_array, checked_name
+from launcher.slurm.times import parse_time_limit
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
 _LONGEST_WARNING = 65535

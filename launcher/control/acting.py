@@ -11,9 +11,10 @@ from typing import TypeVar
 
 from launcher.control.targets import Target, state_of
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, NoAnswer, State
-from launcher.schedulers.commands import Unreachable
-from launcher.tracking.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
+from launcher.exit_codes import DONE, MISTAKE, NOT_KNOWN, WENT_WRONG
+from launcher.schedulers.base import JobStatus, NoAnswer
+from launcher.slurm.commands import Unreachable
+from launcher.slurm.states import State
 from launcher.tracking.polling import poll
 from supervisor.marks import GIVEN_UP, claim
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from launcher.control.targets import Target, targets
 from launcher.errors import UserError, did_you_mean
-from launcher.schedulers.base import NoAnswer, State
-from launcher.schedulers.commands import ask, clean_environment, leaked_variables, words
+from launcher.schedulers.base import NoAnswer
+from launcher.slurm.commands import ask, error_text
+from launcher.slurm.environment import clean_environment, inherited_variables
+from launcher.slurm.states import State
 from launcher.tracking.finding import Found
 from launcher.tracking.launches import Launch
 
@@ -166,7 +168,7 @@ def _raw_id(target: Target, launch: Launch) -> str:
     answer = ask(command, clean_environment(launch.slurm_conf))
     raw = answer.stdout.strip().rstrip("|").strip()
     if not raw.isdigit():
-        raise UserError(f"job {job_id} of {target.run} does not run: {words(answer.stderr)}")
+        raise UserError(f"job {job_id} of {target.run} does not run: {error_text(answer.stderr)}")
     return raw
 
 
@@ -185,6 +187,6 @@ def _allocation(launch: Launch) -> str:
 
 def _in_clean_environment(argv: list[str], slurm_conf: str | None) -> Attachment:
     environment = clean_environment(slurm_conf)
-    removed, conf = leaked_variables(os.environ), environment.get("SLURM_CONF")
+    removed, conf = inherited_variables(os.environ), environment.get("SLURM_CONF")
     is_new = conf is not None and (removed or conf != os.environ.get("SLURM_CONF"))
     return Attachment(argv, environment, removed, {"SLURM_CONF": str(conf)} if is_new else {})

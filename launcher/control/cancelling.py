@@ -13,7 +13,8 @@ from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
-from launcher.schedulers.base import Links, Scheduler, State
+from launcher.schedulers.base import ChainJobs, Scheduler
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 
@@ -138,7 +139,9 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         except OSError:
             ending.is_marked = False
     growing = [
-        replace(launch.intent, link=None) for _, launch, links in chains if len(links.jobs) < links.most
+        replace(launch.submission, link=None)
+        for _, launch, links in chains
+        if len(links.jobs) < links.max_links
     ]
     found: Mapping[str, Mapping[int, Sequence[str]]] = {}
     is_known = True
@@ -149,17 +152,17 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         except UserError:
             is_known = False
     for ending, launch, links in chains:
-        jobs_of = sorted(found.get(launch.intent.tag, {}).items())
+        jobs_of = sorted(found.get(launch.submission.tag, {}).items())
         lost = {link: [job for job in jobs if job not in links.jobs] for link, jobs in jobs_of}
         _claim(launch, links, {link: jobs[0] for link, jobs in lost.items() if jobs})
-        known = [job_id for job_id in links.beyond if not links.jobs[job_id].state.is_final]
+        known = [job_id for job_id in links.after_current if not links.jobs[job_id].state.is_final]
         ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
         if ending.is_ended_now and is_known and not ending.further and ending.target.state.is_final:
             take_back_end(ending.directory)  # it was over: nobody cancelled it
             ending.is_ended_now = False
 
 
-def _claim(launch: Launch, known: Links, lost: Mapping[int, str]) -> None:
+def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
     """Put links on record whose claims are missing, so that their ends can be waited for, and told."""
     on_record = launch.links
     for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():

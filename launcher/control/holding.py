@@ -9,7 +9,9 @@ from launcher.control.acting import Done, Outcome, again, by_scheduler, is_unans
 from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.runs.receipts import note_act
-from launcher.schedulers.base import JobStatus, NotHeld, Scheduler, State
+from launcher.schedulers.base import JobStatus, Scheduler
+from launcher.slurm.job_actions import NotHeld
+from launcher.slurm.states import State
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.paths import launch_numbers
-from launcher.schedulers.arrays import compress
-from launcher.schedulers.base import JobStatus, Links, Scheduler, State
+from launcher.schedulers.base import ChainJobs, JobStatus, Scheduler
+from launcher.slurm.hostlists import compress_tasks
+from launcher.slurm.states import State
 from launcher.tracking.current import Tracked, look_closely
 from launcher.tracking.finding import Found
 from launcher.tracking.launches import Launch, scheduler_of
@@ -43,7 +44,7 @@ class Target:
         return f"{job_id}_{self.task}" if job_id and self.task else job_id
 
     @property
-    def links(self) -> Links | None:
+    def links(self) -> ChainJobs | None:
         """Of a chain its jobs."""
         return self.tracked.status.chain
 
@@ -147,7 +148,7 @@ def _check_task(target: Target) -> None:
         job_id = target.launch.manifest.job_id if target.launch else None
         raise UserError(
             f"job {job_id} of {target.run} has no task {target.task}",
-            hint=f"its tasks: {compress(list(map(int, tasks)))}",
+            hint=f"its tasks: {compress_tasks(list(map(int, tasks)))}",
         )
 
 

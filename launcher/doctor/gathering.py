@@ -12,18 +12,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from launcher.containers.credentials import HUB_MACHINES, login_file
-from launcher.containers.references import DOCKER_HUB
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
-from launcher.inspection.cluster import facts_of
+from launcher.images.credentials import HUB_MACHINES, login_file
+from launcher.images.references import DOCKER_HUB
 from launcher.plan import Plan
 from launcher.preflight.images import engine_of_image
 from launcher.runs.provenance import user
-from launcher.schedulers.cluster import ask_at_once, questions
-from launcher.schedulers.commands import Unreachable, clean_environment, run, words
+from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
+from launcher.slurm.commands import Unreachable, error_text, run
+from launcher.slurm.environment import clean_environment
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 PYXIS_RUNTIME = "pyxis runtime"
@@ -136,8 +136,8 @@ def image_named(name: str, key: str) -> Image:
     UserError
         If it is no image's name.
     """
-    from launcher.containers import contents
-    from launcher.containers.references import Kind, Reference
+    from launcher.images import contents
+    from launcher.images.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
     told = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
@@ -148,7 +148,7 @@ def image_named(name: str, key: str) -> Image:
 
 
 def _of_file(image: Image) -> Image:
-    from launcher.containers.inspecting import inspect
+    from launcher.images.inspecting import inspect
 
     assert image.path is not None
     try:
@@ -171,7 +171,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
             ["skopeo", "inspect", "--config", name],
             clean_environment(None),
             _REGISTRY_PATIENCE_SECONDS,
-            tell=False,
+            notify=False,
         )
     except Unreachable:
         return replace(image, why="skopeo is not here to ask the registry")
@@ -189,7 +189,7 @@ def _of_registry(image: Image, name: str | None) -> Image:
 def _complaint(stderr: str) -> str:
     """What skopeo says is wrong, without its time and level."""
     found = re.search(r'msg="(.*)"', stderr)
-    return found[1].rpartition(": ")[2] if found else words(stderr)
+    return found[1].rpartition(": ")[2] if found else error_text(stderr)
 
 
 def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:

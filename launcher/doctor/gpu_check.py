@@ -15,19 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.containers.interrupts import ending_cleanly
 from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
+from launcher.estimates.overview import overview
+from launcher.images.interrupts import ending_cleanly
 from launcher.inspection import gather
-from launcher.launching.directory import TRAINER
 from launcher.plan import Plan
-from launcher.preflight.estimates.overview import overview
 from launcher.rendering.config_text import config_text
 from launcher.runs.files import copy_package
-from launcher.runs.paths import CODE
-from launcher.schedulers.commands import WITHOUT_SLURM
+from launcher.runs.paths import CODE, TASK_PACKAGES
+from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
 
 _MICRO_BATCHES = 4
@@ -97,8 +96,9 @@ def check_gpus(made: Draft, directory: Path, only: str | None, minutes: int) -> 
     if result.exists() or (directory / CODE).exists():
         raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
     directory.mkdir(parents=True, exist_ok=True)
-    # As in a launch, the nodes get the trainer alone: the launcher's own libraries are not theirs.
-    copy_package(TRAINER, directory / CODE / TRAINER.name)
+    # As in a launch, the nodes get what tasks run alone: the launcher's own libraries are not theirs.
+    for package in TASK_PACKAGES:
+        copy_package(package, directory / CODE / package.name)
     (directory / f"{CONFIG}.yaml").write_text(config_text(plan.job.config), encoding="utf-8")
     python = common.python(made.composition.config)
     command = [python, "-u", "-m", "trainer.gpu_check", "--directory", str(directory)]
@@ -150,7 +150,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
 
 def estimate_of(made: Draft) -> dict[str, Any]:
     """Return what is estimated of the configuration that is measured; nothing of what cannot be told."""
-    estimates = overview(made.plan, gather(made, look=False))
+    estimates = overview(made.plan, gather(made, look=False).gpu_types)
     found: dict[str, Any] = {}
     if estimates.memory is not None:
         found["gpu"] = estimates.memory.counted.gpu.name

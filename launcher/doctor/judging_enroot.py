@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.containers.tools import how_to_get
 from launcher.doctor.facts import Enroot, Image, Machine, Needs, Place
 from launcher.doctor.lines import Line, Status, gib
+from launcher.images.tools import how_to_get
 
 _GIB = 2**30
 # An image is this much larger unpacked than compressed, as a rule.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from launcher.doctor.facts import Image, Machine, Needs, Slurm
 from launcher.doctor.lines import Line, Status
 from launcher.doctor.proven import SLURM, judge
-from launcher.schedulers.commands import WITHOUT_SLURM
+from launcher.slurm.commands import WITHOUT_SLURM
 
 _PYXIS = "Pyxis is at https://github.com/NVIDIA/pyxis#installation"
 _ASK = "ask whoever runs the cluster for"

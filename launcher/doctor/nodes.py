@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.containers.interrupts import ending_cleanly
 from launcher.doctor import probe
 from launcher.doctor.facts import Machine, machine_of
 from launcher.errors import UserError, end_of, one_line
+from launcher.images.interrupts import ending_cleanly
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import FLAGS
 from launcher.runs.provenance import new_tag
-from launcher.schedulers.commands import WITHOUT_SLURM, words
+from launcher.slurm.commands import WITHOUT_SLURM, error_text
 
 # Where in the cluster a launch would run, so that the same nodes are looked at.
 _QUEUE = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
@@ -142,7 +142,7 @@ def pyxis_words(stderr: str) -> str:
     """What Pyxis and Enroot complain of, once for all nodes; all that was said if that is nothing."""
     said = [found[1].strip() for line in stderr.splitlines() if (found := _PYXIS_SAYS.search(line))]
     telling = [line for line in dict.fromkeys(said) if line and not line.endswith(_PYXIS_SAYS_NOTHING)]
-    return "; ".join(line for line in telling if not _PYXIS_CHILD.fullmatch(line)) or words(stderr)
+    return "; ".join(line for line in telling if not _PYXIS_CHILD.fullmatch(line)) or error_text(stderr)
 
 
 def _run(
@@ -153,7 +153,7 @@ def _run(
     patience: float,
     *,
     minutes: int = _MINUTES,
-    tell: Callable[[str], str] = words,
+    tell: Callable[[str], str] = error_text,
 ) -> tuple[str, str | None]:
     """Run a command once on each of some nodes: its output, and what went wrong."""
     name = f"slipway-doctor-{new_tag()}"
@@ -248,7 +248,7 @@ def _before_the_end(stderr: str) -> str:
     """What srun said before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
-    return end_of(one_line(words("\n".join(lines)))) if lines else ""
+    return end_of(one_line(error_text("\n".join(lines)))) if lines else ""
 
 
 def _answers(count: int, out: str, why: str | None) -> Answers:

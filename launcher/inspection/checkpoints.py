@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.errors import did_you_mean, nearest, nearest_files
+from launcher.estimates.values import Values
 from launcher.inspection.ground import Ground, is_there, opened
 from launcher.preflight.path_facts import Lack
-from launcher.preflight.values import Values
 from supervisor.checkpoints import MARKER, TRACKER
 from supervisor.files import read_text
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import nearest_files
+from launcher.estimates.values import Values
 from launcher.inspection.ground import Ground, opened, told
 from launcher.inspection.indexed_data import why_no_data_set
 from launcher.preflight.path_facts import Lack
-from launcher.preflight.values import Values
 
 _PREFIX = "model.data.data_prefix"
 _SUFFIXES = (".bin", ".idx")

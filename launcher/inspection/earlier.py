@@ -9,12 +9,12 @@ from typing import Any
 
 from launcher.drafting import Draft
 from launcher.errors import UserError
+from launcher.estimates.values import Values
 from launcher.inspection.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
 from launcher.inspection.data_identity import ask_identity
 from launcher.inspection.ground import Ground
 from launcher.preflight.facts import Change, EarlierTraining
 from launcher.preflight.findings import full
-from launcher.preflight.values import Values
 from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
 from launcher.runs.paths import LAUNCHES, LaunchPaths
 from launcher.runs.reading import read_yaml

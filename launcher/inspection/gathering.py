@@ -14,10 +14,10 @@ from launcher.inspection.keys import added_keys
 from launcher.inspection.paths import path_facts
 from launcher.inspection.secrets import lost_secrets, open_secrets
 from launcher.plan import Plan
-from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.facts import Facts
 from launcher.preflight.gpus import gpus_of
 from launcher.sandbox import is_sandbox
+from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.stage_cluster import stage_cluster
 from launcher.verdict import trainer_verdict
 

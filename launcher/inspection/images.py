@@ -14,7 +14,7 @@ from launcher.preflight.path_facts import Lack
 from launcher.releases import contents_by_file_name, contents_by_name
 
 if TYPE_CHECKING:
-    from launcher.containers.choice import Choice
+    from launcher.images.choice import Choice
     from launcher.releases import Contents
 
 _SUFFIXES = (".sqsh", ".squashfs")
@@ -33,7 +33,7 @@ def lost_image(ground: Ground) -> tuple[Lack, ...] | None:
         return (Lack("container", container.image, "not on this machine; every node must have it", False),)
     fix = f"{nearest_files(path, _SUFFIXES)}\n{_REGISTRY}"
     # Imported late: many launches have no image that is a file.
-    from launcher.containers.superblock import SUPERBLOCK_BYTES, why_not_squashfs
+    from launcher.images.superblock import SUPERBLOCK_BYTES, why_not_squashfs
 
     try:
         with opened(path) as stream:
@@ -95,14 +95,14 @@ def _contents(ground: Ground, image: str, *, look: bool) -> Contents | None:
 
 def _of_file(path: Path) -> Contents | None:
     # Imported late: many launches have no image that is a file.
-    from launcher.containers.contents import of_file
+    from launcher.images.contents import of_file
 
     return of_file(path)
 
 
 def _of_choice(choice: Choice, ground: Ground) -> Contents | None:
-    from launcher.containers.choice import recipe_of
-    from launcher.containers.contents import of_recipe, of_reference
+    from launcher.images.choice import recipe_of
+    from launcher.images.contents import of_recipe, of_reference
 
     if choice.recipe is not None:
         trees = ground.made.composition.config_dir, ground.made.template_dir

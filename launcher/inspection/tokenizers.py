@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import file_mode, nearest_files
+from launcher.estimates.values import Values
 from launcher.inspection.ground import Ground, opened, told
 from launcher.preflight.path_facts import Lack
-from launcher.preflight.values import Values
 
 _NODE = "model.tokenizer"
 _WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")

@@ -20,9 +20,9 @@ from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, short
 from launcher.runs.write import discard_launch, make_directories, missing_directories, remove_empty
-from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.schedulers.registry import scheduler_for
-from launcher.stages.dependencies import beside
+from launcher.schedulers import scheduler_for
+from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 
 __all__ = ["Launched", "Patience", "launch", "launch_stages"]
@@ -63,7 +63,7 @@ class _Ready:
         # Without its image it cannot run, whatever is asked of other stages.
         after_stage = self.made.composition.config.resilience.after_stage
         condition = "afterok" if stage == IMAGE else after_stage
-        return beside(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
+        return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
 def _silently(_: str) -> None:
@@ -116,8 +116,8 @@ def launch_stages(
         try:
             launched.append(_submitted(one, manifest, before, tell, patience))
         except (UserError, KeyboardInterrupt) as error:
-            for last, intent in written[len(launched) + 1 :]:
-                _keep(last.paths, intent.refused(f"the stage before it, {one.stage}, has no job"))
+            for last, submission in written[len(launched) + 1 :]:
+                _keep(last.paths, submission.refused(f"the stage before it, {one.stage}, has no job"))
             if before is not None and isinstance(error, UserError):
                 raise _after(before, one, error) from error
             raise
@@ -176,9 +176,11 @@ def _submit(
     scheduler: Scheduler, paths: LaunchPaths, manifest: Manifest, tell: Tell, patience: Patience
 ) -> str:
     """Submit, and keep on record why there is no job, or why nobody knows."""
-    intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after)
+    submission = PendingSubmission(
+        manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after
+    )
     try:
-        return submit(scheduler, intent, tell, patience)
+        return submit(scheduler, submission, tell, patience)
     except NoAnswer as error:
         _keep(paths, manifest.lost(error.message))
         where = shlex.quote(short(paths.run_dir))

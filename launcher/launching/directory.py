@@ -22,11 +22,9 @@ from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, next_launch_number
 from launcher.runs.write import LaunchExists, link_newest, write_launch
-from launcher.schedulers.arrays import declared_tasks
+from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
 from supervisor.files import write_atomic
-
-TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
 
 def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
@@ -40,7 +38,7 @@ def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
     # Without Slurm a job runs without its container.
     container = made.plan.job.container if made.plan.scheduler != "local" else None
     image = container.image if container else None
-    origin = with_digest(provenance.gather(TRAINER, request.config_dir, image), image)
+    origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
     while True:
         manifest = manifest_of(made, request, origin)
         files = files_of(made, manifest, request)
@@ -61,7 +59,7 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
-    from launcher.containers.choice import digest_of
+    from launcher.images.choice import digest_of
 
     digest = digest_of(image)
     return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
@@ -135,8 +133,8 @@ def _quoted(word: str) -> str:
     return shlex.quote(word)
 
 
-def _code(plan: Plan) -> Path | None:
-    return TRAINER if plan.job.engine == "megatron" else None
+def _code(plan: Plan) -> Sequence[Path]:
+    return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
 
 
 def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Manifest:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
-from launcher.containers.choice import KEY, Choice, recipe_of
-from launcher.containers.superblock import is_squashfs
 from launcher.drafting import Request, choice_of
 from launcher.errors import UserError
+from launcher.images.choice import KEY, Choice, recipe_of
+from launcher.images.superblock import is_squashfs
 from launcher.stages.image import ImageWork
 
 if TYPE_CHECKING:
-    from launcher.containers.importing import Imported
-    from launcher.containers.progress import Progress
+    from launcher.images.importing import Imported
+    from launcher.images.progress import Progress
 
 _WORKSPACE = "workspace"
 _PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
@@ -112,12 +112,12 @@ def _of_launch(hint: str | None) -> str | None:
 
 
 def _made_here(needed: Needed, progress: Progress) -> Imported:
-    from launcher.containers.importing import ImportOptions, import_image
+    from launcher.images.importing import ImportOptions, import_image
 
     choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
     if choice.recipe is not None:
-        from launcher.containers.building import build_into_store
-        from launcher.containers.store import Store
+        from launcher.images.building import build_into_store
+        from launcher.images.store import Store
 
         recipe = recipe_of(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
         for warning in recipe.warnings:

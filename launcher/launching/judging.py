@@ -9,7 +9,7 @@ from launcher.drafting import Draft, render_again
 from launcher.errors import UserError
 from launcher.launching.submitting import Patience, Tell, validate
 from launcher.schedulers.base import Scheduler
-from launcher.schedulers.commands import Silent, Unreachable
+from launcher.slurm.commands import SchedulerSilent, Unreachable
 from supervisor.excluded import ExcludedNode
 
 
@@ -34,7 +34,7 @@ def judged(
     try:
         told = validate(scheduler, made.rendered.script, tell, patience)
     except UserError as error:
-        if not avoided or isinstance(error, Unreachable) or isinstance(error.__cause__, Silent):
+        if not avoided or isinstance(error, Unreachable) or isinstance(error.__cause__, SchedulerSilent):
             raise
         told, refusal = error.message, True
     else:

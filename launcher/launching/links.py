@@ -6,8 +6,8 @@ from launcher.errors import UserError
 from launcher.launching.submitting import Patience, Tell, submit
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import LaunchPaths
-from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.stages.dependencies import beside
+from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.slurm.sbatch_options import combined_dependency
 from supervisor.marks import claim
 
 
@@ -36,11 +36,13 @@ def submit_links(
     before = manifest.job_id
     assert before is not None
     for link in range(2, manifest.links + 1):
-        after = beside(own, f"afterany:{before}", key)
-        intent = Intent(manifest.tag, paths.script, manifest.user, manifest.created, link, after)
+        after = combined_dependency(own, f"afterany:{before}", key)
+        submission = PendingSubmission(
+            manifest.tag, paths.script, manifest.user, manifest.created, link, after
+        )
         which = f"link {link} of {manifest.links}"
         try:
-            before = submit(scheduler, intent, tell, patience)
+            before = submit(scheduler, submission, tell, patience)
         except NoAnswer as error:
             # None could be told to wait for it; should it be there, it does its work as the last one.
             return [f"whether {which} became a job is not known, and no further one was submitted: {error}"]

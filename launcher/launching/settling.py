@@ -87,11 +87,11 @@ def _ask(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
     found: dict[str, Sequence[str]] = {}
     for group in by_scheduler(launches):
         try:
-            told = scheduler_of(group[0]).find([launch.intent for launch in group])
+            told = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
             raise _not_known(group[-1], error.message.splitlines()[0]) from error
         # A point of a sweep is looked for by the tag of its array.
-        found |= {launch.manifest.tag: told.get(launch.intent.tag, ()) for launch in group}
+        found |= {launch.manifest.tag: told.get(launch.submission.tag, ()) for launch in group}
     return found
 
 
@@ -100,7 +100,7 @@ def _settled(launch: Launch, found: Mapping[str, Sequence[str]], tell: Tell) -> 
     manifest, directory = launch.manifest, launch.paths.directory
     jobs = found.get(manifest.tag)
     if jobs:
-        kept = keep_one(scheduler_of(launch), launch.intent, jobs, tell)
+        kept = keep_one(scheduler_of(launch), launch.submission, jobs, tell)
     elif submitter := _submitter(manifest):
         raise _not_known(launch, f"process {submitter} is still submitting it")
     elif manifest.user != provenance.user():

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from launcher.errors import UserError
 from launcher.runs.receipts import note_submitted
-from launcher.schedulers.base import Intent, NoAnswer, Scheduler
-from launcher.schedulers.commands import Silent
+from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.slurm.commands import SchedulerSilent
 from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
@@ -56,19 +56,19 @@ def validate(scheduler: Scheduler, script_text: str, tell: Tell, patience: Patie
     UserError
         If it would refuse the script, or does not answer: nothing is launched then.
     """
-    silence: Silent | None = None
+    silence: SchedulerSilent | None = None
     for _ in patience.tries():
         if silence is not None:
             tell(f"{silence.message}; asking again ...")
         try:
             return scheduler.validate(script_text)
-        except Silent as error:
+        except SchedulerSilent as error:
             silence = error
     assert silence is not None
     raise UserError(silence.message, hint="nothing was launched; try again when it does") from silence
 
 
-def submit(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience) -> str:
+def submit(scheduler: Scheduler, submission: PendingSubmission, tell: Tell, patience: Patience) -> str:
     """Submit a script that lies in its launch directory; return the id of the one job that it became.
 
     Parameters
@@ -83,14 +83,16 @@ def submit(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience)
     UserError
         If the scheduler refuses; then there is no job, nor will there be one.
     """
-    job = _submit_patiently(scheduler, intent, tell, patience)
-    note_submitted(job, intent.script.parent)
+    job = _submit_patiently(scheduler, submission, tell, patience)
+    note_submitted(job, submission.script.parent)
     return job
 
 
-def _submit_patiently(scheduler: Scheduler, intent: Intent, tell: Tell, patience: Patience) -> str:
+def _submit_patiently(
+    scheduler: Scheduler, submission: PendingSubmission, tell: Tell, patience: Patience
+) -> str:
     try:
-        return _submit(scheduler, intent)
+        return _submit(scheduler, submission)
     except NoAnswer as error:
         lost = error
     told = ""
@@ -99,28 +101,28 @@ def _submit_patiently(scheduler: Scheduler, intent: Intent, tell: Tell, patience
         tell(f"{again}; looking for the job by its tag ...")
         told = lost.message
         try:
-            jobs = _find(scheduler, intent)
+            jobs = _find(scheduler, submission)
         except UserError as error:
             lost = NoAnswer(error.message.splitlines()[0])
             continue
         if jobs:
-            return keep_one(scheduler, intent, jobs, tell)
+            return keep_one(scheduler, submission, jobs, tell)
         tell("there is no such job; submitting it again ...")
         try:
-            newest = _submit(scheduler, intent)
+            newest = _submit(scheduler, submission)
         except NoAnswer as error:
             lost = error
         except UserError as refusal:
-            return _after_refusal(scheduler, intent, refusal, tell)
+            return _after_refusal(scheduler, submission, refusal, tell)
         else:
-            return keep_one(scheduler, intent, [*_find_if_told(scheduler, intent), newest], tell)
-    jobs = _find_if_told(scheduler, intent)
+            return keep_one(scheduler, submission, [*_find_if_told(scheduler, submission), newest], tell)
+    jobs = _find_if_told(scheduler, submission)
     if jobs:
-        return keep_one(scheduler, intent, jobs, tell)
+        return keep_one(scheduler, submission, jobs, tell)
     raise lost
 
 
-def keep_one(scheduler: Scheduler, intent: Intent, jobs: Sequence[str], tell: Tell) -> str:
+def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence[str], tell: Tell) -> str:
     """Settle which of the jobs of one submission is the launch's, the oldest if none began; cancel others.
 
     Raises
@@ -129,7 +131,7 @@ def keep_one(scheduler: Scheduler, intent: Intent, jobs: Sequence[str], tell: Te
         If a later launcher has given this launch up: its jobs leave without doing anything.
     """
     # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
-    kept = claim(intent.script.parent, jobs[0], intent.link or 1)
+    kept = claim(submission.script.parent, jobs[0], submission.link or 1)
     for job in dict.fromkeys(jobs):
         if job == kept:
             continue
@@ -143,26 +145,30 @@ def keep_one(scheduler: Scheduler, intent: Intent, jobs: Sequence[str], tell: Te
     return kept
 
 
-def _after_refusal(scheduler: Scheduler, intent: Intent, refusal: UserError, tell: Tell) -> str:
+def _after_refusal(
+    scheduler: Scheduler, submission: PendingSubmission, refusal: UserError, tell: Tell
+) -> str:
     """The second submission is refused, perhaps because the first, that nobody answered, became a job."""
-    jobs = _find_if_told(scheduler, intent)
+    jobs = _find_if_told(scheduler, submission)
     if jobs:
-        return keep_one(scheduler, intent, jobs, tell)
-    kept = claim(intent.script.parent, GIVEN_UP, intent.link or 1)
+        return keep_one(scheduler, submission, jobs, tell)
+    kept = claim(submission.script.parent, GIVEN_UP, submission.link or 1)
     if kept == GIVEN_UP:
         raise refusal
     return kept
 
 
-def _submit(scheduler: Scheduler, intent: Intent) -> str:
-    return scheduler.submit(intent.script, intent.tag, link=intent.link or 1, after=intent.after)
+def _submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
+    return scheduler.submit(
+        submission.script, submission.tag, link=submission.link or 1, after=submission.after
+    )
 
 
-def _find(scheduler: Scheduler, intent: Intent) -> list[str]:
-    return list(scheduler.find([intent]).get(intent.tag, ()))
+def _find(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
+    return list(scheduler.find([submission]).get(submission.tag, ()))
 
 
-def _find_if_told(scheduler: Scheduler, intent: Intent) -> list[str]:
+def _find_if_told(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
     with contextlib.suppress(UserError):
-        return _find(scheduler, intent)
+        return _find(scheduler, submission)
     return []

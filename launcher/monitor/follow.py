@@ -11,14 +11,15 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from launcher.errors import one_line
+from launcher.exit_codes import WATCHING_ENDED
 from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
 from launcher.monitor.logs import last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
 from launcher.runs.paths import short
-from launcher.schedulers.base import JobStatus, State
-from launcher.tracking.exit_codes import WATCHING_ENDED, exit_code
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, open_launch
 from launcher.ui import formatting
 
@@ -91,7 +92,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
     Returns
     -------
     int
-        The exit code of the job's end (`launcher.tracking.exit_codes`), or that of Ctrl-C, which leaves the
+        The exit code of the job's end (`launcher.exit_codes`), or that of Ctrl-C, which leaves the
         job alone.
     """
     launch = open_launch(run_dir, number)
@@ -102,7 +103,7 @@ def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
         return WATCHING_ENDED
     if not status.state.is_good:
         print(f"\n{_failure_message(launch, status)}", file=sys.stderr)
-    return exit_code(status.state)
+    return status.state.exit_code
 
 
 def _interrupt_message(launch: Launch) -> str:
@@ -115,7 +116,7 @@ def _interrupt_message(launch: Launch) -> str:
 
 
 def _failure_message(launch: Launch, status: JobStatus) -> str:
-    reason = f" ({status.reasons})" if status.reasons else ""
+    reason = f" ({status.full_reason})" if status.full_reason else ""
     first = one_line(f"Job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}")
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return first
@@ -181,7 +182,7 @@ class LinesView:
             return
         self._printed = state
         nodes = f" on {status.nodes}" if status.nodes and not status.state.is_final else ""
-        reason = f" ({status.reasons})" if status.reasons else ""
+        reason = f" ({status.full_reason})" if status.full_reason else ""
         after = f" after {status.elapsed}" if status.elapsed and status.state.is_final else ""
         link = f" (link {status.chain})" if status.chain else ""
         _print(f"job {job}{link} {status.state.value}{reason}{nodes}{after}")

@@ -20,8 +20,9 @@ from launcher.monitor.provenance_report import Changes, Difference, changes_betw
 from launcher.monitor.readers import all_events, newest_events
 from launcher.monitor.run_status import finite, links_to_json
 from launcher.runs.paths import launch_numbers
-from launcher.schedulers.base import JobStatus, State
-from launcher.schedulers.states import exit_reason
+from launcher.schedulers.base import JobStatus
+from launcher.schedulers.job_status import exit_reason
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask
 from launcher.ui import formatting
@@ -137,7 +138,7 @@ class LaunchRow:
             "node_list": self.status.nodes,
             "restarts": self.status.restarts,
             "links": links_to_json(self.status.chain),
-            "max_links": self.status.chain.most if self.status.chain else None,
+            "max_links": self.status.chain.max_links if self.status.chain else None,
             **self.steps.to_json(),
             "git_commit": manifest.git_commit if manifest else None,
             "git_dirty": manifest.git_dirty if manifest else None,

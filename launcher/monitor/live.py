@@ -20,7 +20,8 @@ from rich.text import Text
 from launcher.errors import one_line
 from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch
 from launcher.ui import formatting
 from launcher.ui.tables import colour

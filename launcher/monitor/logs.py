@@ -14,7 +14,8 @@ from typing import BinaryIO
 from launcher.errors import one_line
 from launcher.monitor.polling import JobPoller
 from launcher.runs.paths import launch_numbers
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch
 from supervisor.files import open_regular, read_json, unix_time, whole
 

@@ -19,8 +19,9 @@ from launcher.monitor.progress import Progress
 from launcher.monitor.provenance_report import Difference, difference_of
 from launcher.monitor.readers import newest_events
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, Links, State
-from launcher.times import parse_time_limit
+from launcher.schedulers.base import ChainJobs, JobStatus
+from launcher.slurm.states import State
+from launcher.slurm.times import parse_time_limit
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch
 from launcher.ui import formatting
@@ -213,7 +214,7 @@ class RunStatus:
     @property
     def _reasons(self) -> list[str | None]:
         differs = self.differs.summary() if self.differs else None
-        return [self.status.reasons, differs, summary(self.damaged)]
+        return [self.status.full_reason, differs, summary(self.damaged)]
 
     @property
     def differs(self) -> Difference | None:
@@ -252,7 +253,7 @@ class RunStatus:
             "restarts": self.status.restarts,
             "tasks": {task: state.value for task, state in self.status.tasks.items()},
             "link": self.status.chain.current if self.status.chain else None,
-            "max_links": self.status.chain.most if self.status.chain else None,
+            "max_links": self.status.chain.max_links if self.status.chain else None,
             "links": links_to_json(self.status.chain),
             "user": manifest.user if manifest else None,
             "step": self.progress.step,
@@ -283,7 +284,7 @@ def as_table(rows: Sequence[RunStatus]) -> tuple[Sequence[str], list[list[str]]]
     return names, [[cell[name] for name in names] for cell in cells]
 
 
-def links_to_json(links: Links | None) -> list[dict[str, Any]]:
+def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
     """Return the jobs of a chain for programs; an empty list for any other job."""
     return [
         {
@@ -320,6 +321,6 @@ def _with_progress(item: Tracked) -> RunStatus:
         transitions = transitions_of(item.launch, item.status)
         damaged = damaged_checkpoints(item.launch)
         with contextlib.suppress(OSError):  # another user's run that may not be read
-            events = newest_events(item.launch, restarted=item.status.began_again)
+            events = newest_events(item.launch, restarted=item.status.has_restarted)
     progress = Progress(events)
     return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)

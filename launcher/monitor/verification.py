@@ -12,11 +12,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from launcher import exit_codes
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
 from launcher.monitor.loss_trend import FEWEST_STEPS, Trend, measure_trend
-from launcher.schedulers.base import State
-from launcher.tracking import exit_codes
+from launcher.slurm.states import State
 from launcher.ui import formatting
 
 _SHOWN = 5
@@ -52,7 +52,7 @@ def verify_smoke(seen: Evidence) -> list[RunCheck]:
 
 
 def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
-    """Return the exit code of a verification; `launcher.tracking.exit_codes` has them all."""
+    """Return the exit code of a verification; `launcher.exit_codes` has them all."""
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
         return exit_codes.UNDER_WAY

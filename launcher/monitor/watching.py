@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 from launcher.errors import one_line
 from launcher.monitor.polling import Poller, backoff
 from launcher.monitor.run_status import RunStatus, as_table
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.ui import formatting
 from launcher.ui.tables import colour, print_table, reasons, rich_table
 from launcher.ui.terminal import open_console
@@ -169,7 +170,7 @@ def as_line(row: RunStatus) -> str:
         row.run,
         f"job {row.launch.job_in(status)}{link}" if row.launch else "",
     ]
-    parts.append(status.state.value + (f" ({status.reasons})" if status.reasons else ""))
+    parts.append(status.state.value + (f" ({status.full_reason})" if status.full_reason else ""))
     if status.nodes and not status.state.is_final:
         parts.append(f"on {status.nodes}")
     if status.elapsed and status.state.is_final:
@@ -193,7 +194,7 @@ def watch_on_screen(poller: StatusPoller, interval: float) -> Snapshot:
     terminal = open_console()
     snapshot = poller.snapshot()
     # The heading shows that the scheduler does not answer; a logged line would tear the screen.
-    logging.getLogger("launcher.schedulers").setLevel(logging.ERROR)
+    logging.getLogger("launcher.slurm").setLevel(logging.ERROR)
     try:
         with poller, Live(console=terminal, screen=True, auto_refresh=False) as live:
             while not snapshot.is_over:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.errors import did_you_mean
+from launcher.estimates.values import count
 from launcher.plan import Plan
 from launcher.preflight.cluster import (
     associations_of,
@@ -15,12 +16,11 @@ from launcher.preflight.cluster import (
     submitted_at_once,
     wanted_seconds,
 )
-from launcher.preflight.cluster_facts import Association, Limits, Qos
 from launcher.preflight.cluster_nodes import wanted_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, warning
-from launcher.preflight.values import count
-from launcher.times import format_time_limit
+from launcher.slurm.cluster import Association, Limits, Qos
+from launcher.slurm.times import format_time_limit
 
 _ACCOUNT = "cluster.account"
 _QOS = "cluster.qos"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.preflight import shape as keys
+from arithmetic.layout import ParallelConfig, is_rampup
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import RAMPUP
+from launcher.estimates.values import Values, is_whole
 from launcher.preflight.findings import Finding, error, full
-from launcher.preflight.shape import Shape
-from launcher.preflight.values import Values, is_whole
 
-RAMPUP = "model.rampup_batch_size"
 _ACCUMULATE = "trainer.accumulate_grad_batches"
 
 
-def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Finding]:
+def rampup_problems(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
     """Start, increment and samples of a growing batch, the last of which Megatron divides by.
 
     megatron/core/num_microbatches_calculator.py: the way from the start to the global batch is a whole number
@@ -29,8 +29,7 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
         return
     start, increment, _ = rampup
     data = shape.data(nodes)
-    grouped = shape.virtual is not None and shape.pipeline > 1
-    step = shape.micro * data * (shape.group if grouped else 1)
+    step = shape.rampup_multiple(nodes)
     way = shape.batch - start
     if way <= 0:
         more = "is more than" if way < 0 else "is already"
@@ -54,7 +53,7 @@ def rampup_problems(values: Values, shape: Shape, nodes: int) -> Iterator[Findin
             RAMPUP,
             rampup,
             f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data}"
-            + (f" × groups of {shape.group} for virtual stages" if grouped else "")
+            + (f" × groups of {shape.group} for virtual stages" if shape.is_interleaved else "")
             + f" = {step}",
             _rampup_fix(shape.batch, step),
             also=(keys.MICRO, keys.NODES),
@@ -66,12 +65,6 @@ def _rampup_fix(batch: int, step: int) -> str:
     if step == 0 or batch % step or batch <= step:
         return "null, or fewer nodes or a smaller micro batch"
     return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
-
-
-def is_rampup(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 3 or not all(is_whole(part) for part in value):
-        return False
-    return all(part >= 1 for part in value)
 
 
 def accumulation_problems(values: Values) -> Iterator[Finding]:

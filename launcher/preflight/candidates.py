@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
-from launcher.preflight import shape as keys
+from arithmetic.layout import ParallelConfig, fits
+from launcher.estimates import parallelism as keys
+from launcher.estimates.layout import (
+    COUNTED_ENDS,
+    EVERYTHING,
+    NOTHING,
+    RECOMPUTE,
+    SELECTIVE,
+    SEQUENCE,
+    Layout,
+    Recompute,
+    effort,
+    layout_of,
+    own_recompute,
+    shape_with,
+    with_changes,
+)
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, divisors
 from launcher.preflight.batches import rampup_problems
-from launcher.preflight.estimates.speed import Layout, Recompute
 from launcher.preflight.findings import Finding, full
-from launcher.preflight.layout import fits
 from launcher.preflight.model import (
     context_problems,
     layers_fit,
@@ -21,14 +36,8 @@ from launcher.preflight.model import (
     tensor_sizes,
     virtual_problems,
 )
-from launcher.preflight.shape import Shape, is_encoder_decoder, stacks_of
-from launcher.preflight.values import Values, divisors
 
-SEQUENCE = "model.sequence_parallel"
-# The embedding and the loss take the place of a layer each.
-COUNTED_ENDS = tuple(f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
 _OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
-_RECOMPUTE = "activations_checkpoint"
 _SIZES = frozenset(
     map(
         full,
@@ -58,97 +67,8 @@ _SHORTEST_PART = 4096
 _MOST_GPUS = 2**20
 _MOST_TRIED = 4_000
 
-NOTHING = Recompute()
-SELECTIVE = Recompute("selective")
-EVERYTHING = Recompute("full", "uniform", 1)
 
-
-def layout_of(values: Values, shape: Shape) -> Layout:
-    """The user's own."""
-    return Layout(
-        tensor=shape.tensor,
-        pipeline=shape.pipeline,
-        virtual=shape.virtual,
-        context=shape.context,
-        micro=shape.micro,
-        sequence_parallel=values.flag(SEQUENCE),
-        recompute=_own_recompute(values),
-    )
-
-
-def shape_with(values: Values, shape: Shape, layout: Layout) -> Shape:
-    """The shape with a layout in place of its own."""
-    given = values.whole(keys.EXPERT_TENSOR)
-    return shape._replace(
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
-        virtual=layout.virtual,
-        context=layout.context,
-        micro=layout.micro,
-        expert_tensor=layout.tensor if given is None else given,
-        group=values.whole(keys.GROUP, layout.pipeline) or layout.pipeline,
-    )
-
-
-def changes_to(values: Values, layout: Layout) -> dict[str, Any]:
-    """The keys of the job's configuration that differ with a layout, and their values there."""
-    wanted: dict[str, Any] = {
-        keys.TENSOR: layout.tensor,
-        keys.PIPELINE: layout.pipeline,
-        keys.VIRTUAL: layout.virtual,
-        keys.CONTEXT: layout.context,
-        keys.MICRO: layout.micro,
-        SEQUENCE: layout.sequence_parallel,
-    }
-    if is_encoder_decoder(values) and layout.pipeline != values.whole(keys.PIPELINE, 1):
-        wanted[keys.SPLIT_RANK] = layout.pipeline // 2
-    if layout.counts_ends:
-        wanted.update(dict.fromkeys(COUNTED_ENDS, True))
-    if layout.recompute != _own_recompute(values):
-        for stack in stacks_of(values):
-            start = f"{stack.node}.{_RECOMPUTE}"
-            wanted[f"{start}_granularity"] = layout.recompute.granularity
-            wanted[f"{start}_method"] = layout.recompute.method
-            wanted[f"{start}_num_layers"] = layout.recompute.layers
-    absent = {keys.TENSOR: 1, keys.PIPELINE: 1, keys.CONTEXT: 1, SEQUENCE: False}
-    return {
-        key: value
-        for key, value in wanted.items()
-        if value != (absent.get(key) if values.raw(key) is None else values.raw(key))
-        and not (key == keys.VIRTUAL and value is None and values.raw(key) == 1)
-    }
-
-
-def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with dotted keys set; the parts without a change are shared."""
-    made = dict(config)
-    for key, value in changes.items():
-        *parents, name = key.split(".")
-        node = made
-        for parent in parents:
-            below = node.get(parent)
-            node[parent] = dict(below) if isinstance(below, Mapping) else {}
-            node = node[parent]
-        node[name] = value
-    return made
-
-
-def distance(layout: Layout, own: Layout) -> float:
-    """How far a layout is from another: doublings of its sizes, and steps of recomputing more or less."""
-    sizes = zip(
-        (layout.tensor, layout.pipeline, layout.context, layout.micro),
-        (own.tensor, own.pipeline, own.context, own.micro),
-        strict=True,
-    )
-    far = sum(abs(math.log2(size / before)) for size, before in sizes)
-    # These two hardly change what a step does, and follow from other sizes as often as not.
-    far += abs(math.log2((layout.virtual or 1) / (own.virtual or 1))) / 2
-    far += (layout.sequence_parallel != own.sequence_parallel) / 2
-    far += (layout.counts_ends != own.counts_ends) / 2
-    return far + abs(effort(layout.recompute) - effort(own.recompute))
-
-
-def layouts(values: Values, shape: Shape, counts: Sequence[int], engine: str) -> Iterator[Layout]:
+def layouts(values: Values, shape: ParallelConfig, counts: Sequence[int], engine: str) -> Iterator[Layout]:
     """Every layout that passes the checks of the layout and the batch on each of these numbers of nodes."""
     own, world = layout_of(values, shape), counts[0] * shape.devices
     if world > _MOST_GPUS:
@@ -174,14 +94,14 @@ def layouts(values: Values, shape: Shape, counts: Sequence[int], engine: str) ->
                         yield bare._replace(sequence_parallel=flag, recompute=recompute)
 
 
-def _runs(values: Values, shape: Shape, nodes: int) -> bool:
+def _runs(values: Values, shape: ParallelConfig, nodes: int) -> bool:
     return fits(shape, nodes) and not any(map(is_of_layout, rampup_problems(values, shape, nodes)))
 
 
 def is_of_layout(finding: Finding) -> bool:
     """Whether another layout may mend it: of what it names, one key at least is a layout's."""
     named = {finding.key, *finding.also}
-    return bool(named & _SIZES) or any(_RECOMPUTE in key for key in named if key)
+    return bool(named & _SIZES) or any(RECOMPUTE in key for key in named if key)
 
 
 def _is_near(tensor: int, devices: int) -> bool:
@@ -243,7 +163,7 @@ class _Splits:
         """Return the user's own; nothing, attention's core, half of a model chunk's layers, all of them."""
         stack = stacks_of(self._with(self._pipeline(pipeline, ends)))[0]
         chunk = ((stack.layers or 1) + 2 * ends) // ((stack.stages or 1) * (virtual or 1))
-        own = _own_recompute(self._values)
+        own = own_recompute(self._values)
         half = [Recompute("full", "block", chunk // 2)] if chunk > 1 else []
         others = (NOTHING, SELECTIVE, *half, EVERYTHING)
         return [own, *(option for option in others if effort(option) != effort(own))]
@@ -275,30 +195,9 @@ def _contexts(values: Values, own: int, world: int) -> list[int]:
     return [size for size in sorted(sizes) if world % size == 0]
 
 
-def _micro_batches(shape: Shape, data: int) -> list[int]:
+def _micro_batches(shape: ParallelConfig, data: int) -> list[int]:
     if shape.batch % data:
         return []
     each = shape.batch // data
     sizes = {*range(1, _MOST_MICRO + 1), shape.micro}
     return [size for size in sorted(sizes) if each % size == 0]
-
-
-def _own_recompute(values: Values) -> Recompute:
-    stack = next(iter(stacks_of(values)), None)
-    if stack is None or values.raw(f"{stack.node}.{_RECOMPUTE}_granularity") is None:
-        return NOTHING
-    start = f"{stack.node}.{_RECOMPUTE}"
-    return Recompute(
-        str(values.raw(f"{start}_granularity")),
-        values.raw(f"{start}_method"),
-        values.whole(f"{start}_num_layers", least=0),
-    )
-
-
-def effort(recompute: Recompute) -> float:
-    """Steps from recomputing nothing."""
-    if recompute.granularity == "full":
-        if recompute.method != "block":
-            return 2.0
-        return 1.5 if recompute.layers else 0.0
-    return 1.0 if recompute.granularity == "selective" else 0.0

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from launcher.errors import did_you_mean
+from launcher.estimates.parallelism import NODES
+from launcher.estimates.values import count
 from launcher.plan import Plan
-from launcher.preflight.cluster_facts import Association, Partition, Qos
 from launcher.preflight.elastic import NODES as RANGE
 from launcher.preflight.elastic import is_elastic
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, error, warning
-from launcher.preflight.shape import NODES
-from launcher.preflight.values import count
-from launcher.times import format_time_limit, parse_time_limit
+from launcher.slurm.cluster import Association, Partition, Qos
+from launcher.slurm.times import format_time_limit, parse_time_limit
 
 _PARTITION = "cluster.partition"
 _FOREVER = float("inf")

@@ -7,21 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.errors import did_you_mean
+from launcher.estimates.gpus import gpu_of
+from launcher.estimates.parallelism import DEVICES
+from launcher.estimates.values import count
 from launcher.plan import Job, Plan, Resources
 from launcher.preflight.cluster import chosen, node_key, overrules, partitions_text
-from launcher.preflight.cluster_facts import Node, Partition
 from launcher.preflight.elastic import is_elastic
-from launcher.preflight.estimates.gpu import gpu_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.hostlists import expand, feature_names, has_features, is_plain
-from launcher.preflight.shape import DEVICES
-from launcher.preflight.values import count
+from launcher.slurm.cluster import Node, Partition, gpus_in_gres
+from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
 
-# Types may begin with digits, such as 2080ti and MIG's 1g.5gb: a number is the count where it ends the entry.
-_GRES = re.compile(
-    r"(?:^|,)gpu(?::(?P<type>(?!no_consume)[^:,()\s]+))??(?::no_consume)?:(?P<count>\d{1,9})(?=[,(\s]|$)"
-)
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
@@ -35,18 +31,13 @@ class Wanted(NamedTuple):
     memory: int | None
 
 
-def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
-    """The GPUs of ``gpu:a100:8(S:0-1),nvme:1``, by type, which is ``""`` where there is none."""
-    return tuple((found["type"] or "", int(found["count"])) for found in _GRES.finditer(gres))
-
-
 def wanted_of(job: Job) -> Wanted:
     """What a job asks for."""
     resources = job.resources
     gpus, gpu_type = resources.gpus_per_node, None
     if resources.gpus_per_task is not None:
         gpus = resources.gpus_per_task * resources.tasks_per_node
-    elif gpus is None and (named := gpus_of(resources.gres or "")):
+    elif gpus is None and (named := gpus_in_gres(resources.gres or "")):
         gpu_type, gpus = named[0][0] or None, named[0][1]
     number = _MEMORY.fullmatch(resources.memory or "")
     memory = int(int(number[1]) * _MIB[number[2].upper()]) if number else 0
@@ -126,7 +117,7 @@ def _names(plan: Plan, facts: Facts) -> Iterator[Finding]:
     each = [node for nodes in (facts.cluster.nodes or {}).values() for node in nodes]
     if any(unseen(one, facts) for one in chosen(plan, facts)):
         return
-    constraint, nodelist = plan.job.queue.constraint, expand(plan.job.queue.nodelist or "")
+    constraint, nodelist = plan.job.queue.constraint, expand_hostlist(plan.job.queue.nodelist or "")
     features = sorted({feature for node in each for feature in node.features})
     for name in feature_names(constraint or ""):
         if each and name not in features:
@@ -233,7 +224,7 @@ def _other_gpu(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if resources.gpu is None:
         return
     only = Resources(resources.nodes, resources.tasks_per_node, gpu_types=resources.gpu_types)
-    there = gpu_of(only, facts)
+    there = gpu_of(only, facts.gpu_types)
     if not there.is_assumed and there.gpu.name != resources.gpu:
         told = f"estimates count with it, and the GPUs of {partitions_text(plan, facts)} are {there.gpu.name}"
         yield warning("cluster.gpus", "cluster.gpu", resources.gpu, told, f"cluster.gpu={there.gpu.name}")
@@ -263,7 +254,7 @@ def _candidates(plan: Plan, facts: Facts, partition: Partition) -> list[Node]:
     """
     assert facts.cluster is not None
     nodes, queue = (facts.cluster.nodes or {}).get(partition.name, ()), plan.job.queue
-    excluded = expand(queue.exclude or "") or frozenset()
+    excluded = expand_hostlist(queue.exclude or "") or frozenset()
     constraint = queue.constraint if queue.constraint and is_plain(queue.constraint) else None
     return [
         node

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from launcher.estimates.values import Values, is_number
 from launcher.preflight.findings import Finding, error
-from launcher.preflight.values import Values, is_number
 
 _PREFIX = "model.data.data_prefix"
 _FORMS = (

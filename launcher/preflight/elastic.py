@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 from itertools import chain
 
+from arithmetic.layout import ParallelConfig
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values, count, listed
 from launcher.plan import Plan, Resources
 from launcher.preflight import batches
-from launcher.preflight import shape as keys
 from launcher.preflight.findings import Finding, error, full
 from launcher.preflight.layout import problems_at
-from launcher.preflight.shape import Shape, shape_of
-from launcher.preflight.values import Values, count, listed
 
 NODES = "resilience.nodes"
 
@@ -28,7 +29,7 @@ def is_elastic(resources: Resources) -> bool:
 def count_problems(plan: Plan) -> Iterator[Finding]:
     """The first number of nodes that does not fit, with those that do."""
     values, counts = Values(plan.job.config or {}), plan.job.resources.node_counts
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     if shape is None or not is_elastic(plan.job.resources):
         return
     wrong = {nodes: found for nodes in counts if (found := _problem(values, shape, nodes)) is not None}
@@ -53,12 +54,12 @@ def request_problems(plan: Plan) -> Iterator[Finding]:
         yield error("elastic.gpus", key, resources.gpus_per_task, told, fix, (NODES,))
 
 
-def _problem(values: Values, shape: Shape, nodes: int) -> Finding | None:
+def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
     """What keeps a job from running on so many nodes."""
     return next(chain(problems_at(shape, nodes), batches.rampup_problems(values, shape, nodes)), None)
 
 
-def _ways_out(values: Values, shape: Shape, counts: range, good: list[int]) -> Iterator[str]:
+def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[int]) -> Iterator[str]:
     yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
     longest = _longest(good)
     if len(longest) > 1:
@@ -70,7 +71,7 @@ def _ways_out(values: Values, shape: Shape, counts: range, good: list[int]) -> I
         yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
 
 
-def _batch_for_all(shape: Shape, counts: range) -> int | None:
+def _batch_for_all(shape: ParallelConfig, counts: range) -> int | None:
     """The least global batch from the given one on that can be divided at every count."""
     if any(nodes * shape.devices % shape.model for nodes in counts):
         return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.preflight import shape as keys
-from launcher.preflight.estimates.countable import LATENT, LATENT_QUERY, has_layer_flags, model_type_of
+from launcher.estimates import parallelism as keys
+from launcher.estimates.model import LATENT, LATENT_QUERY, has_layer_flags, model_type_of
+from launcher.estimates.values import Values, divisors, is_whole, listed
 from launcher.preflight.findings import Finding, error, full
-from launcher.preflight.values import Values, divisors, is_whole, listed
 
 EXPERTS = "model.num_moe_experts"
 _TOPK = "model.moe_router_topk"

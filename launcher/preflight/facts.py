@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.path_facts import PathFacts
 from launcher.releases import Contents
+from launcher.slurm.cluster import ClusterFacts
 
 
 class LostSecret(NamedTuple):
@@ -127,3 +127,8 @@ class Facts:
     node_gpus: int | None = None
     lacks_gpus: str | None = None
     trainer_verdict: str | None = None
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPU that the cluster has; none where they are not known."""
+        return (self.cluster.gpu_types if self.cluster is not None else None) or ()

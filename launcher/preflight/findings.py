@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import one_line, shown
+from launcher.estimates.values import full as full
 
 
 class Severity(enum.Enum):
@@ -45,16 +46,6 @@ class Finding:
     fix: str | None = None
     also: tuple[str, ...] = ()
     why: str | None = None
-
-
-# NeMo's nodes, and our trainer's own, as a job's configuration names them; the user's tree has them below
-# `training`.
-_NEMO = ("trainer.", "exp_manager.", "model.", "resume.")
-
-
-def full(key: str) -> str:
-    """A key as the user writes it."""
-    return f"training.{key}" if f"{key}.".startswith(_NEMO) else key
 
 
 def error(

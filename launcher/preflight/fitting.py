@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from launcher.errors import one_line
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight import batches, elastic, gpus, limits, model, names
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, full
 from launcher.preflight.layout import problems_at
-from launcher.preflight.shape import shape_of
-from launcher.preflight.values import Values
 
 TRAINER = "engine.megatron"
 # How its messages name keys: as in the file that it reads, which has no node `training`.
@@ -74,7 +74,7 @@ def at_node_count(check: str) -> Callable[[Plan, Facts], Iterator[Finding]]:
 
     def ask(plan: Plan, facts: Facts) -> Iterator[Finding]:
         values, nodes = Values(plan.job.config or {}), plan.job.resources.nodes
-        shape = shape_of(values)
+        shape = read_parallel_config(values)
         if shape is None or elastic.is_elastic(plan.job.resources):  # which looks at all of its counts
             return
         for found in problems_at(shape, nodes):
@@ -90,7 +90,7 @@ def at_node_count(check: str) -> Callable[[Plan, Facts], Iterator[Finding]]:
 def context_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """The context size, with others that would do at the plan's node count."""
     values = Values(plan.job.config or {})
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     for found in model.context_problems(values, plan.job.engine):
         if shape is None or found.fix:
             yield found
@@ -102,7 +102,7 @@ def context_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 def rampup_problems(plan: Plan, facts: Facts) -> Iterable[Finding]:
     values = Values(plan.job.config or {})
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     if shape is None or elastic.is_elastic(plan.job.resources):
         return ()
     return batches.rampup_problems(values, shape, plan.job.resources.nodes)

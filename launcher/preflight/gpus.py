@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.model import precision_of
+from launcher.estimates.parallelism import DEVICES
+from launcher.estimates.values import Values, count
 from launcher.plan import Resources
-from launcher.preflight.estimates.countable import precision_of
-from launcher.preflight.estimates.gpu import Counted, gpu_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.shape import DEVICES
-from launcher.preflight.values import Values, count
 
 CHECK = "layout.gpus"
 _GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
@@ -25,7 +25,7 @@ def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator
     if facts.lacks_gpus is not None and values.raw("trainer.accelerator") in ("gpu", "cuda"):
         key, value = "trainer.accelerator", values.raw("trainer.accelerator")
         yield warning(CHECK, key, value, facts.lacks_gpus, f"{full(key)}=cpu")
-    counted = gpu_of(resources, facts)
+    counted = gpu_of(resources, facts.gpu_types)
     yield from _type(resources, counted)
     yield from _precision(values, counted)
     if resources.gpus_per_task is not None:

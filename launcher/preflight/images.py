@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from launcher.estimates.parallelism import PIPELINE
+from launcher.estimates.values import Values
 from launcher.plan import Job, Plan
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.shape import PIPELINE
-from launcher.preflight.values import Values
 from launcher.releases import (
     Contents,
     for_pyxis,

@@ -5,25 +5,25 @@ Functions of a shape and a node count, so that they can be asked at every count.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from launcher.preflight import shape as keys
+from arithmetic.layout import ParallelConfig, divides_batch, divides_world, experts_divide_world, interleaves
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values, count
 from launcher.preflight.findings import Finding, error
-from launcher.preflight.shape import Shape, shape_of
-from launcher.preflight.values import Values, count
 
-Rule = Callable[[Shape, int], Finding | None]
+Rule = Callable[[ParallelConfig, int], Finding | None]
 
 
 def layout_problems(config: Mapping[str, Any], nodes: int) -> list[Finding]:
     """What keeps a job's configuration from running on a number of nodes, as far as arithmetic tells."""
-    shape = shape_of(Values(config))
+    shape = read_parallel_config(Values(config))
     return [] if shape is None else list(problems_at(shape, nodes))
 
 
-def problems_at(shape: Shape, nodes: int) -> Iterator[Finding]:
+def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
     """The same of a shape; the first rule that is broken keeps the later ones from being asked."""
     for rule in RULES:
         found = rule(shape, nodes)
@@ -32,20 +32,8 @@ def problems_at(shape: Shape, nodes: int) -> Iterator[Finding]:
             return
 
 
-def fits(shape: Shape, nodes: int) -> bool:
-    return next(problems_at(shape, nodes), None) is None
-
-
-def node_counts(shape: Shape) -> list[int]:
-    """The numbers of nodes, up to `MOST_NODES`, that a shape fits on."""
-    step = shape.model // math.gcd(shape.model, shape.devices)  # others leave a part of a model over
-    return [nodes for nodes in range(step, keys.MOST_NODES + 1, step) if fits(shape, nodes)]
-
-
-def world_problem(shape: Shape, nodes: int) -> Finding | None:
-    """Tensor × pipeline × context divides the world (megatron/core/parallel_state.py)."""
-    world = nodes * shape.devices
-    if world % shape.model == 0:
+def world_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
+    if divides_world(shape, nodes):
         return None
     return error(
         "layout.world",
@@ -55,11 +43,10 @@ def world_problem(shape: Shape, nodes: int) -> Finding | None:
     )
 
 
-def experts_problem(shape: Shape, nodes: int) -> Finding | None:
-    """Expert tensor × expert × pipeline divides the world too (megatron/core/parallel_state.py)."""
-    size = shape.experts
-    if (shape.expert == 1 and shape.expert_tensor == shape.tensor) or nodes * shape.devices % size == 0:
+def experts_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
+    if experts_divide_world(shape, nodes):
         return None
+    size = shape.experts
     return error(
         "layout.experts",
         keys.EXPERT,
@@ -70,12 +57,11 @@ def experts_problem(shape: Shape, nodes: int) -> Finding | None:
     )
 
 
-def batch_problem(shape: Shape, nodes: int) -> Finding | None:
-    """Micro batch × data parallel divides the global batch (megatron/core/num_microbatches_calculator.py)."""
+def batch_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
+    if divides_batch(shape, nodes):
+        return None
     data = shape.data(nodes)
     step = shape.micro * data
-    if shape.batch % step == 0:
-        return None
     return error(
         "batch.global",
         keys.GLOBAL,
@@ -86,18 +72,10 @@ def batch_problem(shape: Shape, nodes: int) -> Finding | None:
     )
 
 
-def interleaving_problem(shape: Shape, nodes: int) -> Finding | None:
-    """What the interleaved schedule wants of the micro batches.
-
-    megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: they come in
-    groups of the pipeline size unless told otherwise: one at least, and no rest smaller than the pipeline.
-    """
-    if shape.virtual is None or shape.pipeline == 1:
+def interleaving_problem(shape: ParallelConfig, nodes: int) -> Finding | None:
+    if interleaves(shape, nodes):
         return None
     micro_batches = shape.micro_batches(nodes)
-    rest = micro_batches % shape.group
-    if shape.pipeline <= shape.group <= micro_batches and not 0 < rest < shape.pipeline:
-        return None
     return error(
         "batch.interleaved",
         keys.GLOBAL,
@@ -112,18 +90,18 @@ def interleaving_problem(shape: Shape, nodes: int) -> Finding | None:
 RULES: tuple[Rule, ...] = (world_problem, experts_problem, batch_problem, interleaving_problem)
 
 
-def product(shape: Shape) -> str:
+def product(shape: ParallelConfig) -> str:
     """The GPUs of one copy of the model, with what they are made of."""
     parts = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
     return f"{parts} = {shape.model}"
 
 
-def gpus(shape: Shape, nodes: int) -> str:
+def gpus(shape: ParallelConfig, nodes: int) -> str:
     """The world, with what it is made of."""
     return f"{count(nodes, 'node')} × {count(shape.devices, 'GPU')} = {nodes * shape.devices}"
 
 
-def blamed(shape: Shape, nodes: int) -> tuple[str, int]:
+def blamed(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
     """The first of the sizes that does not divide what the ones before leave, with its key."""
     world = nodes * shape.devices
     for key, size in ((keys.TENSOR, shape.tensor), (keys.PIPELINE, shape.pipeline)):

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from launcher.estimates.values import Values
 from launcher.preflight.findings import Finding, error, warning
-from launcher.preflight.values import Values
-from launcher.times import TIME_FORMS, format_days, margin_of, parse_time_limit
+from launcher.slurm.times import TIME_FORMS, format_days, margin_of, parse_time_limit
 
 # Lightning's trainer.max_time adds up over the launches of a run, exp_manager's is of this one.
 _MAX_TIMES = ("trainer.max_time", "exp_manager.max_time_per_run")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.hardware import GPUS
+from arithmetic.gpus import GPUS
+from launcher.estimates import parallelism as keys
+from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.training import uncounted
+from launcher.estimates.values import Values
 from launcher.plan import Plan
-from launcher.preflight import shape as keys
-from launcher.preflight.estimates.gpu import Counted, gpu_of
-from launcher.preflight.estimates.memory import StageMemory, estimate_memory
-from launcher.preflight.estimates.reading import uncounted
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, error, warning
-from launcher.preflight.values import Values
 
 CHECK = "memory.fits"
 _GIB = 2**30
@@ -33,7 +33,7 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if stages is None:
         yield from _not_told(Values(config))
         return
-    counted, fullest = gpu_of(resources, facts), max(stages, key=lambda stage: stage.total)
+    counted, fullest = gpu_of(resources, facts.gpu_types), max(stages, key=lambda stage: stage.total)
     allowed = int(counted.gpu.memory * (1 - plan.assumptions.memory_margin))
     if fullest.total <= allowed:
         return

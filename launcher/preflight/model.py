@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.preflight import shape as keys
+from arithmetic.layout import cuts_sequence, shares_sequence
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, count, divisors, listed
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.shape import Stack, is_encoder_decoder, stacks_of
-from launcher.preflight.values import Values, count, divisors, listed
 
 # What tensor parallelism cuts into equal parts, with its name among people.
 _DIVIDED = {
@@ -197,7 +198,7 @@ def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]
     context = values.whole(keys.CONTEXT, 1) or 1
     for length_key in ("model.encoder_seq_length", "model.seq_length", "model.data.seq_length_dec"):
         length = values.whole(length_key)
-        if length is not None and length % (tensor * context):
+        if length is not None and not shares_sequence(length, tensor, context):
             yield error(
                 "layout.sequence_parallel",
                 length_key,
@@ -230,9 +231,9 @@ def context_problems(values: Values, engine: str) -> Iterator[Finding]:
 
 
 def context_fits(values: Values, context: int) -> bool:
-    """Whether a sequence can be cut for as many context ranks."""
+    """Return True if a sequence can be cut for as many context ranks."""
     length = values.whole("model.encoder_seq_length")
-    return context == 1 or length is None or length % (2 * context) == 0
+    return length is None or cuts_sequence(length, context)
 
 
 def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:

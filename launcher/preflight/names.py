@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from launcher.errors import one_line
+from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, full, warning
-from launcher.preflight.values import Values
 
 # Closer than `did_you_mean` wants it: NeMo has keys that our tree does not show, and they are no mistakes.
 _LIKENESS = 0.8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from launcher.estimates.values import count
 from launcher.plan import Plan
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
 from launcher.preflight.path_facts import Lack, LocalPath, PathFacts
-from launcher.preflight.values import count
 
 # So many of those with the same mistake are named.
 _NAMED = 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.estimates.parallelism import NODES
+from launcher.estimates.values import count
 from launcher.plan import Plan
 from launcher.preflight.findings import Finding, error
-from launcher.preflight.shape import NODES
-from launcher.preflight.values import count
 
 _RANKS = "model.nsys_profile.ranks"
 

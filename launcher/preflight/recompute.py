@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from launcher.estimates.parallelism import stacks_of
+from launcher.estimates.values import Values
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.shape import stacks_of
-from launcher.preflight.values import Values
 
 _GRANULARITIES = ("full", "selective")
 _METHODS = ("block", "uniform")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight.findings import Finding, error, warning
-from launcher.preflight.values import Values
-from launcher.times import parse_time_limit
+from launcher.slurm.times import parse_time_limit
 
 _LINKS = "resilience.links"
 _SAVE = "resilience.save_before_end"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.estimates.values import Values, is_whole
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.values import Values, is_whole
 
 _MAX_STEPS = "trainer.max_steps"
 _SCHED = "model.optim.sched"

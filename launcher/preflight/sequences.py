@@ -7,9 +7,9 @@ import math
 import sys
 from collections.abc import Iterator
 
+from launcher.estimates.parallelism import is_encoder_decoder
+from launcher.estimates.values import Values
 from launcher.preflight.findings import Finding, error, full
-from launcher.preflight.shape import is_encoder_decoder
-from launcher.preflight.values import Values
 
 _DATA = "model.data.seq_length"
 _DECODER_DATA = "model.data.seq_length_dec"

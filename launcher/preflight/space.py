@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
+from launcher.estimates.model import sized
+from launcher.estimates.values import Values, count
 from launcher.plan import Plan
-from launcher.preflight.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
-from launcher.preflight.estimates.sizes import sized
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, error, full, warning
-from launcher.preflight.values import Values, count
 
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
 

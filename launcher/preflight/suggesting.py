@@ -9,33 +9,32 @@ from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
+from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
-from launcher.plan import Plan
-from launcher.preflight import shape as keys
-from launcher.preflight.candidates import (
+from launcher.estimates import parallelism as keys
+from launcher.estimates.gpus import gpu_of
+from launcher.estimates.layout import (
+    Layout,
     changes_to,
     distance,
     effort,
-    is_of_layout,
     layout_of,
-    layouts,
     shape_with,
     with_changes,
 )
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.model import precision_of, sized
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.speed import Speed, running_of, work_of
+from launcher.estimates.training import uncounted
+from launcher.estimates.values import Values, count
+from launcher.plan import Plan
+from launcher.preflight.candidates import is_of_layout, layouts
 from launcher.preflight.elastic import is_elastic
-from launcher.preflight.estimates.countable import precision_of
-from launcher.preflight.estimates.gpu import gpu_of
-from launcher.preflight.estimates.memory import StageMemory, estimate_memory
-from launcher.preflight.estimates.reading import uncounted
-from launcher.preflight.estimates.sizes import sized
-from launcher.preflight.estimates.speed import Layout, Speed, running_of
-from launcher.preflight.estimates.work import work_of
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, full
 from launcher.preflight.layout import world_problem
 from launcher.preflight.memory import has_gpus
-from launcher.preflight.shape import Shape, shape_of
-from launcher.preflight.values import Values, count
 
 # Layouts whose steps differ by less than this part are equals.
 _EQUAL = 0.01
@@ -79,11 +78,11 @@ class Suggester:
     def __init__(self, plan: Plan, facts: Facts) -> None:
         self.plan, self.facts = plan, facts
         self.nodes = plan.job.resources.nodes
-        self.counted = gpu_of(plan.job.resources, facts)
+        self.counted = gpu_of(plan.job.resources, facts.gpu_types)
         self.limit = int(self.counted.gpu.memory * (1 - plan.assumptions.memory_margin))
         self._config: Mapping[str, Any] = plan.job.config or {}
         self._values = Values(self._config)
-        self.shape = shape_of(self._values)
+        self.shape = read_parallel_config(self._values)
         self._own = layout_of(self._values, self.shape) if self.shape is not None else None
         # The least micro batch that was too much for a layout: more of it is too.
         self._too_much: dict[Layout, int] = {}
@@ -167,7 +166,7 @@ class Suggester:
         # This one would suggest layouts in turn: its rule is asked instead.
         asked = [check for check in CHECKS if check.id.startswith(_ASKED) and check.id != "layout.world"]
         found = [finding for check in asked for finding in check.find(plan, self.facts)]
-        shape = shape_of(Values(config))
+        shape = read_parallel_config(Values(config))
         world = world_problem(shape, self.nodes) if shape is not None else None
         return found if world is None or is_elastic(plan.job.resources) else [*found, world]
 
@@ -256,7 +255,7 @@ class Suggester:
             seconds=self._seconds(layout),
         )
 
-    def _with(self, layout: Layout) -> Shape:
+    def _with(self, layout: Layout) -> ParallelConfig:
         assert self.shape is not None
         return shape_with(self._values, self.shape, layout)
 
@@ -331,7 +330,7 @@ def best_with_half_gradients(plan: Plan, facts: Facts) -> Iterator[Suggestion]:
 
 def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     """The fastest layout on the least nodes on which there is one that fits, as far as is looked for it."""
-    shape = shape_of(Values(plan.job.config or {}))
+    shape = read_parallel_config(Values(plan.job.config or {}))
     if shape is None or is_elastic(plan.job.resources):
         return None
     limit = Suggester(plan, facts).limit

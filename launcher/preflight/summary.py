@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.preflight.layout import fits
-from launcher.preflight.shape import Shape, is_encoder_decoder, shape_of
-from launcher.preflight.values import Values, count
+from arithmetic.layout import ParallelConfig, fits
+from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
+from launcher.estimates.values import Values, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Summary:
 def summarize(config: Mapping[str, Any], nodes: int) -> Summary | None:
     """The numbers of a job's layout; ``None`` if it does not fit its nodes, or has none."""
     values = Values(config)
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     if shape is None or not fits(shape, nodes):
         return None
     return _summary(values, shape, nodes)
 
 
-def _summary(values: Values, shape: Shape, nodes: int) -> Summary:
+def _summary(values: Values, shape: ParallelConfig, nodes: int) -> Summary:
     key = "model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length"
     length = values.whole(key)
     return Summary(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.estimates.cost import Cost, estimate_cost
+from launcher.estimates.model import sized
+from launcher.estimates.values import Values, count
 from launcher.plan import Plan
-from launcher.preflight.estimates.cost import Cost, estimate_cost
-from launcher.preflight.estimates.sizes import sized
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity, full, warning
-from launcher.preflight.values import Values, count
 
 _DAY = 24 * 3600
 _LONGEST = 365 * _DAY
@@ -22,7 +22,7 @@ def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
     Without a chain nothing is said of the limit: many a run goes on with its user's next launch.
     """
-    cost = estimate_cost(plan, facts)
+    cost = estimate_cost(plan, facts.gpu_types)
     if cost is None:
         yield from _not_told(plan)
         return

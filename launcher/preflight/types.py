@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launcher.preflight import shape
-from launcher.preflight.estimates.countable import LATENT, LATENT_QUERY
+from launcher.estimates import parallelism as keys
+from launcher.estimates.model import LATENT, LATENT_QUERY
+from launcher.estimates.parallelism import is_encoder_decoder
+from launcher.estimates.values import Values, is_number, is_whole
 from launcher.preflight.findings import Finding, error
-from launcher.preflight.shape import is_encoder_decoder
-from launcher.preflight.values import Values, is_number, is_whole
 
 _SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"
 _STACK = "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels"
@@ -39,7 +39,7 @@ _WHOLE: dict[str, int] = {
 }
 
 # A training cannot be without these, nor a stack without those.
-_NEEDED = ("trainer.max_steps", shape.MICRO, shape.GLOBAL)
+_NEEDED = ("trainer.max_steps", keys.MICRO, keys.GLOBAL)
 _NEEDED_OF_A_STACK = ("num_layers", "hidden_size", "num_attention_heads")
 
 

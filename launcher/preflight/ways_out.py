@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts
+from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
-from launcher.preflight import shape as keys
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.layout import blamed, fits, node_counts
+from launcher.preflight.layout import blamed
 from launcher.preflight.model import context_fits, layers_fit, sequence_parallel_problems, tensor_sizes
-from launcher.preflight.shape import MOST_NODES, Shape, is_encoder_decoder
 from launcher.preflight.suggesting import Suggester, would_fit
-from launcher.preflight.values import Values, count, divisors, listed
 
 _LAYOUTS_SHOWN = 6
 _NEAREST_SHOWN = 4
 
 
-def ways_out(problem: str, values: Values, shape: Shape, plan: Plan, facts: Facts) -> str:
+def ways_out(problem: str, values: Values, shape: ParallelConfig, plan: Plan, facts: Facts) -> str:
     """Lines that name what would be valid, for a problem of the plan's node count.
 
     Parameters
@@ -36,7 +37,7 @@ def ways_out(problem: str, values: Values, shape: Shape, plan: Plan, facts: Fact
     return "\n".join(line for line in lines if line is not None)
 
 
-def _sizes(values: Values, shape: Shape, nodes: int) -> str | None:
+def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     """Other values of the size that does not divide the world, the others as they are."""
     key, _ = blamed(shape, nodes)
     if key == keys.TENSOR:
@@ -50,12 +51,12 @@ def _sizes(values: Values, shape: Shape, nodes: int) -> str | None:
     return _contexts(values, shape, nodes)
 
 
-def _with_tensor(shape: Shape, tensor: int) -> Shape:
+def _with_tensor(shape: ParallelConfig, tensor: int) -> ParallelConfig:
     expert_tensor = tensor if shape.expert_tensor == shape.tensor else shape.expert_tensor
     return shape._replace(tensor=tensor, expert_tensor=expert_tensor)
 
 
-def _contexts(values: Values, shape: Shape, nodes: int) -> str:
+def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     """Context sizes that the sequence, the world and the batch can be divided by.
 
     Another sequence length would do too, and then the data's and the positions would have to change.
@@ -78,12 +79,12 @@ def _sequence_fits(values: Values, context: int) -> bool:
     return context_fits(tried, context) and (cut is None or cut.severity is not Severity.ERROR)
 
 
-def _node_counts(values: Values, shape: Shape, nodes: int) -> str:
+def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     counts = node_counts(shape)
     return f"node counts that would do: {listed(counts) if counts else f'none up to {MOST_NODES}'}"
 
 
-def _layouts(values: Values, shape: Shape, suggester: Suggester) -> str:
+def _layouts(values: Values, shape: ParallelConfig, suggester: Suggester) -> str:
     """Tensor × pipeline sizes, all else as it is: those that fit into memory, or what arithmetic allows."""
     nodes = count(suggester.nodes, "node")
     found = sorted(
@@ -111,7 +112,7 @@ def _sizes_changed(values: Values, tensor: int, pipeline: int) -> dict[str, Any]
     return {**changes, keys.SPLIT_RANK: pipeline // 2} if is_encoder_decoder(values) else changes
 
 
-def _fitting(values: Values, shape: Shape, nodes: int) -> Iterator[tuple[int, int]]:
+def _fitting(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[tuple[int, int]]:
     """Tensor sizes within a node, and pipeline sizes, that divide the model, the world and the batch."""
     least = 2 if values.flag("model.sequence_parallel") else 1
     for tensor in tensor_sizes(values):
@@ -122,7 +123,7 @@ def _fitting(values: Values, shape: Shape, nodes: int) -> Iterator[tuple[int, in
                 yield tensor, pipeline
 
 
-def _pipeline_fits(values: Values, shape: Shape, pipeline: int, nodes: int) -> bool:
+def _pipeline_fits(values: Values, shape: ParallelConfig, pipeline: int, nodes: int) -> bool:
     if shape.virtual is not None and pipeline == 1:
         return False
     group = pipeline if shape.group == shape.pipeline else shape.group
@@ -138,12 +139,12 @@ def _with_pipeline(values: Values, pipeline: int) -> Values:
     return Values(config)
 
 
-def _micro_batches(values: Values, shape: Shape, nodes: int) -> str | None:
+def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     sizes = [size for size in divisors(shape.batch) if fits(shape._replace(micro=size), nodes)]
     return f"valid micro batch sizes: {listed(sizes)}" if sizes else None
 
 
-def _global_batches(values: Values, shape: Shape, nodes: int) -> str | None:
+def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
     """The nearest multiples of what all copies of the model take at a time."""
     step = shape.micro * shape.data(nodes)
     if step == 0:
@@ -155,7 +156,7 @@ def _global_batches(values: Values, shape: Shape, nodes: int) -> str | None:
     return f"global batches near it: {listed(near[:_NEAREST_SHOWN])}, ... (multiples of {step})"
 
 
-Way = Callable[[Values, Shape, int], str | None]
+Way = Callable[[Values, ParallelConfig, int], str | None]
 
 _WAYS: Mapping[str, tuple[Way, ...]] = {
     "layout.world": (_sizes, _node_counts),  # and layouts

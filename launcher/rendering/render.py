@@ -24,13 +24,13 @@ from jinja2 import (
 )
 
 from launcher.errors import UserError, check_directory
-from launcher.leaks import LEAKS
 from launcher.plan import Binding, Plan
 from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.rendering.sbatch_flags import header_lines, salloc_arguments
 from launcher.rendering.srun import srun_arguments
 from launcher.rendering.supervision import supervisor_archive, supervisor_settings
 from launcher.runs.paths import LaunchPaths
+from launcher.slurm.environment import INHERITED_PREFIXES
 from supervisor.settings import CONTAINER, to_json
 
 # In the wheel a directory, in a checkout a link.
@@ -127,7 +127,7 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
         "directory": plan.paths.directory,
         "header_lines": header_lines(plan) if plan.scheduler == "slurm" else [],
         "salloc_arguments": salloc_arguments(plan),
-        "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in LEAKS)),
+        "leaks": RawShell(" ".join(f'"${{!{beginning}@}}"' for beginning in INHERITED_PREFIXES)),
         "argv": _arguments(plan),
         "srun_arguments": _srun_arguments(plan),
         "binding_arguments": _binding_arguments(plan.job.binding),

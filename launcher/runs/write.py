@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
@@ -26,7 +26,9 @@ class LaunchExists(Exception):
     """Another launcher took the number meanwhile; plan with the next one."""
 
 
-def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Path | None, key: str) -> None:
+def write_launch(
+    paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Sequence[Path], key: str
+) -> None:
     """Write a launch directory under a temporary name and rename it into place.
 
     Parameters
@@ -34,7 +36,7 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Pa
     files
         Content by path, each below ``paths.directory``.
     code
-        A Python package to copy, so that the job runs it as it is now; ``None`` copies nothing.
+        Python packages to copy, so that the job runs them as they are now.
     key
         The key of the configuration that says where runs go, for the message if that is not possible.
 
@@ -65,8 +67,8 @@ def write_launch(paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Pa
                 _write_bytes(target, content)
             else:
                 write_atomic(target, content, mode)
-        if code is not None:
-            copy_package(code, temporary / paths.code.relative_to(paths.directory) / code.name)
+        for package in code:
+            copy_package(package, temporary / paths.code.relative_to(paths.directory) / package.name)
         sync_directory(temporary)
         _rename(temporary, paths.directory)
     except BaseException as error:
@@ -104,8 +106,8 @@ def remove_empty(directories: Iterable[Path]) -> None:
             directory.rmdir()
 
 
-def _is_about(error: OSError, code: Path | None) -> bool:
-    return bool(code and error.filename and Path(error.filename).is_relative_to(code))
+def _is_about(error: OSError, code: Sequence[Path]) -> bool:
+    return bool(error.filename) and any(Path(error.filename).is_relative_to(package) for package in code)
 
 
 def _sweep(launches: Path) -> None:

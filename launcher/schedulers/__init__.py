@@ -1,0 +1,20 @@
+"""The schedulers that jobs are submitted to: Slurm, and processes of this machine."""
+
+from __future__ import annotations
+
+from launcher.runs.manifest import Manifest
+from launcher.schedulers.base import Scheduler
+from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.slurm import SlurmScheduler
+
+
+def scheduler_for(name: str, slurm_conf: str | None, host: str = "") -> Scheduler:
+    """Return the scheduler that `cluster.scheduler` names; without Slurm that of a host."""
+    if name == "slurm":
+        return SlurmScheduler(slurm_conf)
+    return LocalScheduler(in_allocation=name == "allocation", host=host)
+
+
+def open_scheduler(manifest: Manifest) -> Scheduler:
+    """Return the scheduler that a launch was submitted to."""
+    return scheduler_for(manifest.scheduler, manifest.slurm_conf, manifest.host)

@@ -1,86 +1,56 @@
-"""What the rest of the launcher knows of a scheduler: one small protocol and the states of a job."""
+"""The interface of a scheduler, and the values that it takes and returns."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UserError
-from supervisor.slurm_states import FINAL
-
-
-class State(enum.Enum):
-    """The states of a job, in Slurm's words, and those that only we know."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    COMPLETING = "COMPLETING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    TIMEOUT = "TIMEOUT"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    NODE_FAIL = "NODE_FAIL"
-    PREEMPTED = "PREEMPTED"
-    DEADLINE = "DEADLINE"
-    SUSPENDED = "SUSPENDED"
-    NOT_SUBMITTED = "NOT_SUBMITTED"
-    # The payload saved and left before its end (exit code 75), to be launched again: FAILED, to Slurm.
-    INTERRUPTED = "INTERRUPTED"
-    # Asked, and not told: never to be shown as healthy.
-    UNKNOWN = "UNKNOWN"
-
-    @property
-    def is_final(self) -> bool:
-        return self in _FINAL
-
-    @property
-    def is_good(self) -> bool:
-        return self is State.COMPLETED
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the scheduler has the job: it waits, runs or ends just now. UNKNOWN is not live."""
-        return not self.is_final and self is not State.UNKNOWN
-
-
-_FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
+from launcher.exit_codes import NOT_KNOWN
+from launcher.slurm.states import State
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """The jobs of a chain that are known, by their ids, in the order of their numbers, which begin with 1.
+class ChainJobs:
+    """The known jobs of a chain by their ids, in the order of their links.
 
-    `current` is the number of the one that counts now; `most` of how many there are at most; `numbered`
-    has the numbers of all, where nobody knows the job of one between them.
+    Attributes
+    ----------
+    current
+        The number of the link that counts now; the first is 1.
+    max_links
+        The largest number of links.
+    jobs
+        The status of each job.
+    link_numbers
+        The number of each job's link, if the job of a link between them is not known.
     """
 
     current: int
-    most: int
+    max_links: int
     jobs: Mapping[str, JobStatus]
-    numbered: tuple[int, ...] = ()
+    link_numbers: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The number of each job."""
-        return self.numbered or tuple(range(1, len(self.jobs) + 1))
+        """Return the number of each job's link."""
+        return self.link_numbers or tuple(range(1, len(self.jobs) + 1))
 
     @property
     def job_id(self) -> str:
-        """The id of the job that counts now."""
+        """Return the id of the current job."""
         return list(self.jobs)[self._index]
 
     @property
     def waiting(self) -> list[str]:
-        """The ids of those that wait, the next one first."""
+        """Return the ids of the waiting jobs, the next one first."""
         return [job_id for job_id, status in self.jobs.items() if status.state is State.PENDING]
 
     @property
-    def beyond(self) -> list[str]:
-        """The ids of those after the current one."""
+    def after_current(self) -> list[str]:
+        """Return the ids of the jobs after the current one."""
         return list(self.jobs)[self._index + 1 :]
 
     @property
@@ -88,19 +58,33 @@ class Links:
         return self.numbers.index(self.current)
 
     def __str__(self) -> str:
-        return f"{self.current}/{self.most}"
+        return f"{self.current}/{self.max_links}"
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """A job as its scheduler sees it.
 
-    `reason` is the scheduler's own word (why a job waits, how it ended); `nodes` its node list; `elapsed`
-    the time it ran, as ``[D-]HH:MM:SS``; `exit_code` is ``None`` until it is known. `restarts` is how often
-    the job was requeued. Of an array `tasks` has the state of each task by its number, and the other fields
-    sum them up. Of a chain `chain` has all its jobs, and the other fields are about the current one. `why` is
-    what the job itself found out about its end, where that says more. `ended` is when it ended, in Unix
-    seconds, where the scheduler was asked for that: of a job that left no mark of its end.
+    Attributes
+    ----------
+    reason
+        The scheduler's own word: why a job waits, how it ended.
+    nodes
+        The node list.
+    elapsed
+        The time it ran, as ``[D-]HH:MM:SS``.
+    exit_code
+        ``None`` until it is known.
+    restarts
+        The number of times the job was requeued.
+    tasks
+        The state of each task of an array by its number; the other fields summarize them.
+    chain
+        The jobs of a chain; the other fields are about the current one.
+    why
+        The job's own judgement of its end, if it says more.
+    ended
+        When a job that left no mark of its end ended, in Unix seconds, if the scheduler was asked for that.
     """
 
     state: State
@@ -110,97 +94,117 @@ class JobStatus:
     exit_code: int | None = None
     restarts: int = 0
     tasks: Mapping[str, State] = field(default_factory=dict)
-    chain: Links | None = None
+    chain: ChainJobs | None = None
     why: str | None = None
     ended: float | None = field(default=None, compare=False)
 
     @property
-    def reasons(self) -> str | None:
-        """The reason and why it ended so, in one line."""
+    def full_reason(self) -> str | None:
+        """Return the reason and why the job ended so, in one line."""
         return ": ".join(part for part in (self.reason, self.why) if part) or None
 
     @property
-    def began_again(self) -> bool:
-        """Whether the trainer began more than once."""
+    def has_restarted(self) -> bool:
+        """Return True if the trainer began more than once."""
         return self.restarts > 0 or (self.chain is not None and self.chain.current > 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class JobRef:
     """A job to ask about.
 
-    `tag` is in the name that its script was submitted under: a job of the same id without it is another one,
-    of a Slurm that counts anew. `launch_dir` is where the job leaves its own marks; `host` is where it was
-    submitted, and where it runs if there is no queue. A point of a sweep is one task of an array, ``17_2``,
-    whose script was submitted with another tag, its `argument`. Of a chain of at most `links` jobs `job_id`
-    is the first, and `later` are the others that are known; `numbered` has the numbers of all, where one
-    between them is not known. `tags` are all that its marks may tell.
+    Attributes
+    ----------
+    job_id
+        Of a chain that of the first link; a point of a sweep is one task of an array, ``17_2``.
+    launch_dir
+        The directory in which the job leaves its marks.
+    tag
+        The tag in the name of the submitted script: a job of the same id without it is another one, of a
+        Slurm whose ids began again.
+    host
+        The host of the submission, on which the job runs if there is no queue.
+    array_tag
+        The tag that the script of a sweep's array was submitted with.
+    later_jobs
+        The ids of the known further jobs of a chain.
+    links
+        The largest number of jobs of a chain.
+    link_numbers
+        The numbers of the links of all known jobs, if the job of a link between them is not known.
+    tags
+        All tags that the job's marks may have.
     """
 
     job_id: str
     launch_dir: Path
     tag: str
     host: str
-    argument: str | None = None
-    later: tuple[str, ...] = ()
+    array_tag: str | None = None
+    later_jobs: tuple[str, ...] = ()
     links: int = 1
-    numbered: tuple[int, ...] = ()
+    link_numbers: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """The ids of all jobs of a chain that are known; otherwise just the one."""
-        return (self.job_id, *self.later)
+        """Return the ids of all known jobs of a chain, or of the only job."""
+        return (self.job_id, *self.later_jobs)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The number of each of these in the chain."""
-        return self.numbered or tuple(range(1, len(self.jobs) + 1))
+        """Return the number of each job's link."""
+        return self.link_numbers or tuple(range(1, len(self.jobs) + 1))
 
-    def with_links(self, links: Mapping[int, str]) -> Ticket:
-        """Return it with the jobs of a chain by the numbers of their links, of which the first is its own."""
+    def with_links(self, links: Mapping[int, str]) -> JobRef:
+        """Return a copy with the jobs of a chain by the numbers of their links; the first is its own."""
         later = {link: links[link] for link in sorted(links) if link > 1}
-        return replace(self, later=tuple(later.values()), numbered=(1, *later))
+        return replace(self, later_jobs=tuple(later.values()), link_numbers=(1, *later))
 
     @property
-    def each(self) -> list[Ticket]:
-        """The jobs of a chain, each as one of its own."""
-        return [replace(self, job_id=job_id, later=(), links=1, numbered=()) for job_id in self.jobs]
+    def link_refs(self) -> list[JobRef]:
+        """Return a reference for each job of a chain."""
+        return [replace(self, job_id=job_id, later_jobs=(), links=1, link_numbers=()) for job_id in self.jobs]
 
     @property
-    def of(self) -> str:
-        """The id of the job, or of the array that it is a task of."""
+    def parent_id(self) -> str:
+        """Return the id of the job, or of the array that it is a task of."""
         return self.job_id.partition("_")[0]
 
     @property
     def task(self) -> int | None:
-        """Its number, if it is a task of an array."""
+        """Return the number of an array's task."""
         number = self.job_id.partition("_")[2]
         return int(number) if number else None
 
     @property
-    def submitted_with(self) -> str:
-        """The tag in the name of the script that was submitted."""
-        return self.argument or self.tag
+    def submitted_tag(self) -> str:
+        """Return the tag in the name of the submitted script."""
+        return self.array_tag or self.tag
 
 
 class NoAnswer(UserError):
-    """The scheduler did not answer in time: whether it took the job is not known."""
+    """The scheduler did not answer in time: it may have accepted the job."""
 
-    exit_code = 3  # NOT_KNOWN of tracking.exit_codes
-
-
-class NotHeld(UserError):
-    """A job that was to be released is not held."""
+    exit_code = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
-    """A submission that may have become a job: its launcher died before it wrote down the answer.
+class PendingSubmission:
+    """A submission that may have become a job: its launcher died before it recorded the answer.
 
-    `tag` is in the name that the script was submitted under, which tells the job; `user` submitted it, at
-    `since` (UTC, ISO 8601) or later. Of a chain it is the `link` that is meant, all of them where that is
-    ``None``; `after` is what it waits for besides its header's, as ``sbatch --dependency`` takes it.
+    Attributes
+    ----------
+    tag
+        The tag in the name of the submitted script, which identifies the job.
+    user
+        The user who submitted it.
+    since
+        The earliest time of the submission (UTC, ISO 8601).
+    link
+        The link of a chain; ``None`` is all of them.
+    after
+        The job's dependency besides its header's, as ``sbatch --dependency`` takes it.
     """
 
     tag: str
@@ -211,22 +215,11 @@ class Intent:
     after: str | None = None
 
 
-def one_by_one(act: Callable[[str], None], job_ids: Sequence[str]) -> dict[str, UserError]:
-    """Act on one job after the other; return what went wrong, by job."""
-    wrong: dict[str, UserError] = {}
-    for job_id in job_ids:
-        try:
-            act(job_id)
-        except UserError as error:
-            wrong[job_id] = error
-    return wrong
-
-
 class Scheduler(Protocol):
-    """Where jobs run."""
+    """The place where jobs run."""
 
     def ignored_environment(self) -> list[str]:
-        """Say which variables of the user's shell would have changed the submission, and do not."""
+        """Describe the variables of the user's shell that would have changed the submission, and do not."""
 
     def validate(self, script_text: str) -> str | None:
         """Show the script to the scheduler without submitting it.
@@ -248,13 +241,13 @@ class Scheduler(Protocol):
         Parameters
         ----------
         tag
-            In the name that the script is submitted under, by which the job is found when this answer is
-            lost; and the script's last argument.
+            In the name that the script is submitted under, which identifies the job if this answer is lost;
+            and the script's last argument.
         link
-            Which job of a chain it is; from the second on the script is given that too.
+            The number of the job in its chain; from the second on the script gets it as an argument too.
         after
-            What it waits for, such as ``afterok:17``, in place of what its header says. Where that can never
-            come true, the job is cancelled.
+            A dependency, such as ``afterok:17``, that replaces the header's. If it can never be satisfied,
+            the job is cancelled.
 
         Raises
         ------
@@ -262,10 +255,10 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it refuses.
         """
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
-        """The ids of the jobs that submissions became, by tag, in one question for all; the oldest job first.
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+        """Return the ids of the jobs that submissions became, by tag, the oldest job first.
 
-        A tag without a job is left out.
+        One question for all; a tag without a job is left out.
 
         Raises
         ------
@@ -273,8 +266,10 @@ class Scheduler(Protocol):
             If the scheduler cannot be asked.
         """
 
-    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """`find` for the jobs of chains, by the numbers of their links.
+    def find_links(
+        self, submissions: Sequence[PendingSubmission]
+    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Find the jobs of chains as `find` does, by the numbers of their links.
 
         Raises
         ------
@@ -283,7 +278,7 @@ class Scheduler(Protocol):
         """
 
     def locate(self, job_id: str) -> Path | None:
-        """The script that a job was submitted with; ``None`` if the scheduler does not know the job.
+        """Return the script that a job was submitted with; ``None`` if the scheduler does not know the job.
 
         Raises
         ------
@@ -292,7 +287,7 @@ class Scheduler(Protocol):
         """
 
     def scripts(self) -> Sequence[Path]:
-        """The scripts of this user's own jobs that the scheduler still knows; others' are passed over.
+        """Return the scripts of this user's jobs that the scheduler still knows.
 
         Raises
         ------
@@ -300,32 +295,32 @@ class Scheduler(Protocol):
             If the scheduler cannot be asked.
         """
 
-    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """The status of each job, by tag, in one question for all of them."""
+    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+        """Return the status of each job, by tag, with one question for all of them."""
 
     def cancel(self, job_id: str) -> None:
-        """End a job.
+        """Cancel a job.
 
         Raises
         ------
         UserError
-            With the scheduler's own words, if it refuses; this goes for the next three too.
+            With the scheduler's own words, if it refuses; `save`, `hold` and `release` do the same.
         """
 
     def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """End many jobs, in no order, with few questions; return what went wrong, by job.
+        """Cancel many jobs, in no order, with few questions; return the errors by job.
 
-        One that is refused keeps none of the others.
+        The refusal of one job keeps no other from being cancelled.
         """
 
     def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """`save` for many jobs, as `cancel_all` is `cancel` for many."""
+        """Let many jobs save and leave, as `cancel_all` cancels."""
 
     def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """`hold` for many jobs, as `cancel_all` is `cancel` for many."""
+        """Hold many jobs, as `cancel_all` cancels."""
 
     def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """`release` for many jobs, as `cancel_all` is `cancel` for many; `NotHeld` of one that is not."""
+        """Release many jobs, as `cancel_all` cancels; `NotHeld` for one that is not held."""
 
     def save(self, job_id: str) -> None:
         """Let a running job's payload save and leave, as its script does before a time limit."""
@@ -334,4 +329,4 @@ class Scheduler(Protocol):
         """Keep a waiting job from starting."""
 
     def release(self, job_id: str) -> None:
-        """Let a held job start; `NotHeld` if it is not held."""
+        """Let a held job start; raise `NotHeld` if it is not held."""

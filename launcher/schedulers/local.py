@@ -1,4 +1,4 @@
-"""No queue: the script is a background process of this machine, and its pid the job's id."""
+"""Jobs without a queue: the script is a background process of this machine, and its pid the job's id."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from launcher.errors import UserError
 from launcher.runs.paths import SCRIPT_SUFFIX, SUPERVISOR, log_prefix_beside
 from launcher.runs.provenance import host
-from launcher.schedulers.base import Intent, JobStatus, State, Ticket, one_by_one
-from launcher.schedulers.commands import clean_environment
-from launcher.schedulers.states import cancelled, from_marks
+from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.job_status import from_marks, or_cancelled
+from launcher.slurm.environment import clean_environment
+from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.states import State
 from supervisor import settings
 from supervisor.files import read_json
 
-# Where a supervisor's command has the tag.
+# The index of the tag in a supervisor's command.
 _TAG = 3
 
-# The log is named after the job, whose id the shell knows first: `exec` keeps it.
+# The log is named after the job's id, which the shell knows first, and which `exec` keeps.
 _START = 'exec >"$1$$.out" 2>&1; exec bash "$2" "$3"'
 
 
@@ -30,9 +32,9 @@ class LocalScheduler:
     Parameters
     ----------
     in_allocation
-        Whether the jobs are to use the allocation of the `salloc` that the shell is in.
+        Let the jobs use the allocation of the `salloc` that the shell is in.
     host
-        Where the jobs run that are to be acted on; empty for this host.
+        The host of the jobs to act on; empty for this host.
     """
 
     def __init__(self, in_allocation: bool = False, host: str = "") -> None:
@@ -40,75 +42,77 @@ class LocalScheduler:
         self._host = host
 
     def validate(self, script_text: str) -> str | None:
-        """Nothing can refuse a job here, nor keep it waiting."""
+        """Return None: nothing refuses a job here, nor keeps it waiting."""
         return None
 
     def ignored_environment(self) -> list[str]:
-        """Nothing here is read from the shell's environment."""
+        """Return nothing: no option is read from the shell's environment."""
         return []
 
     def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
         assert link == 1 and after is None, "without a queue nothing waits for another"
         script = script.resolve()
-        with Path(os.devnull).open("r+b") as nothing:
-            # Not Popen: it minds a child that nobody waits for.
+        with Path(os.devnull).open("r+b") as null:
+            # Not Popen, which warns of a child that nobody waits for.
             pid = os.posix_spawn(
                 "/bin/bash",
                 ["bash", "-c", _START, "bash", str(log_prefix_beside(script)), str(script), tag],
                 dict(os.environ) if self._in_allocation else clean_environment(None),
-                file_actions=[(os.POSIX_SPAWN_DUP2, nothing.fileno(), number) for number in range(3)],
+                file_actions=[(os.POSIX_SPAWN_DUP2, null.fileno(), number) for number in range(3)],
                 setsid=True,
             )
         return str(pid)
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
-        """Look for processes that run the scripts with their tags."""
-        wanted = {(i.script.resolve().parent, i.tag) for i in intents}
-        found: dict[str, list[str]] = {}
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+        """Find the processes that run the scripts with their tags."""
+        wanted = {(one.script.resolve().parent, one.tag) for one in submissions}
+        pids_of: dict[str, list[str]] = {}
         for entry in Path("/proc").iterdir():
             job = _job(_command(entry.name)) if entry.name.isdigit() else None
             # Subshells of a script have its arguments; they lead no session.
             if job in wanted and _leads_session(entry.name):
-                found.setdefault(job[1], []).append(entry.name)
-        return {tag: sorted(pids, key=_start) for tag, pids in found.items()}
+                pids_of.setdefault(job[1], []).append(entry.name)
+        return {tag: sorted(pids, key=_start) for tag, pids in pids_of.items()}
 
-    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+    def find_links(
+        self, submissions: Sequence[PendingSubmission]
+    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
         """Return nothing: without a queue there are no chains."""
         return {}
 
     def locate(self, job_id: str) -> Path | None:
-        """The script of a job that still runs here."""
+        """Return the script of a job that still runs on this machine."""
         return _script(job_id)
 
     def scripts(self) -> Sequence[Path]:
-        """The scripts of the jobs that run here, whoever's they are."""
+        """Return the scripts of the jobs that run on this machine, of any user."""
         pids = (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return [script for pid in pids if (script := _script(pid)) is not None]
 
-    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """Look at the processes of this host; a job of another tells of itself by its marks alone."""
-        here = host()
-        return {ticket.tag: _status(ticket, here) for ticket in tickets}
+    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+        """Look at the processes of this host; for a job of another host only its marks tell."""
+        this_host = host()
+        return {ref.tag: _status(ref, this_host) for ref in refs}
 
     def cancel(self, job_id: str) -> None:
-        """Ask all processes of a job to end."""
+        """Send SIGTERM to all processes of a job."""
         self._signal(job_id, os.killpg, signal.SIGTERM)
 
     def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """One after the other: signals cost nothing."""
+        """Cancel one after the other: signals cost nothing."""
         return one_by_one(self.cancel, job_ids)
 
     def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """One after the other."""
+        """Signal one after the other."""
         return one_by_one(self.save, job_ids)
 
     def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Refuse each: nothing waits here."""
+        """Refuse each: nothing waits without a queue."""
         return one_by_one(self.hold, job_ids)
 
     def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        """Refuse each: nothing waits here."""
+        """Refuse each: nothing waits without a queue."""
         return one_by_one(self.release, job_ids)
 
     def save(self, job_id: str) -> None:
@@ -116,12 +120,12 @@ class LocalScheduler:
         self._signal(job_id, os.kill, signal.SIGUSR1)
 
     def hold(self, job_id: str) -> None:
-        """Refuse: nothing waits here."""
+        """Refuse: nothing waits without a queue."""
         self._require_running(job_id)
         raise UserError(f"job {job_id} has begun: without Slurm nothing waits, and nothing can be held")
 
     def release(self, job_id: str) -> None:
-        """Refuse: nothing waits here."""
+        """Refuse: nothing waits without a queue."""
         self._require_running(job_id)
         raise UserError(f"job {job_id} is not held: without Slurm nothing waits")
 
@@ -144,19 +148,19 @@ class LocalScheduler:
             raise UserError(f"job {job_id} is over already: there is no such process on {host()}")
 
 
-def _status(ticket: Ticket, here: str) -> JobStatus:
-    marked = from_marks(ticket.launch_dir, ticket.job_id)
+def _status(ref: JobRef, this_host: str) -> JobStatus:
+    marked = from_marks(ref.launch_dir, ref.job_id)
     if marked is not None and marked.state.is_final:
-        return cancelled(marked, ticket)
-    if ticket.host not in ("", here):
-        return JobStatus(State.UNKNOWN, f"it runs on {ticket.host}, without Slurm: ask there")
-    if _runs_script_of(ticket):
+        return or_cancelled(marked, ref)
+    if ref.host not in ("", this_host):
+        return JobStatus(State.UNKNOWN, f"it runs on {ref.host}, without Slurm: ask there")
+    if _runs_script_of(ref):
         return JobStatus(State.RUNNING, nodes=(marked and marked.nodes) or "localhost")
     # The mark may have been written between the two looks.
-    marked = from_marks(ticket.launch_dir, ticket.job_id)
+    marked = from_marks(ref.launch_dir, ref.job_id)
     if marked is None or not marked.state.is_final:
         marked = JobStatus(State.FAILED, "the process is gone and left no mark: it was killed")
-    return cancelled(marked, ticket)
+    return or_cancelled(marked, ref)
 
 
 def _script(pid: str) -> Path | None:
@@ -172,12 +176,12 @@ def _script(pid: str) -> Path | None:
 def _job(command: list[bytes]) -> tuple[Path, str] | None:
     """Return the launch directory and the tag of a job that was not started by hand, by its command.
 
-    That is the script's until it becomes the supervisor's.
+    The command is the script's until it becomes the supervisor's.
     """
     directory = _supervised(command)
     if directory is not None:
-        tag, given = (os.fsdecode(argument) for argument in command[_TAG : _TAG + 2])
-        return (directory, tag) if tag == given else None
+        tag, argument = (os.fsdecode(word) for word in command[_TAG : _TAG + 2])
+        return (directory, tag) if tag == argument else None
     if len(command) < 2 or not command[-2].endswith(SCRIPT_SUFFIX.encode()):
         return None
     return Path(os.fsdecode(command[-2])).resolve().parent, os.fsdecode(command[-1])
@@ -186,7 +190,7 @@ def _job(command: list[bytes]) -> tuple[Path, str] | None:
 def _supervised(command: list[bytes]) -> Path | None:
     """Return the launch directory of a supervisor: ``python3 -IS DIR/supervisor.pyz TAG ... --``.
 
-    One of a job of Slurm's, which may run on this machine as well, is none.
+    The supervisor of a job of Slurm's, which may run on this machine as well, does not count.
     """
     if len(command) <= _TAG + 1 or not command[_TAG - 1].endswith(b"/" + SUPERVISOR.encode()):
         return None
@@ -205,22 +209,22 @@ def _owner(pid: str) -> str:
         return "somebody else"
 
 
-def _runs_script_of(ticket: Ticket) -> bool:
-    """Whether the process is still the job's: pids are used again."""
-    # Resolved: the run may be asked for through a link.
-    directory = ticket.launch_dir.resolve()
+def _runs_script_of(ref: JobRef) -> bool:
+    """Return True if the process is still the job's: pids are reused."""
+    # Resolved: the run may be named through a link.
+    directory = ref.launch_dir.resolve()
     for _ in range(100):
-        command = _command(ticket.job_id)
-        if command or not _is_alive(ticket.job_id):
+        command = _command(ref.job_id)
+        if command or not _is_alive(ref.job_id):
             break
-        time.sleep(0.005)  # in the middle of an exec a process has no arguments
+        time.sleep(0.005)  # during an exec a process has no arguments
     return _supervised(command) == directory or any(
         os.fsencode(directory) + b"/" in argument for argument in command
     )
 
 
 def _command(pid: str) -> list[bytes]:
-    """The argument vector of a process; empty where there is none."""
+    """Return the argument vector of a process; empty if there is none."""
     try:
         return Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")[:-1]
     except (OSError, ValueError):
@@ -228,7 +232,7 @@ def _command(pid: str) -> list[bytes]:
 
 
 def _is_alive(pid: str) -> bool:
-    """Whether there is such a process, and not only what is left of one until its parent looks."""
+    """Return True if there is such a process, and it is no zombie."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
@@ -237,12 +241,12 @@ def _leads_session(pid: str) -> bool:
 
 
 def _start(pid: str) -> int:
-    """When a process began, in ticks of the system's clock."""
+    """Return when a process began, in ticks of the system's clock."""
     return int((_stat(pid)[19:20] or ["0"])[0])
 
 
 def _stat(pid: str) -> list[str]:
-    """The fields of ``/proc/PID/stat`` that follow the command's name; empty where there is no process."""
+    """Return the fields of ``/proc/PID/stat`` after the command's name; empty if there is no process."""
     try:
         stat = Path(f"/proc/{int(pid)}/stat").read_bytes()
     except (OSError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,29 +13,29 @@ from launcher.errors import UserError, file_mode
 from launcher.runs.files import link_or_copy
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
-from launcher.schedulers import slurm_verbs as verbs
-from launcher.schedulers.base import Intent, JobStatus, Ticket
-from launcher.schedulers.chains import of_chain
-from launcher.schedulers.commands import (
+from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.chains import status_of_chain
+from launcher.schedulers.job_status import status_of_job
+from launcher.slurm import job_actions as actions
+from launcher.slurm.commands import (
+    NO_SLURM,
     WITHOUT_SLURM,
     Answer,
-    Silent,
+    Retry,
+    SchedulerSilent,
     Unreachable,
     ask,
-    clean_environment,
-    describe_leaks,
-    leaked_variables,
-    words,
+    error_text,
+    says_no_slurm,
+    says_unanswered,
 )
-from launcher.schedulers.failures import is_not_answered, is_without_configuration
-from launcher.schedulers.patience import Patience
-from launcher.schedulers.questions import Questions
-from launcher.schedulers.records import Record, script_of
-from launcher.schedulers.states import of_ticket
-from launcher.schedulers.tasks import by_id, by_ticket
+from launcher.slurm.environment import clean_environment, describe_ignored, inherited_variables
+from launcher.slurm.hostlists import expand_tasks
+from launcher.slurm.job_questions import JobQuestions
+from launcher.slurm.records import Record, by_job, script_of
 from supervisor.marks import cancelled_at, read_lives
 
-# What `sbatch --test-only` rejects and sbatch itself queues: nodes that are drained, busy or not enough now.
+# Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (
     "Requested node configuration is not available",
     "Requested nodes are busy",
@@ -44,17 +44,17 @@ _WOULD_WAIT = (
     "Requested reservation is in use",
 )
 
-# Slurm's own default of MaxArraySize, for a configuration that does not tell it.
+# Slurm's own default of MaxArraySize, for a configuration without it.
 _DEFAULT_ARRAY = 1001
 
-_VERB_SECONDS = 60.0
+_ACTION_SECONDS = 60.0
 
 # When jobs without marks ended, by their Slurm's configuration, their launch and their id: Slurm is asked
-# once, however often a run is looked at.
+# only once, however often a status is shown.
 _ends: dict[tuple[str | None, Path, str], float | None] = {}
 
-# One for all, so that a controller that is silent is not asked anew for each question.
-_PATIENCE = Patience()
+# Shared, so that a silent controller is not tried again for each question.
+_RETRY = Retry()
 
 
 class SlurmScheduler:
@@ -62,44 +62,44 @@ class SlurmScheduler:
 
     Parameters
     ----------
-    patience
+    retry
         How long to wait for a controller that does not answer.
     """
 
-    def __init__(self, slurm_conf: str | None = None, patience: Patience = _PATIENCE) -> None:
+    def __init__(self, slurm_conf: str | None = None, retry: Retry = _RETRY) -> None:
         self._slurm_conf = slurm_conf
         self._environment = clean_environment(slurm_conf)
-        self._patience = patience
-        self._questions = Questions(self._environment, patience)
+        self._retry = retry
+        self._questions = JobQuestions(self._environment, retry)
 
     def validate(self, script_text: str) -> str | None:
-        """Let sbatch judge the script without submitting it; see `Scheduler.validate`."""
+        """Show the script to ``sbatch --test-only``; see `Scheduler.validate`."""
         self._require_configuration()
         answer = ask(["sbatch", "--test-only"], self._environment, stdin=script_text)
         if answer.code == 0:
             return None
-        told = words(answer.stderr)
+        message = error_text(answer.stderr)
         if any(reason in answer.stderr for reason in _WOULD_WAIT):
-            return f"as the cluster is now, the job would wait: {told}"
-        if is_without_configuration(answer.stderr):
+            return f"as the cluster is now, the job would wait: {message}"
+        if says_no_slurm(answer.stderr):
             raise Unreachable(
-                f"there is no Slurm that this machine belongs to: {told}",
+                f"{NO_SLURM}: {message}",
                 hint=f"SLURM_CONF names the configuration of one that is elsewhere; {WITHOUT_SLURM}",
             )
-        if is_not_answered(told):
-            raise Silent(f"Slurm does not answer: {told} (sbatch --test-only)")
-        raise UserError(f"Slurm would refuse this job: {told}")
+        if says_unanswered(message):
+            raise SchedulerSilent(f"Slurm does not answer: {message} (sbatch --test-only)")
+        raise UserError(f"Slurm would refuse this job: {message}")
 
     def ignored_environment(self) -> list[str]:
-        """Say which variables sbatch would have read; see `Scheduler.ignored_environment`."""
-        return describe_leaks(os.environ)
+        """Describe the variables that sbatch would have read; see `Scheduler.ignored_environment`."""
+        return describe_ignored(os.environ)
 
     def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
         """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
 
-        unset = leaked_variables(os.environ)
+        unset = inherited_variables(os.environ)
         arguments = [tag] if link == 1 else [str(link), tag]
         named = submitted_name(script, tag, link)
         try:
@@ -108,79 +108,83 @@ class SlurmScheduler:
             raise UserError(f"cannot write {named}: {error.strerror}") from error
         return submit_script(named, arguments, unset, self._slurm_conf, after)
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
-        """Look for jobs by the names of their scripts, in the queue and in the accounting."""
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+        """Find jobs by the names of their scripts, in the queue and in the accounting."""
         return {
             tag: sorted({job for jobs in links.values() for job in jobs}, key=_in_order)
-            for tag, links in self.find_links(intents).items()
+            for tag, links in self.find_links(submissions).items()
         }
 
-    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
-        """Look for the jobs of chains in the same way; see `Scheduler.find_links`."""
-        if not intents:
+    def find_links(
+        self, submissions: Sequence[PendingSubmission]
+    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
+        """Find the jobs of chains in the same way; see `Scheduler.find_links`."""
+        if not submissions:
             return {}
         self._require_configuration()
-        queued = self._questions.queue_of({intent.user for intent in intents})
-        recent = self._questions.accounting_since(intents)
-        wanted = {(intent.tag, intent.link) for intent in intents}
-        found: dict[str, dict[int, set[str]]] = {}
+        queued = self._questions.queue_of({one.user for one in submissions})
+        recent = self._questions.accounting_since([(one.user, one.since) for one in submissions])
+        wanted = {(one.tag, one.link) for one in submissions}
+        jobs_of: dict[str, dict[int, set[str]]] = {}
         for record in (*queued, *recent):
             tag = record.tag
             if tag is not None and not wanted.isdisjoint(((tag, record.link), (tag, None))):
-                found.setdefault(tag, {}).setdefault(record.link, set()).add(record.of)
+                jobs_of.setdefault(tag, {}).setdefault(record.link, set()).add(record.parent_id)
         return {
             tag: {link: sorted(jobs, key=_in_order) for link, jobs in links.items()}
-            for tag, links in found.items()
+            for tag, links in jobs_of.items()
         }
 
     def locate(self, job_id: str) -> Path | None:
-        """The script of a job, from the queue or the accounting; see `Scheduler.locate`."""
+        """Return the script of a job, from the queue or the accounting; see `Scheduler.locate`."""
         self._require_configuration()
-        known = self._questions.queue([job_id]) or self._questions.accounting([job_id])
-        return script_of(known[-1]) if known else None
+        records = self._questions.queue([job_id]) or self._questions.accounting([job_id])
+        return script_of(records[-1]) if records else None
 
     def scripts(self) -> Sequence[Path]:
-        """The scripts of this user's jobs in the queue; see `Scheduler.scripts`."""
+        """Return the scripts of this user's jobs in the queue; see `Scheduler.scripts`."""
         self._require_configuration()
-        found = map(script_of, self._questions.queue_of({user()}))
-        return [script for script in found if script is not None]
+        scripts = map(script_of, self._questions.queue_of({user()}))
+        return [script for script in scripts if script is not None]
 
-    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """Ask squeue once and, for jobs that it does not know all of, sacct once."""
-        if not tickets:
+    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+        """Ask squeue once and, for jobs of which it does not know all, sacct once."""
+        if not refs:
             return {}
         self._require_configuration()
-        each = [one for ticket in tickets for one in ticket.each]
-        # Of an array once, however many of its tasks are points of a sweep.
-        live = by_ticket(each, self._questions.queue([one.of for one in each]))
-        # While a link of a chain lives, the others are told by their own marks.
+        jobs = [job for ref in refs for job in ref.link_refs]
+        # An array is asked for once, however many of its tasks are points of a sweep.
+        live = records_by_ref(jobs, self._questions.queue([job.parent_id for job in jobs]))
+        # While a link of a chain lives, the marks of the others tell how they ended.
         ended = [
-            one.of
-            for ticket in tickets
-            if not any(_queue_tells_all(one, live[one]) for one in ticket.each)
-            for one in ticket.each
+            job.parent_id
+            for ref in refs
+            if not any(_queue_tells_all(job, live[job]) for job in ref.link_refs)
+            for job in ref.link_refs
         ]
-        accounted = by_ticket(each, self._questions.accounting(ended) if ended else ())
+        accounted = records_by_ref(jobs, self._questions.accounting(ended) if ended else ())
         blind = self._questions.unaccounted
-        told = self._with_ends({one: of_ticket(one, live[one], accounted[one], blind) for one in each})
-        return {ticket.tag: of_chain(ticket, [told[one] for one in ticket.each]) for ticket in tickets}
+        statuses = {job: status_of_job(job, live[job], accounted[job], blind) for job in jobs}
+        statuses = self._with_ends(statuses)
+        return {ref.tag: status_of_chain(ref, [statuses[job] for job in ref.link_refs]) for ref in refs}
 
-    def _with_ends(self, told: Mapping[Ticket, JobStatus]) -> dict[Ticket, JobStatus]:
-        """Add when jobs ended that left no mark of it, such as one that was cancelled while it waited."""
+    def _with_ends(self, statuses: Mapping[JobRef, JobStatus]) -> dict[JobRef, JobStatus]:
+        """Add when jobs without a mark of their end ended, such as one that was cancelled while it waited."""
         unknown = {
-            one: (self._slurm_conf, one.launch_dir, one.job_id)
-            for one, status in told.items()
-            if _left_no_mark(one, status)
+            job: (self._slurm_conf, job.launch_dir, job.job_id)
+            for job, status in statuses.items()
+            if _left_no_mark(job, status)
         }
-        fresh = {key: one.job_id for one, key in unknown.items() if key not in _ends}
+        fresh = {key: job.job_id for job, key in unknown.items() if key not in _ends}
         if fresh:
-            with contextlib.suppress(UserError):  # that Slurm answers no more is no news of these
+            with contextlib.suppress(UserError):  # without an answer the time stays unknown
                 ends = self._questions.ends([*fresh.values()])
                 _ends.update({key: ends.get(job_id) for key, job_id in fresh.items()})
-        return {**told, **{one: replace(told[one], ended=_ends.get(key)) for one, key in unknown.items()}}
+        ended = {job: replace(statuses[job], ended=_ends.get(key)) for job, key in unknown.items()}
+        return {**statuses, **ended}
 
     def largest_array(self) -> int:
-        """How many tasks a job array may have.
+        """Return the largest number of tasks of a job array.
 
         Raises
         ------
@@ -188,48 +192,48 @@ class SlurmScheduler:
             If Slurm cannot be asked.
         """
         self._require_configuration()
-        answer = self._patience.ask(["scontrol", "show", "config"], self._environment)
+        answer = self._retry.ask(["scontrol", "show", "config"], self._environment)
         if answer.code != 0:
-            raise UserError(f"Slurm does not tell its configuration: {words(answer.stderr)}")
-        told = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
-        return int(told[1]) if told else _DEFAULT_ARRAY
+            raise UserError(f"Slurm does not tell its configuration: {error_text(answer.stderr)}")
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
+        return int(match[1]) if match else _DEFAULT_ARRAY
 
     def cancel(self, job_id: str) -> None:
-        verbs.cancel(self._run, job_id, self._known(job_id))
+        actions.cancel(self._run, job_id, self._queued(job_id))
 
     def cancel_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.cancel_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.cancel_many, self._run, job_ids, self._queued_by_id)
 
     def save_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.save_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.save_many, self._run, job_ids, self._queued_by_id)
 
     def hold_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.hold_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.hold_many, self._run, job_ids, self._queued_by_id)
 
     def release_all(self, job_ids: Sequence[str]) -> Mapping[str, UserError]:
-        return verbs.many(verbs.release_many, self._run, job_ids, self._known_of)
+        return actions.many(actions.release_many, self._run, job_ids, self._queued_by_id)
 
     def save(self, job_id: str) -> None:
-        verbs.save(self._run, job_id, self._known(job_id))
+        actions.save(self._run, job_id, self._queued(job_id))
 
     def hold(self, job_id: str) -> None:
-        verbs.hold(self._run, job_id, self._known(job_id))
+        actions.hold(self._run, job_id, self._queued(job_id))
 
     def release(self, job_id: str) -> None:
-        verbs.release(self._run, job_id, self._known(job_id))
+        actions.release(self._run, job_id, self._queued(job_id))
 
-    def _known(self, job_id: str) -> list[Record]:
+    def _queued(self, job_id: str) -> list[Record]:
         self._require_configuration()
         return self._questions.queue([job_id])
 
-    def _known_of(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
-        """What the queue has of many jobs, or tasks of arrays, in one question."""
+    def _queued_by_id(self, job_ids: Sequence[str]) -> dict[str, Sequence[Record]]:
+        """Return the records of many jobs, or tasks of arrays, in the queue, with one question."""
         self._require_configuration()
-        return by_id(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
+        return records_by_id(job_ids, self._questions.queue([job_id.partition("_")[0] for job_id in job_ids]))
 
     def _run(self, command: Sequence[str]) -> Answer:
-        # Longer than a question: what is cut short may be done all the same.
-        return self._patience.ask(command, self._environment, timeout=_VERB_SECONDS)
+        # Longer than a question: an action that is cut short may happen all the same.
+        return self._retry.ask(command, self._environment, timeout=_ACTION_SECONDS)
 
     def _require_configuration(self) -> None:
         if self._slurm_conf is not None and not file_mode(Path(self._slurm_conf)):
@@ -239,24 +243,61 @@ class SlurmScheduler:
             )
 
 
-def _left_no_mark(ticket: Ticket, status: JobStatus) -> bool:
-    """Whether a job is over, never began as far as it left marks, and nobody noted when it was cancelled."""
+def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:
+    """Return True if a job is over without a mark that it began, and nobody noted when it was cancelled."""
     if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
         return False
-    launch_dir, job_id = ticket.launch_dir, ticket.job_id
+    launch_dir, job_id = ref.launch_dir, ref.job_id
     return cancelled_at(launch_dir, job_id) is None and not read_lives(launch_dir, job_id)
 
 
-def _queue_tells_all(ticket: Ticket, records: Sequence[Record]) -> bool:
-    """Whether the accounting has nothing to add: a job, or one task of an array, that waits or runs.
+def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:
+    """Return True if the accounting has nothing to add: a job, or one task of an array, waits or runs.
 
-    Of a whole array it always has: the queue forgets its tasks one by one.
+    For a whole array it always has: the queue forgets its tasks one by one.
     """
-    ours = [record for record in records if record.tag == ticket.submitted_with]
-    task = None if ticket.task is None else str(ticket.task)
+    ours = [record for record in records if record.tag == ref.submitted_tag]
+    task = None if ref.task is None else str(ref.task)
     return any(record.state.is_live and record.task == task for record in ours)
 
 
 def _in_order(job_id: str) -> tuple[int, str]:
-    """Ids of jobs in the order in which they were given."""
+    """Return a key that sorts ids of jobs by age."""
     return (int(job_id) if job_id.isdigit() else 0, job_id)
+
+
+def records_by_ref(refs: Sequence[JobRef], records: Iterable[Record]) -> Mapping[JobRef, Sequence[Record]]:
+    """Return the records of each job.
+
+    A task without records of its own gets one of another task, which tells that the array is known.
+    """
+    by_parent = by_job(records)
+    # Slurm has one record for all tasks that wait together: each array is taken apart once.
+    tasks = {
+        ref.parent_id: _by_task(by_parent.get(ref.parent_id, ())) for ref in refs if ref.task is not None
+    }
+
+    def records_of(ref: JobRef) -> Sequence[Record]:
+        whole = by_parent.get(ref.parent_id, ())
+        return whole if ref.task is None else tasks[ref.parent_id].get(ref.task) or whole[:1]
+
+    return {ref: records_of(ref) for ref in refs}
+
+
+def records_by_id(job_ids: Sequence[str], records: Iterable[Record]) -> dict[str, Sequence[Record]]:
+    """Return the records of each job, or of the array's task with that id; empty if there are none."""
+    by_parent = by_job(records)
+    parts = {job_id: job_id.partition("_") for job_id in job_ids}
+    tasks = {parent: _by_task(by_parent.get(parent, ())) for parent, _, task in parts.values() if task}
+    return {
+        job_id: tasks[parent].get(int(task), ()) if task else by_parent.get(parent, ())
+        for job_id, (parent, _, task) in parts.items()
+    }
+
+
+def _by_task(records: Sequence[Record]) -> dict[int, list[Record]]:
+    by_task: dict[int, list[Record]] = {}
+    for record in records:
+        for number in expand_tasks(record.task or ""):
+            by_task.setdefault(number, []).append(replace(record, job_id=f"{record.parent_id}_{number}"))
+    return by_task

@@ -1,6 +1,6 @@
-"""submitit, told to submit our own script.
+"""Submit Slipway's own script with submitit.
 
-The hooks used here are private to submitit: tests/test_submission.py is the contract with them.
+The hooks are private to submitit: tests/schedulers/test_submission.py is the contract with them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer
-from launcher.schedulers.commands import Unreachable, words
-from launcher.schedulers.failures import is_not_answered
+from launcher.slurm.commands import Unreachable, error_text, says_unanswered
 
 # What sbatch is run with.
 _ENV = "env"
 
-# What sbatch says of a job that Slurm took; a site's wrapper may say more around it.
-_TAKEN = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
+# sbatch's message about an accepted job; a site's wrapper may print more around it.
+_ACCEPTED = re.compile(r"^Submitted batch job ([0-9]+)\b", re.MULTILINE)
 
 
 class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untyped here
-    """Submits a script that is already written, in place of one that runs a pickled function.
+    """A submitit executor that submits a script instead of a pickled function.
 
     `folder` is for submitit's own copy of the script.
     """
@@ -49,15 +48,15 @@ class SbatchExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is untype
         self._slurm_conf = slurm_conf
 
     def submit_script(self) -> str:
-        """Submit, and return the job's id."""
+        """Submit the script; return the job's id."""
         return str(self._submit_command("").job_id)
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        taken = _TAKEN.search(string if isinstance(string, str) else string.decode(errors="replace"))
-        if taken is None:
+        accepted = _ACCEPTED.search(string if isinstance(string, str) else string.decode(errors="replace"))
+        if accepted is None:
             raise FailedSubmissionError("no id of a job")
-        return taken[1]
+        return accepted[1]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script.read_text(encoding="utf-8")
@@ -82,53 +81,53 @@ def submit_script(
     Parameters
     ----------
     arguments
-        The script's own.
+        The arguments of the script.
     unset
-        Names of variables that sbatch must not see.
+        The names of variables that sbatch must not see.
     after
-        What the job waits for, in place of what the script's header says.
+        A dependency that replaces the header's.
 
     Raises
     ------
     NoAnswer
-        If Slurm may have the job all the same: its controller is busy, or was lost on the way.
+        If Slurm may have the job all the same: its controller is busy, or its answer was lost.
     UserError
         With Slurm's own words, if it refuses.
     """
-    # Else a job whose dependency can never come true would wait for ever.
+    # Without it a job whose dependency can never be satisfied would wait for ever.
     waits = [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
-    words_of_sbatch = [*waits, str(script), *arguments]
+    sbatch_arguments = [*waits, str(script), *arguments]
     try:
-        # Not beside the script: submitit would read a % in the name of a run's directory. What sbatch says of
-        # a failure it prints; so do we, once it is known what it means.
+        # Not beside the script: submitit would interpret a % in the name of a run's directory. The message of
+        # a failure is printed once its meaning is known.
         folders = tempfile.TemporaryDirectory(prefix="slipway-")
         with folders as folder, contextlib.redirect_stderr(io.StringIO()):
-            return SbatchExecutor(folder, words_of_sbatch, script, unset, slurm_conf).submit_script()
+            return SbatchExecutor(folder, sbatch_arguments, script, unset, slurm_conf).submit_script()
     except (FailedJobError, FailedSubmissionError) as error:
         return _id_all_the_same(error)
     except OSError as error:
         if error.filename == _ENV:
-            told = (error.strerror or str(error)).lower()
-            raise Unreachable(f"sbatch cannot be run: {_ENV}: {told}") from error
+            message = (error.strerror or str(error)).lower()
+            raise Unreachable(f"sbatch cannot be run: {_ENV}: {message}") from error
         # submitit's own copy, before or after sbatch had the job
         raise NoAnswer(f"cannot write into {tempfile.gettempdir()} (TMPDIR): {error.strerror}") from error
 
 
 def _id_all_the_same(error: Exception) -> str:
-    """The id that sbatch told before something else failed; else raise what the failure means."""
+    """Return the id that sbatch printed before something else failed; else raise what the failure means."""
     failed = error.__cause__
     if not isinstance(failed, subprocess.CalledProcessError):
         raise NoAnswer("Slurm did not answer: sbatch ended without telling the id of a job") from error
-    taken = _TAKEN.search(failed.stdout or "")
-    if taken:
-        return taken[1]
-    # A shell gives 128 and the signal's number; sbatch itself ends with 1, or with 255 over its options.
+    accepted = _ACCEPTED.search(failed.stdout or "")
+    if accepted:
+        return accepted[1]
+    # A shell exits with 128 plus the signal; sbatch itself with 1, or with 255 for its options.
     if failed.returncode < 0 or 128 < failed.returncode < 255:
         raise NoAnswer("Slurm did not answer: sbatch was killed") from error
     lines = [line for line in str(error).splitlines() if line.startswith("sbatch: ")]
-    told = words("\n".join(lines) or str(error)).removeprefix("Batch job submission failed: ")
-    # Without a complaint of sbatch's own it was something around it that failed.
+    message = error_text("\n".join(lines) or str(error)).removeprefix("Batch job submission failed: ")
+    # Without a complaint of sbatch itself, something around it failed.
     complains = any(not line.startswith("sbatch: warning: ") for line in lines)
-    if not complains or is_not_answered(told):
-        raise NoAnswer(f"Slurm did not answer: {told}") from error
-    raise UserError(f"Slurm refused the job: {told}") from error
+    if not complains or says_unanswered(message):
+        raise NoAnswer(f"Slurm did not answer: {message}") from error
+    raise UserError(f"Slurm refused the job: {message}") from error

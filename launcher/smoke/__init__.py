@@ -16,7 +16,7 @@ from launcher.inspection import inspect_draft, refuse
 from launcher.launching import Launched, launch
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, verify_smoke
-from launcher.schedulers.registry import scheduler_for
+from launcher.schedulers import scheduler_for
 from launcher.smoke.shrinking import shrink
 
 # The schedule of a whole training does not fit into two steps, and need not: its first two are the same.

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from arithmetic.layout import ParallelConfig, fits
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft
 from launcher.errors import UserError
-from launcher.preflight import shape as keys
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import is_encoder_decoder, read_parallel_config
+from launcher.estimates.values import Values
 from launcher.preflight.findings import full
-from launcher.preflight.layout import fits
-from launcher.preflight.shape import Shape, is_encoder_decoder, shape_of
-from launcher.preflight.values import Values
-from launcher.times import format_days, format_time_limit, margin_of, parse_time_limit
+from launcher.slurm.times import format_days, format_time_limit, margin_of, parse_time_limit
 
 STEPS = 2
 SUFFIX = "_smoke"
@@ -54,7 +54,7 @@ def shrink(made: Draft) -> Shrunk:
     # As the user's tree has it: the job's own configuration is already the engine's.
     config = training.model_dump()
     values = Values(config)
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     if shape is None:
         raise UserError("--smoke: the sizes of the layout cannot be read")
     small = _on_one_node(shape, values)
@@ -70,7 +70,7 @@ def shrink(made: Draft) -> Shrunk:
     )
 
 
-def _on_one_node(shape: Shape, values: Values) -> Shape:
+def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
     """The layout with as much of its pipeline as one node has room for; each stage keeps its layers."""
     group = shape.tensor * shape.context
     for pipeline in range(shape.pipeline, 0, -1):
@@ -129,7 +129,9 @@ def _steps(config: Mapping[str, Any], made: Draft) -> Iterator[tuple[str, Any]]:
         yield "resume.checkpoint", None
 
 
-def _model(config: Mapping[str, Any], shape: Shape, small: Shape, batch: int) -> Iterator[tuple[str, Any]]:
+def _model(
+    config: Mapping[str, Any], shape: ParallelConfig, small: ParallelConfig, batch: int
+) -> Iterator[tuple[str, Any]]:
     model = config["model"]
     yield keys.GLOBAL, batch
     for key in ("rampup_batch_size", "resume_from_checkpoint"):
@@ -180,7 +182,9 @@ def _own_cluster(made: Draft) -> Mapping[str, Any]:
     return own
 
 
-def _told(made: Draft, values: Values, shape: Shape, small: Shape, batch: int) -> Iterator[str]:
+def _told(
+    made: Draft, values: Values, shape: ParallelConfig, small: ParallelConfig, batch: int
+) -> Iterator[str]:
     nodes = made.plan.job.resources.nodes
     parts = [f"{STEPS} steps on {'the' if nodes == 1 else '1 of'} {nodes} node{'s' * (nodes != 1)}"]
     if batch != shape.batch:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 from launcher.config import schema
 from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
 from launcher.errors import UserError, nearest, shown
-from launcher.hardware import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
 from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.secrecy import is_secret_key

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from arithmetic.gpus import trainer_rows
 from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingConfig, parse
 from launcher.errors import Mistakes, UserError, shown
-from launcher.hardware import trainer_rows
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import chains, common

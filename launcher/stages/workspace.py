@@ -9,14 +9,13 @@ from pathlib import Path
 from launcher.config.schema import RunConfig, TrainingConfig, WorkspaceConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Chain, Container, Job, Mount, Payload, Resources
-from launcher.runs.paths import LaunchPaths
+from launcher.runs.paths import TASK_PACKAGES, TRAINER, LaunchPaths
 from launcher.stages.training import training_job
 
 STAGE = "workspace"
 
 # Where our trainer is in the container: below a directory that has nothing else.
 _TRAINER_IN_CONTAINER = "/opt/slipway"
-_TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 _SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 # What is in front of the number: all of `gpu` and `gpu:h100`, and that of `gpu:8` and `gpu:h100:8`.
@@ -71,7 +70,8 @@ def _container(job: Job, engine: str) -> Container | None:
     given = job.container.options
     # Pyxis takes an unpacked image by its name alone: the training's is not to be changed here.
     name = f"{given.name}_{STAGE}" if given.name is not None else None
-    trainer = (Mount(str(_TRAINER), f"{_TRAINER_IN_CONTAINER}/trainer"),) if engine == "megatron" else ()
+    packages = TASK_PACKAGES if engine == "megatron" else ()
+    trainer = [Mount(str(package), f"{_TRAINER_IN_CONTAINER}/{package.name}") for package in packages]
     return replace(
         job.container,
         mounts=(*job.container.mounts, *trainer),
@@ -85,7 +85,7 @@ def _python_path(config: RunConfig, job: Job) -> tuple[str, ...]:
     if job.container is not None and config.cluster.scheduler != "local":
         return (_TRAINER_IN_CONTAINER,)
     # Of what is installed the interpreter knows; other ones are not to take all that is beside it.
-    root = _TRAINER.parent
+    root = TRAINER.parent
     return () if root.name in _SITE_DIRECTORIES else (str(root),)
 
 

@@ -16,7 +16,7 @@ from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import short
 from launcher.runs.write import missing_directories, remove_empty
-from launcher.schedulers.base import Intent, NoAnswer
+from launcher.schedulers.base import NoAnswer, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.sweeps.arrays import Array, plan_arrays, render_array
 from launcher.sweeps.points import Drafted, Point, Request
@@ -115,9 +115,9 @@ def _submit(
 ) -> str:
     """Submit an array, and keep on record of every point why there is no job, or why nobody knows."""
     record = array.record
-    intent = Intent(record.tag, array.script, record.user, record.created, after=after)
+    submission = PendingSubmission(record.tag, array.script, record.user, record.created, after=after)
     try:
-        return submit(scheduler, intent, tell, patience)
+        return submit(scheduler, submission, tell, patience)
     except NoAnswer as error:
         _keep(array, Manifest.lost, error.message)
         raise
@@ -145,8 +145,8 @@ def _recorded(arrays: Sequence[Written], job_ids: Sequence[str]) -> list[str]:
             write_record(array.directory, array.record.submitted_as(job_id))
         except OSError as error:
             failed.add(f"into {short(array.directory)}: {error.strerror}")
-        for point, intent in zip(array.points, array.manifests, strict=True):
-            paths, manifest = point.plan.paths, intent.submitted_as(job_id)
+        for point, submission in zip(array.points, array.manifests, strict=True):
+            paths, manifest = point.plan.paths, submission.submitted_as(job_id)
             try:
                 record_job(paths, manifest)
             except OSError as error:

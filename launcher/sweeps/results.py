@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import one_line
 from launcher.monitor.run_status import RunStatus, collect_status, gone
 from launcher.runs.paths import short
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records
 from launcher.ui import formatting
 from launcher.ui.tables import REASON
@@ -121,7 +121,7 @@ def _measured(status: RunStatus) -> list[str]:
         formatting.count(progress.tokens_per_second),
         formatting.text(status.status.elapsed),
         status.launch.job if status.launch else formatting.UNKNOWN,
-        formatting.text(status.status.reasons),
+        formatting.text(status.status.full_reason),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.drafting import Request as LaunchRequest
 from launcher.errors import file_mode
-from launcher.launching.directory import TRAINER, files_of, manifest_of, quoted_line, with_digest
+from launcher.launching.directory import files_of, manifest_of, quoted_line, with_digest
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.files import copy_package, link_atomic
@@ -70,12 +70,13 @@ def write_array(array: Array, sweep: Drafted, request: Request, undo: ExitStack)
     undo.callback(shutil.rmtree, directory, ignore_errors=True)
     job = array.points[0].plan.job
     image = job.container.image if job.container else None
-    origin = provenance.gather(TRAINER, request.config_dir, image)
+    origin = provenance.gather(names.TRAINER, request.config_dir, image)
     for name, text in origin.files.items():
         write_atomic(directory / name, text)
     shared = [directory / name for name in origin.files]
     if job.engine == "megatron":
-        copy_package(TRAINER, directory / names.CODE / TRAINER.name)
+        for package in names.TASK_PACKAGES:
+            copy_package(package, directory / names.CODE / package.name)
         shared.append(directory / names.CODE)
     (directory / names.SUPERVISOR).write_bytes(array.points[0].draft.rendered.supervisor)
     shared.append(directory / names.SUPERVISOR)
@@ -133,7 +134,7 @@ def _write_point(
         del files[made.plan.paths.supervisor]  # shared by all points
         files[made.plan.paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
         try:
-            write_launch(made.plan.paths, files, None, KEY)
+            write_launch(made.plan.paths, files, (), KEY)
         except LaunchExists:
             number = next_launch_number(made.plan.paths.run_dir)
             point = as_job(point, array.job_name, number, request.template_dir)

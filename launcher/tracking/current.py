@@ -9,7 +9,8 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.runs.paths import LAUNCHES, launch_numbers
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import poll
 from supervisor.marks import chain_end, read_lives

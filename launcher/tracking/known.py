@@ -159,11 +159,11 @@ class Known:
     def _clusters(self) -> list[_Cluster]:
         # Imported late: most look-ups need none.
         from launcher.schedulers.local import LocalScheduler
-        from launcher.schedulers.patience import Patience
         from launcher.schedulers.slurm import SlurmScheduler
+        from launcher.slurm.commands import Retry
 
         def slurm(conf: str | None, seconds: float) -> _Cluster:
-            patience = Patience(last_start=0, answer_timeout=seconds)
+            patience = Retry(last_start=0, answer_timeout=seconds)
             return _Cluster(conf, SlurmScheduler(conf, patience), seconds)
 
         own = os.environ.get("SLURM_CONF")
@@ -196,10 +196,10 @@ class Known:
             self.index.note_silence(one.slurm_conf, None)
 
     def _could_not(self, one: _Cluster, error: UserError) -> None:
-        from launcher.schedulers.commands import Silent
+        from launcher.slurm.commands import SchedulerSilent
 
         # That there is no Slurm here is no news to anybody.
-        if not isinstance(error, Silent):
+        if not isinstance(error, SchedulerSilent):
             return
         self._gone.add(one.slurm_conf)
         if one.slurm_conf:
@@ -221,9 +221,9 @@ class _Cluster:
 
 
 def _silence(one: _Cluster) -> UserError:
-    from launcher.schedulers.commands import Silent
+    from launcher.slurm.commands import SchedulerSilent
 
-    return Silent(f"Slurm does not answer: nothing within {one.patience:.0f} s")
+    return SchedulerSilent(f"Slurm does not answer: nothing within {one.patience:.0f} s")
 
 
 def _has_configuration(entry: Entry) -> bool:

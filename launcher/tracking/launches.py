@@ -12,7 +12,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
-from launcher.schedulers.base import Intent, JobStatus, Scheduler, Ticket
+from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission, Scheduler
 from supervisor.marks import Life, job_of, later_jobs, read_lives
 
 # Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
@@ -91,25 +91,25 @@ class Launch:
         return read_lives(self.paths.directory, job_id, self.manifest.tags)
 
     @property
-    def ticket(self) -> Ticket | None:
+    def ref(self) -> JobRef | None:
         manifest = self.manifest
         if manifest.job_id is None:
             return None
-        return Ticket(
+        return JobRef(
             job_id=manifest.job_id,
             launch_dir=self.paths.directory,
             tag=manifest.tag,
             host=manifest.host,
-            argument=manifest.array_tag,
+            array_tag=manifest.array_tag,
             links=manifest.links,
             tags=manifest.tags,
         ).with_links(self.links)
 
     @property
-    def intent(self) -> Intent:
+    def submission(self) -> PendingSubmission:
         """What its job is looked for by, while the manifest does not know it."""
         tag = self.manifest.array_tag or self.manifest.tag
-        return Intent(tag, self.paths.script, self.manifest.user, self.manifest.created)
+        return PendingSubmission(tag, self.paths.script, self.manifest.user, self.manifest.created)
 
     @property
     def may_be_unknown_job(self) -> bool:
@@ -194,7 +194,7 @@ def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
 def scheduler_of(launch: Launch) -> Scheduler:
     """The scheduler that a launch was submitted to."""
     # Imported late: most launches need none.
-    from launcher.schedulers.registry import open_scheduler
+    from launcher.schedulers import open_scheduler
 
     return open_scheduler(replace(launch.manifest, slurm_conf=launch.slurm_conf))
 
@@ -208,14 +208,16 @@ def _adopt_marked(launch: Launch) -> Launch:
 
 def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
     try:
-        found: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find([launch.intent for launch in group])
+        found: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find(
+            [launch.submission for launch in group]
+        )
     except UserError as error:
         why = error.message.splitlines()[0]
         return {launch.paths.directory: replace(launch, unanswered=why) for launch in group}
     return {
         launch.paths.directory: _as_job(launch, jobs[0])
         for launch in group
-        if (jobs := found.get(launch.intent.tag))
+        if (jobs := found.get(launch.submission.tag))
     }
 
 

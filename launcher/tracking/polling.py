@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, Scheduler, State, Ticket
+from launcher.schedulers.base import JobRef, JobStatus, Scheduler
 from launcher.schedulers.chains import from_marks_alone, may_go_on
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, by_scheduler, scheduler_of
 
 
@@ -28,11 +29,9 @@ def poll(launches: Sequence[Launch]) -> list[Answer]:
     """
     told: dict[Path, Answer] = {}
     # Read anew each time: a chain gets further links while it is watched.
-    tickets = {launch.paths.directory: launch.ticket for launch in launches}
+    refs = {launch.paths.directory: launch.ref for launch in launches}
     for group in by_scheduler(launches):
-        told.update(
-            _ask_scheduler(group, [ticket for one in group if (ticket := tickets[one.paths.directory])])
-        )
+        told.update(_ask_scheduler(group, [ref for one in group if (ref := refs[one.paths.directory])]))
     return [
         told.get(launch.paths.directory) or Answer(_without_job(launch), launch.unanswered)
         for launch in launches
@@ -44,64 +43,61 @@ def ask(launches: Sequence[Launch]) -> list[JobStatus]:
     return [answer.status for answer in poll(launches)]
 
 
-def _ask_scheduler(launches: Sequence[Launch], tickets: Sequence[Ticket]) -> Iterable[tuple[Path, Answer]]:
-    if not tickets:
+def _ask_scheduler(launches: Sequence[Launch], refs: Sequence[JobRef]) -> Iterable[tuple[Path, Answer]]:
+    if not refs:
         return []
-    tickets = _told_apart(tickets)
+    refs = _told_apart(refs)
     unanswered = None
     try:
         scheduler = scheduler_of(launches[0])
-        statuses = {**scheduler.statuses(tickets)}
-        if found := _found_again(scheduler, launches, tickets, statuses):
+        statuses = {**scheduler.statuses(refs)}
+        if found := _found_again(scheduler, launches, refs, statuses):
             statuses |= scheduler.statuses(found)
         blind = JobStatus(State.UNKNOWN, "the scheduler did not tell of this job")
     except UserError as error:
         unanswered = error.message.splitlines()[0]
         statuses, blind = {}, JobStatus(State.UNKNOWN, unanswered)
     return [
-        (ticket.launch_dir, Answer(statuses.get(ticket.tag) or _marked(ticket, blind), unanswered))
-        for ticket in tickets
+        (ref.launch_dir, Answer(statuses.get(ref.tag) or _marked(ref, blind), unanswered)) for ref in refs
     ]
 
 
-def _told_apart(tickets: Sequence[Ticket]) -> list[Ticket]:
+def _told_apart(refs: Sequence[JobRef]) -> list[JobRef]:
     """Return tickets of which each has its own tag: a manifest may be a copy, or claim another's tag."""
     seen: set[str] = set()
     apart = []
-    for number, ticket in enumerate(tickets):
-        if ticket.tag in seen:
-            ticket = replace(ticket, tag=f"{ticket.tag} {number}", argument=ticket.submitted_with)
-        seen.add(ticket.tag)
-        apart.append(ticket)
+    for number, ref in enumerate(refs):
+        if ref.tag in seen:
+            ref = replace(ref, tag=f"{ref.tag} {number}", array_tag=ref.submitted_tag)
+        seen.add(ref.tag)
+        apart.append(ref)
     return apart
 
 
 def _found_again(
     scheduler: Scheduler,
     launches: Sequence[Launch],
-    tickets: Sequence[Ticket],
+    refs: Sequence[JobRef],
     statuses: Mapping[str, JobStatus],
-) -> list[Ticket]:
+) -> list[JobRef]:
     """Chains that seem to have ended, and have a further link: the answer to its submission was lost."""
-    intents = {launch.paths.directory: launch.intent for launch in launches}
-    open_ended = [
-        ticket for ticket in tickets if (status := statuses.get(ticket.tag)) and may_go_on(ticket, status)
-    ]
+    submissions = {launch.paths.directory: launch.submission for launch in launches}
+    open_ended = [ref for ref in refs if (status := statuses.get(ref.tag)) and may_go_on(ref, status)]
     if not open_ended:
         return []
     # All of them: of several in a row the claims may be missing.
-    found = scheduler.find_links([replace(intents[ticket.launch_dir], link=None) for ticket in open_ended])
+    found = scheduler.find_links([replace(submissions[ref.launch_dir], link=None) for ref in open_ended])
     again = []
-    for ticket in open_ended:
-        links = dict(zip(ticket.numbers, ticket.jobs, strict=True))
-        more = {link: jobs[0] for link, jobs in found.get(ticket.tag, {}).items() if link not in links}
+    for ref in open_ended:
+        links = dict(zip(ref.numbers, ref.jobs, strict=True))
+        more = {link: jobs[0] for link, jobs in found.get(ref.tag, {}).items() if link not in links}
         if more:
-            again.append(ticket.with_links(links | more))
+            again.append(ref.with_links(links | more))
     return again
 
 
-def _marked(ticket: Ticket, blind: JobStatus) -> JobStatus:
-    marked = from_marks_alone(ticket)
+def _marked(ref: JobRef, blind: JobStatus) -> JobStatus:
+    marked = from_marks_alone(ref)
     return marked if marked and marked.state.is_final else blind
 
 

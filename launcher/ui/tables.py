@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from launcher.errors import one_line
-from launcher.schedulers.base import State
+from launcher.slurm.states import State
 from launcher.ui.formatting import UNKNOWN
 from launcher.ui.terminal import open_console, unescaped
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.parameters import count_parameters, vocabulary_size
+from arithmetic.parameters import count_parameters, vocabulary_size
 from launcher.sandbox import Sandbox
 
 WRAPPERS = (

@@ -113,5 +113,9 @@ def test_record_and_table_leave_out_what_was_cut_off(tmp_path: Path) -> None:
     path.write_text(f"{json.dumps(row)}\n{json.dumps(row)[:-9]}")
     rows = soak.read_record(path)
     assert rows == [row]
-    assert soak.table(rows).splitlines()[-1].startswith("| rank killed | SIGKILL of a rank | 1 | 1 | 2.0 |")
+    assert (
+        soak.table(rows)
+        .splitlines()[-1]
+        .startswith("| rank killed | Kill a rank with SIGKILL | 1 | 1 | 2.0 |")
+    )
     assert soak.table(rows).endswith("| 13 |")

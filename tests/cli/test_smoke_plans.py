@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from arithmetic.layout import ParallelConfig
 from launcher.cli.smoke import without_smoke
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
-from launcher.preflight.shape import Shape, shape_of
-from launcher.preflight.values import Values
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values
 from launcher.smoke import Smoke, plan_smoke
 from tests.preflight.shelves import stock
 
@@ -34,9 +35,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return call
 
 
-def shape(made: Draft) -> Shape:
+def shape(made: Draft) -> ParallelConfig:
     assert made.plan.job.config is not None
-    found = shape_of(Values(made.plan.job.config))
+    found = read_parallel_config(Values(made.plan.job.config))
     assert found
     return found
 

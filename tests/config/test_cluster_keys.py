@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.config.compose import compose, list_options
-from launcher.config.sbatch_options import SET_BY, checked_name
 from launcher.errors import UserError
 from launcher.plan import Job
 from launcher.rendering.sbatch_flags import FLAGS
+from launcher.slurm.sbatch_options import SET_BY, checked_name
 from launcher.stages.planning import plan_launch
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.containers.contents import of_reference
-from launcher.containers.references import Reference
+from launcher.images.contents import of_reference
+from launcher.images.references import Reference
 from launcher.releases import (
     Contents,
     contents_by_file_name,

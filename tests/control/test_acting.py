@@ -14,7 +14,9 @@ from control_project import manifest_of
 from launcher.cli.app import main
 from launcher.control import acting
 from launcher.errors import UserError
-from launcher.schedulers.base import JobStatus, NoAnswer, State, Ticket, one_by_one
+from launcher.schedulers.base import JobRef, JobStatus, NoAnswer
+from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.states import State
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -31,10 +33,10 @@ class FakeScheduler:
     acts: list[tuple[str, str]] = field(default_factory=list)
     silent: str | None = None
 
-    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
         if self.silent:
             raise NoAnswer(self.silent)
-        rows = {ticket.tag: self.table[ticket.job_id] for ticket in tickets}
+        rows = {ref.tag: self.table[ref.job_id] for ref in refs}
         return {tag: row.pop(0) if len(row) > 1 else row[0] for tag, row in rows.items()}
 
     def cancel(self, job_id: str) -> None:
@@ -61,7 +63,7 @@ class FakeScheduler:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScheduler:
     fake = FakeScheduler()
-    monkeypatch.setattr("launcher.schedulers.registry.open_scheduler", lambda manifest: fake)
+    monkeypatch.setattr("launcher.schedulers.open_scheduler", lambda manifest: fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return fake

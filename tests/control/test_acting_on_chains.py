@@ -15,8 +15,10 @@ from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.provenance import user
-from launcher.schedulers.base import Intent, JobStatus, NoAnswer, State, Ticket, one_by_one
-from launcher.schedulers.chains import of_chain
+from launcher.schedulers.base import JobRef, JobStatus, NoAnswer, PendingSubmission
+from launcher.schedulers.chains import status_of_chain
+from launcher.slurm.job_actions import one_by_one
+from launcher.slurm.states import State
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs
 
 Capsys = pytest.CaptureFixture[str]
@@ -38,17 +40,20 @@ class ChainScheduler:
     acts: list[tuple[str, str]] = field(default_factory=list)
     ended_first: list[bool] = field(default_factory=list)
 
-    def statuses(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        return {ticket.tag: of_chain(ticket, [self.jobs[job] for job in ticket.jobs]) for ticket in tickets}
+    def statuses(self, refs: Sequence[JobRef]) -> Mapping[str, JobStatus]:
+        return {ref.tag: status_of_chain(ref, [self.jobs[job] for job in ref.jobs]) for ref in refs}
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
-        (intent,) = intents
-        return {intent.tag: [*self.jobs, *self.lost]}
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+        (submission,) = submissions
+        return {submission.tag: [*self.jobs, *self.lost]}
 
-    def find_links(self, intents: Sequence[Intent]) -> Mapping[str, Mapping[int, Sequence[str]]]:
+    def find_links(
+        self, submissions: Sequence[PendingSubmission]
+    ) -> Mapping[str, Mapping[int, Sequence[str]]]:
         """Say that the links are in the order of all jobs."""
         return {
-            tag: {link: [job] for link, job in enumerate(jobs, 1)} for tag, jobs in self.find(intents).items()
+            tag: {link: [job] for link, job in enumerate(jobs, 1)}
+            for tag, jobs in self.find(submissions).items()
         }
 
     def cancel(self, job_id: str) -> None:
@@ -92,7 +97,7 @@ DIRECTORY = Path("results/a/launches/17")
 def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ChainScheduler:
     """The run `a` here is a chain of at most five jobs, of which 18 runs and 19 waits."""
     fake = ChainScheduler({"17": TIMEOUT, "18": RUNNING, "19": PENDING})
-    monkeypatch.setattr("launcher.schedulers.registry.open_scheduler", lambda manifest: fake)
+    monkeypatch.setattr("launcher.schedulers.open_scheduler", lambda manifest: fake)
     monkeypatch.chdir(tmp_path)
     manifest_of("a", 17)
     write_manifest(DIRECTORY, replace(read_manifest(DIRECTORY), links=5))
@@ -156,14 +161,16 @@ def test_chain_that_looks_over_is_ended_too(
 ) -> None:
     """A link may live of which no claim tells, and which Slurm did not tell of a moment ago."""
     scheduler.jobs |= {"18": JobStatus(state), "19": JobStatus(State.FAILED)}
-    monkeypatch.setattr(scheduler, "find_links", lambda intents: {})
+    monkeypatch.setattr(scheduler, "find_links", lambda submissions: {})
     assert main(["cancel", "a"]) == 0
     # Nobody cancelled what was over; one that ends just now may still submit its next link.
     assert (chain_end(DIRECTORY) is None) == state.is_final and scheduler.acts == []
     what = "it is over" if state.is_final else "it is ending"
     assert f"{what}: " in capsys.readouterr().out
     scheduler.jobs["20"] = PENDING
-    monkeypatch.setattr(scheduler, "find_links", lambda intents: {intents[0].tag: {1: ["17"], 4: ["20"]}})
+    monkeypatch.setattr(
+        scheduler, "find_links", lambda submissions: {submissions[0].tag: {1: ["17"], 4: ["20"]}}
+    )
     assert main(["cancel", "a"]) == 0
     assert scheduler.acts == [("cancel", "20")]
     output = capsys.readouterr().out

@@ -17,9 +17,9 @@ from launcher.cli.app import main
 from launcher.config.candidates import candidates
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import hydra_value
-from launcher.control.workspace import ignored, in_place
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import Mistakes, UserError
+from launcher.launching.workspace import ignored, in_place
 from launcher.plan import Mount
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -183,7 +183,8 @@ def test_whoever_ends_the_process_ends_the_session(desk: Desk) -> None:
 def test_the_trainer_as_it_is_now(desk: Desk) -> None:
     made = drafted("engine=megatron", "training=gpt3/tiny", "container=/apps/x.sqsh", "cluster.srun_args=[]")
     assert made.plan.job.container is not None
-    assert Mount(str(REPOSITORY / "trainer"), "/opt/slipway/trainer") in made.plan.job.container.mounts
+    for name in ("arithmetic", "trainer"):
+        assert Mount(str(REPOSITORY / name), f"/opt/slipway/{name}") in made.plan.job.container.mounts
     desk.run(made.rendered.script)
     assert desk.words("srun")[-4:] == ["bash", "/opt/slipway", "/opt/slipway", "bash"]
     bare = drafted("engine=megatron", "training=gpt3/tiny", "container=null", "workspace.shell=/bin/true")

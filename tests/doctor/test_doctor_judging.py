@@ -56,7 +56,7 @@ def test_a_slurm_as_it_should_be() -> None:
 
 
 def test_without_slurm() -> None:
-    lines = list(slurm_lines(Slurm(why="this machine belongs to no Slurm"), ON_PYXIS))
+    lines = list(slurm_lines(Slurm(why="no Slurm found on this machine"), ON_PYXIS))
     assert told(lines) == {"slurm": "missing!"}
     assert "slipway sandbox up" in (lines[0].fix or "")
     assert told(slurm_lines(Slurm(why="none"), Needs(scheduler="local"))) == {"slurm": "missing"}

@@ -13,9 +13,9 @@ from pathlib import Path
 _SCRIPT = """
 import sys
 from pathlib import Path
-from launcher.containers.importing import ImportOptions, import_image
-from launcher.containers.progress import told
-from launcher.containers.references import Reference
+from launcher.images.importing import ImportOptions, import_image
+from launcher.images.progress import told
+from launcher.images.references import Reference
 from launcher.errors import UserError
 try:
     with told() as progress:

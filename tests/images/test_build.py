@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers import building
-from launcher.containers.builders import Builder, builder_for
-from launcher.containers.choice import digest_of
-from launcher.containers.references import Reference
-from launcher.containers.remote import Access, architecture, look_up_by_skopeo
 from launcher.errors import UserError
+from launcher.images import building
+from launcher.images.builders import Builder, builder_for
+from launcher.images.choice import digest_of
+from launcher.images.references import Reference
+from launcher.images.remote import Access, architecture, look_up_by_skopeo
 from tests.images import tiny
 from tests.images.tiny import Registry, need, run
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers.choice import choose, digest_of
-from launcher.containers.importing import ImportOptions
-from launcher.containers.progress import Silent
-from launcher.containers.store import Sidecar
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
+from launcher.images.choice import choose, digest_of
+from launcher.images.importing import ImportOptions
+from launcher.images.progress import Silent
+from launcher.images.store import Sidecar
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import fetched_at_once, lost_image
 from launcher.launching.images import Needed, make_here, needed_image
@@ -305,7 +305,7 @@ def test_advice_of_a_launch_names_what_a_launch_takes(monkeypatch: pytest.Monkey
         given.append(options)
         raise UserError("no TLS", hint="if you trust the network on the way to it: --plain-http")
 
-    monkeypatch.setattr("launcher.containers.importing.import_image", refuse)
+    monkeypatch.setattr("launcher.images.importing.import_image", refuse)
     needed = Needed(choose("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], []))
     with pytest.raises(UserError) as told:
         make_here(needed, Silent())

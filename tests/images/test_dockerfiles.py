@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.config.overrides import hydra_value
-from launcher.containers.dockerfiles import text
-from launcher.containers.recipes import recipe, recipe_names
 from launcher.errors import UserError
+from launcher.images.dockerfiles import text
+from launcher.images.recipes import recipe, recipe_names
 
 HADOLINT = Path(sys.executable).parent / "hadolint"
 AWKWARD = """a b"c'd\\e$HOME`id`$(id)#{{ x }}${x}"""

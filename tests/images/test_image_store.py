@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.containers.store import (
+from launcher.images.store import (
     ImageConfig,
     RecipeOrigin,
     Sidecar,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.containers.credentials import enroot_login
-from launcher.containers.importing import Imported, ImportOptions, import_image
-from launcher.containers.references import Reference
-from launcher.containers.remote import Access, architecture, look_up_by_skopeo
-from launcher.containers.squashing import SQUASH_OPTIONS
-from launcher.containers.store import RecipeOrigin, Store, sidecar_path
-from launcher.containers.superblock import read_superblock
 from launcher.errors import UserError
+from launcher.images.credentials import enroot_login
+from launcher.images.importing import Imported, ImportOptions, import_image
+from launcher.images.references import Reference
+from launcher.images.remote import Access, architecture, look_up_by_skopeo
+from launcher.images.squashing import SQUASH_OPTIONS
+from launcher.images.store import RecipeOrigin, Store, sidecar_path
+from launcher.images.superblock import read_superblock
 from tests.images.importer import stand_ins
 from tests.images.tiny import ENTRYPOINT, ENV, LABELS, PASSWORD, USER, WORKDIR, Registry, need, run
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from launcher.containers import routes
-from launcher.containers.importing import ImportOptions, import_image
-from launcher.containers.progress import Silent
-from launcher.containers.references import Reference
-from launcher.containers.remote import Access
-from launcher.containers.squashing import SQUASH_OPTIONS
-from launcher.containers.superblock import read_superblock
 from launcher.errors import UserError
+from launcher.images import routes
+from launcher.images.importing import ImportOptions, import_image
+from launcher.images.progress import Silent
+from launcher.images.references import Reference
+from launcher.images.remote import Access
+from launcher.images.squashing import SQUASH_OPTIONS
+from launcher.images.superblock import read_superblock
 from tests.images.importer import end, is_running, stand_ins, start, wait_for
 from tests.images.tiny import ENTRYPOINT, ENV, WORKDIR, Registry, make_layout, need, run
 
@@ -131,7 +131,7 @@ def test_what_enroot_does_not_read_goes_past_it(told: Path, tiny_layout: Path, t
 def test_without_its_runner_the_extra_is_named(
     stand_in: Path, tiny_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.containers.through_enroot.has_runner", lambda: False)
+    monkeypatch.setattr("launcher.images.through_enroot.has_runner", lambda: False)
     made = import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
     assert "pip install 'slipway[containers]'" in made.notes[0]
     assert made.sidecar

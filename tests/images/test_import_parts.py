@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launcher.containers import routes, space, tools
-from launcher.containers.complaints import explained
-from launcher.containers.importing import import_image
-from launcher.containers.progress import Plain, bars_on, megabytes
-from launcher.containers.references import Reference
-from launcher.containers.remote import Remote
-from launcher.containers.rootfs import configure, inside, make_readable
-from launcher.containers.space import Needs, Place, place
-from launcher.containers.squashing import compression_for
-from launcher.containers.store import ImageConfig
-from launcher.containers.working import PREFIX, working_in
 from launcher.errors import UserError
+from launcher.images import routes, space, tools
+from launcher.images.complaints import explained
+from launcher.images.importing import import_image
+from launcher.images.progress import Plain, bars_on, megabytes
+from launcher.images.references import Reference
+from launcher.images.remote import Remote
+from launcher.images.rootfs import configure, inside, make_readable
+from launcher.images.space import Needs, Place, place
+from launcher.images.squashing import compression_for
+from launcher.images.store import ImageConfig
+from launcher.images.working import PREFIX, working_in
 
 GB = 10**9
 

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers import probe
-from launcher.containers.choosing import locate
-from launcher.containers.importing import ImportOptions, import_image
-from launcher.containers.inspecting import inspect
-from launcher.containers.probing import installed
-from launcher.containers.references import Reference
-from launcher.containers.squashfs import File, read_everything
-from launcher.containers.store import Store, sidecar_path
-from launcher.containers.superblock import read_superblock
-from launcher.containers.verifying import verify
 from launcher.errors import UserError
+from launcher.images import probe
+from launcher.images.choosing import locate
+from launcher.images.importing import ImportOptions, import_image
+from launcher.images.inspecting import inspect
+from launcher.images.probing import installed
+from launcher.images.references import Reference
+from launcher.images.squashfs import File, read_everything
+from launcher.images.store import Store, sidecar_path
+from launcher.images.superblock import read_superblock
+from launcher.images.verifying import verify
 from tests.images import tiny
 from tests.images.tiny import need, run
 
@@ -335,7 +335,7 @@ def test_whoever_is_told_to_end_unmounts_the_image(tmp_path: Path, monkeypatch: 
         assert callable(handler)
         handler(signal.SIGTERM, None)
 
-    monkeypatch.setattr("launcher.containers.probing.installed", told_to_end)
+    monkeypatch.setattr("launcher.images.probing.installed", told_to_end)
     with pytest.raises(SystemExit) as ended:
         main(["image", "inspect", str(tmp_path / "x.sqsh"), "--deep"])
     assert ended.value.code == 128 + signal.SIGTERM

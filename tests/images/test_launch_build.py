@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers.store import read_sidecar
+from launcher.images.store import read_sidecar
 from launcher.sandbox import Sandbox
-from launcher.schedulers.base import State, Ticket
+from launcher.schedulers.base import JobRef
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.states import State
 from tests.images.tiny import need, run
 
 pytestmark = pytest.mark.slurm
@@ -83,9 +84,9 @@ class Yard:
         manifest = self.manifest(run_name)
         log = launch_dir / f"log-{manifest['job_name']}_{manifest['job_id']}.out"
         scheduler = SlurmScheduler(self.conf)
-        ticket = Ticket(manifest["job_id"], launch_dir, manifest["tag"], manifest["host"])
+        ref = JobRef(manifest["job_id"], launch_dir, manifest["tag"], manifest["host"])
         for _ in range(1200):
-            state = scheduler.statuses([ticket])[ticket.tag].state
+            state = scheduler.statuses([ref])[ref.tag].state
             if state in _ENDED:
                 return state
             time.sleep(0.1)

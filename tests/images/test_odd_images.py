@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers import building, finishing, importing, rootfs, routes
-from launcher.containers.builders import BUILDERS, Builder
-from launcher.containers.complaints import Complaint, explained
-from launcher.containers.credentials import enroot_login
-from launcher.containers.importing import ImportOptions, import_image
-from launcher.containers.locking import locked
-from launcher.containers.progress import Silent
-from launcher.containers.recipes import recipe
-from launcher.containers.references import Kind, Reference
-from launcher.containers.remote import Access, Remote, names_of
-from launcher.containers.store import ImageConfig
 from launcher.errors import UserError
 from launcher.file_systems import Mount
+from launcher.images import building, finishing, importing, rootfs, routes
+from launcher.images.builders import BUILDERS, Builder
+from launcher.images.complaints import Complaint, explained
+from launcher.images.credentials import enroot_login
+from launcher.images.importing import ImportOptions, import_image
+from launcher.images.locking import locked
+from launcher.images.progress import Silent
+from launcher.images.recipes import recipe
+from launcher.images.references import Kind, Reference
+from launcher.images.remote import Access, Remote, names_of
+from launcher.images.store import ImageConfig
 
 
 def test_a_volume_is_one_line_of_the_image_only(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_where_neither_program_is_let_in_it_says_how_to_log_in(monkeypatch: pyte
         raise explained("look", "enroot", 1, ["[INFO] Authenticating with user: <anonymous>"])
 
     monkeypatch.setattr(routes, "look_up_by_skopeo", refused)
-    monkeypatch.setattr("launcher.containers.through_enroot.digest", fails)
-    monkeypatch.setattr("launcher.containers.tools.which", Path)
+    monkeypatch.setattr("launcher.images.through_enroot.digest", fails)
+    monkeypatch.setattr("launcher.images.tools.which", Path)
     with pytest.raises(UserError, match="the registry does not let you in") as told:
         routes.look_up(routes.ENROOT, Reference.parse("a.b/c:1"), Access())
     assert "skopeo login a.b" in str(told.value)
@@ -229,7 +229,7 @@ def test_a_full_disk_tells_of_layers_of_earlier_builds(name: str, monkeypatch: p
     def fails(*_: object, **__: object) -> None:
         raise explained("build x", name, 1, ["write: no space left on device"])
 
-    monkeypatch.setattr("launcher.containers.tools.run", fails)
+    monkeypatch.setattr("launcher.images.tools.run", fails)
     with pytest.raises(Complaint, match="no space is left") as told:
         building.build(recipe("nemo"), Builder(name), {}, Silent())
     assert f"{name} keeps layers of earlier builds: `{Builder(name).cleanup}`" in (told.value.hint or "")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers.locking import locked
-from launcher.containers.pruning import Rules, Use, choose, left_over, parse_age, remove
-from launcher.containers.store import RecipeOrigin, Sidecar, Store, Stored, sidecar_path, stored
 from launcher.errors import UserError
+from launcher.images.locking import locked
+from launcher.images.pruning import Rules, Use, choose, left_over, parse_age, remove
+from launcher.images.store import RecipeOrigin, Sidecar, Store, Stored, sidecar_path, stored
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.cli.app import main
-from launcher.containers.references import Reference
-from launcher.containers.remote import Access, look_up_by_skopeo
+from launcher.images.references import Reference
+from launcher.images.remote import Access, look_up_by_skopeo
 from tests.images.tiny import PASSWORD, USER, Registry, need, run
 
 Capsys = pytest.CaptureFixture[str]

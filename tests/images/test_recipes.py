@@ -14,10 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from launcher.containers import recipes
-from launcher.containers.recipes import Recipe, build_labels, recipe, recipe_names
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
+from launcher.images import recipes
+from launcher.images.recipes import Recipe, build_labels, recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -94,15 +94,17 @@ def test_what_an_image_is_called_is_not_in_the_hash(monkeypatch: pytest.MonkeyPa
     before = recipe("megatron")
     monkeypatch.setenv("LOGNAME", "somebody")
     assert recipe("megatron", None, NAMES).hash == before.hash
-    (tmp_path / "changed.py").write_text("changed = True\n")
-    monkeypatch.setattr(recipes, "TRAINER", tmp_path)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "changed.py").write_text("changed = True\n")
+    monkeypatch.setattr(recipes, "TASK_PACKAGES", (tmp_path / "trainer",))
     after = recipe("megatron")
     assert (after.hash, after.context) == (before.hash, {"trainer/changed.py": b"changed = True\n"})
 
 
 def test_the_trainer_is_in_the_image_for_it() -> None:
     context = recipe("megatron").context
-    assert context["trainer/pretrain.py"] == (ROOT / "trainer/pretrain.py").read_bytes()
+    for name in ("trainer/pretrain.py", "arithmetic/gpus.json"):
+        assert context[name] == (ROOT / name).read_bytes()
     assert not [name for name in context if name.endswith(".pyc")]
     assert recipe("nemo").context == {}
 
@@ -321,6 +323,6 @@ def test_the_packages_of_the_small_image_are_those_of_the_extra() -> None:
 def test_a_launch_without_a_recipe_does_not_read_any() -> None:
     code = (
         "import sys; from launcher.config.compose import compose; compose(['cluster=bcm']); "
-        "sys.exit(any(name in sys.modules for name in ('launcher.config.image', 'launcher.containers')))"
+        "sys.exit(any(name in sys.modules for name in ('launcher.config.image', 'launcher.images')))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

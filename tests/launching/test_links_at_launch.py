@@ -12,9 +12,9 @@ from launcher.errors import UserError
 from launcher.launching import Launched, Patience, launch, launch_stages
 from launcher.launching.submitting import submit
 from launcher.runs.manifest import read_manifest
-from launcher.schedulers.base import Intent, NoAnswer
-from launcher.schedulers.records import Record
-from launcher.stages.dependencies import beside
+from launcher.schedulers.base import NoAnswer, PendingSubmission
+from launcher.slurm.records import Record
+from launcher.slurm.sbatch_options import combined_dependency
 from supervisor.marks import GIVEN_UP, claim, link_jobs
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
@@ -76,10 +76,10 @@ def test_no_link_begins_where_the_first_cannot(tmp_path: Path, slurm: FakeSlurm)
 
 
 def test_what_waits_beside_its_own() -> None:
-    assert beside(None, "afterok:17") == "afterok:17"
-    assert beside("singleton", "afterok:17") == "afterok:17,singleton"
+    assert combined_dependency(None, "afterok:17") == "afterok:17"
+    assert combined_dependency("singleton", "afterok:17") == "afterok:17,singleton"
     with pytest.raises(UserError, match=r"x.run.dependency='afterok:1\?afterok:2': alternatives"):
-        beside("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
+        combined_dependency("afterok:1?afterok:2", "afterok:17", "x.run.dependency")
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ class Lossy:
         self.taken.append((link, after))
         raise NoAnswer("Slurm did not answer: Socket timed out")
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
-        (intent,) = intents
-        jobs = [str(100 + i) for i, (link, _) in enumerate(self.taken) if link == intent.link]
-        return {intent.tag: jobs} if jobs else {}
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
+        (submission,) = submissions
+        jobs = [str(100 + i) for i, (link, _) in enumerate(self.taken) if link == submission.link]
+        return {submission.tag: jobs} if jobs else {}
 
     def cancel(self, job_id: str) -> None:
         self.cancelled.append(job_id)
@@ -137,7 +137,7 @@ def test_a_link_whose_answer_was_lost_is_found_among_the_others(tmp_path: Path) 
     jobs = [
         submit(
             scheduler,  # type: ignore[arg-type]
-            Intent("a-tag", script, "me", "2026-11-21T00:00:00Z", link, after),
+            PendingSubmission("a-tag", script, "me", "2026-11-21T00:00:00Z", link, after),
             lambda _: None,
             patience,
         )
@@ -153,8 +153,8 @@ def test_a_link_that_was_given_up_is_cancelled_and_leaves_the_others_alone(tmp_p
     claim(tmp_path, "99")
     claim(tmp_path, GIVEN_UP, 2)
     scheduler = Lossy()
-    intent = Intent("a-tag", tmp_path / "x_submission.sh", "me", "2026-11-21T00:00:00Z", 2)
+    submission = PendingSubmission("a-tag", tmp_path / "x_submission.sh", "me", "2026-11-21T00:00:00Z", 2)
     with pytest.raises(UserError, match="given this one up"):
-        submit(scheduler, intent, lambda _: None, Patience(1.0, sleep=lambda _: None))  # type: ignore[arg-type]
+        submit(scheduler, submission, lambda _: None, Patience(1.0, sleep=lambda _: None))  # type: ignore[arg-type]
     assert scheduler.cancelled == ["100"]
     assert link_jobs(tmp_path) == ["99"]

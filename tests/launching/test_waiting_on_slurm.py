@@ -15,8 +15,9 @@ from launcher.launching import Launched, launch_stages
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.sandbox import Sandbox
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.states import State
 
 
 class Waiting:
@@ -45,11 +46,11 @@ class Waiting:
 
     def jobs(self, one: Launched, link: int | None = None) -> list[str]:
         manifest = one.manifest
-        intent = Intent(manifest.tag, one.paths.script, manifest.user, manifest.created, link)
-        return list(self.scheduler.find([intent]).get(manifest.tag, ()))
+        submission = PendingSubmission(manifest.tag, one.paths.script, manifest.user, manifest.created, link)
+        return list(self.scheduler.find([submission]).get(manifest.tag, ()))
 
-    def state(self, ticket: Ticket) -> State:
-        return self.scheduler.statuses([ticket])[ticket.tag].state
+    def state(self, ref: JobRef) -> State:
+        return self.scheduler.statuses([ref])[ref.tag].state
 
     def dependency(self, job_id: str) -> str:
         told = self.run("squeue", "--noheader", "--Format=Dependency:200", f"--jobs={job_id}")
@@ -68,8 +69,10 @@ def waiting(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Waiting]:
     try:
         yield one
     finally:
-        intents = [Intent(tag, tmp_path, user(), "2026-01-01T00:00:00Z", None) for tag in one.tags]
-        jobs = [job for found in one.scheduler.find(intents).values() for job in found]
+        submissions = [
+            PendingSubmission(tag, tmp_path, user(), "2026-01-01T00:00:00Z", None) for tag in one.tags
+        ]
+        jobs = [job for found in one.scheduler.find(submissions).values() for job in found]
         if jobs:
             one.run("scancel", *jobs)
 
@@ -97,11 +100,11 @@ def test_a_stage_whose_parent_failed_does_not_wait_for_ever(waiting: Waiting, tm
     jobs = waiting.jobs(child)
     assert len(jobs) == 2
     assert f"afterok:{parent.manifest.job_id}" in waiting.dependency(jobs[0])
-    tickets = [Ticket(job, child.paths.directory, child.manifest.tag, "") for job in jobs]
-    assert {waiting.state(ticket) for ticket in tickets} == {State.PENDING}
+    refs = [JobRef(job, child.paths.directory, child.manifest.tag, "") for job in jobs]
+    assert {waiting.state(ref) for ref in refs} == {State.PENDING}
     waiting.scheduler.cancel(parent.manifest.job_id)
     deadline = time.monotonic() + 120
-    while State.PENDING in {waiting.state(ticket) for ticket in tickets}:
+    while State.PENDING in {waiting.state(ref) for ref in refs}:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert {waiting.state(ticket) for ticket in tickets} == {State.CANCELLED}
+    assert {waiting.state(ref) for ref in refs} == {State.CANCELLED}

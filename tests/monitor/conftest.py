@@ -18,9 +18,9 @@ from launcher.monitor.follow import LinesView
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """The scheduler that `open_scheduler` returns for every manifest."""
     fake = FakeScheduler()
-    registry = types.ModuleType("launcher.schedulers.registry")
+    registry = types.ModuleType("launcher.schedulers")
     registry.open_scheduler = lambda manifest: fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "launcher.schedulers.registry", registry)
+    monkeypatch.setitem(sys.modules, "launcher.schedulers", registry)
     return fake
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from launcher.cli import follow, logs, plot, status
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.schedulers.base import JobStatus, State, Ticket
+from launcher.schedulers.base import JobRef, JobStatus
+from launcher.slurm.states import State
 
 JOB_NAME = "nemo-megatron-gpt3_tiny"
 
@@ -34,12 +35,12 @@ class FakeScheduler:
     def set(self, job_id: str, *statuses: JobStatus | State) -> None:
         self.table[job_id] = [s if isinstance(s, JobStatus) else JobStatus(s) for s in statuses]
 
-    def statuses(self, tickets: Iterable[Ticket]) -> Mapping[str, JobStatus]:
+    def statuses(self, refs: Iterable[JobRef]) -> Mapping[str, JobStatus]:
         if self.error:
             raise UserError(self.error)
-        asked = list(tickets)
-        self.questions.append([ticket.job_id for ticket in asked])
-        return {ticket.tag: self._next(ticket.job_id) for ticket in asked if ticket.job_id in self.table}
+        asked = list(refs)
+        self.questions.append([ref.job_id for ref in asked])
+        return {ref.tag: self._next(ref.job_id) for ref in asked if ref.job_id in self.table}
 
     def _next(self, job_id: str) -> JobStatus:
         row = self.table[job_id]

@@ -29,7 +29,8 @@ from launcher.monitor.history import history
 from launcher.monitor.logs import rank_failures, tail_offsets
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
-from launcher.schedulers.base import JobStatus, Links, State
+from launcher.schedulers.base import ChainJobs, JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import Launch, open_launch
 from supervisor.marks import ChainEnd, claim, end_chain
 
@@ -43,7 +44,7 @@ def chain(*statuses: JobStatus, current: int, most: int = 4) -> JobStatus:
     """What a scheduler tells of a chain whose first job is 11."""
     jobs = {str(10 + number): status for number, status in enumerate(statuses, 1)}
     told = statuses[current - 1]
-    links = Links(current, most, jobs)
+    links = ChainJobs(current, most, jobs)
     return JobStatus(told.state, told.reason, told.nodes, told.elapsed, told.exit_code, chain=links)
 
 
@@ -206,7 +207,7 @@ def test_history_tells_once_why_a_chain_stopped(
     mark(directory, 1, 1000.0, 1004.0, exit_code=1, verdict="stop", rule="import_error", why=why)
     end_chain(directory, ChainEnd("job 11", why, 1004.0))
     ended = JobStatus(State.FAILED, f"exit code 1; {why}", "n1", "00:00:04", 1)
-    scheduler.set("11", replace(ended, chain=Links(1, 4, {"11": FAILED})))
+    scheduler.set("11", replace(ended, chain=ChainJobs(1, 4, {"11": FAILED})))
     assert main(["history", "gpt3_tiny", "--base-results-dir", str(runs.base)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in told if why in line] == [f"exit code 1; {why}"]

@@ -12,7 +12,8 @@ from launcher.monitor.curves import Curves, evenly, finite_points, smooth
 from launcher.monitor.events import parse_event
 from launcher.monitor.plots import subtitle, ticks
 from launcher.monitor.summary import summarize
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 
 
 def joined(*launches: list[dict[str, object]]) -> Curves:

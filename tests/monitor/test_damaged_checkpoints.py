@@ -12,7 +12,8 @@ from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 
 from launcher.cli.app import main
 from launcher.monitor.checkpoints import FILE_NAME, damaged_checkpoints, find_saved
-from launcher.schedulers.base import JobStatus, Links, State
+from launcher.schedulers.base import ChainJobs, JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import open_launch
 from supervisor.marks import claim
 from trainer.report.metrics import DAMAGED_FILE_NAME
@@ -91,7 +92,7 @@ def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, caps
     leave(launch, 8, 2010.0)
     leave(launch, 6, 2011.0, moved=False)
     jobs = {"11": JobStatus(State.INTERRUPTED, "saved", "n1", "00:08:20", 75), "12": RUNNING}
-    scheduler.set("11", JobStatus(State.RUNNING, chain=Links(2, 4, jobs)))
+    scheduler.set("11", JobStatus(State.RUNNING, chain=ChainJobs(2, 4, jobs)))
     slipway(runs, "history", "a")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     at = next(index for index, line in enumerate(lines) if line.startswith("link 2"))

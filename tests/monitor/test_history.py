@@ -14,8 +14,9 @@ from launcher.cli.app import main
 from launcher.monitor.history import history
 from launcher.monitor.provenance_report import changes_between
 from launcher.runs.provenance import gather
-from launcher.schedulers.base import JobStatus, State
-from launcher.schedulers.states import INTERRUPTED_REASON
+from launcher.schedulers.base import JobStatus
+from launcher.schedulers.job_status import INTERRUPTED_REASON
+from launcher.slurm.states import State
 from tests.job_marks import leave
 
 Capsys = pytest.CaptureFixture[str]

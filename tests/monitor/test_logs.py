@@ -11,7 +11,8 @@ from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, 
 
 from launcher.errors import UserError
 from launcher.monitor import logs as log_reading
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 
 pytestmark = pytest.mark.usefixtures("fast")
 

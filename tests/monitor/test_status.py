@@ -32,7 +32,8 @@ from launcher.monitor.polling import backoff
 from launcher.monitor.run_status import collect_status
 from launcher.monitor.watching import StatusPoller, draw
 from launcher.runs.provenance import user
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.finding import find
 from launcher.ui.tables import colour
 from tests.job_marks import leave

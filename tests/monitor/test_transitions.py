@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, Runs, slipway
 
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.ui.formatting import since
 from supervisor.marks import ChainEnd, end_chain, note_cancelled
 from tests.job_marks import leave

@@ -29,7 +29,8 @@ from monitor_samples import (
 from launcher.errors import UserError
 from launcher.monitor import polling
 from launcher.monitor.follow import LinesView
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.tracking.launches import open_launch
 
 Capsys = pytest.CaptureFixture[str]
@@ -43,8 +44,8 @@ def test_a_pipe_imports_neither_rich_nor_plots(tmp_path: Path) -> None:
     append(directory, whole_training(0, 10))
     code = f"""
 import argparse, sys, types
-registry = types.ModuleType("launcher.schedulers.registry")
-sys.modules["launcher.schedulers.registry"] = registry
+registry = types.ModuleType("launcher.schedulers")
+sys.modules["launcher.schedulers"] = registry
 from launcher.cli import follow, plot, status
 parser = argparse.ArgumentParser()
 verbs = parser.add_subparsers()
@@ -142,7 +143,7 @@ def test_a_bug_in_the_watching_thread_is_not_hidden(runs: Runs, scheduler: FakeS
     runs.launch()
     scheduler.set("11", RUNNING)
     calls = iter([{"gpt3_tiny-1": RUNNING}])
-    scheduler.statuses = lambda tickets: next(calls)  # type: ignore[method-assign]
+    scheduler.statuses = lambda refs: next(calls)  # type: ignore[method-assign]
     with pytest.raises(StopIteration):
         slipway(runs, "follow", "gpt3_tiny")
 
@@ -151,7 +152,7 @@ def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, sched
     runs.launch()
     answers, hang = iter([{"gpt3_tiny-1": RUNNING}]), threading.Event()
 
-    def hanging(tickets: object) -> dict[str, JobStatus]:
+    def hanging(refs: object) -> dict[str, JobStatus]:
         answer = next(answers, {})
         if not answer:
             hang.wait(10)

@@ -27,7 +27,8 @@ from launcher.errors import UserError
 from launcher.monitor.evidence import gather
 from launcher.monitor.loss_trend import Trend, measure_trend
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from tests.job_marks import leave
 
 COMPLETED = JobStatus(State.COMPLETED, None, "n[1-2]", "00:01:30", 0)

@@ -7,16 +7,8 @@ from typing import Any
 
 from launcher.plan import Chain, Plan
 from launcher.preflight.asking import run_checks
-from launcher.preflight.cluster_facts import (
-    Association,
-    ClusterFacts,
-    Limits,
-    Node,
-    Partition,
-    Qos,
-    Settings,
-)
 from launcher.preflight.findings import Finding
+from launcher.slurm.cluster import Association, ClusterFacts, Limits, Node, Partition, Qos, Settings
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of
 
 NODES = "training.trainer.num_nodes"

@@ -8,15 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from arithmetic.gpus import GPUS
+from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
-from launcher.hardware import GPUS
-from launcher.preflight.candidates import layout_of
-from launcher.preflight.estimates.speed import Layout, Speed, running_of
-from launcher.preflight.estimates.work import Work, work_of
+from launcher.estimates.layout import Layout, layout_of
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.speed import Speed, Work, running_of, work_of
+from launcher.estimates.values import Values
 from launcher.preflight.facts import Facts
-from launcher.preflight.shape import Shape, shape_of
 from launcher.preflight.suggesting import Suggester
-from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, changed, plan_of
 
 _TABLE = json.loads(Path(__file__).with_name("published_steps.json").read_text(encoding="utf-8"))
@@ -109,8 +109,8 @@ class Published:
         return work
 
     @cached_property
-    def shape(self) -> Shape:
-        shape = shape_of(self.values)
+    def shape(self) -> ParallelConfig:
+        shape = read_parallel_config(self.values)
         assert shape is not None
         return shape
 

@@ -13,7 +13,7 @@ _FOR_H100 = ("llama/llama3", "_16k", "_32k", "_64k", "mixtral/", "deepseek/")
 
 
 def gpu_for(size: str) -> str | None:
-    """A name of `launcher.hardware`; ``None`` for the sizes that train without a GPU."""
+    """A name of `arithmetic.gpus`; ``None`` for the sizes that train without a GPU."""
     if size.endswith("/tiny"):
         return None
     return "h100-80gb" if any(name in size for name in _FOR_H100) else "a100-80gb"

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.plan import Chain
-from launcher.preflight.cluster_facts import (
-    Association,
-    Limits,
-    Partition,
-    Qos,
-    Settings,
-)
 from launcher.preflight.findings import Severity
+from launcher.slurm.cluster import Association, Limits, Partition, Qos, Settings
 from tests.preflight.clusters import CLUSTER, ENFORCED, LIMIT, NODES, asked, only, told, with_partitions
 
 

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.estimates.parallelism import node_counts, read_parallel_config
+from launcher.estimates.values import Values
 from launcher.preflight.asking import run_checks
 from launcher.preflight.batches import rampup_problems
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.layout import layout_problems, node_counts
+from launcher.preflight.layout import layout_problems
 from launcher.preflight.model import (
     context_problems,
     layer_problems,
@@ -25,9 +27,7 @@ from launcher.preflight.model import (
     width_problems,
 )
 from launcher.preflight.recompute import recompute_problems
-from launcher.preflight.shape import shape_of
 from launcher.preflight.summary import summarize
-from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, changed, plan_of
 
 SIZE = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
@@ -77,7 +77,7 @@ def test_a_layout_without_findings_divides_all_that_megatron_divides(
 @settings(max_examples=20)
 def test_the_node_counts_that_are_named_would_do(layout: dict[str, Any]) -> None:
     config = changed(GPT, layout)
-    shape = shape_of(Values(config))
+    shape = read_parallel_config(Values(config))
     assert shape is not None
     named = node_counts(shape)
     assert all(not layout_problems(config, nodes) for nodes in named)
@@ -156,7 +156,7 @@ def test_ramp_ups_are_those_that_megatron_takes(
 ) -> None:
     changes = {"model.rampup_batch_size": [start, increment, samples], "model.micro_batch_size": micro}
     values = Values(changed(GPT, {**changes, "trainer.devices": 2, "model.global_batch_size": batch}))
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     assert shape is not None
     data = shape.data(nodes)
     found = list(rampup_problems(values, shape, nodes))

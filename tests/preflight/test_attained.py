@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import launcher.attained as module
+from arithmetic.gpus import GPUS
 from launcher.attained import NotAttained, attained
 from launcher.config.compose import compose
-from launcher.hardware import GPUS
 
 DOCS = Path(__file__).parents[2] / "docs" / "time.md"
-TABLE = Path(module.__file__).parent / "preflight" / "estimates" / "attained.json"
+TABLE = Path(module.__file__).with_name("attained.json")
 
 
 def test_every_known_gpu_has_constants() -> None:

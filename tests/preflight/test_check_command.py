@@ -13,9 +13,8 @@ from launcher.cli.app import main
 from launcher.file_systems import Room
 from launcher.preflight.registry import CHECKS
 from launcher.sandbox import Sandbox
-from launcher.schedulers.cluster import Reply
-from launcher.schedulers.commands import Unreachable
-from launcher.schedulers.failures import NO_SLURM
+from launcher.slurm.cluster_questions import Reply
+from launcher.slurm.commands import NO_SLURM, Unreachable
 from tests.preflight.shelves import NFS, image, stock
 
 TWO = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
@@ -116,16 +115,14 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def validate(scheduler: object, script: str) -> str | None:
-        raise Unreachable(
-            "there is no Slurm that this machine belongs to: fetch_config: DNS SRV lookup failed"
-        )
+        raise Unreachable("no Slurm found on this machine: fetch_config: DNS SRV lookup failed")
 
     told_nothing = Reply(why=NO_SLURM)
     monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
-    monkeypatch.setattr("launcher.schedulers.cluster._reply", lambda *args: told_nothing)
+    monkeypatch.setattr("launcher.slurm.cluster_questions._reply", lambda *args: told_nothing)
     assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
-    assert line.startswith("skipped: not looked at: this machine belongs to no Slurm [cluster.partition, ")
+    assert line.startswith("skipped: not looked at: no Slurm found on this machine [cluster.partition, ")
     assert line.endswith(", scheduler]")
 
 

@@ -13,19 +13,18 @@ from typing import Any
 
 import pytest
 
+from arithmetic.gpus import GPUS
 from launcher.cli.check_views import Looked, print_screen
 from launcher.cli.cost_view import cost_lines
 from launcher.cli.memory_figure import require_suffix, write_figure
 from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_table
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
-from launcher.hardware import GPUS
+from launcher.estimates.cost import Cost
+from launcher.estimates.gpus import Counted
+from launcher.estimates.memory import StageMemory
+from launcher.estimates.overview import Memory, overview
 from launcher.plan import Assumptions, Plan
-from launcher.preflight.estimates.cost import Cost
-from launcher.preflight.estimates.gpu import Counted
-from launcher.preflight.estimates.memory import StageMemory
-from launcher.preflight.estimates.overview import Memory, overview
-from launcher.preflight.facts import Facts
 from launcher.ui.plotting import write_picture
 from tests.preflight.plans import GPT, plan_of
 from tests.preflight.screens import Terminal
@@ -194,7 +193,7 @@ def test_without_a_time_limit_there_are_no_jobs_to_count() -> None:
 @cache
 def looked_at(training: str) -> Looked:
     made = draft(Request([f"training={training}", "cluster.gpu=a100-80gb"], []))
-    return Looked(made, overview(made.plan, Facts()), ["layout.world"], [])
+    return Looked(made, overview(made.plan), ["layout.world"], [])
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 200])

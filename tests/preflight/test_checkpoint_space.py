@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from launcher.estimates.checkpoints import Checkpoints, checkpoints_of
+from launcher.estimates.model import sized
+from launcher.estimates.values import Values
 from launcher.preflight.asking import run_checks
-from launcher.preflight.estimates.checkpoints import Checkpoints, checkpoints_of
-from launcher.preflight.estimates.sizes import sized
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Finding, Severity
 from launcher.preflight.path_facts import LocalPath, LocalPaths, PathFacts
 from launcher.preflight.space import checkpoint_problems
-from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, changed, plan_of
 
 CALLBACK = "exp_manager.checkpoint_callback_params"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from launcher.drafting import Request, draft
-from launcher.inspection import cluster_answers as read
 from launcher.inspection import gather, inspect_draft
-from launcher.inspection.cluster import cluster_facts, facts_of, remembered
+from launcher.inspection.cluster import cluster_facts, remembered
 from launcher.plan import Plan
-from launcher.preflight.cluster_facts import Association, ClusterFacts, Limits, Partition, Qos, Settings
 from launcher.preflight.findings import Severity
-from launcher.schedulers.cluster import Reply
+from launcher.slurm import cluster
+from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
+from launcher.slurm.cluster_questions import Reply, facts_of
 from tests.preflight.plans import GPT, plan_of
 
 PARTITIONS = """\
@@ -55,7 +55,7 @@ low|n10|planned-|1|1|gpu:1|
 
 
 def test_partitions() -> None:
-    gpu, debug, low = read.partitions(PARTITIONS)
+    gpu, debug, low = cluster.parse_partitions(PARTITIONS)
     assert gpu == Partition("gpu", True, "UP", 2, 2 * 86400, 1)
     assert debug == Partition(
         "debug", False, "DRAIN", 4, None, 0, 4, accounts=("a", "b"), qos=("short",), own_qos="short"
@@ -64,7 +64,7 @@ def test_partitions() -> None:
 
 
 def test_nodes() -> None:
-    nodes = read.nodes(NODES)
+    nodes = cluster.parse_nodes(NODES)
     assert list(nodes) == ["gpu", "low"]
     first, second = nodes["gpu"]
     assert (first.cpus, first.memory, first.gpus, first.features) == (64, 500000, (("", 8),), frozenset())
@@ -73,7 +73,7 @@ def test_nodes() -> None:
     usable = {node.name for node in nodes["low"] if node.is_usable}
     assert usable == {"n3", "n7", "n8", "n10"}
     assert [node.gpus for node in nodes["low"]][:4] == [(("nvidia_h100_80gb_hbm3", 8),), (), (), ()]
-    assert list(read.nodes(NODES, of_default=True)) == ["gpu"]
+    assert list(cluster.parse_nodes(NODES, of_default=True)) == ["gpu"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_nodes() -> None:
     ],
 )
 def test_the_gpus_of_a_node(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
-    assert read.gpus_of(gres) == gpus
+    assert cluster.gpus_in_gres(gres) == gpus
 
 
 def test_answers_of_another_form_are_no_traceback() -> None:
@@ -98,8 +98,8 @@ def test_answers_of_another_form_are_no_traceback() -> None:
     for text in ("\0\x1b[31m\udcff|||", "|" * 99, f"a*|n|idle|{long}|{long}|gpu:{long}|x\n", f"{long}|" * 8):
         made = facts_of(dict.fromkeys(("partitions", "nodes", "associations", "qos", "pyxis"), Reply(text)))
         assert made.missing["partitions"] == "Slurm shows no partitions"
-    read.settings(f"MaxJobCount = {long}\nSLURM_VERSION = {long}.1\n")
-    read.partitions(f"PartitionName=a MaxNodes={long} MaxTime={long} TotalNodes=x\nPartitionName=\n")
+    cluster.parse_settings(f"MaxJobCount = {long}\nSLURM_VERSION = {long}.1\n")
+    cluster.parse_partitions(f"PartitionName=a MaxNodes={long} MaxTime={long} TotalNodes=x\nPartitionName=\n")
 
 
 def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,29 +118,29 @@ def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.Mo
 def test_hidden_partitions_and_those_of_groups() -> None:
     lines = "PartitionName=a Hidden=YES", "PartitionName=b AllowGroups=x", "PartitionName=c AllowGroups=ALL"
     text = "\n".join(lines)
-    assert [one.is_open for one in read.partitions(text)] == [False, False, True]
+    assert [one.is_open for one in cluster.parse_partitions(text)] == [False, False, True]
 
 
 def test_plugins_that_change_jobs_and_the_release() -> None:
     text = "JobSubmitPlugins = lua\nCliFilterPlugins = (null)\nSLURM_VERSION = 23.11.10\n"
-    assert read.settings(text) == Settings(has_filters=True, release=(23, 11))
-    assert not read.settings(text.replace("lua", "(null)")).has_filters
+    assert cluster.parse_settings(text) == Settings(has_filters=True, release=(23, 11))
+    assert not cluster.parse_settings(text.replace("lua", "(null)")).has_filters
 
 
 def test_with_several_clusters_the_default_account_may_be_another_ones() -> None:
     row = "me|{}|{}|{}|||||||\n"
     text = row.format("b", "tuna", "a") + row.format("b", "bass", "b")
-    assert [one.is_default for one in read.associations(text, "tuna")] == [None]
-    assert [one.is_default for one in read.associations(text, "bass")] == [True]
+    assert [one.is_default for one in cluster.parse_associations(text, "tuna")] == [None]
+    assert [one.is_default for one in cluster.parse_associations(text, "bass")] == [True]
 
 
 def test_settings() -> None:
-    assert read.settings(CONFIG) == Settings(
+    assert cluster.parse_settings(CONFIG) == Settings(
         1001, 10_000, True, frozenset({"associations", "limits", "qos", "safe"})
     )
-    assert read.cluster_name(CONFIG) == "tuna"
+    assert cluster.parse_cluster_name(CONFIG) == "tuna"
     none = "AccountingStorageEnforce = none\nAccountingStorageType   = (null)\n"
-    assert read.settings(none) == Settings()
+    assert cluster.parse_settings(none) == Settings()
 
 
 def test_associations_of_this_cluster() -> None:
@@ -150,16 +150,16 @@ def test_associations_of_this_cluster() -> None:
         "me|research|bass|other||||||||\n"
         "me|research|bass|other|||||||\n"
     )
-    research, vision = read.associations(text, "tuna")
+    research, vision = cluster.parse_associations(text, "tuna")
     limits = Limits(86400, {}, {"node": 4, "gres/gpu": 32}, {}, {"cpu": 100, "mem": 2 * 1024**2}, 50)
     assert research == Association("research", None, ("debug", "normal"), "normal", True, limits)
     assert vision == Association("vision", "big")
-    assert [one.account for one in read.associations(text, None)] == ["research", "vision", "other"]
+    assert [one.account for one in cluster.parse_associations(text, None)] == ["research", "vision", "other"]
 
 
 def test_qualities_of_service() -> None:
     text = "normal|||||||\ndebug|DenyOnLimit,PartitionTimeLimit|00:30:00|gres/gpu=1|node=2|mem=512G|cpu=9|3\n"
-    normal, debug = read.qos(text)
+    normal, debug = cluster.parse_qos(text)
     assert normal == Qos("normal")
     limits = Limits(1800, {"gres/gpu": 1}, {"node": 2}, {"mem": 512 * 1024}, {"cpu": 9}, 3)
     assert debug == Qos("debug", limits, frozenset({"denyonlimit", "partitiontimelimit"}))

@@ -8,14 +8,10 @@ import pytest
 
 from launcher.plan import Chain, Container, Plan
 from launcher.preflight.asking import is_asked
-from launcher.preflight.cluster_facts import (
-    Association,
-    ClusterFacts,
-    Partition,
-)
 from launcher.preflight.findings import Severity
-from launcher.preflight.hostlists import expand, feature_names, has_features, is_plain
 from launcher.preflight.registry import CHECKS
+from launcher.slurm.cluster import Association, ClusterFacts, Partition
+from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
 from supervisor.excluded import ExcludedNode
 from tests.preflight.clusters import (
     CLUSTER,
@@ -337,7 +333,7 @@ def test_what_nobody_asked_for_is_not_told_of() -> None:
     ],
 )
 def test_lists_of_nodes(hostlist: str, names: set[str] | None) -> None:
-    assert expand(hostlist) == names
+    assert expand_hostlist(hostlist) == names
 
 
 def test_constraints() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from arithmetic.layout import fits
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight.asking import run_checks
 from launcher.preflight.elastic import count_problems
 from launcher.preflight.findings import Finding
-from launcher.preflight.layout import fits
-from launcher.preflight.shape import shape_of
-from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of
 
 BATCH = "model.global_batch_size"
@@ -63,7 +63,7 @@ def test_the_batch_that_is_named_fits_every_count() -> None:
     assert finding.fix is not None
     assert "that fit: none" in finding.fix
     batch = int(finding.fix.partition("global_batch_size=")[2].partition(",")[0])
-    shape = shape_of(Values(changed(GPT, {**changes, BATCH: batch})))
+    shape = read_parallel_config(Values(changed(GPT, {**changes, BATCH: batch})))
     assert shape is not None
     assert all(fits(shape, nodes) for nodes in range(1, 6))
     assert batch >= 250

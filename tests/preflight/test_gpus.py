@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from arithmetic.gpus import GPUS, gres_type, named
 from launcher.config.compose import compose
 from launcher.config.schema import ClusterConfig, RunConfig, parse
 from launcher.errors import UserError
-from launcher.hardware import GPUS, gres_type, named
+from launcher.estimates.gpus import gpu_of
 from launcher.plan import Resources
-from launcher.preflight.cluster_facts import ClusterFacts
-from launcher.preflight.estimates.gpu import gpu_of
 from launcher.preflight.facts import Facts
+from launcher.slurm.cluster import ClusterFacts
 from launcher.stages import common
 from launcher.stages.planning import plan_launch
 
-TABLE = json.loads((Path(__file__).parents[2] / "trainer" / "gpus.json").read_text())
+TABLE = json.loads((Path(__file__).parents[2] / "arithmetic" / "gpus.json").read_text())
 KINDS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 ADDED = {"memory_mib": 196_608, "peak_tflops": {"bf16": 1307}, "capability": [9, 4], "memory_gb_s": 5300}
 
@@ -93,7 +93,7 @@ def _shown(figure: float | None) -> str:
 def test_the_clusters_of_aws_have_their_own_network() -> None:
     for name, gbits in (("p4d", 50), ("p4de", 50), ("p5", 400), ("p5en", 400)):
         job = plan_launch(compose([f"cluster={name}"]).config, number=1, tag="x").job
-        gpu = gpu_of(job.resources, Facts()).gpu
+        gpu = gpu_of(job.resources).gpu
         assert gpu.nic == gbits * 1e9 / 8
         assert gpu.nodes[f"AWS {name}"] == gpu.nic
 
@@ -173,12 +173,13 @@ def test_the_type_in_a_gres(gres: str | None, told: str | None) -> None:
 def test_which_gpu_is_counted_with() -> None:
     none, cluster = Facts(), Facts(cluster=ClusterFacts(gpu_types=("nvidia_h100_nvl",)))
     asked = Resources(1, 8, gpu_type="b200")
-    assert gpu_of(replace(asked, gpu="l4-24gb"), cluster)[:3] == (GPUS["l4-24gb"], "cluster.gpu", False)
-    assert gpu_of(asked, cluster)[:3] == (GPUS["b200-180gb"], "cluster.gres=gpu:b200", False)
-    assert gpu_of(Resources(1, 8), cluster).gpu.name == "h100-nvl-94gb"
-    nobody = gpu_of(Resources(1, 8), none)
+    named = replace(asked, gpu="l4-24gb")
+    assert gpu_of(named, cluster.gpu_types)[:3] == (GPUS["l4-24gb"], "cluster.gpu", False)
+    assert gpu_of(asked, cluster.gpu_types)[:3] == (GPUS["b200-180gb"], "cluster.gres=gpu:b200", False)
+    assert gpu_of(Resources(1, 8), cluster.gpu_types).gpu.name == "h100-nvl-94gb"
+    nobody = gpu_of(Resources(1, 8), none.gpu_types)
     assert (nobody.gpu.name, nobody.is_assumed, nobody.is_unclear) == ("a100-80gb", True, False)
-    unknown = gpu_of(Resources(1, 8), Facts(cluster=ClusterFacts(gpu_types=("mi300x",))))
+    unknown = gpu_of(Resources(1, 8), ("mi300x",))
     assert unknown.is_assumed and unknown.is_unclear
     assert unknown.source == "assumed: the cluster's mi300x is no GPU that is known here"
 
@@ -247,8 +248,8 @@ def test_a_site_changes_a_gpu_and_adds_one() -> None:
     assert (h100.nic, h100.peak, h100.peaks["fp8"]) == (12.5e9, 900e12, 1978.9e12)
     assert h100.memory == GPUS["h100-80gb"].memory
     assert (added.peak, added.nvlink, added.nic) == (1307e12, 0.0, None)
-    assert gpu_of(asked, Facts())[:2] == (added, "cluster.gres=gpu:MI300X")
-    assert gpu_of(replace(asked, gpu="h100-80gb"), Facts()).gpu is h100
+    assert gpu_of(asked)[:2] == (added, "cluster.gres=gpu:MI300X")
+    assert gpu_of(replace(asked, gpu="h100-80gb")).gpu is h100
     assert resources(gpu_types=site, gpu="mi300x").gpu == "mi300x"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.containers.contents import of_reference
-from launcher.containers.references import Reference
+from launcher.images.contents import of_reference
+from launcher.images.references import Reference
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import image_facts
 from launcher.plan import Container, Mount, Payload

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.image_look import _engines
-from launcher.containers import probe
-from launcher.containers.contents import BASE_NAME, of_file, of_recipe
-from launcher.containers.recipes import recipe
-from launcher.containers.store import ImageConfig, Sidecar, read_sidecar, remember_installed, sidecar_path
+from launcher.images import probe
+from launcher.images.contents import BASE_NAME, of_file, of_recipe
+from launcher.images.recipes import recipe
+from launcher.images.store import ImageConfig, Sidecar, read_sidecar, remember_installed, sidecar_path
 from launcher.inspection.ground import Ground
 from launcher.inspection.images import image_facts
 from launcher.inspection.scripts import MEGATRON_LM_PLACES

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.parameters import count_parameters, parts_of
-from launcher.preflight.estimates.flops import sample_flops
-from launcher.preflight.estimates.memory import StageMemory
-from launcher.preflight.estimates.reading import training_of
-from launcher.preflight.estimates.split import parameters_of, stages_of
-from launcher.preflight.estimates.states import bytes_per_parameter
+from arithmetic.flops import sample_flops
+from arithmetic.parameters import count_parameters, parts_of
+from launcher.estimates.memory import StageMemory, bytes_per_parameter
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import memory_problems
 from tests.preflight.plans import GPT, KNOWN, changed, plan_of

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from arithmetic.parameters import count_parameters
 from launcher.config.compose import list_options
 from launcher.config.many import Sweep
-from launcher.parameters import count_parameters
-from launcher.preflight.estimates.memory import StageMemory, estimate_memory
-from launcher.preflight.estimates.reading import training_of
-from launcher.preflight.estimates.split import parameters_of, stages_of
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.preflight.findings import Severity
 from launcher.preflight.memory import memory_problems
 from launcher.stages.planning import plan_launch

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from launcher.estimates.cost import estimate_cost
+from launcher.estimates.layout import with_changes
+from launcher.estimates.memory import estimate_memory
+from launcher.estimates.model import has_fused_attention, is_countable
+from launcher.estimates.speed import work_of
+from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.preflight import suggesting
 from launcher.preflight.asking import run_checks
-from launcher.preflight.candidates import with_changes
-from launcher.preflight.estimates.cost import estimate_cost
-from launcher.preflight.estimates.countable import has_fused_attention, is_countable
-from launcher.preflight.estimates.memory import estimate_memory
-from launcher.preflight.estimates.work import work_of
 from launcher.preflight.findings import Finding, Severity
 from launcher.preflight.path_facts import PathFacts
 from launcher.preflight.suggesting import Suggester, would_fit
 from launcher.preflight.types import KEYS
-from launcher.preflight.values import Values
 from tests.preflight.cases import LATENT, MOE
 from tests.preflight.plans import GPT, KNOWN, T5, changed, plan_of
 
@@ -65,7 +65,7 @@ def test_whatever_a_key_holds_nothing_fails(base: dict[str, Any], engine: str) -
         plan = plan_of({}, engine=engine, resources={"nodes": chosen.choice((1, 2, 7, 10**12))})
         plan = replace(plan, job=replace(plan.job, config=config))
         estimate_memory(config, plan.job.resources.nodes, engine)
-        estimate_cost(plan, FACTS)
+        estimate_cost(plan)
         run_checks(plan, FACTS)
 
 
@@ -89,7 +89,7 @@ def test_sizes_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> No
     assert is_countable(Values(GPT))
     assert not is_countable(values)
     assert estimate_memory(values.config, 2, "nemo") is None
-    assert estimate_cost(plan_of(dict(values.config)), FACTS) is None
+    assert estimate_cost(plan_of(dict(values.config))) is None
     assert work_of(values, 8, "nemo") is None
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.containers.superblock import why_not_squashfs
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import Mistakes
+from launcher.images.superblock import why_not_squashfs
 from launcher.inspection import inspect_draft, refuse
 from launcher.inspection.indexed_data import why_no_data_set
 from launcher.preflight.findings import Finding, Severity

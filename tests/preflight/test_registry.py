@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
+from launcher.estimates.values import divisors
 from launcher.preflight.asking import require_known, run_checks
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.values import divisors
 from tests.preflight.plans import GPT, KNOWN, T5, changed, plan_of
 
 GLOBAL = "model.global_batch_size"

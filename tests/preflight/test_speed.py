@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from arithmetic.gpus import GPUS
+from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
-from launcher.hardware import GPUS
-from launcher.preflight.estimates.speed import Layout, Recompute, Running, Speed, running_of
-from launcher.preflight.estimates.work import Work, work_of
-from launcher.preflight.shape import Shape
-from launcher.preflight.values import Values
+from launcher.estimates.layout import Layout, Recompute
+from launcher.estimates.speed import Running, Speed, Work, running_of, work_of
+from launcher.estimates.values import Values
 from tests.preflight.plans import GPT, T5, changed
 from tests.preflight.published import CALIBRATION, HELD_OUT, STEPS, Published
 
@@ -42,8 +42,8 @@ def gpt(layers: int, hidden: int, heads: int, **more: Any) -> Work:
     return work
 
 
-def shape_with(layout: Layout, batch: int) -> Shape:
-    return Shape(
+def shape_with(layout: Layout, batch: int) -> ParallelConfig:
+    return ParallelConfig(
         devices=8,
         tensor=layout.tensor,
         pipeline=layout.pipeline,

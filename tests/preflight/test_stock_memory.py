@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from arithmetic.gpus import GPUS
 from launcher.config.compose import compose, list_options
-from launcher.hardware import GPUS
 from launcher.plan import Plan
 from launcher.preflight.asking import run_checks
 from launcher.preflight.findings import Finding, Severity

@@ -11,23 +11,25 @@ from typing import Any
 import pytest
 
 from launcher.drafting import Request, draft
-from launcher.plan import Plan
-from launcher.preflight.asking import run_checks
-from launcher.preflight.candidates import (
+from launcher.estimates.layout import (
     EVERYTHING,
     NOTHING,
     SELECTIVE,
+    Layout,
+    Recompute,
     changes_to,
     distance,
     layout_of,
-    layouts,
     with_changes,
 )
-from launcher.preflight.estimates.memory import estimate_memory
-from launcher.preflight.estimates.speed import Layout, Recompute
+from launcher.estimates.memory import estimate_memory
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.values import Values
+from launcher.plan import Plan
+from launcher.preflight.asking import run_checks
+from launcher.preflight.candidates import layouts
 from launcher.preflight.facts import Facts
 from launcher.preflight.findings import Severity
-from launcher.preflight.shape import shape_of
 from launcher.preflight.suggesting import (
     GRADIENTS,
     Suggester,
@@ -39,7 +41,6 @@ from launcher.preflight.suggesting import (
     with_nodes,
     would_fit,
 )
-from launcher.preflight.values import Values
 from tests.preflight.plans import GPT, T5, changed, plan_of
 from tests.preflight.published import LAYOUTS, rating
 
@@ -113,7 +114,7 @@ def test_the_fastest_comes_first_and_the_nearest_is_nearest(words: Sequence[str]
     assert all(after > before * 0.95 for before, after in pairwise(seconds))
     assert seconds[0] < max(seconds)
     values = Values(suggester.plan.job.config or {})
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     assert nearest is not None
     assert shape is not None
     own = layout_of(values, shape)
@@ -174,7 +175,7 @@ def test_all_that_is_tried_passes_the_checks(engine: str) -> None:
     plan = plan_of(changed(GPT, {"trainer.num_nodes": 1, "model.num_layers": 8}), engine=engine)
     config = plan.job.config or {}
     values = Values(config)
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     assert shape is not None
     found = list(layouts(values, shape, [1], engine))
     assert len(found) == len(set(found)) > 100
@@ -188,7 +189,7 @@ def test_all_that_is_tried_passes_the_checks(engine: str) -> None:
 def test_a_pipeline_of_a_t5_comes_with_its_split() -> None:
     plan = plan_of(T5)
     values = Values(plan.job.config or {})
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     assert shape is not None
     by_pipeline = {one.pipeline: one for one in layouts(values, shape, [2], "nemo")}
     assert set(by_pipeline) == {1, 2, 4, 8}
@@ -201,7 +202,7 @@ def test_a_pipeline_of_a_t5_comes_with_its_split() -> None:
 def test_long_sequences_may_be_cut() -> None:
     def contexts(length: int) -> set[int]:
         values = Values(changed(GPT, {"model.encoder_seq_length": length, "model.data.seq_length": length}))
-        shape = shape_of(values)
+        shape = read_parallel_config(values)
         assert shape is not None
         return {one.context for one in layouts(values, shape, [2], "nemo")}
 
@@ -212,7 +213,7 @@ def test_long_sequences_may_be_cut() -> None:
 
 def test_changes_name_what_differs_and_nothing_else() -> None:
     values = Values(GPT)
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     assert shape is not None
     own = layout_of(values, shape)
     assert changes_to(values, own) == {}
@@ -299,7 +300,7 @@ def test_layers_that_no_pipeline_divides_get_ends_that_count() -> None:
     """126 layers on 8 stages: 128 with the embedding and the loss."""
     plan = plan_of(changed(GPT, LLAMA_405B), resources={"nodes": 128, "gpu": "h100-80gb"})
     values = Values(plan.job.config or {})
-    shape = shape_of(values)
+    shape = read_parallel_config(values)
     assert shape is not None
     found = [one for one in layouts(values, shape, [128], "nemo") if one.pipeline == 8]
     assert found

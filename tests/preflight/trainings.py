@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.preflight.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.memory import StageMemory, estimate_memory
 
 GIB = 2**30
 

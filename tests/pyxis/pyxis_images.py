@@ -66,7 +66,8 @@ def add_trainer(root: Path, repository: Path, *requirements: str) -> Path:
             shutil.copy(source, packages / name)
     libraries = [*stdlib.rglob("*.so"), *packages.rglob("*.so"), *packages.rglob("*.so.*")]
     _add_libraries(root, [interpreter, *libraries])
-    shutil.copytree(repository / "trainer", root / "opt/slipway/trainer", ignore=_IGNORED)
+    for package in ("arithmetic", "trainer"):
+        shutil.copytree(repository / package, root / "opt/slipway" / package, ignore=_IGNORED)
     return root
 
 

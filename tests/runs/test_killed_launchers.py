@@ -56,10 +56,11 @@ def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
 
 def assert_complete(launch: Path) -> None:
     """Whatever was killed, a launch that can be seen is whole."""
-    source = Path(__file__).resolve().parents[2] / "trainer"
-    for path in source.rglob("*.py"):
-        copy = launch / "code" / "trainer" / path.relative_to(source)
-        assert copy.read_bytes() == path.read_bytes()
+    source = Path(__file__).resolve().parents[2]
+    for package in ("arithmetic", "trainer"):
+        for path in (source / package).rglob("*.py"):
+            copy = launch / "code" / path.relative_to(source)
+            assert copy.read_bytes() == path.read_bytes()
     for name in ("launcher.json", "launcher_cmd.log", "task.sh"):
         assert (launch / name).stat().st_size
 

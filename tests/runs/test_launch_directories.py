@@ -23,8 +23,9 @@ from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import host
 from launcher.runs.write import LaunchExists, link_newest, write_launch
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
+from launcher.slurm.states import State
 from launcher.tracking.launches import open_launch
 from launcher.tracking.polling import ask
 from supervisor.files import write_atomic
@@ -72,9 +73,9 @@ def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
 
 def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     paths = LaunchPaths(tmp_path, "run", "job", 1)
-    write_launch(paths, {paths.script: "one\n"}, code=None, key="base_results_dir")
+    write_launch(paths, {paths.script: "one\n"}, code=(), key="base_results_dir")
     with pytest.raises(LaunchExists):
-        write_launch(paths, {paths.script: "two\n"}, code=None, key="base_results_dir")
+        write_launch(paths, {paths.script: "two\n"}, code=(), key="base_results_dir")
     assert paths.script.read_text() == "one\n"
     assert [entry.name for entry in (tmp_path / "launches").iterdir()] == ["1"]
 
@@ -165,10 +166,10 @@ def test_a_local_job_is_found_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     scheduler = LocalScheduler()
     job = scheduler.submit(script, "a-tag")
-    ticket = Ticket(job, tmp_path / "link" / "1", "a-tag", host())
+    ref = JobRef(job, tmp_path / "link" / "1", "a-tag", host())
     try:
         for _ in range(300):  # also while the shell starts
-            assert scheduler.statuses([ticket])[ticket.tag].state is State.RUNNING
+            assert scheduler.statuses([ref])[ref.tag].state is State.RUNNING
     finally:
         scheduler.cancel(job)
 
@@ -182,11 +183,11 @@ def test_of_two_jobs_with_one_script_the_tag_tells_which(tmp_path: Path) -> None
         for tag, job in jobs.items():
             # A process has no command line for a moment, while one program takes the place of another.
             deadline = time.monotonic() + 10
-            while not (found := scheduler.find([Intent(tag, script, "", "")])):
+            while not (found := scheduler.find([PendingSubmission(tag, script, "", "")])):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert found == {tag: [job]}
-        assert scheduler.find([Intent("three", script, "", "")]) == {}
+        assert scheduler.find([PendingSubmission("three", script, "", "")]) == {}
     finally:
         for job in jobs.values():
             scheduler.cancel(job)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
+from launcher.exit_codes import NOT_KNOWN
 from launcher.launching.submitting import Patience, submit
-from launcher.schedulers.base import Intent, NoAnswer
-from launcher.tracking.exit_codes import NOT_KNOWN
+from launcher.schedulers.base import NoAnswer, PendingSubmission
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 LOST = NoAnswer("Slurm did not answer: Socket timed out")
@@ -48,12 +48,12 @@ class Answers:
             raise answer
         return answer
 
-    def find(self, intents: Sequence[Intent]) -> Mapping[str, Sequence[str]]:
+    def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
         self.calls.append("find")
         answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(answer, UserError):
             raise answer
-        return {intents[0].tag: answer} if answer else {}
+        return {submissions[0].tag: answer} if answer else {}
 
     def cancel(self, job_id: str) -> None:
         self.calls.append(f"cancel {job_id}")
@@ -62,8 +62,8 @@ class Answers:
 def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
     told: list[str] = []
     clock = Clock()
-    intent = Intent("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
-    job = submit(scheduler, intent, told.append, Patience(seconds, clock, clock.sleep))  # type: ignore[arg-type]
+    submission = PendingSubmission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
+    job = submit(scheduler, submission, told.append, Patience(seconds, clock, clock.sleep))  # type: ignore[arg-type]
     assert clock.now < seconds + 1
     return job, told
 

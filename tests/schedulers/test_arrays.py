@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.arrays import compress, declared_tasks, expand, sum_up
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.schedulers.job_status import declared_tasks, sum_up
+from launcher.slurm.hostlists import compress_tasks, expand_tasks
+from launcher.slurm.states import State
 
 LETTERS = {
     "P": State.PENDING,
@@ -79,9 +81,9 @@ def test_a_task_that_never_ran_does_not_tell_how_long() -> None:
     [("3", [3]), ("0-2,7", [0, 1, 2, 7]), ("0-8:4", [0, 4, 8]), ("1,3,...", [1, 3]), ("", [])],
 )
 def test_numbers(numbers: str, expected: list[int]) -> None:
-    assert expand(numbers) == expected
+    assert expand_tasks(numbers) == expected
     if ":" not in numbers:
-        assert expand(compress(expected)) == expected
+        assert expand_tasks(compress_tasks(expected)) == expected
 
 
 def test_the_tasks_that_a_script_asks_for(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.base import JobStatus, Links, State, Ticket
-from launcher.schedulers.chains import from_marks_alone, may_go_on, of_chain
-from launcher.schedulers.states import ANOTHER_JOB, from_marks
+from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
+from launcher.schedulers.chains import from_marks_alone, may_go_on, status_of_chain
+from launcher.schedulers.job_status import ANOTHER_JOB, from_marks
+from launcher.slurm.states import State
 from supervisor.marks import (
     GIVEN_UP,
     ChainEnd,
@@ -28,8 +29,8 @@ S = State
 JOBS = ("17", "18", "19", "20", "21")
 
 
-def ticket(directory: Path, jobs: int, links: int = 5) -> Ticket:
-    return Ticket("17", directory, "a-tag", "login", later=JOBS[1:jobs], links=links)
+def ref(directory: Path, jobs: int, links: int = 5) -> JobRef:
+    return JobRef("17", directory, "a-tag", "login", later_jobs=JOBS[1:jobs], links=links)
 
 
 def mark(directory: Path, link: int, code: int | None = None, at: float = 100.0, **ended: Any) -> None:
@@ -50,7 +51,7 @@ def statuses(*states: State) -> list[JobStatus]:
 
 
 def current(directory: Path, told: Sequence[JobStatus], links: int = 5) -> tuple[int, JobStatus]:
-    status = of_chain(ticket(directory, len(told), links), told)
+    status = status_of_chain(ref(directory, len(told), links), told)
     assert status.chain and list(status.chain.jobs) == list(JOBS[: len(told)])
     assert status.chain.job_id == JOBS[status.chain.current - 1]
     return status.chain.current, status
@@ -58,7 +59,7 @@ def current(directory: Path, told: Sequence[JobStatus], links: int = 5) -> tuple
 
 def test_a_job_that_is_no_chain_is_left_as_it_is(tmp_path: Path) -> None:
     (running,) = statuses(S.RUNNING)
-    assert of_chain(ticket(tmp_path, 1, links=1), [running]) is running
+    assert status_of_chain(ref(tmp_path, 1, links=1), [running]) is running
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_node_may_fail_when_all_is_done(
 ) -> None:
     """The job says so itself; Slurm tells of the node alone."""
     mark(tmp_path, len(jobs), 0, verdict=verdict)
-    assert of_chain(ticket(tmp_path, len(jobs), links), statuses(*jobs)).state is state
+    assert status_of_chain(ref(tmp_path, len(jobs), links), statuses(*jobs)).state is state
 
 
 @pytest.mark.parametrize("successor", [S.CANCELLED, S.PENDING, S.COMPLETED, S.UNKNOWN])
@@ -133,10 +134,10 @@ def test_the_last_link_and_a_chain_that_broke(tmp_path: Path) -> None:
     assert broken.state is S.INTERRUPTED and "link 2 of 3, and the next one is not known" in str(
         broken.reason
     )
-    assert may_go_on(ticket(tmp_path, 2, links=3), broken)
-    assert not may_go_on(ticket(tmp_path, 2, links=2), broken)
+    assert may_go_on(ref(tmp_path, 2, links=3), broken)
+    assert not may_go_on(ref(tmp_path, 2, links=2), broken)
     end_chain(tmp_path, ChainEnd("job 18", "stopped"))
-    assert not may_go_on(ticket(tmp_path, 2, links=3), broken)
+    assert not may_go_on(ref(tmp_path, 2, links=3), broken)
 
 
 def test_a_link_that_was_cancelled_before_it_began_has_no_next_one(tmp_path: Path) -> None:
@@ -205,14 +206,14 @@ def test_chain_of_which_no_link_began_is_no_success(tmp_path: Path) -> None:
 
 
 def test_links_whose_jobs_are_not_known(tmp_path: Path) -> None:
-    links = ticket(tmp_path, 1).with_links({5: "21", 1: "17", 3: "19"})
+    links = ref(tmp_path, 1).with_links({5: "21", 1: "17", 3: "19"})
     assert (links.jobs, links.numbers) == (("17", "19", "21"), (1, 3, 5))
-    status = of_chain(links, statuses(S.FAILED, S.TIMEOUT, S.PENDING))
+    status = status_of_chain(links, statuses(S.FAILED, S.TIMEOUT, S.PENDING))
     assert status.chain and (str(status.chain), status.chain.job_id) == ("5/5", "21")
     assert (status.chain.numbers, status.reason) == ((1, 3, 5), "link 3 was TIMEOUT")
-    status = of_chain(links, statuses(S.FAILED, S.RUNNING, S.PENDING))
-    assert status.chain and (str(status.chain), status.chain.beyond) == ("3/5", ["21"])
-    assert of_chain(links, statuses(S.FAILED, S.FAILED, S.FAILED)).reason == "the last of 5 links"
+    status = status_of_chain(links, statuses(S.FAILED, S.RUNNING, S.PENDING))
+    assert status.chain and (str(status.chain), status.chain.after_current) == ("3/5", ["21"])
+    assert status_of_chain(links, statuses(S.FAILED, S.FAILED, S.FAILED)).reason == "the last of 5 links"
     assert may_go_on(links, JobStatus(S.FAILED))
 
 
@@ -220,10 +221,10 @@ def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
     """Its run was removed and launched anew while its chain waited; the marks, or Slurm, tell its tag."""
     mark(tmp_path, 1)
     mark(tmp_path, 2, code=0, tag="of-old")
-    links = replace(ticket(tmp_path, 3), tags=("a-tag",))
+    links = replace(ref(tmp_path, 3), tags=("a-tag",))
     told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
-    status = of_chain(links, told)
-    assert (status.state, status.chain) == (S.RUNNING, Links(1, 5, {"17": told[0]}, (1,)))
+    status = status_of_chain(links, told)
+    assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": told[0]}, (1,)))
     assert [life.job_id for life in read_lives(tmp_path, tags=("a-tag",))] == ["17"]
     assert [life.tag for life in read_lives(tmp_path)] == [None, "of-old"]
 
@@ -259,17 +260,17 @@ def test_missing_claim_hides_no_other(tmp_path: Path) -> None:
 
 def test_marks_alone(tmp_path: Path) -> None:
     """Where no scheduler can be asked, a chain that may go on is not over."""
-    assert from_marks_alone(ticket(tmp_path, 2)) is None
+    assert from_marks_alone(ref(tmp_path, 2)) is None
     mark(tmp_path, 1, code=75)
-    assert from_marks_alone(ticket(tmp_path, 1)) is None
+    assert from_marks_alone(ref(tmp_path, 1)) is None
     mark(tmp_path, 2, code=0, at=300.0)
-    done = from_marks_alone(ticket(tmp_path, 3))
+    done = from_marks_alone(ref(tmp_path, 3))
     assert done and done.state is S.COMPLETED and done.chain and done.chain.current == 2
     mark(tmp_path, 2, code=1, at=300.0)
-    assert from_marks_alone(ticket(tmp_path, 2)) is None
-    assert from_marks_alone(ticket(tmp_path, 2, links=2)) is not None
+    assert from_marks_alone(ref(tmp_path, 2)) is None
+    assert from_marks_alone(ref(tmp_path, 2, links=2)) is not None
     end_chain(tmp_path, ChainEnd("job 18", "stopped"))
-    stopped = from_marks_alone(ticket(tmp_path, 3))
+    stopped = from_marks_alone(ref(tmp_path, 3))
     assert stopped and stopped.state is S.FAILED and stopped.reason == "exit code 1; stopped"
 
 

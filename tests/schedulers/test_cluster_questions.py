@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.cluster import Reply, ask_at_once, pairs, questions, rows
+from launcher.slurm.cluster import pairs, rows
+from launcher.slurm.cluster_questions import Reply, ask_at_once, questions
 
 LONG = 300.0
 
@@ -71,9 +72,7 @@ def test_without_a_slurm_nothing_more_is_asked(programs: Path, tmp_path: Path) -
     script(programs / "sinfo", f"touch {programs}/asked")
     script(programs / "scontrol", "echo 'fetch_config: DNS SRV lookup failed' >&2; exit 1")
     asked = questions(None, "me")
-    assert ask_at_once(asked, None, LONG) == dict.fromkeys(
-        asked, Reply(why="this machine belongs to no Slurm")
-    )
+    assert ask_at_once(asked, None, LONG) == dict.fromkeys(asked, Reply(why="no Slurm found on this machine"))
     (programs / "scontrol").unlink()
     told = Reply(why="scontrol is not on this machine: there is no Slurm here")
     assert ask_at_once(asked, None, LONG) == dict.fromkeys(asked, told)

@@ -16,9 +16,10 @@ import pytest
 from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Sandbox, daemons, state
 from launcher.sandbox.daemons import DaemonStarter, SilentReporter
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import JobRef, PendingSubmission
+from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.schedulers.states import ANOTHER_JOB
+from launcher.slurm.states import State
 from tests.sandbox.fixtures import booted
 
 pytestmark = pytest.mark.slurm
@@ -46,12 +47,12 @@ class ChainOfJobs:
     jobs: list[str] = field(default_factory=list)
 
     @property
-    def ticket(self) -> Ticket:
+    def ref(self) -> JobRef:
         first, *later = self.jobs
-        return Ticket(first, self.script.parent, self.tag, "", later=tuple(later), links=LINKS)
+        return JobRef(first, self.script.parent, self.tag, "", later_jobs=tuple(later), links=LINKS)
 
-    def intent(self, link: int | None) -> Intent:
-        return Intent(self.tag, self.script, self.user, self.since, link)
+    def submission(self, link: int | None) -> PendingSubmission:
+        return PendingSubmission(self.tag, self.script, self.user, self.since, link)
 
 
 class Cluster:
@@ -83,7 +84,7 @@ class Cluster:
 
     def states(self, chains: list[ChainOfJobs]) -> dict[str, dict[str, tuple[State, str | None]]]:
         """State and reason of each job, by the tag of its launch, with one call for all."""
-        told = self.scheduler.statuses([chain.ticket for chain in chains])
+        told = self.scheduler.statuses([chain.ref for chain in chains])
         found = {}
         for tag, status in told.items():
             assert status.chain is not None
@@ -124,10 +125,10 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
     # Lost answers: one link of each launch is looked for, by one question for all.
     links = [1 + n % LINKS for n in range(10)]
     lost = {chain.tag: [chain.jobs[link - 1]] for chain, link in zip(chains, links, strict=True)}
-    intents = [chain.intent(link) for chain, link in zip(chains, links, strict=True)]
-    assert scheduler.find([*intents, replace(intents[0], tag=new_tag())]) == lost
-    assert scheduler.find([chain.intent(None) for chain in chains]) == {c.tag: c.jobs for c in chains}
-    assert scheduler.find([chain.intent(LINKS + 1) for chain in chains]) == {}
+    submissions = [chain.submission(link) for chain, link in zip(chains, links, strict=True)]
+    assert scheduler.find([*submissions, replace(submissions[0], tag=new_tag())]) == lost
+    assert scheduler.find([chain.submission(None) for chain in chains]) == {c.tag: c.jobs for c in chains}
+    assert scheduler.find([chain.submission(LINKS + 1) for chain in chains]) == {}
 
     def as_expected() -> bool:
         told = cluster.states(chains)
@@ -145,7 +146,9 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
 
     if cluster.accounting:  # it learns of jobs late
         questions = scheduler._questions
-        wait_until(lambda: {record.of for record in questions.accounting(jobs) if record.command} == {*jobs})
+        wait_until(
+            lambda: {record.parent_id for record in questions.accounting(jobs) if record.command} == {*jobs}
+        )
         ended = [job for chain in chains if chain.begins for job in chain.jobs]
         wait_until(lambda: {record.state for record in questions.accounting(ended)} == {State.COMPLETED})
     cluster.lose_state()
@@ -165,4 +168,4 @@ def test_each_job_is_known_or_told_unknown(cluster: Cluster) -> None:
     # Asked for a span of time, sacct leaves out jobs whose turn never came: those after a first that waits.
     old = {c.tag: c.jobs if c.begins else c.jobs[:1] for c in chains} if cluster.accounting else {}
     new = {chain.tag: chain.jobs for chain in again}
-    assert scheduler.find([chain.intent(None) for chain in (*chains, *again)]) == old | new
+    assert scheduler.find([chain.submission(None) for chain in (*chains, *again)]) == old | new

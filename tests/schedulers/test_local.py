@@ -13,8 +13,9 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.runs.provenance import host, new_tag
-from launcher.schedulers.base import Intent, State, Ticket
+from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
+from launcher.slurm.states import State
 from tests.job_marks import leave
 
 # Says what it was told, in its own directory; the sleep is a child that has to end with it.
@@ -30,7 +31,7 @@ scheduler = LocalScheduler()
 
 
 @pytest.fixture
-def ticket(tmp_path: Path) -> Iterator[Ticket]:
+def ref(tmp_path: Path) -> Iterator[JobRef]:
     script = tmp_path / "with space" / "x_submission.sh"
     script.parent.mkdir()
     script.write_text(SCRIPT)
@@ -38,7 +39,7 @@ def ticket(tmp_path: Path) -> Iterator[Ticket]:
     job_id = scheduler.submit(script, tag)
     until(lambda: (script.parent / "child").exists() and (script.parent / "child").read_text() != "")
     try:
-        yield Ticket(job_id, script.parent, tag, host())
+        yield JobRef(job_id, script.parent, tag, host())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(job_id), signal.SIGKILL)
@@ -51,19 +52,19 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def ended(ticket: Ticket) -> bool:
-    return scheduler.statuses([ticket])[ticket.tag].state is not State.RUNNING
+def ended(ref: JobRef) -> bool:
+    return scheduler.statuses([ref])[ref.tag].state is not State.RUNNING
 
 
-def test_a_job_is_found_once_by_its_tag(ticket: Ticket) -> None:
+def test_a_job_is_found_once_by_its_tag(ref: JobRef) -> None:
     """Its subshells have the same command line."""
-    script = ticket.launch_dir / "x_submission.sh"
-    wanted = [Intent(tag, script, "me", "2026-01-01T00:00:00Z") for tag in (ticket.tag, new_tag())]
-    assert scheduler.find(wanted) == {ticket.tag: [ticket.job_id]}
-    second = scheduler.submit(script, ticket.tag)
+    script = ref.launch_dir / "x_submission.sh"
+    wanted = [PendingSubmission(tag, script, "me", "2026-01-01T00:00:00Z") for tag in (ref.tag, new_tag())]
+    assert scheduler.find(wanted) == {ref.tag: [ref.job_id]}
+    second = scheduler.submit(script, ref.tag)
     try:
         until(lambda: scheduler.locate(second) == script)
-        assert scheduler.find(wanted) == {ticket.tag: [ticket.job_id, second]}
+        assert scheduler.find(wanted) == {ref.tag: [ref.job_id, second]}
     finally:
         os.killpg(int(second), signal.SIGKILL)
 
@@ -80,10 +81,10 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
     log = directory / f"log-x_{job_id}.out"
     try:
         until(lambda: log.exists() and "begun" in log.read_text())
-        wanted = [Intent(each, script, "me", "2026-01-01T00:00:00Z") for each in (tag, new_tag())]
+        wanted = [PendingSubmission(each, script, "me", "2026-01-01T00:00:00Z") for each in (tag, new_tag())]
         assert scheduler.find(wanted) == {tag: [job_id]}
         assert scheduler.locate(job_id) == script
-        status = scheduler.statuses([Ticket(job_id, directory, tag, host())])[tag]
+        status = scheduler.statuses([JobRef(job_id, directory, tag, host())])[tag]
         assert status.state is State.RUNNING
         # Of a Slurm whose node is this machine it is Slurm's.
         (directory / "supervisor.json").write_text('{"scheduler": "slurm"}')
@@ -93,17 +94,17 @@ def test_a_script_that_became_its_supervisor_is_still_the_job(tmp_path: Path) ->
         os.killpg(int(job_id), signal.SIGKILL)
 
 
-def test_cancel_ends_all_processes_of_a_job(ticket: Ticket) -> None:
-    child = int((ticket.launch_dir / "child").read_text())
-    assert scheduler.locate(ticket.job_id) == ticket.launch_dir / "x_submission.sh"
-    scheduler.cancel(ticket.job_id)
-    until(lambda: ended(ticket))
-    assert (ticket.launch_dir / "told").read_text() == "ended\n"
+def test_cancel_ends_all_processes_of_a_job(ref: JobRef) -> None:
+    child = int((ref.launch_dir / "child").read_text())
+    assert scheduler.locate(ref.job_id) == ref.launch_dir / "x_submission.sh"
+    scheduler.cancel(ref.job_id)
+    until(lambda: ended(ref))
+    assert (ref.launch_dir / "told").read_text() == "ended\n"
     until(lambda: not Path(f"/proc/{child}/fd").exists() or "Z" in stat(child))
     for verb in (scheduler.cancel, scheduler.save, scheduler.hold, scheduler.release):
         with pytest.raises(UserError, match="is over already: there is no such process"):
-            verb(ticket.job_id)
-    assert scheduler.locate(ticket.job_id) is None
+            verb(ref.job_id)
+    assert scheduler.locate(ref.job_id) is None
 
 
 def stat(pid: int) -> str:
@@ -113,18 +114,18 @@ def stat(pid: int) -> str:
         return "Z"
 
 
-def test_save_tells_the_script_alone(ticket: Ticket) -> None:
-    scheduler.save(ticket.job_id)
-    until(lambda: ended(ticket))
-    assert (ticket.launch_dir / "told").read_text() == "saved\n"
+def test_save_tells_the_script_alone(ref: JobRef) -> None:
+    scheduler.save(ref.job_id)
+    until(lambda: ended(ref))
+    assert (ref.launch_dir / "told").read_text() == "saved\n"
 
 
-def test_nothing_waits_here(ticket: Ticket) -> None:
+def test_nothing_waits_here(ref: JobRef) -> None:
     with pytest.raises(UserError, match="has begun: without Slurm nothing waits, and nothing can be held"):
-        scheduler.hold(ticket.job_id)
+        scheduler.hold(ref.job_id)
     with pytest.raises(UserError, match="is not held: without Slurm nothing waits"):
-        scheduler.release(ticket.job_id)
-    assert not ended(ticket)
+        scheduler.release(ref.job_id)
+    assert not ended(ref)
 
 
 def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
@@ -134,16 +135,16 @@ def test_a_process_that_is_no_job_of_ours_is_left_alone() -> None:
             verb(str(os.getpid()))
 
 
-def test_a_job_of_another_host_is_asked_for_there(ticket: Ticket) -> None:
+def test_a_job_of_another_host_is_asked_for_there(ref: JobRef) -> None:
     """The same number is another process here."""
-    elsewhere = Ticket(ticket.job_id, ticket.launch_dir, ticket.tag, "login7")
-    status = scheduler.statuses([elsewhere])[ticket.tag]
+    elsewhere = JobRef(ref.job_id, ref.launch_dir, ref.tag, "login7")
+    status = scheduler.statuses([elsewhere])[ref.tag]
     assert (status.state, status.reason) == (
         State.UNKNOWN,
         "it runs on login7, without Slurm: ask there",
     )
     with pytest.raises(UserError, match="runs on login7, without Slurm: do this there"):
-        LocalScheduler(host="login7").cancel(ticket.job_id)
-    assert not ended(ticket)
-    leave(ticket.launch_dir, ticket.job_id, started=1.0, ended=2.0)
-    assert scheduler.statuses([elsewhere])[ticket.tag].state is State.COMPLETED
+        LocalScheduler(host="login7").cancel(ref.job_id)
+    assert not ended(ref)
+    leave(ref.launch_dir, ref.job_id, started=1.0, ended=2.0)
+    assert scheduler.statuses([elsewhere])[ref.tag].state is State.COMPLETED

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from launcher.schedulers.commands import Answer, Silent, run
-from launcher.schedulers.failures import is_not_answered, is_without_configuration
-from launcher.schedulers.patience import Patience
+from launcher.slurm.commands import Answer, Retry, SchedulerSilent, run, says_no_slurm, says_unanswered
 
 BUSY = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
 DONE = Answer(0, "told", "")
@@ -38,13 +36,13 @@ class Controller:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def patience(self, jitter: float = 0.5) -> Patience:
-        return Patience(run=self.run, clock=lambda: self.now, sleep=self.sleep, jitter=lambda: jitter)
+    def patience(self, jitter: float = 0.5) -> Retry:
+        return Retry(run=self.run, clock=lambda: self.now, sleep=self.sleep, jitter=lambda: jitter)
 
 
 def test_a_busy_controller_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     controller = Controller([BUSY, BUSY, DONE])
-    with caplog.at_level(logging.WARNING, logger="launcher.schedulers"):
+    with caplog.at_level(logging.WARNING, logger="launcher.slurm.commands"):
         assert controller.patience().ask(["squeue"], {}) is DONE
     assert [record.getMessage() for record in caplog.records] == [
         "Slurm does not answer squeue (Unable to contact slurm controller (connect failure)); asking again"
@@ -54,7 +52,7 @@ def test_a_busy_controller_is_asked_again(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
 def test_for_ten_seconds_and_not_for_ever(jitter: float) -> None:
     controller = Controller([BUSY])
-    with pytest.raises(Silent, match="Slurm does not answer: Unable to contact") as raised:
+    with pytest.raises(SchedulerSilent, match="Slurm does not answer: Unable to contact") as raised:
         controller.patience(jitter).ask(["squeue"], {})
     assert 4 <= len(controller.asked) <= 5
     assert controller.now - 1000 <= 10
@@ -66,7 +64,9 @@ def test_slurms_own_patience_counts() -> None:
     """Where nobody listens its commands try for 9 s themselves, where nobody answers for 10 s."""
     for seconds, tries in ((9.0, 2), (10.0, 1), (100.0, 1)):
         controller = Controller([None if seconds > 30 else BUSY], seconds)
-        with pytest.raises(Silent, match="nothing within 20 s" if seconds > 30 else "Unable to contact"):
+        with pytest.raises(
+            SchedulerSilent, match="nothing within 20 s" if seconds > 30 else "Unable to contact"
+        ):
             controller.patience(0.0).ask(["squeue"], {})
         assert len(controller.asked) == tries
 
@@ -75,10 +75,10 @@ def test_who_was_silent_is_left_alone_for_a_while() -> None:
     """A verb asks several questions, and `--watch` every two seconds."""
     controller = Controller([BUSY])
     patience = controller.patience()
-    with pytest.raises(Silent) as first:
+    with pytest.raises(SchedulerSilent) as first:
         patience.ask(["squeue"], {})
     tries = len(controller.asked)
-    with pytest.raises(Silent) as second:
+    with pytest.raises(SchedulerSilent) as second:
         patience.ask(["scontrol"], {})
     assert (second.value.message, len(controller.asked)) == (first.value.message, tries)
     controller.answers = [DONE]
@@ -99,7 +99,7 @@ def test_an_answer_that_refuses_is_an_answer() -> None:
 
 def test_once_where_once_is_enough() -> None:
     controller = Controller([None], 45.0)
-    with pytest.raises(Silent, match="asked once, 10 s in all"):
+    with pytest.raises(SchedulerSilent, match="asked once, 10 s in all"):
         controller.patience().ask(["sacct"], {}, timeout=10, again=False)
 
 
@@ -119,7 +119,7 @@ def test_once_where_once_is_enough() -> None:
     ],
 )
 def test_words_for_nobody_answering(told: str) -> None:
-    assert is_not_answered(told)
+    assert says_unanswered(told)
 
 
 @pytest.mark.parametrize(
@@ -135,21 +135,21 @@ def test_words_for_nobody_answering(told: str) -> None:
     ],
 )
 def test_words_that_are_answers(told: str) -> None:
-    assert not is_not_answered(told)
+    assert not says_unanswered(told)
 
 
 def test_no_slurm_at_all_is_not_a_busy_one() -> None:
     told = "squeue: error: fetch_config: DNS SRV lookup failed"
-    assert is_without_configuration(told)
-    assert not is_not_answered(told)
+    assert says_no_slurm(told)
+    assert not says_unanswered(told)
 
 
 def test_a_command_that_hangs_is_ended_and_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.schedulers.commands._TELL_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("launcher.slurm.commands._NOTICE_SECONDS", 0.05)
     start = time.monotonic()
-    with caplog.at_level(logging.WARNING, logger="launcher.schedulers"), pytest.raises(TimeoutError):
+    with caplog.at_level(logging.WARNING, logger="launcher.slurm.commands"), pytest.raises(TimeoutError):
         run([sys.executable, "-c", "import time; time.sleep(60)"], {}, 0.3)
     assert time.monotonic() - start < 30
     assert "has not answered for" in caplog.text

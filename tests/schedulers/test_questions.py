@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import Intent, State, Ticket
-from launcher.schedulers.commands import Answer, Unreachable
-from launcher.schedulers.patience import Patience
-from launcher.schedulers.records import SEPARATOR, parse_ends
+from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.commands import Answer, Retry, Unreachable
+from launcher.slurm.records import SEPARATOR, parse_ends
+from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
 from tests.job_marks import leave
 
@@ -39,7 +39,7 @@ class Slurm:
         self.answers = {"squeue": squeue, "sacct": sacct}
         self.asked: list[Sequence[str]] = []
         self.timeouts: list[float] = []
-        patience = Patience(run=self.run, sleep=lambda _: None)
+        patience = Retry(run=self.run, sleep=lambda _: None)
         self.scheduler = SlurmScheduler(None, patience)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Answer:
@@ -56,20 +56,20 @@ class Slurm:
         return [command[0] for command in self.asked]
 
 
-def tickets(count: int, directory: Path) -> list[Ticket]:
-    return [Ticket(str(number), directory / str(number), f"tag-{number}", "") for number in range(count)]
+def refs(count: int, directory: Path) -> list[JobRef]:
+    return [JobRef(str(number), directory / str(number), f"tag-{number}", "") for number in range(count)]
 
 
-def intent(tag: str, *, user: str | None = None, days: float = 0.0) -> Intent:
+def submission(tag: str, *, user: str | None = None, days: float = 0.0) -> PendingSubmission:
     since = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    return Intent(tag, Path("/x_submission.sh"), user or getpass.getuser(), since)
+    return PendingSubmission(tag, Path("/x_submission.sh"), user or getpass.getuser(), since)
 
 
 def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
     live = "".join(queue_line(str(number), "RUNNING", f"tag-{number}") for number in range(250))
     past = "".join(sacct_line(str(number), "COMPLETED", f"tag-{number}") for number in range(250, 500))
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
-    told = slurm.scheduler.statuses(tickets(500, tmp_path))
+    told = slurm.scheduler.statuses(refs(500, tmp_path))
     assert slurm.programs == ["squeue", "sacct"]
     assert [told[f"tag-{number}"].state for number in (0, 249, 250, 499)] == [
         *[State.RUNNING] * 2,
@@ -79,13 +79,13 @@ def test_one_question_each_however_many_jobs(tmp_path: Path) -> None:
     assert jobs == "--jobs=" + ",".join(map(str, range(250, 500)))
     slurm.asked.clear()
     assert slurm.scheduler.statuses([]) == {}
-    slurm.scheduler.statuses(tickets(250, tmp_path))
+    slurm.scheduler.statuses(refs(250, tmp_path))
     assert slurm.programs == ["squeue"], "nothing has ended that the accounting could tell of"
 
 
 def test_a_list_too_long_for_one_argument(tmp_path: Path) -> None:
     slurm = Slurm()
-    slurm.scheduler.statuses(tickets(30_000, tmp_path))
+    slurm.scheduler.statuses(refs(30_000, tmp_path))
     assert slurm.programs == ["squeue", "sacct"]
     squeue, sacct = slurm.asked
     assert not [option for option in squeue if option.startswith("--jobs")]
@@ -97,10 +97,10 @@ def test_a_list_too_long_for_one_argument(tmp_path: Path) -> None:
 def test_an_id_that_the_queue_has_forgotten_is_no_failure(tmp_path: Path) -> None:
     invalid = Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
     slurm = Slurm(invalid, Answer(0, sacct_line("0", "TIMEOUT", "tag-0"), ""))
-    assert slurm.scheduler.statuses(tickets(1, tmp_path))["tag-0"].state is State.TIMEOUT
+    assert slurm.scheduler.statuses(refs(1, tmp_path))["tag-0"].state is State.TIMEOUT
     slurm = Slurm(Answer(1, "", "squeue: error: Something else\n"))
     with pytest.raises(Unreachable, match="squeue failed: Something else"):
-        slurm.scheduler.statuses(tickets(1, tmp_path))
+        slurm.scheduler.statuses(refs(1, tmp_path))
 
 
 def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
@@ -108,14 +108,14 @@ def test_a_dead_accounting_does_not_hide_what_the_queue_tells(
 ) -> None:
     live = queue_line("0", "RUNNING", "tag-0") + queue_line("1", "FAILED", "tag-1")
     slurm = Slurm(Answer(0, live, ""), None)
-    told = slurm.scheduler.statuses(tickets(3, tmp_path))
+    told = slurm.scheduler.statuses(refs(3, tmp_path))
     states = [told[f"tag-{number}"].state for number in range(3)]
     assert states == [State.RUNNING, State.FAILED, State.UNKNOWN]
     assert slurm.timeouts[1] == 10.0
     reason = told["tag-2"].reason or ""
     assert reason.startswith("not in the queue; Slurm's accounting does not answer: nothing within 10 s")
     assert "Slurm's accounting does not answer" in caplog.text
-    slurm.scheduler.statuses(tickets(3, tmp_path))
+    slurm.scheduler.statuses(refs(3, tmp_path))
     assert slurm.programs == ["squeue", "sacct", "squeue"], "left alone for a while"
 
 
@@ -135,13 +135,13 @@ def test_the_end_of_a_job_without_marks_is_asked_for_once(tmp_path: Path) -> Non
     lines = [queue_line(str(number), "CANCELLED", f"tag-{number}") for number in range(4)]
     lines = [line.replace("1:00", "0:00") for line in lines]
     slurm = Ended(Answer(0, "".join(lines), ""), NO_ACCOUNTING)
-    by_user, began = tickets(4, tmp_path)[2:]
+    by_user, began = refs(4, tmp_path)[2:]
     by_user.launch_dir.mkdir()
     note_cancelled(by_user.launch_dir, "2", "me")
     began.launch_dir.mkdir()
     leave(began.launch_dir, "3", started=1.0)
     for _ in range(2):
-        told = slurm.scheduler.statuses(tickets(4, tmp_path))
+        told = slurm.scheduler.statuses(refs(4, tmp_path))
         assert [told[f"tag-{number}"].ended for number in range(4)] == [1000.0, 1001.0, None, None]
     assert slurm.programs == ["squeue", "sacct", "squeue", "sacct", "squeue", "sacct"]
     asked = [option for command in slurm.asked[2:4] for option in command if option.startswith("--jobs")]
@@ -156,10 +156,10 @@ def test_the_end_of_an_array_is_that_of_its_last_task() -> None:
 
 def test_without_accounting_the_marks_tell(tmp_path: Path) -> None:
     slurm = Slurm(EMPTY, NO_ACCOUNTING)
-    _, ticket = tickets(2, tmp_path)
-    ticket.launch_dir.mkdir()
-    leave(ticket.launch_dir, "1", started=1.0, ended=2.0, code=3)
-    assert slurm.scheduler.statuses([ticket])["tag-1"].exit_code == 3
+    _, ref = refs(2, tmp_path)
+    ref.launch_dir.mkdir()
+    leave(ref.launch_dir, "1", started=1.0, ended=2.0, code=3)
+    assert slurm.scheduler.statuses([ref])["tag-1"].exit_code == 3
 
 
 def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_an_accounting_that_keeps_no_command_lines(tmp_path: Path) -> None:
             return Answer(0, told, "") if command[0] == "sacct" else EMPTY
 
     slurm = Old()
-    assert slurm.scheduler.statuses(tickets(1, tmp_path))["tag-0"].state is State.COMPLETED
+    assert slurm.scheduler.statuses(refs(1, tmp_path))["tag-0"].state is State.COMPLETED
     slurm.asked.clear()
-    slurm.scheduler.statuses(tickets(1, tmp_path))
+    slurm.scheduler.statuses(refs(1, tmp_path))
     assert slurm.programs == ["squeue", "sacct"], "it is known by now"
 
 
@@ -185,7 +185,7 @@ def test_all_jobs_of_all_intents_in_one_question_each() -> None:
     live = queue_line("12", "PENDING", "two") + queue_line("11", "PENDING", "other")
     past = sacct_line("9", "COMPLETED", "two") + sacct_line("10_[0-4%1]", "CANCELLED", "array")
     slurm = Slurm(Answer(0, live, ""), Answer(0, past, ""))
-    wanted = [intent("two"), intent("array", days=2), intent("none"), intent("wo")]
+    wanted = [submission("two"), submission("array", days=2), submission("none"), submission("wo")]
     assert slurm.scheduler.find(wanted) == {"two": ["9", "12"], "array": ["10"]}
     assert slurm.programs == ["squeue", "sacct"]
     squeue, sacct = slurm.asked
@@ -197,7 +197,9 @@ def test_all_jobs_of_all_intents_in_one_question_each() -> None:
 
 def test_a_user_whom_this_host_does_not_know_does_not_fail_the_question() -> None:
     slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
-    assert slurm.scheduler.find([intent("t", user="nobody-of-that-name"), intent("u")]) == {"t": ["12"]}
+    assert slurm.scheduler.find([submission("t", user="nobody-of-that-name"), submission("u")]) == {
+        "t": ["12"]
+    }
     squeue, sacct = slurm.asked
     assert not [option for option in squeue if option.startswith("--user")]
     assert "--allusers" in sacct
@@ -206,7 +208,7 @@ def test_a_user_whom_this_host_does_not_know_does_not_fail_the_question() -> Non
 def test_the_accounting_is_not_searched_for_old_intents() -> None:
     slurm = Slurm(Answer(0, queue_line("12", "PENDING", "t"), ""))
     # What waits for longer is in the queue.
-    assert slurm.scheduler.find([intent("t", days=8)]) == {"t": ["12"]}
+    assert slurm.scheduler.find([submission("t", days=8)]) == {"t": ["12"]}
     assert slurm.programs == ["squeue"]
     assert slurm.scheduler.find([]) == {}
 
@@ -214,4 +216,4 @@ def test_the_accounting_is_not_searched_for_old_intents() -> None:
 def test_a_busy_controller_while_looking_for_a_job_is_told() -> None:
     slurm = Slurm(None)
     with pytest.raises(Unreachable, match="Slurm does not answer"):
-        slurm.scheduler.find([intent("t")])
+        slurm.scheduler.find([submission("t")])

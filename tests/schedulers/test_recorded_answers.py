@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.inspection import cluster_answers as read
 from launcher.schedulers import slurm
-from launcher.schedulers.base import State
-from launcher.schedulers.commands import Answer
-from launcher.schedulers.records import Record, parse_sacct, parse_squeue, script_of
+from launcher.schedulers.job_status import status_of
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.schedulers.states import status_of
+from launcher.slurm import cluster
+from launcher.slurm.commands import Answer
+from launcher.slurm.records import Record, parse_sacct, parse_squeue, script_of
+from launcher.slurm.states import State
 
 RECORDED = Path(__file__).parent / "recorded"
 RELEASES = ("22.05", "24.11", "26.05")
@@ -81,7 +81,7 @@ def test_the_queue(release: str) -> None:
 def test_the_links_of_a_chain_and_the_tasks_of_an_array(release: str) -> None:
     for parse, name in ((parse_squeue, "squeue.txt"), (parse_sacct, "sacct.txt")):
         records = parse(text(release, name))
-        links = sorted(of_tag(records, "t-chain"), key=lambda record: int(record.of))
+        links = sorted(of_tag(records, "t-chain"), key=lambda record: int(record.parent_id))
         assert [record.link for record in links] == [1, 2, 3]
         tasks = {record.task: status_of(record).exit_code for record in of_tag(records, "t-array")}
         assert tasks == {"0": 0, "1": 1, "2": 2}
@@ -101,21 +101,23 @@ def test_the_accounting(release: str) -> None:
 
 
 def test_the_cluster(release: str) -> None:
-    settings = read.settings(text(release, "settings.txt"))
+    settings = cluster.parse_settings(text(release, "settings.txt"))
     assert settings.release == tuple(map(int, release.split(".")))
     assert (settings.has_accounting, settings.max_array) == (True, 1001)
     assert {"associations", "limits", "qos"} <= settings.enforced
-    partitions = {partition.name: partition for partition in read.partitions(text(release, "partitions.txt"))}
+    partitions = {
+        partition.name: partition for partition in cluster.parse_partitions(text(release, "partitions.txt"))
+    }
     assert set(partitions) == {"gpu", "low", "high", "cloud"}
     assert partitions["gpu"].is_default and partitions["gpu"].total_nodes == 4
     assert partitions["cloud"].state == "DOWN"
-    nodes = read.nodes(text(release, "nodes.txt"))["gpu"]
+    nodes = cluster.parse_nodes(text(release, "nodes.txt"))["gpu"]
     assert [(node.name, node.gpus) for node in nodes] == [(f"n{n}", (("a100", 8),)) for n in range(1, 5)]
     assert {node.name for node in nodes if not node.is_usable} <= {"n4"}
     assert "team" in {
-        each.account for each in read.associations(text(release, "associations.txt"), "sandbox")
+        each.account for each in cluster.parse_associations(text(release, "associations.txt"), "sandbox")
     }
-    assert {each.name for each in read.qos(text(release, "qos.txt"))} == {"long", "normal"}
+    assert {each.name for each in cluster.parse_qos(text(release, "qos.txt"))} == {"long", "normal"}
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.schedulers.base import JobStatus, State
-from launcher.schedulers.records import (
-    SEPARATOR,
-    Record,
-    by_job,
-    parse_sacct,
-    parse_squeue,
-    script_of,
-)
-from launcher.schedulers.states import status_of
+from launcher.schedulers.base import JobStatus
+from launcher.schedulers.job_status import status_of
+from launcher.slurm.records import SEPARATOR, Record, by_job, parse_sacct, parse_squeue, script_of
+from launcher.slurm.states import State
 from supervisor.slurm_states import STATES
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -121,17 +115,17 @@ def test_why_a_job_waits_is_said_in_plain_words(tag: str, restarts: int, reason:
     ],
 )
 def test_sacct_has_each_life(tag: str, expected: list[JobStatus]) -> None:
-    lives = LIVES[QUEUE[f"t-{tag}"].of]
+    lives = LIVES[QUEUE[f"t-{tag}"].parent_id]
     assert [status_of(record) for record in lives] == expected
     assert {record.tag for record in lives} == {f"t-{tag}"}
 
 
 def test_tasks_of_arrays() -> None:
     queue = by_job(parse_squeue(recorded("squeue")))
-    (array,) = {record.of for record in queue[QUEUE["t-array"].of]}
+    (array,) = {record.parent_id for record in queue[QUEUE["t-array"].parent_id]}
     assert sorted(record.task or "" for record in queue[array]) == ["0", "1", "2", "3", "4"]
     waiting = QUEUE["t-arraypend"]
-    assert (waiting.job_id, waiting.task) == (f"{waiting.of}_[0,2-4%1]", "0,2-4")
+    assert (waiting.job_id, waiting.task) == (f"{waiting.parent_id}_[0,2-4%1]", "0,2-4")
     assert sorted(record.task or "" for record in LIVES[array]) == ["0", "1", "2", "3", "4"]
 
 
@@ -180,14 +174,16 @@ def test_whatever_commands_hold_no_job_is_lost_or_made_up(arguments: list[str]) 
         for number, text in enumerate(clean, 1)
     )
     parsed = parse_squeue(queue)
-    assert [record.of for record in parsed] == [str(number) for number in range(1, len(clean) + 1)]
-    assert [record.tag for record in parsed] == [f"tag-{record.of}" for record in parsed]
+    assert [record.parent_id for record in parsed] == [str(number) for number in range(1, len(clean) + 1)]
+    assert [record.tag for record in parsed] == [f"tag-{record.parent_id}" for record in parsed]
     assert all(script_of(record) == Path("/x_submission.sh") for record in parsed)
     accounted = "".join(
         sacct_row(job_id=str(number), command=f"sbatch /x_submission.sh {text} tag-{number}")
         for number, text in enumerate(clean, 1)
     )
-    assert [record.tag for record in parse_sacct(accounted)] == [f"tag-{record.of}" for record in parsed]
+    assert [record.tag for record in parse_sacct(accounted)] == [
+        f"tag-{record.parent_id}" for record in parsed
+    ]
 
 
 @given(st.text())
@@ -210,7 +206,7 @@ def test_any_text_is_read(text: str) -> None:
 )
 def test_ids(job_id: str, of: str, task: str | None) -> None:
     (record,) = parse_squeue(squeue_row(job_id=job_id))
-    assert (record.of, record.task) == (of, task)
+    assert (record.parent_id, record.task) == (of, task)
 
 
 def test_what_is_no_job_is_passed_over() -> None:

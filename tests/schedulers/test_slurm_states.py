@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import JobStatus, State, Ticket
-from launcher.schedulers.records import SEPARATOR, Record, parse_sacct
-from launcher.schedulers.states import ANOTHER_JOB, from_marks, of_ticket, resolve
+from launcher.schedulers.base import JobRef, JobStatus
+from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, resolve, status_of_job
+from launcher.slurm.records import SEPARATOR, Record, parse_sacct
+from launcher.slurm.states import State
 from supervisor.marks import note_cancelled
 from tests.job_marks import leave
 
 
 @pytest.fixture
-def ticket(tmp_path: Path) -> Ticket:
-    return Ticket("12", tmp_path, "a-tag", "login")
+def ref(tmp_path: Path) -> JobRef:
+    return JobRef("12", tmp_path, "a-tag", "login")
 
 
 def queued(word: str, *, job_id: str = "12", tag: str = "a-tag", restarts: int = 0, code: int = 0) -> Record:
@@ -29,41 +30,41 @@ def accounted(word: str, *, job_id: str = "12", tag: str = "a-tag", command: str
     return Record(job_id, "77", word, None, "n1", "00:01:00", 0, 0, "me", line, "/w")
 
 
-def mark(ticket: Ticket, *, started: float | None = None, ended: float | None = None, code: int = 0) -> None:
-    leave(ticket.launch_dir, "12", started=started, ended=ended, code=code)
+def mark(ref: JobRef, *, started: float | None = None, ended: float | None = None, code: int = 0) -> None:
+    leave(ref.launch_dir, "12", started=started, ended=ended, code=code)
 
 
-def test_marks(ticket: Ticket) -> None:
-    assert from_marks(ticket.launch_dir) is None
-    mark(ticket, started=100.0)
-    begun = from_marks(ticket.launch_dir)
+def test_marks(ref: JobRef) -> None:
+    assert from_marks(ref.launch_dir) is None
+    mark(ref, started=100.0)
+    begun = from_marks(ref.launch_dir)
     assert begun and begun.state is State.UNKNOWN and begun.nodes == "n[1-2]"
-    mark(ticket, ended=100.0 + 90061)
+    mark(ref, ended=100.0 + 90061)
     done = JobStatus(State.COMPLETED, None, "n[1-2]", "1-01:01:01", 0)
-    assert from_marks(ticket.launch_dir) == done
-    mark(ticket, ended=160.0, code=143)
+    assert from_marks(ref.launch_dir) == done
+    mark(ref, ended=160.0, code=143)
     failed = JobStatus(State.FAILED, "exit code 143 (SIGTERM)", "n[1-2]", "00:01:00", 143)
-    assert from_marks(ticket.launch_dir, "12") == failed
-    assert from_marks(ticket.launch_dir, "13") is None
-    mark(ticket, ended=160.0, code=75)
-    saved = from_marks(ticket.launch_dir)
+    assert from_marks(ref.launch_dir, "12") == failed
+    assert from_marks(ref.launch_dir, "13") is None
+    mark(ref, ended=160.0, code=75)
+    saved = from_marks(ref.launch_dir)
     assert saved and saved.state is State.INTERRUPTED
 
 
-def test_the_end_of_a_jobs_first_life_is_not_its_end(ticket: Ticket) -> None:
-    mark(ticket, started=100.0, ended=200.0)
-    leave(ticket.launch_dir, "12", life=1, started=300.0)
-    begun = from_marks(ticket.launch_dir)
+def test_the_end_of_a_jobs_first_life_is_not_its_end(ref: JobRef) -> None:
+    mark(ref, started=100.0, ended=200.0)
+    leave(ref.launch_dir, "12", life=1, started=300.0)
+    begun = from_marks(ref.launch_dir)
     assert begun and begun.state is State.UNKNOWN and begun.restarts == 1
 
 
-def test_a_torn_mark_tells_nothing(ticket: Ticket) -> None:
-    mark(ticket, ended=1.0)
-    path = ticket.launch_dir / "marks" / "12.0.ended.json"
+def test_a_torn_mark_tells_nothing(ref: JobRef) -> None:
+    mark(ref, ended=1.0)
+    path = ref.launch_dir / "marks" / "12.0.ended.json"
     path.write_text('{"exit_code": 0, "en')
-    assert from_marks(ticket.launch_dir) is None
+    assert from_marks(ref.launch_dir) is None
     path.write_text('{"job_id": "12"}')
-    status = from_marks(ticket.launch_dir)
+    status = from_marks(ref.launch_dir)
     assert status and status.state is State.UNKNOWN
 
 
@@ -117,71 +118,71 @@ def test_what_one_source_does_not_tell_comes_from_another_of_the_same_ending() -
     assert resolve(None, told, C).exit_code is None
 
 
-def test_each_life_that_the_accounting_has_is_a_restart(ticket: Ticket) -> None:
+def test_each_life_that_the_accounting_has_is_a_restart(ref: JobRef) -> None:
     lives = [accounted("REQUEUED"), accounted("PREEMPTED"), accounted("COMPLETED")]
-    status = of_ticket(ticket, [], lives)
+    status = status_of_job(ref, [], lives)
     assert (status.state, status.restarts) == (State.COMPLETED, 2)
-    back = of_ticket(ticket, [queued("PENDING", restarts=2)], lives[:2])
+    back = status_of_job(ref, [queued("PENDING", restarts=2)], lives[:2])
     assert (back.state, back.restarts) == (State.PENDING, 2)
     # Preempted for good, where the job may not be requeued.
-    assert of_ticket(ticket, [], lives[1:2]).state is State.PREEMPTED
+    assert status_of_job(ref, [], lives[1:2]).state is State.PREEMPTED
     # The first life was preempted and is accounted; the second has ended, and is not yet.
-    late = of_ticket(ticket, [queued("FAILED", restarts=1, code=3)], [accounted("PREEMPTED")])
+    late = status_of_job(ref, [queued("FAILED", restarts=1, code=3)], [accounted("PREEMPTED")])
     assert (late.state, late.exit_code, late.restarts) == (State.FAILED, 3, 1)
 
 
-def test_a_job_of_the_same_id_without_our_tag_is_not_ours(ticket: Ticket) -> None:
-    other = of_ticket(ticket, [queued("RUNNING", tag="other")], [accounted("COMPLETED", tag="other")])
+def test_a_job_of_the_same_id_without_our_tag_is_not_ours(ref: JobRef) -> None:
+    other = status_of_job(ref, [queued("RUNNING", tag="other")], [accounted("COMPLETED", tag="other")])
     assert other == JobStatus(State.UNKNOWN, ANOTHER_JOB)
     # One by whom ours ends is another one, too.
-    assert of_ticket(ticket, [queued("RUNNING", tag="not-a-tag")], []).reason == ANOTHER_JOB
-    ours = of_ticket(
-        ticket, [queued("RUNNING", tag="other")], [accounted("FAILED"), accounted("COMPLETED", tag="other")]
+    assert status_of_job(ref, [queued("RUNNING", tag="not-a-tag")], []).reason == ANOTHER_JOB
+    ours = status_of_job(
+        ref, [queued("RUNNING", tag="other")], [accounted("FAILED"), accounted("COMPLETED", tag="other")]
     )
     assert (ours.state, ours.restarts) == (State.FAILED, 0)
-    mark(ticket, started=100.0, ended=160.0, code=3)
-    assert of_ticket(ticket, [queued("RUNNING", tag="other")], []).exit_code == 3
+    mark(ref, started=100.0, ended=160.0, code=3)
+    assert status_of_job(ref, [queued("RUNNING", tag="other")], []).exit_code == 3
 
 
-def test_an_accounting_without_command_lines_is_believed(ticket: Ticket) -> None:
+def test_an_accounting_without_command_lines_is_believed(ref: JobRef) -> None:
     """Slurm before 21.08, and jobs from before its upgrade."""
     told = accounted("COMPLETED", command="")
-    assert of_ticket(ticket, [], [told]).state is State.COMPLETED
+    assert status_of_job(ref, [], [told]).state is State.COMPLETED
     # Here it is late alone, and tells later whose job this is.
-    late = of_ticket(ticket, [], [replace(told, work_dir="")])
+    late = status_of_job(ref, [], [replace(told, work_dir="")])
     assert late == JobStatus(State.UNKNOWN, "the scheduler does not know this job")
 
 
-def test_gone_from_the_queue_and_not_yet_accounted_is_not_healthy(ticket: Ticket) -> None:
-    assert of_ticket(ticket, [], []).reason == "the scheduler does not know this job"
-    mark(ticket, started=100.0)
-    status = of_ticket(ticket, [], [])
+def test_gone_from_the_queue_and_not_yet_accounted_is_not_healthy(ref: JobRef) -> None:
+    assert status_of_job(ref, [], []).reason == "the scheduler does not know this job"
+    mark(ref, started=100.0)
+    status = status_of_job(ref, [], [])
     assert (status.state, status.reason) == (State.UNKNOWN, "it started, and recorded no end")
 
 
-def test_who_cancelled_a_job_is_known_when_slurm_has_forgotten_it(ticket: Ticket) -> None:
-    note_cancelled(ticket.launch_dir, "12", "ada")
-    never_began = of_ticket(ticket, [], [])
+def test_who_cancelled_a_job_is_known_when_slurm_has_forgotten_it(ref: JobRef) -> None:
+    note_cancelled(ref.launch_dir, "12", "ada")
+    never_began = status_of_job(ref, [], [])
     assert (never_began.state, never_began.reason) == (State.CANCELLED, "by ada")
-    assert of_ticket(ticket, [queued("RUNNING")], []).state is State.RUNNING, "it is not over yet"
-    mark(ticket, started=100.0, ended=160.0, code=143)
-    ended = of_ticket(ticket, [], [])
+    assert status_of_job(ref, [queued("RUNNING")], []).state is State.RUNNING, "it is not over yet"
+    mark(ref, started=100.0, ended=160.0, code=143)
+    ended = status_of_job(ref, [], [])
     assert (ended.state, ended.elapsed, ended.exit_code) == (State.CANCELLED, "00:01:00", 143)
-    mark(ticket, started=100.0, ended=160.0, code=0)
-    assert of_ticket(ticket, [], []).state is State.COMPLETED, "it was quicker"
+    mark(ref, started=100.0, ended=160.0, code=0)
+    assert status_of_job(ref, [], []).state is State.COMPLETED, "it was quicker"
 
 
 @pytest.fixture
-def array(ticket: Ticket) -> Ticket:
-    script = ticket.launch_dir / "x_submission.sh"
+def array(ref: JobRef) -> JobRef:
+    script = ref.launch_dir / "x_submission.sh"
     script.write_text("#!/bin/bash\n#SBATCH --array=0-4%1\n")
-    return ticket
+    return ref
 
 
-def test_an_array_is_told_from_the_queue_and_the_accounting(array: Ticket) -> None:
+def test_an_array_is_told_from_the_queue_and_the_accounting(array: JobRef) -> None:
     live = [queued("RUNNING", job_id="12_1"), queued("PENDING", job_id="12_[2-4%1]")]
     past = [accounted("COMPLETED", job_id="12_0"), accounted("PENDING", job_id="12_[1-4%1]")]
-    status = of_ticket(array, live, past)
+    status = status_of_job(array, live, past)
     assert (status.state, status.reason) == (State.RUNNING, "tasks: 1 COMPLETED, 1 RUNNING, 3 PENDING")
     assert status.tasks == {
         "0": State.COMPLETED,
@@ -190,25 +191,25 @@ def test_an_array_is_told_from_the_queue_and_the_accounting(array: Ticket) -> No
     }
 
 
-def test_a_task_that_was_cancelled_before_it_began_has_no_record(array: Ticket) -> None:
+def test_a_task_that_was_cancelled_before_it_began_has_no_record(array: JobRef) -> None:
     """Slurm forgets it at once; the script has five tasks."""
     past = [accounted("COMPLETED", job_id=f"12_{number}") for number in range(4)]
-    status = of_ticket(array, [], past)
+    status = status_of_job(array, [], past)
     assert (status.state, status.tasks["4"]) == (State.CANCELLED, State.CANCELLED)
     assert status.reason == "tasks: 4 COMPLETED, 1 CANCELLED; 4: before it began"
     leave(array.launch_dir, "12_4", started=1.0, ended=2.0)
-    assert of_ticket(array, [], past).state is State.COMPLETED
+    assert status_of_job(array, [], past).state is State.COMPLETED
     # Where Slurm knows nothing of the array, it may wait.
-    assert of_ticket(array, [], []).tasks["0"] is State.UNKNOWN
+    assert status_of_job(array, [], []).tasks["0"] is State.UNKNOWN
 
 
-def test_sacct_takes_128_from_exit_codes(ticket: Ticket) -> None:
+def test_sacct_takes_128_from_exit_codes(ref: JobRef) -> None:
     """Which makes 139 (SIGSEGV) an 11, and 203 a 75, that of a training that has saved."""
     (told,) = parse_sacct(sacct_line("FAILED", "11:0"))
-    assert of_ticket(ticket, [], [told]).exit_code == 11
-    assert of_ticket(ticket, [queued("FAILED", code=139)], [told]).reason == "exit code 139 (SIGSEGV)"
-    mark(ticket, started=100.0, ended=160.0, code=203)
-    status = of_ticket(ticket, [], [*parse_sacct(sacct_line("FAILED", "75:0"))])
+    assert status_of_job(ref, [], [told]).exit_code == 11
+    assert status_of_job(ref, [queued("FAILED", code=139)], [told]).reason == "exit code 139 (SIGSEGV)"
+    mark(ref, started=100.0, ended=160.0, code=203)
+    status = status_of_job(ref, [], [*parse_sacct(sacct_line("FAILED", "75:0"))])
     assert (status.state, status.exit_code) == (State.FAILED, 203)
 
 
@@ -217,7 +218,7 @@ def sacct_line(word: str, code: str) -> str:
     return SEPARATOR.join(fields)
 
 
-def test_marks_of_an_arrays_tasks(array: Ticket) -> None:
+def test_marks_of_an_arrays_tasks(array: JobRef) -> None:
     leave(array.launch_dir, "12_0", started=1.0, ended=2.0)
     leave(array.launch_dir, "12_1", life=0, started=3.0, ended=4.0, code=3)
     leave(array.launch_dir, "12_1", life=1, started=5.0)

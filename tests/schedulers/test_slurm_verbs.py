@@ -17,13 +17,13 @@ from launcher.errors import UserError
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Sandbox
-from launcher.schedulers import slurm_verbs as verbs
-from launcher.schedulers.base import Intent, JobStatus, State, Ticket
-from launcher.schedulers.commands import Answer, Silent
-from launcher.schedulers.patience import Patience
-from launcher.schedulers.records import Record
+from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
+from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
-from launcher.schedulers.states import ANOTHER_JOB
+from launcher.slurm import job_actions as verbs
+from launcher.slurm.commands import Answer, Retry, SchedulerSilent
+from launcher.slurm.records import Record
+from launcher.slurm.states import State
 
 DONE = Answer(0, "", "")
 
@@ -145,7 +145,7 @@ class Real:
 
     def submit(
         self, partition: str = "cloud", header: str = "", tag: str | None = None, seconds: float = 100
-    ) -> Ticket:
+    ) -> JobRef:
         directory = self.directory / f"run {len(self.jobs)}" / "launches" / "1"
         directory.mkdir(parents=True)
         script = directory / "x_submission.sh"
@@ -155,14 +155,14 @@ class Real:
         tag = tag or new_tag()
         job_id = self.scheduler.submit(script, tag)
         self.jobs.append(job_id)
-        return Ticket(job_id, directory, tag, "")
+        return JobRef(job_id, directory, tag, "")
 
-    def status(self, ticket: Ticket) -> JobStatus:
-        return self.scheduler.statuses([ticket])[ticket.tag]
+    def status(self, ref: JobRef) -> JobStatus:
+        return self.scheduler.statuses([ref])[ref.tag]
 
-    def wait(self, ticket: Ticket, *states: State) -> JobStatus:
+    def wait(self, ref: JobRef, *states: State) -> JobStatus:
         deadline = time.monotonic() + 60
-        while (status := self.status(ticket)).state not in states:
+        while (status := self.status(ref)).state not in states:
             assert time.monotonic() < deadline, status
             time.sleep(0.1)
         return status
@@ -184,19 +184,19 @@ def real(plain_sandbox: Sandbox, tmp_path: Path) -> Iterator[Real]:
 
 @pytest.mark.slurm
 def test_a_job_that_waits(real: Real) -> None:
-    scheduler, ticket = real.scheduler, real.submit()
-    job = ticket.job_id
-    assert scheduler.locate(job) == submitted_name(ticket.launch_dir / "x_submission.sh", ticket.tag)
+    scheduler, ref = real.scheduler, real.submit()
+    job = ref.job_id
+    assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
     scheduler.hold(job)
-    assert real.status(ticket).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
+    assert real.status(ref).reason == "JobHeldUser: held, `slipway release RUN` lets it go"
     with pytest.raises(UserError, match="nothing runs that could save"):
         scheduler.save(job)
     scheduler.release(job)
-    assert "Held" not in (real.status(ticket).reason or "")
+    assert "Held" not in (real.status(ref).reason or "")
     with pytest.raises(UserError, match="is not held: it is PENDING"):
         scheduler.release(job)
     scheduler.cancel(job)
-    assert real.wait(ticket, State.CANCELLED).exit_code is None
+    assert real.wait(ref, State.CANCELLED).exit_code is None
     for verb in (scheduler.cancel, scheduler.hold, scheduler.release, scheduler.save):
         with pytest.raises(UserError, match=f"job {job} is over already: CANCELLED"):
             verb(job)
@@ -204,114 +204,110 @@ def test_a_job_that_waits(real: Real) -> None:
     assert scheduler.locate("3") is None
     with pytest.raises(UserError, match="Slurm's queue does not have job 3"):
         scheduler.cancel("3")
-    reused = real.status(Ticket(job, ticket.launch_dir, new_tag(), ""))
+    reused = real.status(JobRef(job, ref.launch_dir, new_tag(), ""))
     assert (reused.state, reused.reason) == (State.UNKNOWN, ANOTHER_JOB)
 
 
 @pytest.mark.slurm
 def test_a_job_that_runs_saves_and_leaves(real: Real) -> None:
-    ticket = real.submit("gpu")
-    real.wait(ticket, State.RUNNING)
-    while not (ticket.launch_dir / "ready").exists():
+    ref = real.submit("gpu")
+    real.wait(ref, State.RUNNING)
+    while not (ref.launch_dir / "ready").exists():
         time.sleep(0.05)
     with pytest.raises(UserError, match="has begun: only a job that waits can be held"):
-        real.scheduler.hold(ticket.job_id)
-    real.run("scontrol", "requeue", ticket.job_id)
-    again = real.wait(ticket, State.PENDING)
+        real.scheduler.hold(ref.job_id)
+    real.run("scontrol", "requeue", ref.job_id)
+    again = real.wait(ref, State.PENDING)
     assert again.restarts == 1
-    (ticket.launch_dir / "ready").unlink()
+    (ref.launch_dir / "ready").unlink()
     time.sleep(1.1)  # slurmd takes no job that begins in the second in which it was killed
     # The end of the first life takes its time.
     for _ in range(100):
-        real.run("scontrol", "update", f"jobid={ticket.job_id}", "StartTime=now", check=False)
-        if real.status(ticket).state is State.RUNNING and (ticket.launch_dir / "ready").exists():
+        real.run("scontrol", "update", f"jobid={ref.job_id}", "StartTime=now", check=False)
+        if real.status(ref).state is State.RUNNING and (ref.launch_dir / "ready").exists():
             break
         time.sleep(0.2)
-    real.scheduler.save(ticket.job_id)
-    ended = real.wait(ticket, State.INTERRUPTED)
+    real.scheduler.save(ref.job_id)
+    ended = real.wait(ref, State.INTERRUPTED)
     assert (ended.exit_code, ended.restarts) == (75, 1)
 
 
 @pytest.mark.slurm
 def test_an_array(real: Real) -> None:
-    ticket = real.submit("gpu", "#SBATCH --array=0-3%1")
-    scheduler, job = real.scheduler, ticket.job_id
-    status = real.wait(ticket, State.RUNNING)
+    ref = real.submit("gpu", "#SBATCH --array=0-3%1")
+    scheduler, job = real.scheduler, ref.job_id
+    status = real.wait(ref, State.RUNNING)
     assert status.reason == "tasks: 1 RUNNING, 3 PENDING"
     scheduler.hold(job)
-    assert "3 PENDING; 1-3: JobHeldUser: held" in (real.status(ticket).reason or "")
+    assert "3 PENDING; 1-3: JobHeldUser: held" in (real.status(ref).reason or "")
     scheduler.release(job)
-    while not (ticket.launch_dir / "ready").exists():
+    while not (ref.launch_dir / "ready").exists():
         time.sleep(0.05)
     scheduler.save(job)
     deadline = time.monotonic() + 30
-    while real.status(ticket).tasks["0"] is not State.INTERRUPTED:
+    while real.status(ref).tasks["0"] is not State.INTERRUPTED:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     scheduler.cancel(job)
-    ended = real.wait(ticket, State.CANCELLED)
+    ended = real.wait(ref, State.CANCELLED)
     assert list(ended.tasks) == ["0", "1", "2", "3"]
-    assert scheduler.locate(job) == submitted_name(ticket.launch_dir / "x_submission.sh", ticket.tag)
+    assert scheduler.locate(job) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
 
 
 @pytest.mark.slurm
 def test_all_jobs_of_a_tag_are_found(real: Real) -> None:
     tag = new_tag()
-    tickets = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
+    refs = [real.submit(tag=tag), real.submit(tag=tag), real.submit(header="#SBATCH --array=0-1%1")]
     now = datetime.now(UTC).isoformat()
     wanted = [
-        Intent(asked, Path("/x_submission.sh"), whose, now)
-        for asked, whose in ((tag, user()), (tickets[2].tag, user()), (new_tag(), "nobody-of-that-name"))
+        PendingSubmission(asked, Path("/x_submission.sh"), whose, now)
+        for asked, whose in ((tag, user()), (refs[2].tag, user()), (new_tag(), "nobody-of-that-name"))
     ]
-    first, second, array = (ticket.job_id for ticket in tickets)
-    assert real.scheduler.find(wanted) == {tag: [first, second], tickets[2].tag: [array]}
+    first, second, array = (ref.job_id for ref in refs)
+    assert real.scheduler.find(wanted) == {tag: [first, second], refs[2].tag: [array]}
 
 
 @pytest.mark.slurm
 def test_a_controller_that_does_not_answer(real: Real) -> None:
     """It is said how often and how long it was asked; the job is there as before."""
-    ticket = real.submit()
+    ref = real.submit()
     conf = Path(real.environment["SLURM_CONF"])
     pid_file = re.search("^SlurmctldPidFile=(.*)$", conf.read_text(), re.MULTILINE)
     assert pid_file
     controller = int(Path(pid_file[1]).read_text())
-    hasty = Patience(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
+    hasty = Retry(first_pause=0.1, last_start=1.0, answer_timeout=0.4)
     asking = SlurmScheduler(str(conf), hasty)
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(
-            Silent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
+            SchedulerSilent, match=r"Slurm does not answer: nothing within 0 s \(squeue, asked \d times"
         ):
-            asking.statuses([ticket])
-        with pytest.raises(Silent, match="Slurm does not answer"):
-            asking.cancel(ticket.job_id)
+            asking.statuses([ref])
+        with pytest.raises(SchedulerSilent, match="Slurm does not answer"):
+            asking.cancel(ref.job_id)
     finally:
         os.kill(controller, signal.SIGCONT)
-    assert real.status(ticket).state is State.PENDING
+    assert real.status(ref).state is State.PENDING
 
 
 @pytest.mark.slurm
 def test_what_only_the_accounting_knows(accounting_sandbox: Sandbox, tmp_path: Path) -> None:
     """The queue has each job once; the accounting has all of its lives, and the way to its script."""
     real = Real(accounting_sandbox, tmp_path)
-    ticket = real.submit("gpu", seconds=0)
-    real.wait(ticket, State.COMPLETED)
+    ref = real.submit("gpu", seconds=0)
+    real.wait(ref, State.COMPLETED)
     questions = real.scheduler._questions
     deadline = time.monotonic() + 60
     while not [
-        life
-        for life in questions.accounting([ticket.job_id])
-        if life.state is State.COMPLETED and life.command
+        life for life in questions.accounting([ref.job_id]) if life.state is State.COMPLETED and life.command
     ]:
         assert time.monotonic() < deadline, "the accounting is late"
         time.sleep(0.3)
     questions.queue = lambda job_ids: []  # type: ignore[method-assign]
     questions.queue_of = lambda users: []  # type: ignore[method-assign]
-    assert real.status(ticket) == JobStatus(
-        State.COMPLETED, None, real.status(ticket).nodes, real.status(ticket).elapsed, 0
+    assert real.status(ref) == JobStatus(
+        State.COMPLETED, None, real.status(ref).nodes, real.status(ref).elapsed, 0
     )
-    assert real.scheduler.locate(ticket.job_id) == submitted_name(
-        ticket.launch_dir / "x_submission.sh", ticket.tag
-    )
-    intent = Intent(ticket.tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat())
-    assert real.scheduler.find([intent]) == {ticket.tag: [ticket.job_id]}
+    assert real.scheduler.locate(ref.job_id) == submitted_name(ref.launch_dir / "x_submission.sh", ref.tag)
+    submission = PendingSubmission(ref.tag, Path("/x_submission.sh"), user(), datetime.now(UTC).isoformat())
+    assert real.scheduler.find([submission]) == {ref.tag: [ref.job_id]}

@@ -12,8 +12,8 @@ from submitit.core.core import PicklingExecutor
 
 from launcher.errors import UserError
 from launcher.schedulers.base import NoAnswer
-from launcher.schedulers.commands import clean_environment
 from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.environment import clean_environment
 
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" >"$RECORD/arguments"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import compose
-from launcher.containers.choice import digest_of
 from launcher.errors import UserError
+from launcher.images.choice import digest_of
 from launcher.plan import Mount, Plan
 from launcher.rendering.render import TEMPLATE_DIR, render, render_template
 from launcher.rendering.supervision import supervisor_settings
@@ -173,7 +173,7 @@ def test_a_pinned_image_of_a_registry_has_its_digest_in_the_name() -> None:
 
 
 def test_a_record_of_another_file_tells_no_digest(tmp_path: Path) -> None:
-    from launcher.containers.store import ImageConfig, Sidecar
+    from launcher.images.store import ImageConfig, Sidecar
 
     image = tmp_path / "x.sqsh"
     image.write_bytes(b"hsqs1")

@@ -11,7 +11,8 @@ from launcher.cli.app import main
 from launcher.monitor.progress import Progress
 from launcher.monitor.run_status import RunStatus
 from launcher.monitor.watching import as_line
-from launcher.schedulers.base import JobStatus, State
+from launcher.schedulers.base import JobStatus
+from launcher.slurm.states import State
 from launcher.sweeps.record import Record, write_record
 from launcher.sweeps.results import Result, Results
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.schedulers.commands import Silent
+from launcher.slurm.commands import SchedulerSilent
 
 
 def launch(run_dir: Path, number: int = 1, **changes: Any) -> Path:
@@ -57,4 +57,4 @@ class Cluster:
     def _asked(self, question: str) -> None:
         self.questions.append(question)
         if self.error:
-            raise Silent(self.error)
+            raise SchedulerSilent(self.error)

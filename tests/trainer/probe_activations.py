@@ -38,7 +38,7 @@ def as_on_a_gpu() -> None:
     its input and a number for each token.
     """
     from trainer.model import build, transformer
-    from trainer.model.activations import activation
+    from trainer.model.transformer import activation
     from trainer.optim import build as optimizer
 
     transformer.activation = lambda shape, device: activation(shape, torch.device("cuda"))  # type: ignore[attr-defined]
@@ -72,12 +72,14 @@ class Held:
 def built(settings: Settings, asked: dict[str, Any]) -> Any:
     from megatron.core import parallel_state
 
-    from trainer.distributed import make_place
+    from trainer.distributed import make_rank_context
     from trainer.model.build import build_model
 
     parallel_state.destroy_model_parallel()
-    place = make_place(World.from_environment({}), make_layout(settings, asked["ranks"]), torch.device("cpu"))
-    return build_model(settings, place, asked["vocabulary"])
+    rank_context = make_rank_context(
+        World.from_environment({}), make_layout(settings, asked["ranks"]), torch.device("cpu")
+    )
+    return build_model(settings, rank_context, asked["vocabulary"])
 
 
 def kept(settings: Settings, asked: dict[str, Any]) -> int:

@@ -26,7 +26,7 @@ from trainer.checkpoint import state, store
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten, load_config
 from trainer.config.settings import read_settings
-from trainer.distributed import from_main, make_place, process_group
+from trainer.distributed import broadcast_from_rank0, make_rank_context, process_group
 from trainer.logs import LOGGER
 from trainer.loop import run
 from trainer.loop.session import Session, _choose, open_session
@@ -65,12 +65,12 @@ def continued(session: Session) -> dict[str, Any]:
     choice = _choose(session)
     assert choice
     session.progress = state.restore(
-        choice, session.model, session.optimizer.inner, session.place, session.settings.seed
+        choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
     )
     start, clock = session.progress.step, StepClock()
     with contextlib.closing(run._feed(session)) as feed:
         losses = [run._step(session, feed, clock) for _ in range(STEPS)]
-    return {"name": choice.found.path.name, "step": start, "losses": [loss.hex() for loss in losses]}
+    return {"name": choice.checkpoint.path.name, "step": start, "losses": [loss.hex() for loss in losses]}
 
 
 def main(arguments: list[str]) -> int:
@@ -85,13 +85,13 @@ def main(arguments: list[str]) -> int:
     yard = Yard(pristine, settings.saving.directory, names)
     told: list[dict[str, Any]] = []
     with process_group(world, "auto") as device:
-        from_main(lambda: yard.restock(names))
-        session = open_session(settings, make_place(world, make_layout(settings, world.size), device))
+        broadcast_from_rank0(lambda: yard.restock(names))
+        session = open_session(settings, make_rank_context(world, make_layout(settings, world.size), device))
         for newest in range(1, len(names) + 1):
-            from_main(lambda newest=newest: yard.restock(names[:newest]))
+            broadcast_from_rank0(lambda newest=newest: yard.restock(names[:newest]))
             told.append(continued(session))
         for _ in range(count):
-            damages = from_main(lambda: yard.damage(chance))
+            damages = broadcast_from_rank0(lambda: yard.damage(chance))
             entry = continued(session)
             aside = sorted(path.name for path in store.damaged(yard.work))
             left = sorted(path.name for path in yard.work.iterdir() if not path.is_symlink())

@@ -21,7 +21,7 @@ from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.parallel import Timeouts
 from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_place, process_group, shorten_timeouts
+from trainer.distributed import make_rank_context, process_group, shorten_timeouts
 from trainer.errors import UserError
 from trainer.world import World
 
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
     cases: list[dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
     result: dict[str, Any] = {"engine": broken_engine(Path(arguments[3]))}
     with process_group(World.from_environment({"MASTER_PORT": arguments[2]}), "auto") as cpu:
-        place = make_place(World.from_environment({}), make_layout(read_settings(base), 1), cpu)
-        on_cuda = replace(place, device=CUDA)
+        rank_context = make_rank_context(World.from_environment({}), make_layout(read_settings(base), 1), cpu)
+        on_cuda = replace(rank_context, device=CUDA)
         result["options"] = [options(read_settings({**base, **changes}), on_cuda) for changes in cases]
-        result["generators"] = generators_that_differ(place)
+        result["generators"] = generators_that_differ(rank_context)
         shorten_timeouts(Timeouts(30, 7))
         backends = [group._get_backend(cpu) for group in dist.distributed_c10d._world.pg_map]
         result["timeouts"] = [backend.options._timeout.total_seconds() for backend in backends]
@@ -55,13 +55,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def options(settings: Settings, place: Any) -> dict[str, Any]:
+def options(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Return what of the TransformerConfig depends on the device, and make the optimizer's configuration."""
     from trainer.model.transformer import transformer_config
     from trainer.optim.build import _config
 
-    assert _config(settings, place.device).clip_grad > 0
-    config = transformer_config(settings, settings.architecture, place)
+    assert _config(settings, rank_context.device).clip_grad > 0
+    config = transformer_config(settings, settings.architecture, rank_context)
     return {name: getattr(config, name) for name in OPTIONS}
 
 
@@ -143,33 +143,33 @@ def broken_engine(directory: Path) -> dict[str, Any]:
     return {"problem": problem, "used": backends.uses_transformer_engine(shape, CUDA)}
 
 
-def generators_that_differ(place: Any) -> dict[str, Any]:
+def generators_that_differ(rank_context: Any) -> dict[str, Any]:
     """Return what is said when this rank drew more than the first, and whether it gets the first's state."""
-    from trainer.checkpoint import generators
+    from trainer.checkpoint import rng_state
     from trainer.logs import LOGGER
 
     said: list[str] = []
     originals, warning, first = (
         (dist.all_gather_object, dist.broadcast_object_list),
         LOGGER.warning,
-        generators._states(),
+        rng_state._states(),
     )
 
     def gather(found: list[str], own: str, group: Any = None) -> None:
         originals[0](found, own, group=group)
-        found.append(generators._digest(first))
+        found.append(rng_state._digest(first))
 
     def broadcast(found: list[Any], src: int, group: Any) -> None:
         found[0] = first
 
     LOGGER.warning = lambda text, *values: said.append(text % values)
-    generators.make_equal(place)
+    rng_state.make_equal(rank_context)
     silent = not said
     torch.rand(1)
     dist.all_gather_object, dist.broadcast_object_list = gather, broadcast
-    generators.make_equal(place)
+    rng_state.make_equal(rank_context)
     (dist.all_gather_object, dist.broadcast_object_list), LOGGER.warning = originals, warning
     kept = torch.equal(first["cpu"], torch.get_rng_state())
     # A GPU's state is a seed and an offset.
-    states = (generators._states(), {"device": torch.zeros(16, dtype=torch.uint8)})
-    return {"silent": silent, "said": said, "kept": kept, "fit": [generators.fits(state) for state in states]}
+    states = (rng_state._states(), {"device": torch.zeros(16, dtype=torch.uint8)})
+    return {"silent": silent, "said": said, "kept": kept, "fit": [rng_state.fits(state) for state in states]}

@@ -25,9 +25,9 @@ from trainer.config.data import Blend, Data  # noqa: E402
 from trainer.config.tokenizer import Tokenizer  # noqa: E402
 from trainer.data.encode import Chunk  # noqa: E402
 from trainer.data.index import build_index  # noqa: E402
-from trainer.data.indexed import IndexedSource  # noqa: E402
 from trainer.data.interleave import Interleaving  # noqa: E402
-from trainer.data.sources import find_indices, open_training  # noqa: E402
+from trainer.data.source import IndexedSource  # noqa: E402
+from trainer.data.training_data import find_indices, open_training  # noqa: E402
 from trainer.data.write import write_indexed  # noqa: E402
 from trainer.errors import UserError  # noqa: E402
 

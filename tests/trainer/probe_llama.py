@@ -14,7 +14,7 @@ import yaml
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_place, process_group
+from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
 END, LENGTH, FIRST = 299, 32, 11
@@ -46,78 +46,81 @@ def main(arguments: list[str]) -> int:
         return read_settings({**base, **{f"model.{key}": value for key, value in changes.items()}})
 
     with process_group(world, "auto") as device:
-        place = make_place(world, make_layout(settings(), 1), device)
+        rank_context = make_rank_context(world, make_layout(settings(), 1), device)
         rope = {key.removeprefix("model."): value for key, value in ROPE.items()}
         scaled = {**rope, "scale_positional_embedding": True}
         result = {
-            "plain": frequencies(settings(**rope), place),
-            "scaled": frequencies(settings(**scaled), place),
-            "by four": frequencies(settings(**scaled, scale_factor=4), place),
-            "halved": half_positions(settings(**rope, seq_len_interpolation_factor=2), place),
-            "interleaved": chunk(settings(**rope, rotary_interleaved=True), place).config.rotary_interleaved,
-            "fused": fused_loss(settings(**rope), settings(**rope, cross_entropy_loss_fusion=True), place),
+            "plain": frequencies(settings(**rope), rank_context),
+            "scaled": frequencies(settings(**scaled), rank_context),
+            "by four": frequencies(settings(**scaled, scale_factor=4), rank_context),
+            "halved": half_positions(settings(**rope, seq_len_interpolation_factor=2), rank_context),
+            "interleaved": chunk(
+                settings(**rope, rotary_interleaved=True), rank_context
+            ).config.rotary_interleaved,
+            "fused": fused_loss(
+                settings(**rope), settings(**rope, cross_entropy_loss_fusion=True), rank_context
+            ),
             "documents": {
-                f"{backend}, {name}": documents(settings(**changes, attention_backend=backend), place)
+                f"{backend}, {name}": documents(settings(**changes, attention_backend=backend), rank_context)
                 for backend in ("local", "sdpa")
                 for name, changes in {"rope": rope, "learned": {}}.items()
             },
-            "always masked": [always_masked(settings(attention_dropout=p), place) for p in (0.0, 0.1)],
+            "always masked": [always_masked(settings(attention_dropout=p), rank_context) for p in (0.0, 0.1)],
         }
     print(json.dumps(result))
     return 0
 
 
-def chunk(settings: Settings, place: Any) -> Any:
+def chunk(settings: Settings, rank_context: Any) -> Any:
     """Return a GPT as megatron-core made it."""
     from trainer.model.build import build_model
 
-    return build_model(settings, place, 304).chunks[0].module
+    return build_model(settings, rank_context, 304).chunks[0].module
 
 
-def frequencies(settings: Settings, place: Any) -> list[float]:
+def frequencies(settings: Settings, rank_context: Any) -> list[float]:
     """Return how fast each pair of channels turns, in radians per token."""
-    return [float(value) for value in chunk(settings, place).rotary_pos_emb.inv_freq]
+    return [float(value) for value in chunk(settings, rank_context).rotary_pos_emb.inv_freq]
 
 
-def half_positions(settings: Settings, place: Any) -> float:
+def half_positions(settings: Settings, rank_context: Any) -> float:
     """Return the first pair's angle at the second position."""
-    return float(chunk(settings, place).rotary_pos_emb.get_freqs_non_repeated(2)[1, 0])
+    return float(chunk(settings, rank_context).rotary_pos_emb.get_freqs_non_repeated(2)[1, 0])
 
 
-def fused_loss(plain: Settings, fused: Settings, place: Any) -> list[float]:
+def fused_loss(plain: Settings, fused: Settings, rank_context: Any) -> list[float]:
     """Return the loss without and with the fused cross entropy."""
-    from trainer.data.batches import BatchMaker
+    from trainer.data.batches import GPTBatchBuilder
 
     found = []
     for settings in (plain, fused):
-        model = chunk(settings, place)
-        batch = next(BatchMaker(304, None, 1, place.device).batches(Written(5), [0]))
+        model = chunk(settings, rank_context)
+        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device).batches(Written(5), [0]))
         # With precision=32 the trainer does not fuse it, for the sake of its gradient.
         model.config.cross_entropy_loss_fusion = settings.architecture.loss_fusion
         found.append(float(model(**batch.arguments()).mean()))
     return found
 
 
-def always_masked(settings: Settings, place: Any) -> bool:
+def always_masked(settings: Settings, rank_context: Any) -> bool:
     """Return whether attention has a mask even where a window is one document."""
     from trainer.data.vocabulary import Vocabulary
-    from trainer.loop.resets import resets_of
+    from trainer.loop.batch_building import document_resets
 
     data = replace(settings.data, reset_attention=True)
-    resets = resets_of(replace(settings, data=data), place, Vocabulary(304, END, "by hand"))
+    resets = document_resets(replace(settings, data=data), rank_context, Vocabulary(304, END, "by hand"))
     assert resets is not None
     return resets.same_kernel
 
 
-def documents(settings: Settings, place: Any) -> dict[str, float]:
+def documents(settings: Settings, rank_context: Any) -> dict[str, float]:
     """Return how far the second document's losses move with the first one's tokens, and from those alone."""
-    from trainer.data.batches import BatchMaker
-    from trainer.data.documents import Resets
+    from trainer.data.batches import GPTBatchBuilder, Resets
 
-    model = chunk(settings, place).eval()
+    model = chunk(settings, rank_context).eval()
 
     def losses(first: int, resets: Resets | None) -> Any:
-        batch = next(BatchMaker(304, None, 1, place.device, resets).batches(Written(first), [0]))
+        batch = next(GPTBatchBuilder(304, None, 1, rank_context.device, resets).batches(Written(first), [0]))
         with torch.no_grad():
             return model(**batch.arguments())[0, FIRST + 1 :]
 

@@ -15,7 +15,7 @@ from trainer import cpu_shim
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_place, process_group
+from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
 
@@ -25,51 +25,51 @@ def main(arguments: list[str]) -> int:
     settings = read_settings(base)
     world = World.from_environment({"MASTER_PORT": arguments[1]})
     with process_group(world, "auto") as device:
-        place = make_place(world, make_layout(settings, 1), device)
+        rank_context = make_rank_context(world, make_layout(settings, 1), device)
         result["variants"] = {
-            name: one_step(read_settings({**base, **changes}), place)
+            name: one_step(read_settings({**base, **changes}), rank_context)
             for name, changes in json.loads(arguments[2]).items()
         }
-        result["decay"] = weight_decay(settings, place)
+        result["decay"] = weight_decay(settings, rank_context)
         result["norm"] = norm_difference()
         result["foreign"] = foreign_token(device)
-        result["overflow"] = overflowing_gradient(settings, place)
+        result["overflow"] = overflowing_gradient(settings, rank_context)
     print(json.dumps(result))
     return 0
 
 
-def one_step(settings: Settings, place: Any) -> dict[str, Any]:
+def one_step(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Build a model, take its loss and gradients on one fixed batch; return numbers that tell it apart."""
-    from trainer.data.batches import BatchMaker
+    from trainer.data.batches import GPTBatchBuilder
     from trainer.data.source import MockSource
     from trainer.loop.step import train_losses
     from trainer.model.build import build_model
-    from trainer.model.counting import parameter_count
+    from trainer.model.model import parameter_count
     from trainer.optim.build import Optimizer
 
-    model = build_model(settings, place, 304)
-    optimizer = Optimizer(settings, model, place.device)
+    model = build_model(settings, rank_context, 304)
+    optimizer = Optimizer(settings, model, rank_context.device)
     source = MockSource(settings.architecture.seq_length, 300, 1, False)
-    maker = BatchMaker(300, None, settings.micro_batch, place.device)
+    batch_builder = GPTBatchBuilder(300, None, settings.micro_batch, rank_context.device)
     windows: list[int | None] = list(range(settings.global_batch))
-    loss = train_losses(settings, model, maker.batches(source, windows), 4)
+    loss = train_losses(settings, model, batch_builder.batches(source, windows), 4)
     return {
         "loss": loss,
         "grad_norm": optimizer.step(1e-3),
         "parameters": parameter_count(model),
         "names": [name for name, _ in model.named_parameters()],
-        "after": train_losses(settings, model, maker.batches(source, windows), 4),
+        "after": train_losses(settings, model, batch_builder.batches(source, windows), 4),
     }
 
 
-def weight_decay(settings: Settings, place: Any) -> dict[str, list[float]]:
+def weight_decay(settings: Settings, rank_context: Any) -> dict[str, list[float]]:
     """Return, for weights and for biases and norms, by how much a step without gradient shrinks them."""
     from trainer.model.build import build_model
     from trainer.optim.build import Optimizer
 
     heavy = replace(settings, optimization=replace(settings.optimization, weight_decay=0.5))
-    model = build_model(heavy, place, 304)
-    optimizer = Optimizer(heavy, model, place.device)
+    model = build_model(heavy, rank_context, 304)
+    optimizer = Optimizer(heavy, model, rank_context.device)
     for parameter in model.parameters():
         parameter.data.fill_(1.0)
     model.zero_grad_buffer()
@@ -82,25 +82,25 @@ def weight_decay(settings: Settings, place: Any) -> dict[str, list[float]]:
 
 def foreign_token(device: Any) -> str:
     """Return what is said of tokens that the vocabulary does not have."""
-    from trainer.data.batches import BatchMaker
+    from trainer.data.batches import GPTBatchBuilder
     from trainer.data.source import MockSource
     from trainer.errors import UserError
 
     try:
-        next(BatchMaker(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))
+        next(GPTBatchBuilder(10, None, 2, device).batches(MockSource(32, 300, 1, False), [0, 1]))
     except UserError as error:
         return str(error)
     return ""
 
 
-def overflowing_gradient(settings: Settings, place: Any) -> str:
+def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     """Return what is said of a step whose loss is finite and whose gradient is not."""
     from trainer.errors import DivergedError
     from trainer.loop.run import _feed, _step
     from trainer.loop.session import open_session
     from trainer.report.progress import StepClock
 
-    session = open_session(settings, place)
+    session = open_session(settings, rank_context)
     weight = session.model.chunks[0].module.decoder.final_layernorm.weight
     weight.register_hook(lambda gradient: gradient * float("inf"))
     try:
@@ -113,7 +113,7 @@ def overflowing_gradient(settings: Settings, place: Any) -> str:
 
 def norm_difference() -> float:
     """Compare a fresh layernorm1p with torch's layer norm."""
-    from trainer.model.norms import ZeroCenteredLayerNorm
+    from trainer.model.layers import ZeroCenteredLayerNorm
 
     x = torch.randn(3, 16)
     difference = ZeroCenteredLayerNorm(None, 16)(x) - torch.nn.functional.layer_norm(x, (16,))

@@ -13,7 +13,7 @@ from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.rampup import Rampup
 from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_place, process_group
+from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
 # Of three steps: the learning rates, and the scale of the gradient, whose norm is about 140 times that.
@@ -25,16 +25,16 @@ def main(arguments: list[str]) -> int:
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     world = World.from_environment({"MASTER_PORT": arguments[1]})
     with process_group(world, "auto") as device:
-        place = make_place(world, make_layout(read_settings(base), 1), device)
+        rank_context = make_rank_context(world, make_layout(read_settings(base), 1), device)
         steps = {
-            name: three_steps(read_settings({**base, **changes}), place)
+            name: three_steps(read_settings({**base, **changes}), rank_context)
             for name, changes in json.loads(arguments[2]).items()
         }
     print(json.dumps({"steps": steps, "ramps": [ramp(*sizes) for sizes in json.loads(arguments[3])]}))
     return 0
 
 
-def three_steps(settings: Settings, place: Any) -> dict[str, Any]:
+def three_steps(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Take three steps with made-up gradients, and the same with torch's AdamW and groups told by name.
 
     Returns
@@ -46,8 +46,8 @@ def three_steps(settings: Settings, place: Any) -> dict[str, Any]:
     from trainer.model.build import build_model
     from trainer.optim.build import Optimizer
 
-    model = build_model(settings, place, 304)
-    optimizer = Optimizer(settings, model, place.device)
+    model = build_model(settings, rank_context, 304)
+    optimizer = Optimizer(settings, model, rank_context.device)
     named = dict(model.named_parameters())
     before = {name: parameter.detach().float().clone() for name, parameter in named.items()}
     masters = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}

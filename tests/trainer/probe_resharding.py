@@ -24,17 +24,17 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from trainer.checkpoint import state, store
+from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.choice import Choice
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.pending import Pending
 from trainer.checkpoint.state import Progress
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.data.batches import BatchMaker
+from trainer.data.batches import GPTBatchBuilder
 from trainer.data.order import rank_share
 from trainer.data.source import MockSource
-from trainer.distributed import Place, make_place, process_group
+from trainer.distributed import RankContext, make_rank_context, process_group
 from trainer.logs import LOGGER
 from trainer.loop.step import train_losses
 from trainer.model.build import build_model
@@ -49,31 +49,33 @@ class Training:
     """A training without a loop around it."""
 
     settings: Settings
-    place: Place
+    rank_context: RankContext
     progress: Progress
 
     def __post_init__(self) -> None:
-        self.model = build_model(self.settings, self.place, VOCABULARY)
-        self.optimizer = Optimizer(self.settings, self.model, self.place.device)
+        self.model = build_model(self.settings, self.rank_context, VOCABULARY)
+        self.optimizer = Optimizer(self.settings, self.model, self.rank_context.device)
 
     def step(self) -> float:
         """Take a step and return its loss."""
-        settings, layout = self.settings, self.place.layout
+        settings, layout = self.settings, self.rank_context.layout
         source = MockSource(settings.architecture.seq_length, VOCABULARY, 1)
-        maker = BatchMaker(VOCABULARY, None, settings.micro_batch, self.place.device)
+        batch_builder = GPTBatchBuilder(VOCABULARY, None, settings.micro_batch, self.rank_context.device)
         samples = rank_share(
-            self.progress.consumed_samples, settings.global_batch, self.place.data_rank, layout.data
+            self.progress.consumed_samples, settings.global_batch, self.rank_context.data_rank, layout.data
         )
-        loss = train_losses(settings, self.model, maker.batches(source, list(samples)), layout.micro_batches)
+        loss = train_losses(
+            settings, self.model, batch_builder.batches(source, list(samples)), layout.micro_batches
+        )
         self.optimizer.step(1e-2)
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.consumed_samples += settings.global_batch
         return loss
 
-    def save(self, directory: Path, name: str, background: bool = False) -> Pending:
+    def save(self, directory: Path, name: str, background: bool = False) -> AsyncSave:
         """Begin to save."""
-        layout = self.place.layout
+        layout = self.rank_context.layout
         marker = Marker(
             step=self.progress.step,
             consumed_samples=self.progress.consumed_samples,
@@ -86,7 +88,7 @@ class Training:
         )
         progress = Progress(self.progress.step, self.progress.consumed_samples)
         inner = self.optimizer.inner
-        return state.save(directory, name, self.model, inner, progress, self.place, marker, background)
+        return state.save(directory, name, self.model, inner, progress, self.rank_context, marker, background)
 
     def restore(self, path: Path) -> None:
         """Load a checkpoint."""
@@ -94,7 +96,7 @@ class Training:
         assert found, wrong
         choice = Choice(found, load_optimizer=True, is_branch=False)
         self.progress = state.restore(
-            choice, self.model, self.optimizer.inner, self.place, self.settings.seed
+            choice, self.model, self.optimizer.inner, self.rank_context, self.settings.seed
         )
 
 
@@ -107,8 +109,8 @@ def main(arguments: list[str]) -> int:
     with process_group(world, "auto") as device:
         for name, changes, source in json.loads(arguments[1]):
             settings = read_settings({**base, **changes})
-            place = make_place(world, make_layout(settings, world.size), device)
-            training = Training(settings, place, Progress())
+            rank_context = make_rank_context(world, make_layout(settings, world.size), device)
+            training = Training(settings, rank_context, Progress())
             if source:
                 training.restore(config.parent / source)
             else:
@@ -127,15 +129,15 @@ def main(arguments: list[str]) -> int:
 
 def _beside(training: Training, directory: Path, name: str) -> dict[str, Any]:
     """Save beside the next step: not a byte is written before the step is done."""
-    gate, write = threading.Event(), Pending._write
+    gate, write = threading.Event(), AsyncSave._write
 
-    def late(pending: Pending) -> None:
+    def late(pending: AsyncSave) -> None:
         gate.wait()
         write(pending)
 
-    Pending._write = late  # type: ignore[method-assign]
+    AsyncSave._write = late  # type: ignore[method-assign]
     pending = training.save(directory, f"{name}-beside", background=True)
-    Pending._write = write  # type: ignore[method-assign]
+    AsyncSave._write = write  # type: ignore[method-assign]
     loss = training.step()
     written_early = pending.is_written()
     gate.set()

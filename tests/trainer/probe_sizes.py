@@ -13,7 +13,7 @@ import torch
 from tests.trainer.probe_gpu import CUDA, options
 from trainer.config.layout import make_layout
 from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_place, process_group
+from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
 
@@ -28,13 +28,15 @@ def main(arguments: list[str]) -> int:
     asked: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
     found, on_gpus = {}, {}
     with process_group(World.from_environment({"MASTER_PORT": arguments[0]}), "auto") as device:
-        place = None
+        rank_context = None
         for size, given in asked.items():
             settings = on_one_rank(read_settings(given["flat"]))
-            place = place or make_place(settings_world(), make_layout(settings, 1), device)
-            on_gpus[size] = options(read_settings(given["flat"]), replace(place, device=CUDA))
+            rank_context = rank_context or make_rank_context(
+                settings_world(), make_layout(settings, 1), device
+            )
+            on_gpus[size] = options(read_settings(given["flat"]), replace(rank_context, device=CUDA))
             found[size] = parameters(
-                settings, replace(place, device=torch.device("meta")), given["vocabulary"]
+                settings, replace(rank_context, device=torch.device("meta")), given["vocabulary"]
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"parameters": found, "megabytes": peak, "on_gpus": on_gpus}))
@@ -51,7 +53,7 @@ def on_one_rank(settings: Settings) -> Settings:
     return replace(settings, parallel=alone, nodes=1, devices=1)
 
 
-def parameters(settings: Settings, place: Any, vocabulary: int) -> int:
+def parameters(settings: Settings, rank_context: Any, vocabulary: int) -> int:
     """Build the model's one chunk without its weights, and count."""
     from trainer.model.gpt import gpt_chunks
     from trainer.model.seeding import seed_weights
@@ -59,11 +61,11 @@ def parameters(settings: Settings, place: Any, vocabulary: int) -> int:
 
     seed_weights(settings.seed)
     # megatron-core makes weights where it computes.
-    before, torch.cuda.current_device = torch.cuda.current_device, lambda: place.device
+    before, torch.cuda.current_device = torch.cuda.current_device, lambda: rank_context.device
     try:
-        with place.device:
+        with rank_context.device:
             build = t5_chunks if settings.encoder else gpt_chunks
-            _, (model,) = build(settings, place, vocabulary)
+            _, (model,) = build(settings, rank_context, vocabulary)
     finally:
         torch.cuda.current_device = before
     assert all(parameter.is_meta for parameter in model.parameters())

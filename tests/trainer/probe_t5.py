@@ -13,7 +13,7 @@ import yaml
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
-from trainer.distributed import make_place, process_group
+from trainer.distributed import make_rank_context, process_group
 from trainer.world import World
 
 # What the tokenizer has, its sentinels, and both padded to a multiple of 8.
@@ -26,22 +26,22 @@ def main(arguments: list[str]) -> int:
     world = World.from_environment({"MASTER_PORT": arguments[1]})
     result: dict[str, Any] = {}
     with process_group(world, "auto") as device:
-        place = make_place(world, make_layout(settings, 1), device)
+        rank_context = make_rank_context(world, make_layout(settings, 1), device)
         for name, changes in json.loads(arguments[2]).items():
-            result[name] = one_variant(read_settings({**base, **changes}), place)
+            result[name] = one_variant(read_settings({**base, **changes}), rank_context)
     print(json.dumps(result))
     return 0
 
 
-def one_variant(settings: Settings, place: Any) -> dict[str, Any]:
+def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Build a model, look at what it sees, and take one step; return numbers that tell it apart."""
     from trainer.loop.step import train_losses
     from trainer.model.build import build_model
-    from trainer.model.counting import parameter_count
+    from trainer.model.model import parameter_count
     from trainer.optim.build import Optimizer
 
-    model = build_model(settings, place, PADDED)
-    optimizer = Optimizer(settings, model, place.device)
+    model = build_model(settings, rank_context, PADDED)
+    optimizer = Optimizer(settings, model, rank_context.device)
     weights = dict(model.named_parameters())
     found = {
         "parameters": parameter_count(model),
@@ -58,7 +58,7 @@ def one_variant(settings: Settings, place: Any) -> dict[str, Any]:
 
 def batches(settings: Settings) -> list[Any]:
     """Return the four micro batches of the first eight samples."""
-    from trainer.data.denoising import DenoisingMaker, sample_lengths
+    from trainer.data.denoising import T5BatchBuilder, sample_lengths
     from trainer.data.source import MockSource
     from trainer.data.vocabulary import Vocabulary
 
@@ -66,8 +66,8 @@ def batches(settings: Settings) -> list[Any]:
     width = settings.architecture.seq_length
     lengths = sample_lengths(settings.denoising, settings.seq_length, width)
     vocabulary = Vocabulary(TEXT, 0, "made up").with_sentinels(SENTINELS)
-    maker = DenoisingMaker(lengths, vocabulary, width, (1, 0), 2, torch.device("cpu"))
-    return list(maker.batches(MockSource(lengths.raw, TEXT, 1), list(range(8)), range(8)))
+    batch_builder = T5BatchBuilder(lengths, vocabulary, width, (1, 0), 2, torch.device("cpu"))
+    return list(batch_builder.batches(MockSource(lengths.raw, TEXT, 1), list(range(8)), range(8)))
 
 
 def alike(weights: dict[str, Any]) -> list[str]:
@@ -93,11 +93,14 @@ def what_changes(model: Any, batch: Any) -> dict[str, list[int]]:
     return {"encoder": places(plain, read), "decoder": places(plain, written)}
 
 
-def other(tokens: Any, place: int) -> Any:
+def other(tokens: Any, rank_context: int) -> Any:
     changed = tokens.clone()
-    changed[:, place] = (changed[:, place] + 1) % TEXT
+    changed[:, rank_context] = (changed[:, rank_context] + 1) % TEXT
     return changed
 
 
 def places(first: Any, second: Any) -> list[int]:
-    return [int(place) for place in ((first - second).abs().max(0).values > 1e-7).nonzero().flatten()]
+    return [
+        int(rank_context)
+        for rank_context in ((first - second).abs().max(0).values > 1e-7).nonzero().flatten()
+    ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from trainer.data.index import build_index, split_documents
-from trainer.data.indexed import IndexedSource
+from trainer.data.source import IndexedSource
 from trainer.errors import UserError
 
 

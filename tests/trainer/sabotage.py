@@ -88,8 +88,8 @@ def sabotage() -> None:
         from trainer.model import transformer
 
         options = transformer._parallel_options
-        transformer._parallel_options = lambda settings, place: options(
-            settings, replace(place, device=torch.device("cuda"))
+        transformer._parallel_options = lambda settings, rank_context: options(
+            settings, replace(rank_context, device=torch.device("cuda"))
         )
         return
     if kind == "draw":

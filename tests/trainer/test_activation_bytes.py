@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.preflight.estimates.activations import kept_by_embedding, kept_by_output, layer_of
-from launcher.preflight.estimates.memory import StageMemory, estimate_memory
-from launcher.preflight.estimates.reading import training_of
+from launcher.estimates.activations import kept_by_embedding, kept_by_output, layer_of
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.training import training_of
 from tests.trainer.conftest import edited
 from tests.trainer.t5 import T5, both
 from tests.trainer.warm import WarmPool

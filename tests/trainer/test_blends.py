@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from tests.trainer import indexed_files
 from trainer.config.data import Blend, read_data
 from trainer.config.values import Values
-from trainer.data.batches import Batch, BatchMaker
-from trainer.data.blended import BlendedSource
-from trainer.data.documents import Resets
+from trainer.data.batches import Batch, GPTBatchBuilder, Resets
 from trainer.data.heldout import heldout_windows
 from trainer.data.index import SampleIndex, Split
-from trainer.data.indexed import IndexedSource
 from trainer.data.interleave import Interleaving
 from trainer.data.order import BlendedOrder, Order, rank_share
-from trainer.data.sources import make_order, open_heldout
+from trainer.data.source import BlendedSource, IndexedSource
+from trainer.data.training_data import make_order, open_heldout
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
@@ -205,7 +203,7 @@ def _steps(source: Any, batches: list[int], ranks: int, micro: int, consumed: in
         for rank in range(ranks):
             # As a rank would: everything made anew from the seed and the number of consumed samples.
             order = make_order(source, 1234, 1)
-            maker = BatchMaker(5000, 0, micro, torch.device("cpu"), resets)
+            maker = GPTBatchBuilder(5000, 0, micro, torch.device("cpu"), resets)
             share = rank_share(consumed, batch, rank, ranks)
             windows: list[int | None] = [order.window(sample) for sample in share]
             parts += [_tensors(made) for made in maker.batches(source, windows)]

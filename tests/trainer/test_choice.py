@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.test_retention import MARKED
 from trainer.checkpoint.choice import Choice, Chooser
-from trainer.checkpoint.store import Found, begin, finish, sync_part
+from trainer.checkpoint.store import Checkpoint, begin, finish, sync_part
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving
 from trainer.config.values import Values
@@ -30,7 +30,7 @@ def choose(saving: Saving, resume: Resume) -> Choice | None:
     return Chooser(saving, resume).choose()
 
 
-def save(saving: Saving, step: int, resume: Resume | None = None) -> Found:
+def save(saving: Saving, step: int, resume: Resume | None = None) -> Checkpoint:
     unfinished = begin(saving.directory, f"m-step={step}")
     (unfinished / "__0_0.distcp").write_text("weights")
     recorded = {} if resume is None else resume.record()
@@ -68,7 +68,7 @@ def test_another_intervention_starts_from_what_the_one_before_came_to(saving: Sa
     once_more = replace(AGAIN, data_generation=2)
     choice = choose(saving, once_more)
     assert choice is not None
-    assert choice.found.marker.step == 1
+    assert choice.checkpoint.marker.step == 1
     assert choice.is_branch
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.trainer.conftest import REPOSITORY
 from tests.trainer.ranks import Run
 from trainer.data import identity
-from trainer.data.identity import DATA, TOKENIZER, Wanted, accepts, differences, digest, identify
+from trainer.data.identity import DATA, TOKENIZER, InputFile, accepts, differences, digest, identify
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
@@ -25,8 +25,8 @@ KEYS = {name: f"model.tokenizer.{name}_file" for name in ("vocab", "merge")}
 # --- the identity by itself
 
 
-def wanted(path: Path, kind: str = DATA) -> Wanted:
-    return Wanted(kind, "key", str(path), str(path))
+def wanted(path: Path, kind: str = DATA) -> InputFile:
+    return InputFile(kind, "key", str(path), str(path))
 
 
 def test_a_touched_or_copied_file_is_the_same(tmp_path: Path) -> None:
@@ -40,13 +40,13 @@ def test_a_touched_or_copied_file_is_the_same(tmp_path: Path) -> None:
     assert identity.from_json(json.loads(json.dumps(identity.to_json(new)))) == new
 
 
-@pytest.mark.parametrize("place", [0, 511, 100_000, -1])
-def test_a_changed_byte_of_a_file_that_is_hashed_whole_is_found(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 511, 100_000, -1])
+def test_a_changed_byte_of_a_file_that_is_hashed_whole_is_found(tmp_path: Path, position: int) -> None:
     path = tmp_path / "x.bin"
     content = bytearray(os.urandom(200_000))
     path.write_bytes(content)
     old = identify([wanted(path)])
-    content[place] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
     found = differences(old, identify([wanted(path)]))
     assert [one.new.name for one in found] == [str(path)]
@@ -60,11 +60,11 @@ def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_pat
         file.truncate(size)
     old = identify([wanted(path)])
     assert old[0].checksum.startswith("sha256-256x65536:")
-    for place in (0, size // 255, size - 1):
+    for position in (0, size // 255, size - 1):
         with path.open("r+b") as file:
-            os.pwrite(file.fileno(), b"\1", place)
+            os.pwrite(file.fileno(), b"\1", position)
         new = identify([wanted(path)])
-        assert differences(old, new), place
+        assert differences(old, new), position
         old = new
 
 
@@ -231,7 +231,7 @@ def test_other_names_are_told_and_moved_data_are_the_same(trainings: Any, pool: 
     data.exchange_tokens()
     third = Run(trainings, pool, "names_other", data.config(4), 1)
     assert third.end() == [0], third.said()
-    assert f"other data: {moved}.bin → {data.prefix}.bin" in third.said()
+    assert f"the data changed: {moved}.bin → {data.prefix}.bin" in third.said()
 
 
 @pytest.mark.trainer

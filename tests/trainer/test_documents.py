@@ -26,11 +26,12 @@ class Written:
 def batch_of(
     *rows: list[int], positions: bool = True, attention: bool = True, same_kernel: bool = False
 ) -> Any:
-    from trainer.data.batches import BatchMaker
-    from trainer.data.documents import Resets
+    from trainer.data.batches import GPTBatchBuilder, Resets
 
-    maker = BatchMaker(10, None, len(rows), "cpu", Resets(END, positions, attention, same_kernel))
-    return next(maker.batches(Written(*rows), list(range(len(rows)))))
+    batch_builder = GPTBatchBuilder(
+        10, None, len(rows), "cpu", Resets(END, positions, attention, same_kernel)
+    )
+    return next(batch_builder.batches(Written(*rows), list(range(len(rows)))))
 
 
 def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
@@ -40,11 +41,11 @@ def by_hand(tokens: list[int]) -> tuple[list[int], list[list[bool]]]:
         list(range(count)),
         [[key > query for key in range(count)] for query in range(count)],
     )
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token == END:
-            for later in range(place + 1, count):
-                positions[later] = later - (place + 1)
-                for before in range(place + 1):
+            for later in range(position + 1, count):
+                positions[later] = later - (position + 1)
+                for before in range(position + 1):
                     forbidden[later][before] = True
     return positions, forbidden
 
@@ -84,7 +85,7 @@ def test_where_dropout_draws_there_is_always_a_mask() -> None:
 
 def test_no_two_elements_share_memory() -> None:
     # Memory is pinned as it lies, and a copy into what is expanded is an error.
-    from trainer.data.batches import BatchMaker
+    from trainer.data.batches import GPTBatchBuilder
 
-    batch = next(BatchMaker(10, None, 2, "cpu").batches(Written([1, 2, 3], [4, 5, 6]), [0, 1]))
+    batch = next(GPTBatchBuilder(10, None, 2, "cpu").batches(Written([1, 2, 3], [4, 5, 6]), [0, 1]))
     assert all(tensor.is_contiguous() for tensor in (batch.tokens, batch.labels, batch.mask, batch.positions))

@@ -64,7 +64,9 @@ def test_numbers_that_differ_fail_with_what_to_mend() -> None:
     nan = compared("x", "a from b", trained(5.0, float("nan")), trained(5.0, 4.0), limits, "mend it")
     assert [row.state for row in (late, first, nan)] == ["failed"] * 3
     assert late.fix == "mend it"
-    broken = compared("x", "a", trained(codes=[0, 1], said="a\nCUDA error"), trained(5.0), limits, "mend it")
+    broken = compared(
+        "x", "a", trained(codes=[0, 1], output="a\nCUDA error"), trained(5.0), limits, "mend it"
+    )
     assert (broken.state, broken.detail) == ("failed", "exit codes [0, 1]: a | CUDA error")
 
 

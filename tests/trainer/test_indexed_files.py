@@ -13,7 +13,7 @@ from tests.trainer.indexed_files import Document
 from tests.trainer.probing import probed
 from tests.trainer.warm import WarmPool
 from trainer.data.index import SampleIndex, Split, check_files
-from trainer.data.indexed import IndexedSource
+from trainer.data.source import IndexedSource
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer

@@ -21,7 +21,7 @@ KILLED = 9
 CHANGES = ("os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "os.truncate")
 
 
-def save(directory: Path, step: int) -> store.Found:
+def save(directory: Path, step: int) -> store.Checkpoint:
     """Save as a training of two ranks does, that keeps two checkpoints and finds what an earlier one left."""
     saving = Saving(True, directory, "{step}", every=1, background=False, keep=1, monitor="step", mode="max")
     leftovers = store.leftovers(directory)

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.config.check import check_keys, unused
 from trainer.config.keys import KEYS, Implemented, status_of
-from trainer.config.layout import make_layout, padded_vocabulary
+from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.errors import UserError
@@ -207,12 +207,9 @@ def test_sizes_that_do_not_fit_each_other(
         make_layout(read_settings({**flat, **changes}), world)
 
 
-def test_micro_batches_and_vocabulary_padding(flat: dict[str, Any]) -> None:
+def test_micro_batches_are_shared_among_copies(flat: dict[str, Any]) -> None:
     layout = make_layout(read_settings({**flat, "trainer.devices": 2}), 2)
     assert (layout.tensor, layout.data, layout.micro_batches) == (1, 2, 2)
-    # GPT-2's vocabulary with NeMo's default divisor: 50,304, and 51,200 with tensor parallel 8.
-    assert padded_vocabulary(50257, 128, 1) == 50304
-    assert padded_vocabulary(50257, 128, 8) == 51200
 
 
 class Watched(dict[str, Any]):

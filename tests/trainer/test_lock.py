@@ -80,7 +80,7 @@ def test_a_released_lock_is_free(tmp_path: Path) -> None:
 
 def test_a_holder_that_has_not_said_who_it_is(tmp_path: Path, holder: Any) -> None:
     (tmp_path / ".lock").write_text("")
-    with pytest.raises(UserError, match="a process that has not said which"):
+    with pytest.raises(UserError, match="an unknown process"):
         Lock(tmp_path)
 
 

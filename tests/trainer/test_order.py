@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.heldout import entropy, heldout_windows, unigram_entropy
-from trainer.data.order import Order, rank_share
-from trainer.data.permutation import Permutation
+from trainer.data.order import Order, Permutation, rank_share
 from trainer.data.seeds import HELDOUT, sample_seed
 from trainer.data.source import MockSource, Tokens, counted_targets, loss_mask
 

@@ -15,9 +15,8 @@ import torch
 from trainer.config.architecture import Architecture
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
-from trainer.report import flops
-from trainer.report.flops import layer_flops, model_flops, peak_flops, unknown_peak
-from trainer.report.memory import used_bytes
+from trainer.device import used_bytes
+from trainer.report.flops import device_peak, model_flops, unknown_peak
 from trainer.report.progress import Pace, step_line
 from trainer.report.provenance import write_git_info, write_packages
 
@@ -25,85 +24,26 @@ pytestmark = pytest.mark.trainer
 
 
 @pytest.fixture
-def shape(configuration: Callable[[dict[str, Any]], dict[str, Any]]) -> Architecture:
+def gpt(configuration: Callable[[dict[str, Any]], dict[str, Any]]) -> Architecture:
     config = configuration({"exp_manager.explicit_log_dir": "/absent", "model.data.data_impl": "mock"})
     return read_settings(flatten(config)).architecture
 
 
-def gpt(shape: Architecture, layers: int, hidden: int, heads: int, length: int) -> Architecture:
-    return replace(
-        shape,
-        num_layers=layers,
-        hidden_size=hidden,
-        ffn_hidden_size=4 * hidden,
-        num_attention_heads=heads,
-        num_query_groups=heads,
-        kv_channels=hidden // heads,
-        seq_length=length,
-        activation="gelu",
-    )
+def test_flops_are_those_of_the_configuration(gpt: Architecture) -> None:
+    """Narayanan et al. 2021: 72 B s l h² (1 + s/6h + V/12lh), where the MLP is of four times the width."""
+    layers, hidden, length = gpt.num_layers, gpt.hidden_size, gpt.seq_length
+    gpt = replace(gpt, ffn_hidden_size=4 * hidden, activation="gelu")
+    formula = 72 * length * layers * hidden**2 * (1 + length / (6 * hidden) + 304 / (12 * layers * hidden))
+    assert model_flops(gpt, 304) == pytest.approx(formula, rel=1e-12)
+    scores = 4 * length**2 * gpt.num_attention_heads * gpt.kv_channels
+    assert model_flops(gpt, 304) - model_flops(gpt, 304, causal=True) == 3 * layers * scores // 2
 
 
-def test_a_gpt_with_grouped_queries_and_a_gated_mlp(shape: Architecture) -> None:
-    small = replace(
-        gpt(shape, 2, 8, 2, 4), num_query_groups=1, kv_channels=4, ffn_hidden_size=16, activation="swiglu"
-    )
-    queries_and_output, keys_and_values, scores_and_values, mlp = 1024, 512, 512, 3072
-    assert layer_flops(small, 4) == queries_and_output + keys_and_values + scores_and_values + mlp
-    logits = 2048
-    assert model_flops(small, vocabulary=32) == 3 * (2 * 5120 + logits) == 36864
-
-
-def test_a_t5_with_cross_attention(shape: Architecture) -> None:
-    decoder = replace(gpt(shape, 1, 8, 2, 3), ffn_hidden_size=16)
-    encoder = replace(gpt(shape, 1, 8, 2, 6), ffn_hidden_size=16)
-    assert layer_flops(encoder, 6) == 1536 + 1536 + 1152 + 3072
-    own, cross, mlp = 768 + 768 + 288, 768 + 1536 + 576, 1536
-    assert layer_flops(decoder, 3, context=6) == own + cross + mlp
+def test_flops_of_a_t5_count_both_stacks(gpt: Architecture) -> None:
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_query_groups": 2}
+    decoder = replace(gpt, **sizes, kv_channels=4, ffn_hidden_size=16, activation="gelu", seq_length=3)
+    encoder = replace(decoder, seq_length=6)
     assert model_flops(decoder, vocabulary=16, encoder=encoder) == 3 * (7296 + 6240 + 768)
-
-
-@pytest.mark.parametrize(
-    ("layers", "hidden", "heads", "batch", "gpus", "seconds", "mfu"),
-    [
-        (48, 6144, 64, 4, 8, 1.10, 41.5),
-        (96, 12288, 96, 64, 64, 13.75, 51.4),
-        (105, 20480, 128, 280, 280, 37.83, 56.0),
-        (128, 25600, 160, 512, 512, 71.49, 56.3),
-    ],
-)
-def test_the_published_mfu(
-    shape: Architecture,
-    layers: int,
-    hidden: int,
-    heads: int,
-    batch: int,
-    gpus: int,
-    seconds: float,
-    mfu: float,
-) -> None:
-    """Korthikanti et al. 2022, table 5: 22B to 1T on A100s; the seconds have three digits."""
-    peak = peak_flops("NVIDIA A100-SXM4-80GB", "bf16")
-    assert peak == 312e12
-    flops = model_flops(gpt(shape, layers, hidden, heads, 2048), vocabulary=51200)
-    assert 100 * flops * batch / seconds / gpus / peak == pytest.approx(mfu, rel=5e-3)
-
-
-def test_formula_3_of_narayanan(shape: Architecture) -> None:
-    """For 175B: 96 B s l h² (1 + s/6h + V/16lh), which also counts that all layers are recomputed."""
-    large = gpt(shape, 96, 12288, 96, 2048)
-    recomputed = model_flops(large, 51200) + 96 * layer_flops(large, 2048)
-    told = 96 * 2048 * 96 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (16 * 96 * 12288))
-    assert recomputed == pytest.approx(told, rel=1e-12)
-    # Section 5.1: at 140 TFLOP/s on each of 1,024 GPUs, 300 billion tokens take 34 days.
-    assert recomputed / 2048 * 300e9 / (1024 * 140e12) / 86400 == pytest.approx(34, abs=1)
-
-
-def test_nemos_formula_for_llama(shape: Architecture) -> None:
-    """NeMo 2.4, flops_formulas.llama2, for the 7b."""
-    llama = replace(gpt(shape, 32, 4096, 32, 4096), ffn_hidden_size=11008, activation="swiglu")
-    told = 4096 * 32 * 4096**2 * (12 + 12 + 18 * 11008 / 4096 + 12 + 6 * 32000 / (32 * 4096))
-    assert model_flops(llama, 32000) == pytest.approx(told, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +81,7 @@ def test_nemos_formula_for_llama(shape: Architecture) -> None:
     ],
 )
 def test_the_peak_of_a_gpu_by_the_name_that_torch_tells(device: str, teraflops: float | None) -> None:
-    peak = peak_flops(device, "bf16")
+    peak = device_peak(device, "bf16")
     assert peak == (teraflops * 1e12 if teraflops is not None else None)
     told = unknown_peak(device, "bf16")
     assert told is None if peak is not None else told is not None and device in told and "no MFU" in told
@@ -151,18 +91,14 @@ def test_the_peaks_of_a_sites_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"name": "mi300x", "names": "(amd instinct )?mi300x", "peak_tflops": {"bf16": 1307}}
     changed = {"name": "h100-80gb", "names": "h100 80gb hbm3", "peak_tflops": {"bf16": 900}}
     monkeypatch.setenv("SLIPWAY_GPUS", json.dumps([own, changed]))
-    flops._gpus.cache_clear()
-    try:
-        peaks = [peak_flops(name, "bf16") for name in ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")]
-        assert peaks == [1307e12, 900e12]
-        assert peak_flops("NVIDIA H200", "bf16") == 989.4e12
-    finally:
-        flops._gpus.cache_clear()
+    peaks = [device_peak(name, "bf16") for name in ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")]
+    assert peaks == [1307e12, 900e12]
+    assert device_peak("NVIDIA H200", "bf16") == 989.4e12
 
 
 def test_a_peak_without_tensor_cores() -> None:
-    assert peak_flops("NVIDIA A100-SXM4-40GB", "fp32") == 19.5e12
-    assert peak_flops("Tesla V100-SXM2-32GB", "fp32") == 15.7e12
+    assert device_peak("NVIDIA A100-SXM4-40GB", "fp32") == 19.5e12
+    assert device_peak("Tesla V100-SXM2-32GB", "fp32") == 15.7e12
 
 
 def test_the_time_to_the_end_after_a_resume_counts_the_steps_that_remain() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.checkpoint.marker import Marker
 from trainer.checkpoint.retention import keep_best
-from trainer.checkpoint.store import REMOVING, Found, begin, complete, finish, sync_part
+from trainer.checkpoint.store import REMOVING, Checkpoint, begin, complete, finish, sync_part
 from trainer.config.saving import Saving
 
 pytestmark = pytest.mark.trainer
@@ -31,7 +31,7 @@ def saving(tmp_path: Path) -> Saving:
     return Saving(True, tmp_path, "{step}", every=1, background=False, keep=2, monitor="val_loss", mode="min")
 
 
-def save(saving: Saving, step: int, loss: float | None = None, **more: Any) -> Found:
+def save(saving: Saving, step: int, loss: float | None = None, **more: Any) -> Checkpoint:
     """Write a checkpoint as a training of one rank does, and remove what is surplus."""
     unfinished = begin(saving.directory, f"step={step}")
     (unfinished / "__0_0.distcp").write_text("weights")

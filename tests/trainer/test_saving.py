@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.preflight.estimates import checkpoints
-from launcher.preflight.estimates.sizes import sized
-from launcher.preflight.values import Values
+from launcher.estimates import checkpoints
+from launcher.estimates.model import sized
+from launcher.estimates.values import Values
 from tests.trainer.conftest import edited
 from tests.trainer.ranks import Run
 from tests.trainer.warm import WarmPool
@@ -63,7 +63,7 @@ def test_the_time_of_a_step_has_no_save_in_it(trainings: Any) -> None:
 
 @pytest.mark.parametrize(("precision", "each"), [("bf16", 14), (32, 12)])
 def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precision: Any, each: int) -> None:
-    """Weights, master weights if these are in 16 bits, and two moments: launcher/preflight/estimates."""
+    """Weights, master weights if these are in 16 bits, and two moments: launcher/estimates."""
     params = "exp_manager.checkpoint_callback_params"
     changes = {
         "trainer.precision": precision,
@@ -117,8 +117,8 @@ def test_a_second_training_does_not_write_into_the_directory_of_another(
     first = Run(trainings, pool, "first", changes, 2, sabotage="slow:all:100")
     first.wait_for_step(1)
     log_dir = first.log_dir
-    place = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
-    second = trainings("second", place)
+    own_directory = {"exp_manager.checkpoint_callback_params.dirpath": str(log_dir / "checkpoints")}
+    second = trainings("second", own_directory)
     first.send(signal.SIGKILL)
     # It was at work until then.
     assert -signal.SIGKILL in first.end()

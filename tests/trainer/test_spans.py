@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainer.config.t5 import Denoising
 from trainer.config.tokenizer import Tokenizer
-from trainer.data.denoising import DenoisingMaker, T5Batch, sample_lengths
+from trainer.data.denoising import T5Batch, T5BatchBuilder, sample_lengths
 from trainer.data.source import MockSource, Tokens, check_tokens
 from trainer.data.spans import Lengths, SpecialTokens, corrupt, fit, lengths_of
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
@@ -129,13 +129,13 @@ class Text:
         return np.random.default_rng(index).integers(3, self._highest + 1, 72)
 
 
-def maker(generation: int = 0, micro_batch: int = 2) -> DenoisingMaker:
+def maker(generation: int = 0, micro_batch: int = 2) -> T5BatchBuilder:
     vocabulary = Vocabulary(200, 1, "a test", start=2, padding=0).with_sentinels(100)
     lengths = sample_lengths(DENOISING, 64, 20)
-    return DenoisingMaker(lengths, vocabulary, 20, (7, generation), micro_batch, torch.device("cpu"))
+    return T5BatchBuilder(lengths, vocabulary, 20, (7, generation), micro_batch, torch.device("cpu"))
 
 
-def rows(made: DenoisingMaker, windows: list[int | None], samples: list[int] | None) -> list[list[int]]:
+def rows(made: T5BatchBuilder, windows: list[int | None], samples: list[int] | None) -> list[list[int]]:
     return [row for batch in made.batches(Text(), windows, samples) for row in batch.inputs.tolist()]
 
 

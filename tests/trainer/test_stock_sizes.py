@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
 from launcher.config.compose import list_options
 from launcher.config.many import Sweep
-from launcher.parameters import count_parameters, vocabulary_size
 from launcher.stages.planning import plan_launch
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed
 from tests.trainer.warm import WarmPool
 from trainer.config.check import check_keys
-from trainer.config.layout import make_layout, padded_vocabulary
+from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.data.vocabulary import read_vocabulary

@@ -182,14 +182,14 @@ if stage == "forked":
         time.sleep(1)
         os._exit(7)
     taken = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os._exit(taken if signals.asked() is None else 1)
+    os._exit(taken if signals.requested() is None else 1)
 print(flush=True)
 deadline = time.monotonic() + 30
-while signals.asked() is None and time.monotonic() < deadline:
+while signals.requested() is None and time.monotonic() < deadline:
     # In C: what waits in here sees no handler of Python's.
     ctypes.CDLL(None).usleep(10000)
 time.sleep(float(sys.argv[3]))
-sys.exit(f"asked by {signals.asked().name}")
+sys.exit(f"asked by {signals.requested().name}")
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from trainer.checkpoint.marker import MARKER, Marker, read_marker
 from trainer.checkpoint.naming import check_template, render
-from trainer.checkpoint.store import Found, begin, finish, leftovers, newest, sync_part
+from trainer.checkpoint.store import Checkpoint, begin, finish, leftovers, newest, sync_part
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer
@@ -28,7 +28,7 @@ MARKED = Marker(
 )
 
 
-def save(directory: Path, name: str, step: int = 200) -> Found:
+def save(directory: Path, name: str, step: int = 200) -> Checkpoint:
     unfinished = begin(directory, name)
     (unfinished / "__0_0.distcp").write_text("weights")
     return finish(unfinished, name, replace(MARKED, step=step, files=sync_part(unfinished, 0)))

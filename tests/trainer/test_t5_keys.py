@@ -11,8 +11,7 @@ from tests.trainer.conftest import REMOVED
 from tests.trainer.t5 import T5, both
 from tests.trainer.test_keys import Watched
 from trainer.config.check import check_keys, table_for
-from trainer.config.keys import KEYS, Implemented, Refused, status_of
-from trainer.config.keys_t5 import T5_KEYS
+from trainer.config.keys import KEYS, T5_KEYS, Implemented, Refused, status_of
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.errors import UserError

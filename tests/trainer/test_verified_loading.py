@@ -18,8 +18,8 @@ from tests.trainer.test_choice import choose
 from tests.trainer.test_damages import TRAINING
 from tests.trainer.test_retention import MARKED
 from trainer.checkpoint import store
-from trainer.checkpoint.checksums import share
 from trainer.checkpoint.choice import Choice, Chooser, Damaged
+from trainer.checkpoint.files import share
 from trainer.checkpoint.marker import MARKER, examine_marker, parse_marker, read_marker
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving
@@ -37,7 +37,7 @@ def saving(tmp_path: Path) -> Saving:
     return Saving(True, directory, "m-{step}", every=1, background=True, keep=-1, monitor="step", mode="max")
 
 
-def save(saving: Saving, step: int) -> store.Found:
+def save(saving: Saving, step: int) -> store.Checkpoint:
     unfinished = store.begin(saving.directory, f"m-step={step}")
     (unfinished / "__0_0.distcp").write_text(f"weights {step}")
     checksums = store.checksum_part(unfinished, 0)
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_nothing_is_overwritten(saving: Sa
         told: list[Damaged] = []
         choice = Chooser(saving, Resume(), told.append).choose()
         assert choice
-        assert choice.found == first
+        assert choice.checkpoint == first
         (one,) = told
         assert one.path == damaged.path
         assert one.moved_to == saving.directory / "damaged" / ("m-step=2" if number == 0 else "m-step=2-v1")
@@ -137,7 +137,7 @@ def test_what_cannot_be_moved_is_passed_over(
     chooser.reject(Choice(second, load_optimizer=True, is_branch=False), "it is torn")
     choice = chooser.choose()
     assert choice
-    assert choice.found == first
+    assert choice.checkpoint == first
     assert second.path.is_dir()
     assert "is damaged (it is torn), and cannot be moved: Read-only file system" in caplog.text
 
@@ -147,7 +147,7 @@ def test_a_training_that_writes_no_checkpoints_moves_none(saving: Saving) -> Non
     (second.path / "__0_0.distcp").write_text("torn")
     choice = choose(replace(saving, enabled=False), Resume())
     assert choice
-    assert choice.found == first
+    assert choice.checkpoint == first
     assert second.path.is_dir()
 
 
@@ -156,7 +156,7 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(saving: Saving)
     chooser = Chooser(saving, Resume(checkpoint="m-step=1", data_generation=1))
     choice = chooser.choose()
     assert choice
-    assert choice.found == first
+    assert choice.checkpoint == first
     with pytest.raises(UserError, match=r"m-step=1 is damaged.*complete ones in .* are m-step=2"):
         chooser.reject(choice, "common.pt is missing")
     assert first.path.is_dir()
@@ -325,18 +325,20 @@ def test_a_node_that_reads_something_else_condemns_no_checkpoint(
     from trainer.checkpoint import reader
 
     found = save(saving, 1)
-    place: Any = SimpleNamespace(world=SimpleNamespace(rank=0), layout=SimpleNamespace(world=2), is_main=True)
+    rank_context: Any = SimpleNamespace(
+        world=SimpleNamespace(rank=0), layout=SimpleNamespace(world=2), is_main=True
+    )
     finding = reader._Finding("__0_0.distcp", "__0_0.distcp has checksum 1, not 2")
 
     def gather(findings: list[Any], _: Any) -> None:
         findings[1] = finding
 
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
-    monkeypatch.setattr(reader, "from_main", lambda action: action())
+    monkeypatch.setattr(reader, "broadcast_from_rank0", lambda action: action())
     with pytest.raises(RuntimeError, match=r"rank 1 finds that .* and rank 0 does not"):
-        reader.verify(found, place)
+        reader.verify(found, rank_context)
     (found.path / "__0_0.distcp").write_text("weights 7")
-    assert "has checksum" in (reader.verify(found, place) or "")
+    assert "has checksum" in (reader.verify(found, rank_context) or "")
     finding = reader._Finding("__0_0.distcp", error="Stale file handle")
     with pytest.raises(RuntimeError, match=r"rank 1 cannot read .*: Stale file handle"):
-        reader.verify(found, place)
+        reader.verify(found, rank_context)

@@ -10,8 +10,7 @@ import pytest
 
 from trainer.config.settings import read_settings
 from trainer.config.tokenizer import Tokenizer
-from trainer.data.sentencepiece import read_pieces
-from trainer.data.vocabulary import Vocabulary, read_vocabulary
+from trainer.data.vocabulary import Vocabulary, read_pieces, read_vocabulary
 from trainer.errors import UserError
 
 pytestmark = pytest.mark.trainer

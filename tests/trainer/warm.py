@@ -98,11 +98,11 @@ _IMPORTED = (
     "torch._dynamo",
     "trainer.pretrain",
     "trainer.config.check",
-    "trainer.loop.header",
+    "trainer.loop.startup_report",
     "trainer.loop.run",
     "trainer.loop.saving",
     "trainer.loop.session",
-    "trainer.report.events",
+    "tensorboard.summary.writer.event_file_writer",
 )
 
 

@@ -1,28 +1,32 @@
-"""Which checkpoint a launch starts from, and how. Imports no torch."""
+"""The choice of the checkpoint that a launch starts from. Imports no torch."""
 
 from __future__ import annotations
 
+import os
+import pwd
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint import ownership, store
-from trainer.checkpoint.store import Found
+from trainer.checkpoint import store
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.resume import Resume
 from trainer.config.saving import Saving
 from trainer.errors import UserError, suggest
 from trainer.logs import LOGGER
 
 _KEY = "resume.checkpoint"
+_TRUST_KEY = "training.resume.trust_owner"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a launch starts from.
+    """The checkpoint that a launch starts from, and how.
 
     Attributes
     ----------
-    found
+    checkpoint
         The checkpoint.
     load_optimizer
         Whether the optimizer's states are taken over too.
@@ -31,7 +35,7 @@ class Choice:
         it saved on its first way from there.
     """
 
-    found: Found
+    checkpoint: Checkpoint
     load_optimizer: bool
     is_branch: bool
 
@@ -46,7 +50,7 @@ class Damaged:
 
 
 class Chooser:
-    """Chooses the checkpoint to start from; rank 0 alone has one that is asked.
+    """The choice of the checkpoint to start from, and of the next if it is damaged; rank 0 alone chooses.
 
     Parameters
     ----------
@@ -73,13 +77,13 @@ class Chooser:
             If ``resume.checkpoint`` names what is no complete checkpoint, if all checkpoints are damaged, or
             if the one to start from is another user's.
         """
-        found, torn = store.newest(self._saving.directory, self._damaged)
-        choice = self._intended(found)
+        checkpoint, torn = store.newest(self._saving.directory, self._damaged)
+        choice = self._intended(checkpoint)
         if choice:
             directory = self._saving.directory if self._saving.enabled else None
-            ownership.check(choice.found.path, directory, self._resume.trust_owner)
+            check_owners(choice.checkpoint.path, directory, self._resume.trust_owner)
         # Only now: a launch that is refused changes nothing.
-        self._tidy(found, torn)
+        self._tidy(checkpoint, torn)
         if choice is None:
             self._check_nothing_is_lost()
         return choice
@@ -94,28 +98,28 @@ class Chooser:
         """
         if choice.is_branch:
             raise UserError(
-                f"{_KEY}={self._resume.checkpoint}: {choice.found.path} is damaged ({reason})"
-                f"{_listed(self._saving.directory, {choice.found.path})}"
+                f"{_KEY}={self._resume.checkpoint}: {choice.checkpoint.path} is damaged ({reason})"
+                f"{_listed(self._saving.directory, {choice.checkpoint.path})}"
             )
-        self._set_aside(choice.found.path, reason)
+        self._set_aside(choice.checkpoint.path, reason)
 
-    def _intended(self, newest: Found | None) -> Choice | None:
+    def _intended(self, newest: Checkpoint | None) -> Choice | None:
         resume = self._resume
         if newest and resume.was_made(newest.marker.resume):
             return Choice(newest, True, False)
-        found = newest
+        checkpoint = newest
         if resume.checkpoint is not None:
-            found = _named(resume.checkpoint, self._saving.directory)
-            LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, found.marker.step)
-        if found is None:
+            checkpoint = _named(resume.checkpoint, self._saving.directory)
+            LOGGER.info("%s=%s: going back to step %d", _KEY, resume.checkpoint, checkpoint.marker.step)
+        if checkpoint is None:
             return None
         if not resume.load_optimizer:
             LOGGER.info(
-                "resume.load_optimizer=False: the optimizer starts anew at step %d", found.marker.step
+                "resume.load_optimizer=False: the optimizer starts anew at step %d", checkpoint.marker.step
             )
-        return Choice(found, resume.load_optimizer, is_branch=resume.checkpoint is not None)
+        return Choice(checkpoint, resume.load_optimizer, is_branch=resume.checkpoint is not None)
 
-    def _tidy(self, newest: Found | None, torn: Mapping[Path, str]) -> None:
+    def _tidy(self, newest: Checkpoint | None, torn: Mapping[Path, str]) -> None:
         for path, reason in torn.items():
             if not path.name.startswith(".") and store.is_ours(path):
                 self._set_aside(path, reason)
@@ -145,27 +149,77 @@ class Chooser:
         lost = [f"{path} ({reason})" for path, reason in self._damaged.items()]
         if not lost and not aside:
             return
-        told = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
-        kept = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
+        summary = "; ".join(lost) or f"{len(aside)} set aside by earlier launches"
+        remains = f" What is left of them is in {directory / store.DAMAGED}." if aside else ""
         raise UserError(
-            f"no whole checkpoint is left in {directory}: all are damaged: {told}.{kept} To go on, put "
+            f"no whole checkpoint is left in {directory}: all are damaged: {summary}.{remains} To go on, put "
             f"a whole copy there, or name one: training.{_KEY}=/path/of/it; to start again at step 0, move "
             f"{'that directory' if aside else 'them'} away or train under another training.run.name"
         )
 
 
-def _named(name: str, directory: Path) -> Found:
+def _named(name: str, directory: Path) -> Checkpoint:
     path = Path(name) if "/" in name else directory / name
-    found, wrong = store.open_checkpoint(path)
-    if found is None:
+    checkpoint, wrong = store.open_checkpoint(path)
+    if checkpoint is None:
         wrong = wrong if path.is_dir() else "there is no such directory"
         raise UserError(
             f"{_KEY}={name}: {path} is not a complete checkpoint ({wrong}){_listed(directory, (), name)}"
         )
-    return found
+    return checkpoint
 
 
 def _listed(directory: Path, without: Collection[Path], name: str = "") -> str:
-    whole = [found for found in store.complete(directory) if store.damage(found) is None]
-    names = [found.path.name for found in whole if found.path not in without]
+    whole = [checkpoint for checkpoint in store.complete(directory) if store.damage(checkpoint) is None]
+    names = [checkpoint.path.name for checkpoint in whole if checkpoint.path not in without]
     return f"; complete ones in {directory} are {', '.join(names)}{suggest(name, names)}" if names else ""
+
+
+def check_owners(checkpoint: Path, directory: Path | None, trusted: str | None) -> None:
+    """Hold the owners of a checkpoint's directory and files against those that are trusted.
+
+    Parameters
+    ----------
+    checkpoint
+        Its directory.
+    directory
+        Where this training writes; a file there shows as whose this process's files are, which on an NFS
+        export that maps users is another number. None if it writes nowhere.
+    trusted
+        Name or number of one user more.
+
+    Raises
+    ------
+    UserError
+        If any of them is somebody else's.
+    """
+    own = {os.geteuid(), 0, *_shown_owner(directory)}
+    for path in (checkpoint, *sorted(checkpoint.rglob("*"))):
+        try:
+            owner = path.stat().st_uid
+        except FileNotFoundError:
+            # A link that leads nowhere.
+            continue
+        if owner not in own and trusted not in (str(owner), _owner_name(owner)):
+            raise UserError(
+                f"{path} belongs to {_owner_name(owner)} (user {owner}), neither to you nor to root: a "
+                "checkpoint is loaded only if its owner is trusted. "
+                f"{_TRUST_KEY}={_owner_name(owner)} trusts that user"
+            )
+
+
+def _shown_owner(directory: Path | None) -> set[int]:
+    if directory is None:
+        return set()
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return {os.fstat(file.fileno()).st_uid}
+    except OSError:
+        return set()
+
+
+def _owner_name(owner: int) -> str:
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)

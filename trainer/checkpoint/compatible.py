@@ -1,4 +1,4 @@
-"""Whether a checkpoint's weights are those of a model, and its data those of now. Imports no torch."""
+"""Comparison of a checkpoint's weights and data with the model and the data of now. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from trainer.checkpoint.store import Found
+from trainer.checkpoint.store import Checkpoint
 from trainer.config.architecture import Architecture
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
@@ -47,12 +47,12 @@ def shapes(settings: Settings, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def check(found: Found, shape: Mapping[str, Any], layout: Layout) -> None:
+def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> None:
     """Hold a checkpoint against a model; how many ranks share it may differ.
 
     Parameters
     ----------
-    found
+    checkpoint
         The checkpoint.
     shape
         The model's, as of :func:`shapes`.
@@ -64,22 +64,22 @@ def check(found: Found, shape: Mapping[str, Any], layout: Layout) -> None:
     UserError
         If the checkpoint's weights do not fit the model.
     """
-    for name, value in found.marker.architecture.items():
+    for name, value in checkpoint.marker.architecture.items():
         if shape.get(name, value) != value:
             raise UserError(
-                f"the model has {name}={shape[name]}, but the checkpoint {found.path} has {value}: "
+                f"the model has {name}={shape[name]}, but the checkpoint {checkpoint.path} has {value}: "
                 f"{_way_out(name, value, layout)}, or train into another exp_manager.explicit_log_dir"
             )
 
 
-def check_data(found: Found, data: Identity, accepted: str | None) -> None:
+def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> None:
     """Hold the data that a checkpoint was trained on against those of now; a checkpoint may tell nothing.
 
     Data that the configuration names otherwise are told: the user has named them.
 
     Parameters
     ----------
-    found
+    checkpoint
         The checkpoint.
     data
         The files of now.
@@ -91,27 +91,31 @@ def check_data(found: Found, data: Identity, accepted: str | None) -> None:
     UserError
         If a file of the same name, or the tokenizer, has another content, and that was not accepted.
     """
-    trained_on = identity.from_json(found.marker.data)
+    trained_on = identity.from_json(checkpoint.marker.data)
     changed = identity.differences(trained_on, data)
-    told = "; ".join(map(str, changed))
+    changes = "; ".join(map(str, changed))
     if not identity.accepts(accepted, changed):
         raise UserError(
-            f"the checkpoint {found.path} was trained on other data: {told}: put the files back, or train "
-            f"into another exp_manager.explicit_log_dir; {ACCEPT}={identity.digest(changed)} goes on with "
-            "the new ones"
+            f"the checkpoint {checkpoint.path} was trained on other data: {changes}: put the files back, or "
+            f"train into another exp_manager.explicit_log_dir; {ACCEPT}={identity.digest(changed)} goes on "
+            "with the new ones"
         )
     if changed:
         LOGGER.warning(
-            "other data than those of %s, accepted with %s=%s: %s", found.path, ACCEPT, accepted, told
+            "the data differ from those of %s, accepted with %s=%s: %s",
+            checkpoint.path,
+            ACCEPT,
+            accepted,
+            changes,
         )
     old, new = identity.renamed(trained_on, data) if trained_on else ([], [])
     if old or new:
-        LOGGER.warning("other data: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
+        LOGGER.warning("the data changed: %s → %s", ", ".join(old) or "none", ", ".join(new) or "none")
 
 
-def is_laid_out_as(found: Found, layout: Layout) -> bool:
-    """Whether as many ranks share the model as did in a checkpoint, so that dropout continues."""
-    saved = found.marker
+def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:
+    """Return whether a checkpoint was written with the same model layout, so that dropout continues."""
+    saved = checkpoint.marker
     return (
         saved.tensor_model_parallel_size == layout.tensor
         and saved.pipeline_model_parallel_size == layout.pipeline

@@ -47,7 +47,7 @@ class Lock:
                 self._file.close()
                 raise UserError(message) from None
             LOGGER.warning(
-                "%s has no file locks (%s): see to it that no two trainings write there at once",
+                "%s has no file locks (%s): make sure that only one training writes there",
                 directory,
                 error.strerror,
             )
@@ -91,8 +91,8 @@ def _taken(directory: Path, file: IO[str]) -> str:
 def _holder_in(file: IO[str]) -> str:
     try:
         file.seek(0)
-        found = json.loads(file.read())
-        job = f", Slurm job {found['slurm_job']}" if found["slurm_job"] else ""
-        return f"process {found['pid']} on {found['host']}{job}"
+        holder = json.loads(file.read())
+        job = f", Slurm job {holder['slurm_job']}" if holder["slurm_job"] else ""
+        return f"process {holder['pid']} on {holder['host']}{job}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "a process that has not said which"
+        return "an unknown process"

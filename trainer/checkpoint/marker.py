@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.checksums import text_checksum
-from trainer.checkpoint.files import is_absent, open_regular, write_synced
+from trainer.checkpoint.files import is_absent, open_regular, text_checksum, write_synced
 
 MARKER = "complete.json"
 _OWN_CHECKSUM = ',\n "checksum": '
@@ -120,7 +119,9 @@ def _is_well_formed(marker: Marker) -> bool:
     """Return whether the values have the types that the code relies on."""
     numbers = (marker.step, marker.consumed_samples, marker.serial, *_values(marker.files))
     mappings = (marker.architecture, marker.metrics, marker.resume, marker.files, marker.checksums)
-    return all(type(number) is int for number in numbers) and all(isinstance(one, dict) for one in mappings)
+    return all(type(number) is int for number in numbers) and all(
+        isinstance(mapping, dict) for mapping in mappings
+    )
 
 
 def _values(mapping: object) -> tuple[object, ...]:

@@ -23,10 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem
 
-from trainer.checkpoint import checksums
-from trainer.checkpoint.files import is_absent, open_regular
-from trainer.checkpoint.store import Found
-from trainer.distributed import Place, from_main
+from trainer.checkpoint.files import is_absent, mismatch, open_regular, share
+from trainer.checkpoint.store import Checkpoint
+from trainer.distributed import RankContext, broadcast_from_rank0
 from trainer.logs import LOGGER
 
 _INDEX, _COMMON = ".metadata", "common.pt"
@@ -46,14 +45,14 @@ torch.serialization.add_safe_globals([io.BytesIO])
 
 @dataclasses.dataclass(frozen=True)
 class _Finding:
-    """What a rank finds of a file: that it is damaged, or that it cannot be read, which is no damage."""
+    """A rank's finding about a file: that it is damaged, or that it cannot be read, which is no damage."""
 
     name: str
     damage: str | None = None
     error: str | None = None
 
 
-def verify(found: Found, place: Place) -> str | None:
+def verify(checkpoint: Checkpoint, rank_context: RankContext) -> str | None:
     """Return what is wrong with what a checkpoint's files hold, or None; every rank calls this.
 
     Each rank reads a share of them. What another rank finds counts if rank 0 finds it too: a node whose file
@@ -64,21 +63,21 @@ def verify(found: Found, place: Place) -> str | None:
     RuntimeError
         On every rank, if a file cannot be read, or reads differently on two nodes.
     """
-    expected = found.marker.checksums
-    if not expected and place.is_main:
+    expected = checkpoint.marker.checksums
+    if not expected and rank_context.is_main:
         LOGGER.warning(
             "%s has no checksums, as an earlier version wrote it: its files are known by their sizes alone",
-            found.path,
+            checkpoint.path,
         )
-    sizes = {name: size for name, size in found.marker.files.items() if name in expected}
-    mine = checksums.share(sizes, place.world.rank, place.layout.world)
-    findings: list[Any] = [None] * place.layout.world
-    dist.all_gather_object(findings, _first_finding(found, mine))
+    sizes = {name: size for name, size in checkpoint.marker.files.items() if name in expected}
+    mine = share(sizes, rank_context.world.rank, rank_context.layout.world)
+    findings: list[Any] = [None] * rank_context.layout.world
+    dist.all_gather_object(findings, _first_finding(checkpoint, mine))
     for rank, finding in enumerate(findings):
         if finding is not None:
-            return _confirmed(found, rank, finding)
-    finding = from_main(lambda: _unreadable(found.path))
-    return None if finding is None else _confirmed(found, 0, finding)
+            return _confirmed(checkpoint, rank, finding)
+    finding = broadcast_from_rank0(lambda: _unreadable(checkpoint.path))
+    return None if finding is None else _confirmed(checkpoint, 0, finding)
 
 
 @contextlib.contextmanager
@@ -107,12 +106,12 @@ class _IndexUnpickler(pickle.Unpickler):
             return _ALLOWED[module, name]
         # A name with dots would lead on to what a module imports.
         if "." not in name:
-            if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-                return found
+            if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+                return dtype
             if module in _MODULES:
-                found = getattr(__import__(module, fromlist=[name]), name, None)
-                if isinstance(found, type) and found.__module__ == module and _is_record(found):
-                    return found
+                kind = getattr(__import__(module, fromlist=[name]), name, None)
+                if isinstance(kind, type) and kind.__module__ == module and _is_record(kind):
+                    return kind
         raise pickle.UnpicklingError(f"{module}.{name} is nothing that a checkpoint holds")
 
 
@@ -120,24 +119,24 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
 
 
-def _confirmed(found: Found, rank: int, finding: _Finding) -> str:
+def _confirmed(checkpoint: Checkpoint, rank: int, finding: _Finding) -> str:
     """Return the damage that a rank found, if rank 0 finds the same file damaged."""
     if finding.error is not None:
-        raise RuntimeError(f"rank {rank} cannot read {found.path / finding.name}: {finding.error}")
+        raise RuntimeError(f"rank {rank} cannot read {checkpoint.path / finding.name}: {finding.error}")
     if rank > 0:
-        seen = from_main(lambda: _first_finding(found, [finding.name]))
+        seen = broadcast_from_rank0(lambda: _first_finding(checkpoint, [finding.name]))
         if seen is None or seen.damage is None:
             raise RuntimeError(
-                f"rank {rank} finds that {finding.damage} in {found.path}, and rank 0 does not: "
+                f"rank {rank} finds that {finding.damage} in {checkpoint.path}, and rank 0 does not: "
                 "the file system of its node shows something else"
             )
     return str(finding.damage)
 
 
-def _first_finding(found: Found, names: list[str]) -> _Finding | None:
+def _first_finding(checkpoint: Checkpoint, names: list[str]) -> _Finding | None:
     for name in names:
         try:
-            wrong = checksums.mismatch(found.path, name, found.marker.checksums[name])
+            wrong = mismatch(checkpoint.path, name, checkpoint.marker.checksums[name])
         except OSError as error:
             return _Finding(name, error=error.strerror or str(error))
         if wrong is not None:

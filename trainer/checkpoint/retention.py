@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and removing the others. Imports no torch."""
+"""Retention of checkpoints: the best are kept, the others removed. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from pathlib import Path
 
 from trainer.checkpoint.files import sync
 from trainer.checkpoint.marker import MARKER
-from trainer.checkpoint.store import REMOVING, Found, complete, damage, unique
+from trainer.checkpoint.store import REMOVING, Checkpoint, complete, damage, unique
 from trainer.config.saving import Saving
 from trainer.logs import LOGGER
 
 
-def keep_best(saving: Saving, latest: Found) -> None:
+def keep_best(saving: Saving, latest: Checkpoint) -> None:
     """Remove what is surplus after `latest` was saved; what cannot be removed is told and stays."""
-    for found in surplus(complete(saving.directory), latest, saving):
-        foreign = _foreign(found)
+    for checkpoint in surplus(complete(saving.directory), latest, saving):
+        foreign = _foreign(checkpoint)
         if foreign:
-            LOGGER.warning("keeping checkpoint %s: %s is not of it", found.path, foreign)
+            LOGGER.warning("keeping checkpoint %s: its training did not write %s", checkpoint.path, foreign)
             continue
-        hidden = _set_aside(found.path)
+        hidden = _set_aside(checkpoint.path)
         if hidden and remove([hidden]):
-            LOGGER.info("removed checkpoint %s: save_top_k=%d keeps others", found.path, saving.keep)
+            LOGGER.info("removed checkpoint %s: save_top_k=%d keeps others", checkpoint.path, saving.keep)
 
 
-def surplus(checkpoints: Iterable[Found], latest: Found, saving: Saving) -> list[Found]:
+def surplus(checkpoints: Iterable[Checkpoint], latest: Checkpoint, saving: Saving) -> list[Checkpoint]:
     """Return those of `latest`'s training that are not among the best ``saving.keep``.
 
     The newest is never surplus, nor is what an earlier training left in the directory, nor what was damaged
     after it was complete, which does not count as one of the best either. A checkpoint without the monitored
     value ranks behind those that have it; among equals the later step is better.
     """
-    own = [found for found in checkpoints if found.marker.training == latest.marker.training]
+    own = [checkpoint for checkpoint in checkpoints if checkpoint.marker.training == latest.marker.training]
     if saving.keep < 0 or len(own) <= saving.keep:
         return []
     sign = 1.0 if saving.mode == "min" else -1.0
 
-    def rank(found: Found) -> tuple[bool, float, int, int]:
-        value = found.marker.metrics.get(saving.monitor)
-        return (value is None, sign * (value or 0.0), -found.marker.step, -found.marker.serial)
+    def rank(checkpoint: Checkpoint) -> tuple[bool, float, int, int]:
+        value = checkpoint.marker.metrics.get(saving.monitor)
+        return (value is None, sign * (value or 0.0), -checkpoint.marker.step, -checkpoint.marker.serial)
 
-    whole = [found for found in sorted(own, key=rank) if _is_whole(found)]
-    return [found for found in whole[saving.keep :] if found.path != latest.path]
+    whole = [checkpoint for checkpoint in sorted(own, key=rank) if _is_whole(checkpoint)]
+    return [checkpoint for checkpoint in whole[saving.keep :] if checkpoint.path != latest.path]
 
 
 def remove(hidden: Iterable[Path]) -> bool:
@@ -58,13 +58,13 @@ def remove(hidden: Iterable[Path]) -> bool:
     return gone
 
 
-def _is_whole(found: Found) -> bool:
+def _is_whole(checkpoint: Checkpoint) -> bool:
     try:
-        wrong = damage(found)
+        wrong = damage(checkpoint)
     except OSError as error:
         wrong = str(error)
     if wrong:
-        LOGGER.warning("not counting checkpoint %s: %s", found.path, wrong)
+        LOGGER.warning("not counting checkpoint %s: %s", checkpoint.path, wrong)
     return wrong is None
 
 
@@ -80,11 +80,11 @@ def _set_aside(path: Path) -> Path | None:
     return hidden
 
 
-def _foreign(found: Found) -> str | None:
+def _foreign(checkpoint: Checkpoint) -> str | None:
     """Return the name of a file in a checkpoint that its training did not write."""
-    for directory, _, names in os.walk(found.path):
+    for directory, _, names in os.walk(checkpoint.path):
         for name in names:
-            relative = str((Path(directory) / name).relative_to(found.path))
-            if relative != MARKER and relative not in found.marker.files:
+            relative = str((Path(directory) / name).relative_to(checkpoint.path))
+            if relative != MARKER and relative not in checkpoint.marker.files:
                 return relative
     return None

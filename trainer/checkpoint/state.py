@@ -10,12 +10,12 @@ import torch
 from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint import CheckpointException
 
-from trainer.checkpoint import compatible, generators
+from trainer.checkpoint import compatible, rng_state
+from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.choice import Choice
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.pending import Pending
 from trainer.checkpoint.reader import restricted_pickles
-from trainer.distributed import Place
+from trainer.distributed import RankContext
 from trainer.logs import LOGGER
 from trainer.model.model import Model
 
@@ -26,7 +26,7 @@ _FULLY_RESHARDABLE = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 @dataclass
 class Progress:
-    """How far the training has come: completed steps and samples consumed by them."""
+    """The progress of a training: completed steps, and the samples consumed by them."""
 
     step: int = 0
     consumed_samples: int = 0
@@ -38,10 +38,10 @@ def save(
     model: Model,
     optimizer: Any,
     progress: Progress,
-    place: Place,
+    rank_context: RankContext,
     marker: Marker,
     background: bool,
-) -> Pending:
+) -> AsyncSave:
     """Begin to write a checkpoint; every rank calls this.
 
     Parameters
@@ -50,7 +50,7 @@ def save(
         Where, and under which name.
     model, optimizer, progress
         What is saved; the random generators are as well.
-    place
+    rank_context
         This process.
     marker
         What is known of the checkpoint beforehand.
@@ -59,20 +59,20 @@ def save(
 
     Returns
     -------
-    Pending
+    AsyncSave
         The state is as it was in this moment, whatever the training changes from now on.
     """
-    generators.make_equal(place)
+    rng_state.make_equal(rank_context)
     state = {
         **_tensors(model, optimizer, is_loading=False),
-        "random": generators.sharded_generators(place),
+        "random": rng_state.sharded_generators(rank_context),
         "step": progress.step,
         "consumed_samples": progress.consumed_samples,
     }
-    return Pending(directory, name, state, marker, place, background)
+    return AsyncSave(directory, name, state, marker, rank_context, background)
 
 
-def restore(choice: Choice, model: Model, optimizer: Any, place: Place, seed: int) -> Progress:
+def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankContext, seed: int) -> Progress:
     """Load a checkpoint into the model, the optimizer and the random generators; every rank calls this.
 
     Parameters
@@ -82,22 +82,22 @@ def restore(choice: Choice, model: Model, optimizer: Any, place: Place, seed: in
         (:func:`trainer.checkpoint.compatible.check`).
     model, optimizer
         What is loaded into.
-    place
+    rank_context
         This process.
     seed
         Where the generators start from if other ranks share the model than did in the checkpoint.
     """
-    found = choice.found
-    wanted = _tensors(model, optimizer if choice.load_optimizer else None, is_loading=True)
-    continues = compatible.is_laid_out_as(found, place.layout)
+    checkpoint = choice.checkpoint
+    targets = _tensors(model, optimizer if choice.load_optimizer else None, is_loading=True)
+    continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
-        wanted["random"] = generators.sharded_generators(place)
+        targets["random"] = rng_state.sharded_generators(rank_context)
     try:
         with restricted_pickles():
-            state = dist_checkpointing.load(wanted, str(found.path))
+            state = dist_checkpointing.load(targets, str(checkpoint.path))
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
-        raise RuntimeError(f"the checkpoint {found.path} cannot be read") from error
+        raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error
     model.load_state_dict(state["model"])
     if choice.load_optimizer:
         with torch.no_grad():
@@ -105,11 +105,11 @@ def restore(choice: Choice, model: Model, optimizer: Any, place: Place, seed: in
     else:
         # The masters, where there are any, come from the weights.
         optimizer.reload_model_params()
-    if continues and generators.fits(state["random"]):
-        generators.restore_generators(state["random"], place)
+    if continues and rng_state.fits(state["random"]):
+        rng_state.restore_generators(state["random"], rank_context)
     else:
-        generators.start_anew(seed, state["step"])
-        if place.is_main:
+        rng_state.start_anew(seed, state["step"])
+        if rank_context.is_main:
             LOGGER.info(
                 "the checkpoint was written %s: dropout does not continue bit by bit",
                 "on another kind of device" if continues else "with other parallel sizes",

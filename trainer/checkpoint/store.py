@@ -5,7 +5,7 @@ files, rank 0 writes the marker there, renames the directory to ``<name>`` and p
 it. The rename is the one moment at which the checkpoint comes into being:
 
 ===========================  ==========================================================================
-killed before                is found afterwards
+killed before                leaves behind
 ===========================  ==========================================================================
 the marker or the rename     the checkpoint before, and a hidden directory that is never looked into
 ``latest`` points at it      the new checkpoint: the link is a convenience, the serial decides
@@ -28,8 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.checkpoint.checksums import file_checksum
-from trainer.checkpoint.files import is_absent, sync
+from trainer.checkpoint.files import file_checksum, is_absent, sync
 from trainer.checkpoint.marker import MARKER, Marker, examine_marker, read_marker
 from trainer.logs import LOGGER
 
@@ -45,21 +44,21 @@ _OTHERS = (MARKER, ".metadata", "common.pt", "metadata.json")
 
 
 @dataclass(frozen=True)
-class Found:
+class Checkpoint:
     """A complete checkpoint."""
 
     path: Path
     marker: Marker
 
 
-def complete(directory: Path) -> list[Found]:
+def complete(directory: Path) -> list[Checkpoint]:
     """Return the checkpoints that have a marker, the newest last."""
     marked = ((path, read_marker(path)) for path in _directories(directory) if not path.name.startswith("."))
-    found = [Found(path, marker) for path, marker in marked if marker is not None]
-    return sorted(found, key=_age)
+    checkpoints = [Checkpoint(path, marker) for path, marker in marked if marker is not None]
+    return sorted(checkpoints, key=_age)
 
 
-def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Found | None, dict[Path, str]]:
+def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Checkpoint | None, dict[Path, str]]:
     """Return the newest complete checkpoint, and the directories that are not complete, each with the reason.
 
     A checkpoint whose files are not those that its marker lists, such as one that was copied in part, is not
@@ -77,42 +76,42 @@ def newest(directory: Path, without: Collection[Path] = ()) -> tuple[Found | Non
         if path.name.startswith(UNFINISHED):
             torn[path] = f"no {MARKER}"
         elif marker is not None:
-            marked.append(Found(path, marker))
+            marked.append(Checkpoint(path, marker))
         elif wrong is not None:
             torn[path] = wrong
-    for found in sorted(marked, key=_age, reverse=True):
-        wrong = damage(found)
+    for checkpoint in sorted(marked, key=_age, reverse=True):
+        wrong = damage(checkpoint)
         if wrong is None:
-            return found, torn
-        torn[found.path] = wrong
+            return checkpoint, torn
+        torn[checkpoint.path] = wrong
     return None, torn
 
 
-def open_checkpoint(path: Path) -> tuple[Found | None, str | None]:
+def open_checkpoint(path: Path) -> tuple[Checkpoint | None, str | None]:
     """Return the complete checkpoint in a directory, or None and what is wrong."""
     marker, wrong = examine_marker(path)
     if marker is None:
         return None, wrong
-    found = Found(path, marker)
-    wrong = damage(found)
-    return (found, None) if wrong is None else (None, wrong)
+    checkpoint = Checkpoint(path, marker)
+    wrong = damage(checkpoint)
+    return (checkpoint, None) if wrong is None else (None, wrong)
 
 
-def damage(found: Found) -> str | None:
+def damage(checkpoint: Checkpoint) -> str | None:
     """Return what is wrong with a marked checkpoint's files, of which no content is read; None if nothing is.
 
     Shards that the marker does not list are those of another checkpoint; other files are their owner's.
     """
-    for name, size in found.marker.files.items():
+    for name, size in checkpoint.marker.files.items():
         try:
-            if (found.path / name).stat().st_size == size:
+            if (checkpoint.path / name).stat().st_size == size:
                 continue
         except OSError as error:
             if not is_absent(error):
                 raise
         return f"{name} is missing or has another size than {MARKER} says"
-    for name in _names(found.path):
-        if found.marker.files and _SHARD.fullmatch(name) and name not in found.marker.files:
+    for name in _names(checkpoint.path):
+        if checkpoint.marker.files and _SHARD.fullmatch(name) and name not in checkpoint.marker.files:
             return f"{name} is not one of the files that {MARKER} lists"
     return None
 
@@ -174,21 +173,21 @@ def sync_part(unfinished: Path, rank: int) -> dict[str, int]:
 
 def checksum_part(unfinished: Path, rank: int, known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the checksums of the files that a rank wrote; those that are `known` are not read again."""
-    found = dict(known or {})
+    checksums = dict(known or {})
     for path in _written_by(unfinished, rank):
         name = str(path.relative_to(unfinished))
-        if name not in found:
-            found[name] = file_checksum(path)
-    return found
+        if name not in checksums:
+            checksums[name] = file_checksum(path)
+    return checksums
 
 
-def finish(unfinished: Path, name: str, marker: Marker) -> Found:
+def finish(unfinished: Path, name: str, marker: Marker) -> Checkpoint:
     """Mark a written checkpoint as complete, give it its name and point ``latest`` at it.
 
     Call it when every rank has returned from :func:`sync_part`. The serial is filled in here.
     """
     directory = unfinished.parent
-    serial = 1 + max((found.marker.serial for found in complete(directory)), default=0)
+    serial = 1 + max((checkpoint.marker.serial for checkpoint in complete(directory)), default=0)
     marker = replace(marker, serial=serial)
     marker.write(unfinished)
     # The marker is on disk before the name is: whoever sees the name sees a complete checkpoint.
@@ -198,7 +197,7 @@ def finish(unfinished: Path, name: str, marker: Marker) -> Found:
     unfinished.rename(path)
     sync(directory)
     point_latest(path)
-    return Found(path, marker)
+    return Checkpoint(path, marker)
 
 
 def point_latest(path: Path) -> None:
@@ -231,10 +230,10 @@ def _directories(directory: Path) -> Iterator[Path]:
     # start afresh.
     try:
         with os.scandir(directory) as entries:
-            found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+            paths = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return
-    yield from sorted(found)
+    yield from sorted(paths)
 
 
 def _candidates(directory: Path) -> Iterator[Path]:
@@ -245,9 +244,9 @@ def _candidates(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _age(found: Found) -> tuple[int, int]:
+def _age(checkpoint: Checkpoint) -> tuple[int, int]:
     # Markers of the first version have no serial.
-    return found.marker.serial, found.marker.step
+    return checkpoint.marker.serial, checkpoint.marker.step
 
 
 def _names(directory: Path) -> list[str]:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.keys import KEYS, LAUNCHER, Implemented, Irrelevant, Refused, Status, status_of
-from trainer.config.keys_t5 import T5_KEYS, misplaced
+from trainer.config.keys import (
+    KEYS,
+    LAUNCHER,
+    T5_KEYS,
+    Implemented,
+    Irrelevant,
+    Refused,
+    Status,
+    misplaced,
+    status_of,
+)
 from trainer.config.t5 import is_t5
 from trainer.errors import UserError, suggest
 

@@ -1,4 +1,4 @@
-"""Where a training's tokens come from, from NeMo's ``model.data.*`` keys."""
+"""The source of a training's tokens, from NeMo's ``model.data.*`` keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class Data:
-    """Where tokens come from.
+    """The source of a training's tokens.
 
     Attributes
     ----------
@@ -108,15 +108,15 @@ def read_data(values: Values, t5: bool) -> Data:
 def _blends(values: Values, required: bool) -> Mapping[str, Blend]:
     """Return the data sets of the splits, from one list for all or from NeMo's mapping of lists."""
     named = {split: f"{_PREFIX}.{split}" for split in ("train", "validation")}
-    given = {split: key for split, key in named.items() if values.is_set(key)}
-    if not given and not (required or values.raw(_PREFIX)):
+    configured = {split: key for split, key in named.items() if values.is_set(key)}
+    if not configured and not (required or values.raw(_PREFIX)):
         return {}
-    if not given:
+    if not configured:
         both = _blend(values, _PREFIX)
         return {"train": both, "validation": both}
-    if "train" not in given:
+    if "train" not in configured:
         values.fail(named["train"], _FORMS)
-    return {split: _blend(values, key) for split, key in given.items()}
+    return {split: _blend(values, key) for split, key in configured.items()}
 
 
 def _blend(values: Values, key: str) -> Blend:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from arithmetic.layout import (
+    ParallelConfig,
+    cuts_sequence,
+    divides_batch,
+    divides_world,
+    interleaves,
+    shares_sequence,
+)
 from trainer.config.parallel import PIPELINE, VIRTUAL
 from trainer.config.settings import Settings
 from trainer.errors import UserError
@@ -39,23 +47,21 @@ def make_layout(settings: Settings, world: int) -> Layout:
     UserError
         If the sizes do not divide each other.
     """
-    parallel = settings.parallel
+    parallel, sizes = settings.parallel, _sizes(settings, world)
     _check_world(settings, world)
-    if world % parallel.model:
-        raise UserError(f"{_sizes(settings)}: expected a divisor of the {world} processes")
+    if not divides_world(sizes, nodes=1):
+        raise UserError(f"{_named_sizes(settings)}: expected a divisor of the {world} processes")
     _check_tensor(settings, parallel.tensor)
     _check_stages(settings)
     _check_sequence(settings)
-    data = world // parallel.model
-    per_pass = settings.micro_batch * data
-    if settings.global_batch % per_pass:
+    data = sizes.data(nodes=1)
+    if not divides_batch(sizes, nodes=1):
         raise UserError(
             f"model.global_batch_size={settings.global_batch}: expected a multiple of model.micro_batch_size="
-            f"{settings.micro_batch} times the data-parallel size {data} = {per_pass}"
+            f"{settings.micro_batch} times the data-parallel size {data} = {settings.micro_batch * data}"
         )
-    micro_batches = settings.global_batch // per_pass
-    _check_interleaving(settings, micro_batches)
-    _check_rampup(settings, per_pass)
+    _check_interleaving(settings, sizes)
+    _check_rampup(settings, sizes)
     return Layout(
         world=world,
         tensor=parallel.tensor,
@@ -63,17 +69,28 @@ def make_layout(settings: Settings, world: int) -> Layout:
         virtual=parallel.virtual,
         context=parallel.context,
         data=data,
-        micro_batches=micro_batches,
+        micro_batches=sizes.micro_batches(nodes=1),
     )
 
 
-def padded_vocabulary(size: int, divisor: int, tensor: int) -> int:
-    """Round a vocabulary size up to a multiple of ``divisor * tensor``, as NeMo and Megatron do."""
-    multiple = divisor * tensor
-    return -(-size // multiple) * multiple
+def _sizes(settings: Settings, world: int) -> ParallelConfig:
+    """Return the sizes with all processes as those of one node: where they are has no part in the rules."""
+    parallel = settings.parallel
+    return ParallelConfig(
+        devices=world,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        virtual=parallel.virtual if parallel.virtual > 1 else None,
+        context=parallel.context,
+        expert=1,
+        expert_tensor=parallel.tensor,
+        group=parallel.pipeline,
+        micro=settings.micro_batch,
+        batch=settings.global_batch,
+    )
 
 
-def _sizes(settings: Settings) -> str:
+def _named_sizes(settings: Settings) -> str:
     parallel = settings.parallel
     sizes = {
         "tensor_model": parallel.tensor,
@@ -127,33 +144,30 @@ def _check_stages(settings: Settings) -> None:
 
 def _check_sequence(settings: Settings) -> None:
     parallel, length = settings.parallel, settings.architecture.seq_length
-    if parallel.sequence and length % (parallel.tensor * parallel.context):
+    if parallel.sequence and not shares_sequence(length, parallel.tensor, parallel.context):
         raise UserError(
             f"model.encoder_seq_length={length}: expected a multiple of model.tensor_model_parallel_size="
             f"{parallel.tensor} times model.context_parallel_size={parallel.context}, among which "
             "model.sequence_parallel=True shares it"
         )
-    if parallel.context > 1 and length % (2 * parallel.context):
+    if not cuts_sequence(length, parallel.context):
         raise UserError(
             f"model.encoder_seq_length={length}: expected a multiple of 2 times "
             f"model.context_parallel_size={parallel.context}: each rank has a chunk from either end"
         )
 
 
-def _check_interleaving(settings: Settings, micro_batches: int) -> None:
+def _check_interleaving(settings: Settings, sizes: ParallelConfig) -> None:
     parallel = settings.parallel
-    if parallel.virtual > 1 and micro_batches % parallel.pipeline:
+    if not interleaves(sizes, nodes=1):
         raise UserError(
             f"{VIRTUAL}={parallel.virtual}: its schedule takes micro batches in groups of {PIPELINE}="
-            f"{parallel.pipeline}, but a step has {micro_batches} "
+            f"{parallel.pipeline}, but a step has {sizes.micro_batches(nodes=1)} "
             "(global batch / micro batch / data parallel); expected null, or another batch size"
         )
 
 
-def _check_rampup(settings: Settings, per_pass: int) -> None:
-    if settings.rampup is None:
-        return
-    multiple, told = per_pass, "micro batch x data parallel"
-    if settings.parallel.virtual > 1:
-        multiple, told = per_pass * settings.parallel.pipeline, f"{told} x pipeline stages"
-    settings.rampup.check(multiple, told)
+def _check_rampup(settings: Settings, sizes: ParallelConfig) -> None:
+    if settings.rampup is not None:
+        factors = "micro batch x data parallel" + (" x pipeline stages" if sizes.is_interleaved else "")
+        settings.rampup.check(sizes.rampup_multiple(nodes=1), factors)

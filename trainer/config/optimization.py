@@ -1,4 +1,4 @@
-"""What ``model.optim`` says: the optimizer, and the schedule of its learning rate."""
+"""NeMo's ``model.optim``: the optimizer, and the schedule of its learning rate."""
 
 from __future__ import annotations
 

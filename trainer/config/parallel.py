@@ -1,4 +1,4 @@
-"""How many processes share a model, and in which ways."""
+"""Parallel sizes: the numbers of processes that share a model, for each way of sharing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VIRTUAL = "model.virtual_pipeline_model_parallel_size"
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a collective may wait for another rank.
+    """Limits of the time that a collective waits for another rank.
 
     Attributes
     ----------

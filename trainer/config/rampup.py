@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from arithmetic.layout import is_rampup
 from trainer.config.values import Values
 from trainer.errors import UserError
 
@@ -39,14 +40,14 @@ class Rampup:
         per_increment = self.samples / ((self.end - self.start) // self.increment)
         return self.start + int(consumed_samples / per_increment) * self.increment
 
-    def check(self, multiple: int, told: str) -> None:
+    def check(self, multiple: int, unit: str) -> None:
         """Check that every batch is a multiple of what one pass over the ranks takes.
 
         Parameters
         ----------
         multiple
             Samples of one pass.
-        told
+        unit
             What they are, for the message.
 
         Raises
@@ -59,7 +60,7 @@ class Rampup:
             if value % multiple:
                 raise UserError(
                     f"{_KEY}={[self.start, self.increment, self.samples]}: the {name}, {value}, is not a "
-                    f"multiple of {told} = {multiple}"
+                    f"multiple of {unit} = {multiple}"
                 )
 
 
@@ -74,7 +75,7 @@ def read_rampup(values: Values, global_batch: int) -> Rampup | None:
     raw = values.raw(_KEY)
     if raw is None:
         return None
-    if not isinstance(raw, list) or len(raw) != 3 or not all(_is_positive(part) for part in raw):
+    if not is_rampup(raw):
         values.fail(
             _KEY,
             "three whole numbers of at least 1: the first batch, its increment, and the samples that it "
@@ -89,7 +90,3 @@ def read_rampup(values: Values, global_batch: int) -> Rampup | None:
             f"increments of {increment} that lead from {start} to model.global_batch_size={global_batch}",
         )
     return Rampup(start, increment, samples, global_batch)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -42,7 +42,7 @@ class Resume:
         return {name: value for name, value in asdict(self).items() if name != "trust_owner"}
 
     def was_made(self, recorded: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint was trained with this; `recorded` is its marker's, of any version."""
+        """Return whether a checkpoint was trained with this; `recorded` is its marker's, of any version."""
         return self.record() == {**Resume().record(), **recorded}
 
 

@@ -1,4 +1,4 @@
-"""Where and when checkpoints are written, and which are kept: NeMo's ``checkpoint_callback_params``."""
+"""NeMo's ``checkpoint_callback_params``: the place, the times and the retention of checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_FILENAME = "megatron_gpt--{val_loss:.2f}-{step}-{consumed_samples}"
 
 @dataclass(frozen=True)
 class Saving:
-    """How checkpoints are written.
+    """The settings of saving.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What to train, as typed values: the part of the configuration that the trainer implements."""
+"""The settings of a training: the part of the configuration that the trainer implements, as typed values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 @dataclass(frozen=True)
 class Output:
-    """Where a training logs, and whether it continues, and starts with nothing to continue."""
+    """The directory of a training's logs, and whether the training continues an earlier launch."""
 
     log_dir: Path
     resume: bool
@@ -152,8 +152,8 @@ def _precision(values: Values) -> Literal["bf16", "fp32"]:
 
 def _max_seconds(values: Values) -> float | None:
     limits = [_duration(values, key) for key in ("trainer.max_time", "exp_manager.max_time_per_run")]
-    given = [limit for limit in limits if limit is not None]
-    return min(given) if given else None
+    set_limits = [limit for limit in limits if limit is not None]
+    return min(set_limits) if set_limits else None
 
 
 def _duration(values: Values, key: str) -> float | None:
@@ -161,10 +161,10 @@ def _duration(values: Values, key: str) -> float | None:
     if not values.is_set(key):
         return None
     raw = values.raw(key)
-    found = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
-    if not found:
+    match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
+    if not match:
         values.fail(key, "a quoted duration days:hours:minutes:seconds, such as '00:23:30:00'")
-    days, hours, minutes, seconds = map(int, found.groups())
+    days, hours, minutes, seconds = map(int, match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

@@ -38,7 +38,7 @@ class Denoising:
 
 
 def is_t5(flat: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of a T5, which has a node for each stack.
+    """Return whether a configuration is of a T5, which has a node for each stack.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def read_denoising(values: Values) -> Denoising:
 
 
 def _check_agreement(encoder: Architecture, decoder: Architecture) -> None:
-    """The decoder attends to what the encoder gives out, and both share T5Model's embeddings."""
+    """Check that the stacks fit: the decoder attends to the encoder, and both share the embeddings."""
     shared = {
         "hidden_size": (encoder.hidden_size, decoder.hidden_size),
         "position_embedding_type": (encoder.position, decoder.position),

@@ -1,4 +1,4 @@
-"""Which tokenizer made the tokens, from NeMo's ``model.tokenizer.*`` keys."""
+"""The tokenizer that made the tokens, from NeMo's ``model.tokenizer.*`` keys."""
 
 from __future__ import annotations
 

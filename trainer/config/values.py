@@ -70,7 +70,7 @@ class Values:
         return value
 
     def is_set(self, key: str) -> bool:
-        """Whether the key is present and not null."""
+        """Return whether the key is present and not null."""
         return self._flat.get(key) is not None
 
     def fail(self, key: str, expected: str) -> NoReturn:

@@ -31,8 +31,8 @@ def mistake_in(config: dict[str, Any], world: int) -> str | None:
 
 def main() -> None:
     for line in sys.stdin:
-        asked = json.loads(line)
-        mistakes = (mistake_in(asked["config"], world) for world in asked["worlds"])
+        request = json.loads(line)
+        mistakes = (mistake_in(request["config"], world) for world in request["worlds"])
         print(json.dumps({"mistake": next(filter(None, mistakes), None)}))
 
 

@@ -21,7 +21,7 @@ _TRAINING_BYTES = 20_000_000
 
 
 def exists(directory: Path) -> bool:
-    """Whether both files are there.
+    """Return whether both files are there.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a T5 is given: windows of text with spans taken out, and the spans to write."""
+"""Micro batches of a T5: windows of text without some spans, and those spans as the targets."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -
     UserError
         If what is taken out does not fit the decoder, or the sentinels are too few.
     """
-    found = fit(seq_length, denoising.density, denoising.mean_span)
-    if found.targets > seq_length_dec:
+    lengths = fit(seq_length, denoising.density, denoising.mean_span)
+    if lengths.targets > seq_length_dec:
         raise UserError(
-            f"model.data.seq_length_dec={seq_length_dec}: expected at least {found.targets}, to hold the "
-            f"{found.noise} tokens that are taken out of {found.raw} (model.data.masked_lm_prob="
-            f"{denoising.density:g}), {found.spans} sentinels and the end"
+            f"model.data.seq_length_dec={seq_length_dec}: expected at least {lengths.targets}, to hold the "
+            f"{lengths.noise} tokens that are taken out of {lengths.raw} (model.data.masked_lm_prob="
+            f"{denoising.density:g}), {lengths.spans} sentinels and the end"
         )
-    if found.spans > denoising.sentinels:
+    if lengths.spans > denoising.sentinels:
         raise UserError(
-            f"model.tokenizer.num_sentinel_tokens={denoising.sentinels}: expected at least {found.spans}, "
+            f"model.tokenizer.num_sentinel_tokens={denoising.sentinels}: expected at least {lengths.spans}, "
             f"one for each span of a sequence of {seq_length} tokens"
         )
-    return found
+    return lengths
 
 
-class DenoisingMaker:
-    """Turns windows into the tensors of micro batches.
+class T5BatchBuilder:
+    """A builder of a T5's micro batches from windows of tokens.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class DenoisingMaker:
 
 
 def _special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
-    """As in NeMo, `<extra_id_0>` follows the tokenizer's tokens, and the others follow it."""
+    """Return the ids: as in NeMo, `<extra_id_0>` follows the tokenizer's tokens, and the others follow it."""
     end = vocabulary.end_of_text
     return SpecialTokens(
         first_sentinel=vocabulary.size - vocabulary.sentinels,

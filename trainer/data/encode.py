@@ -85,8 +85,8 @@ def _start_worker(tokenizer: Path) -> None:
 
 
 def _encode_chunk(files: list[TextFile]) -> Chunk:
-    found = [read_text(file.path) for file in files]
-    texts = [text for text in found if text]
+    contents = [read_text(file.path) for file in files]
+    texts = [text for text in contents if text]
     # Encoding one by one keeps memory small; a batch gains nothing without threads.
     documents = [[*_worker["tokenizer"].encode(text).ids, _worker["end_of_text"]] for text in texts]
     tokens = np.fromiter((token for document in documents for token in document), dtype=np.int32)

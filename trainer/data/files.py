@@ -1,4 +1,4 @@
-"""Whether a file is there."""
+"""The reason why an input file is missing."""
 
 from __future__ import annotations
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trainer.data.blended import BlendedSource
-from trainer.data.permutation import Permutation
+from trainer.data.order import Permutation
 from trainer.data.seeds import order_seed
-from trainer.data.source import Source, Tokens
+from trainer.data.source import BlendedSource, Source, Tokens
 
 # Training epochs take the permutations 0, 1, 2, ... of the seed.
 _STREAM = 1 << 63
@@ -60,7 +59,7 @@ def _shuffled(windows: int, count: int, seed: int) -> list[int]:
 
 
 def _chosen_of_blend(blend: BlendedSource, count: int, seed: int) -> list[int]:
-    """Sources alternate as in training, until each has been seen whole: a small one is repeated meanwhile."""
+    """Return the windows of a blend: sources alternate as in training until each has been seen whole."""
     places: list[int] = []
     left, unseen = list(blend.sizes), len(blend.sizes)
     while unseen and len(places) < count:
@@ -81,10 +80,10 @@ def _represent_all(places: list[int], sources: int) -> None:
     for source in range(sources):
         if source in places:
             continue
-        most = max(range(sources), key=places.count)
-        if places.count(most) < 2:
+        largest = max(range(sources), key=places.count)
+        if places.count(largest) < 2:
             return
-        last = max(index for index, place in enumerate(places) if place == most)
+        last = max(index for index, place in enumerate(places) if place == largest)
         places[last] = source
 
 

@@ -46,7 +46,7 @@ _THREADS = 8
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InputFile:
     """A file whose identity is wanted.
 
     Attributes
@@ -69,7 +69,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """What a file was: its size in bytes, its modification time in Unix seconds, a checksum of its content.
+    """The identity of a file: its size in bytes, modification time in Unix seconds, and checksum.
 
     The checksum begins with how it was computed. The time is told, and never compared.
     """
@@ -83,7 +83,7 @@ class FileIdentity:
 
     @property
     def content(self) -> tuple[int, str]:
-        """What is compared."""
+        """Return the size and the checksum, which are compared."""
         return self.size, self.checksum
 
 
@@ -104,20 +104,20 @@ class Difference:
 Identity = tuple[FileIdentity, ...]
 
 
-def wanted_of(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) -> list[Wanted]:
+def input_files(prefixes: Iterable[Path], tokenizer: Mapping[str, Path | None]) -> list[InputFile]:
     """Return the files of data sets, and of a tokenizer by the keys that name its files or directory."""
     names = [f"{prefix}{suffix}" for prefix in dict.fromkeys(prefixes) for suffix in SUFFIXES]
-    files = [Wanted(DATA, DATA_KEY, name, name) for name in names]
-    given = ((key, str(path)) for key, path in tokenizer.items() if path is not None)
-    return [*files, *(Wanted(TOKENIZER, key, name, name) for key, name in given)]
+    files = [InputFile(DATA, DATA_KEY, name, name) for name in names]
+    named = ((key, str(path)) for key, path in tokenizer.items() if path is not None)
+    return [*files, *(InputFile(TOKENIZER, key, name, name) for key, name in named)]
 
 
-def identify(wanted: Sequence[Wanted]) -> Identity:
+def identify(inputs: Sequence[InputFile]) -> Identity:
     """Return the identity of the files that are here and can be read; the others are left out."""
-    files = [file for item in wanted for file in _expanded(item)]
+    files = [file for item in inputs for file in _expanded(item)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(_identified, files))
-    return tuple(file for file in found if file is not None)
+        identities = list(pool.map(_identified, files))
+    return tuple(identity for identity in identities if identity is not None)
 
 
 def differences(old: Identity, new: Identity) -> list[Difference]:
@@ -135,16 +135,16 @@ def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
     return _alone(old, new), _alone(new, old)
 
 
-def accepts(accepted: str | None, found: Sequence[Difference]) -> bool:
-    """Whether the user has accepted exactly these differences: the new contents have that digest."""
-    return not found or accepted == digest(found)
+def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
+    """Return whether the user has accepted exactly these differences: the new contents have that digest."""
+    return not changed or accepted == digest(changed)
 
 
-def digest(found: Sequence[Difference]) -> str:
+def digest(changed: Sequence[Difference]) -> str:
     """Return a short digest of the new contents, which names them to accept them."""
-    told = sorted([*_role(one.new), *map(str, one.new.content)] for one in found)
+    contents = sorted([*_role(change.new), *map(str, change.new.content)] for change in changed)
     # With a word in front: digits alone would be read as a number.
-    return f"data-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]}"
+    return f"data-{hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]}"
 
 
 def to_json(identity: Identity) -> list[dict[str, Any]]:
@@ -161,11 +161,13 @@ def from_json(content: object) -> Identity:
 
 def main() -> None:
     """Answer the launcher."""
-    asked = json.load(sys.stdin)
-    found = identify([Wanted(**item) for item in asked["wanted"]])
-    changed = differences(from_json(asked["earlier"]), found)
+    request = json.load(sys.stdin)
+    identity = identify([InputFile(**item) for item in request["wanted"]])
+    changed = differences(from_json(request["earlier"]), identity)
     accept = digest(changed) if changed else None
-    json.dump({"identity": to_json(found), "changed": list(map(str, changed)), "accept": accept}, sys.stdout)
+    json.dump(
+        {"identity": to_json(identity), "changed": list(map(str, changed)), "accept": accept}, sys.stdout
+    )
 
 
 def _file_from(item: object) -> FileIdentity | None:
@@ -189,32 +191,35 @@ def _alone(these: Identity, others: Identity) -> list[str]:
     return [file.name for file in data if file.name not in names and file.content not in contents]
 
 
-def _expanded(wanted: Wanted) -> list[Wanted]:
-    path = Path(wanted.path)
+def _expanded(input_file: InputFile) -> list[InputFile]:
+    path = Path(input_file.path)
     try:
-        if wanted.kind != TOKENIZER or not stat.S_ISDIR(path.stat().st_mode):
-            return [wanted]
+        if input_file.kind != TOKENIZER or not stat.S_ISDIR(path.stat().st_mode):
+            return [input_file]
     except (OSError, ValueError):
         return []
     names = TOKENIZER_NAMES
     return [
-        Wanted(TOKENIZER, f"{wanted.key}/{name}", f"{wanted.name}/{name}", str(path / name)) for name in names
+        InputFile(TOKENIZER, f"{input_file.key}/{name}", f"{input_file.name}/{name}", str(path / name))
+        for name in names
     ]
 
 
-def _identified(wanted: Wanted) -> FileIdentity | None:
+def _identified(input_file: InputFile) -> FileIdentity | None:
     try:
         # Without O_NONBLOCK the open of a FIFO would wait for a writer.
-        with os.fdopen(os.open(wanted.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        with os.fdopen(os.open(input_file.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return None
             checksum = _checksum(
-                file, found.st_size, *(_OF_BIN if wanted.name.endswith(".bin") else _OF_OTHERS)
+                file, found.st_size, *(_OF_BIN if input_file.name.endswith(".bin") else _OF_OTHERS)
             )
     except (OSError, ValueError):
         return None
-    return FileIdentity(wanted.kind, wanted.key, wanted.name, found.st_size, int(found.st_mtime), checksum)
+    return FileIdentity(
+        input_file.kind, input_file.key, input_file.name, found.st_size, int(found.st_mtime), checksum
+    )
 
 
 def _checksum(file: BinaryIO, size: int, whole: int, blocks: int) -> str:

@@ -34,7 +34,7 @@ class Split:
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """What is known of a data set.
+    """The sample index of a data set.
 
     Attributes
     ----------
@@ -115,9 +115,9 @@ def check_files(prefix: Path) -> None:
         problem = why_missing(path)
         if not problem:
             continue
-        given = "; write it without the suffix" if prefix.suffix in (".idx", ".bin") else _nearest(prefix)
+        hint = "; write it without the suffix" if prefix.suffix in (".idx", ".bin") else _nearest(prefix)
         raise UserError(
-            f"model.data.data_prefix={prefix}: {path}: {problem}{given}; "
+            f"model.data.data_prefix={prefix}: {path}: {problem}{hint}; "
             "`slipway data tokenize` makes one from text files"
         )
 
@@ -181,5 +181,5 @@ def _nearest(prefix: Path) -> str:
     return suggest(str(prefix), names)
 
 
-def _wrong(prefix: Path, told: str) -> UserError:
-    return UserError(f"model.data.data_prefix={prefix}: not a Megatron data set: {told}")
+def _wrong(prefix: Path, problem: str) -> UserError:
+    return UserError(f"model.data.data_prefix={prefix}: not a Megatron data set: {problem}")

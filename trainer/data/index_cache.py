@@ -58,28 +58,28 @@ class IndexCache:
         before = _identity(path.stat())
         key = {"version": _VERSION, "idx_sha256": self._content_hash(path), "splits": list(weights)}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        kept = self._directory / f"sample-index-{name[:32]}.json"
-        index = _as_index(self._read(kept), key)
+        cached = self._directory / f"sample-index-{name[:32]}.json"
+        index = _as_index(self._read(cached), key)
         if index is None:
             index = build()
             # Of the content that was hashed, unless it was exchanged meanwhile.
             if _identity(path.stat()) == before:
-                self._write(kept, {"key": key, "index": dataclasses.asdict(index)})
+                self._write(cached, {"key": key, "index": dataclasses.asdict(index)})
         return index
 
     def _content_hash(self, path: Path) -> str:
         name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
-        kept = self._directory / f"idx-hash-{name[:32]}.json"
+        cached = self._directory / f"idx-hash-{name[:32]}.json"
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            identity = _identity(found)
-            known = self._read(kept)
+            status = os.fstat(file.fileno())
+            identity = _identity(status)
+            known = self._read(cached)
             if isinstance(known, dict) and known.get("identity") == identity and "sha256" in known:
                 return str(known["sha256"])
-            rested = time.time() - max(found.st_mtime, found.st_ctime) > _RESTED_SECONDS
+            rested = time.time() - max(status.st_mtime, status.st_ctime) > _RESTED_SECONDS
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if rested:
-            self._write(kept, {"file": str(path), "identity": identity, "sha256": digest})
+            self._write(cached, {"file": str(path), "identity": identity, "sha256": digest})
         return digest
 
     def _read(self, path: Path) -> Any:
@@ -111,9 +111,9 @@ class IndexCache:
         self._told = True
 
 
-def _identity(found: os.stat_result) -> list[int]:
-    """What a file's content cannot change without; a file system's number may change with a mount."""
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+def _identity(status: os.stat_result) -> list[int]:
+    """Return the attributes that change with a file's content; a mount may change a file system's number."""
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _remove(path: Path) -> None:
@@ -130,14 +130,14 @@ def _as_index(content: Any, key: dict[str, Any]) -> SampleIndex | None:
             return None
         index = content["index"]
         splits = tuple(Split(**split) for split in index["splits"])
-        found = SampleIndex(index["dtype"], index["tokens"], splits)
-        return found if _is_whole(found) else None
+        index_read = SampleIndex(index["dtype"], index["tokens"], splits)
+        return index_read if _is_whole(index_read) else None
     except (KeyError, TypeError):
         return None
 
 
 def _is_whole(index: SampleIndex) -> bool:
-    """Whether an index is one that could be computed: the file may be of another's hand."""
+    """Return whether an index is one that could be computed: anybody may have written the file."""
     if np.dtype(index.dtype).kind not in "ui" or len(index.splits) != 3:
         return False
     return all(0 <= split.start <= split.start + split.tokens <= index.tokens for split in index.splits)

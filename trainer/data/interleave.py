@@ -1,4 +1,4 @@
-"""Which of several weighted sources a sample comes from.
+"""Interleaving of several weighted sources of samples.
 
 The sources are the leaves of a balanced binary tree. Of the first ``k`` samples of a node whose left branch
 has the fraction ``a/b`` of its weight, ``round(k a/b)`` go to the left and the rest to the right. So both
@@ -19,7 +19,7 @@ from fractions import Fraction
 
 
 class Interleaving:
-    """Divides the samples ``0, 1, 2, ...`` among sources in proportion to their weights.
+    """A division of the samples ``0, 1, 2, ...`` among sources in proportion to their weights.
 
     Parameters
     ----------

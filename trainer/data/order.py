@@ -1,4 +1,4 @@
-"""Which samples make up a batch.
+"""The order of samples, and a rank's share of a batch.
 
 The order of samples is a pure function of the seed, the data generation and the number of samples consumed
 before: it does not depend on how many processes train, nor on the micro batch size. A rank's share of a
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from trainer.data.interleave import Interleaving
-from trainer.data.permutation import Permutation
-from trainer.data.seeds import order_seed
+from trainer.data.seeds import mix, order_seed
 
 
 class SampleOrder(Protocol):
@@ -65,7 +64,7 @@ class BlendedOrder:
     """The windows of several sources in the proportions of a blend; each source has its own epochs.
 
     A window's number counts through all sources, one after the other, as
-    :class:`trainer.data.blended.BlendedSource` does.
+    :class:`trainer.data.source.BlendedSource` does.
 
     Parameters
     ----------
@@ -98,3 +97,49 @@ def rank_share(first: int, count: int, rank: int, ranks: int) -> range:
     """Return the sample numbers of one data-parallel rank in the batch ``[first, first + count)``."""
     share = count // ranks
     return range(first + rank * share, first + (rank + 1) * share)
+
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 6
+
+
+class Permutation:
+    """A pseudo-random bijection of ``range(size)``.
+
+    A balanced Feistel network over the next even number of bits, walked until it lands below `size` (cycle
+    walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Each value costs at most a
+    handful of rounds, so that any position of a run can be looked up at once.
+
+    Parameters
+    ----------
+    size
+        Number of elements, at least 1.
+    seed, stream
+        Two numbers that choose the permutation; a run uses its seed and the epoch.
+    """
+
+    def __init__(self, size: int, seed: int, stream: int) -> None:
+        if size < 1:
+            raise ValueError(f"a permutation of {size} elements")
+        self._size = size
+        self._half = max(1, ((size - 1).bit_length() + 1) // 2)
+        self._low = (1 << self._half) - 1
+        key = mix(mix(seed & _MASK) ^ (stream & _MASK))
+        self._keys = [key := mix(key + number) for number in range(_ROUNDS)]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        value = self._encrypt(index)
+        while value >= self._size:
+            value = self._encrypt(value)
+        return value
+
+    def _encrypt(self, value: int) -> int:
+        left, right = value >> self._half, value & self._low
+        for key in self._keys:
+            left, right = right, left ^ (mix(right ^ key) & self._low)
+        return left << self._half | right

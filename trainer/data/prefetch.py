@@ -1,4 +1,4 @@
-"""Micro batches that are made ahead, in a thread, while the step before is computed."""
+"""Prefetching: a thread prepares micro batches while the step before is computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _StepEnd:
 
 
 class Prefetcher(Generic[T]):
-    """Hands out the micro batches of one step after the other, in their order.
+    """A queue of micro batches, step after step, in their order.
 
     Parameters
     ----------

@@ -1,12 +1,19 @@
-"""Where windows of tokens come from."""
+"""Sources of windows of tokens: mock sequences, Megatron's ``.bin``/``.idx`` files, and blends of those."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.index import SampleIndex, check_files, check_size
+from trainer.data.interleave import Interleaving
 from trainer.data.seeds import sample_seed
 from trainer.errors import UserError
 
@@ -57,7 +64,7 @@ class Source(Protocol):
 
     @property
     def windows(self) -> int | None:
-        """How many windows there are; None if there is no end of them."""
+        """Return the number of windows; None if it is unlimited."""
 
     def window(self, index: int) -> Tokens:
         """Return window `index`, ``[seq_length + 1]``."""
@@ -92,3 +99,104 @@ class MockSource:
         drawn = sample_seed(self._seed, self._generation, index)
         start, step = drawn % self._alphabet, 1 + (drawn >> 32) % _MOCK_STEPS
         return (start + step * self._positions) % self._alphabet
+
+
+SPLITS = ("training", "validation", "test")
+
+
+class IndexedSource:
+    """One split of an indexed data set, as windows of ``seq_length + 1`` tokens with stride ``seq_length``.
+
+    Documents lie one after the other in the ``.bin`` file, so that a window is one contiguous read and may
+    span documents.
+
+    Parameters
+    ----------
+    prefix
+        Path of the ``.bin`` file without the suffix.
+    index
+        The data set's.
+    split
+        0 training, 1 validation, 2 test.
+    seq_length
+        Length of a window's inputs, in tokens.
+
+    Raises
+    ------
+    UserError
+        If the files are missing here or not those of the index, or the split has not even one window.
+    """
+
+    def __init__(self, prefix: Path, index: SampleIndex, split: int, seq_length: int) -> None:
+        part = index.splits[split]
+        self.documents, self.tokens, self._start = part.documents, part.tokens, part.start
+        self._seq_length = seq_length
+        if self.tokens < seq_length + 1:
+            raise UserError(
+                f"the {SPLITS[split]} split of {prefix} has {self.tokens:,} tokens in "
+                f"{self.documents:,} documents, but one window needs model.data.seq_length + 1 = "
+                f"{seq_length + 1:,}; change model.data.splits_string or use more data"
+            )
+        check_files(prefix)
+        try:
+            check_size(prefix, index)
+            self._stream = np.asarray(np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r"))
+        except OSError as error:
+            raise UserError(f"model.data.data_prefix={prefix}: it cannot be read: {error}", "rank") from None
+
+    @property
+    def windows(self) -> int:
+        """Return the number of windows in the split."""
+        return (self.tokens - 1) // self._seq_length
+
+    def window(self, index: int) -> Tokens:
+        """Return window `index`."""
+        if not 0 <= index < self.windows:
+            raise IndexError(index)
+        start = self._start + index * self._seq_length
+        tokens: Tokens = self._stream[start : start + self._seq_length + 1].astype(np.int64)
+        return tokens
+
+
+class BlendedSource:
+    """The windows of the first source, then those of the second, and so on.
+
+    Parameters
+    ----------
+    sources
+        One for each data set.
+    weights
+        How much of each is trained on; None for as much as each has windows, as in Megatron.
+    """
+
+    def __init__(self, sources: Sequence[IndexedSource], weights: Sequence[Fraction] | None) -> None:
+        self.sources = sources
+        self.sizes = [source.windows for source in sources]
+        self.interleaving = Interleaving(self.sizes if weights is None else weights)
+        self._starts = [0, *itertools.accumulate(self.sizes)]
+
+    @property
+    def windows(self) -> int:
+        """Return the number of windows in all sources."""
+        return self._starts[-1]
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens in all sources."""
+        return sum(source.tokens for source in self.sources)
+
+    @property
+    def documents(self) -> int:
+        """Return the number of documents in all sources."""
+        return sum(source.documents for source in self.sources)
+
+    def window(self, index: int) -> Tokens:
+        """Return window `index`."""
+        if not 0 <= index < self.windows:
+            raise IndexError(index)
+        source = bisect.bisect_right(self._starts, index) - 1
+        return self.sources[source].window(index - self._starts[source])
+
+    def number(self, source: int, window: int) -> int:
+        """Return the number here of a window of a source."""
+        return self._starts[source] + window

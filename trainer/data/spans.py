@@ -91,14 +91,14 @@ def fit(seq_length: int, density: float, mean_span: float) -> Lengths:
         middle = (low + high) // 2
         fits = lengths_of(middle, density, mean_span).inputs <= seq_length
         low, high = (middle, high) if fits else (low, middle)
-    found = lengths_of(low, density, mean_span)
-    if found.inputs != seq_length or found.spans > found.raw - found.noise:
+    lengths = lengths_of(low, density, mean_span)
+    if lengths.inputs != seq_length or lengths.spans > lengths.raw - lengths.noise:
         raise UserError(
             f"model.data.masked_lm_prob={density:g} and model.data.mean_ngram_size={mean_span:g}: "
             f"{seq_length} tokens of the encoder (model.data.seq_length) have no room for text between "
             "the masked spans; expected less to be masked, in longer spans, or longer sequences"
         )
-    return found
+    return lengths
 
 
 def corrupt(tokens: Tokens, lengths: Lengths, special: SpecialTokens, seed: int) -> tuple[Tokens, Tokens]:
@@ -121,9 +121,9 @@ def corrupt(tokens: Tokens, lengths: Lengths, special: SpecialTokens, seed: int)
         What the encoder reads, ``[lengths.inputs]``, and what the decoder is to write, ``[lengths.targets]``.
     """
     keys = _random(seed, lengths.raw)
-    kept = lengths.raw - lengths.noise
-    text = _divide(kept, lengths.spans, keys[:kept])
-    noise = _divide(lengths.noise, lengths.spans, keys[kept:])
+    remaining = lengths.raw - lengths.noise
+    text = _divide(remaining, lengths.spans, keys[:remaining])
+    noise = _divide(lengths.noise, lengths.spans, keys[remaining:])
     # A stretch of text and the span after it, and so on: where each span begins and ends.
     ends = np.cumsum(text + noise)
     begins = ends - noise

@@ -1,16 +1,20 @@
-"""How many tokens there are, and which of them ends a document: all that a training needs of a tokenizer."""
+"""The vocabulary of a tokenizer: its size and special tokens, which are all that a training needs of it.
+
+Read from GPT-2's JSON, BERT's ``vocab.txt``, a SentencePiece model or a Hugging Face directory. Of a
+SentencePiece model, a protocol buffer (``sentencepiece_model.proto`` of github.com/google/sentencepiece), so
+little is needed that the library would be a dependency for thirty lines.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config.tokenizer import WORDPIECES, Tokenizer
 from trainer.data.files import why_missing
-from trainer.data.sentencepiece import read_pieces
-from trainer.data.wordpiece import PUBLISHED, read_wordpieces
 from trainer.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -63,18 +67,18 @@ def read_vocabulary(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
         ``model.override_vocab_size``.
     """
     kind = "wordpiece" if tokenizer.name in WORDPIECES else tokenizer.library
-    found = _READERS[kind](tokenizer, mock)
+    vocabulary = _READERS[kind](tokenizer, mock)
     override = tokenizer.override_size
     if override is None:
-        return found
-    if override < found.size and found.origin.endswith(_WITHOUT_FILES):
+        return vocabulary
+    if override < vocabulary.size and vocabulary.origin.endswith(_WITHOUT_FILES):
         return Vocabulary(override, override - 1, "model.override_vocab_size")
-    if override < found.size:
+    if override < vocabulary.size:
         raise UserError(
-            f"model.override_vocab_size={override}: expected at least the tokenizer's {found.size} tokens "
-            f"({found.origin})"
+            f"model.override_vocab_size={override}: expected at least the tokenizer's {vocabulary.size} "
+            f"tokens ({vocabulary.origin})"
         )
-    return replace(found, size=override)
+    return replace(vocabulary, size=override)
 
 
 def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
@@ -209,3 +213,113 @@ _READERS = {
     "sentencepiece": _sentencepiece,
     "huggingface": _huggingface,
 }
+
+
+@dataclass(frozen=True)
+class WordPieces:
+    """Number of tokens, and the ids of those that NeMo's T5 takes for start, end and padding."""
+
+    size: int
+    start: int
+    end: int
+    padding: int
+
+
+# Of bert-base-cased and -uncased (Devlin et al. 2019, arXiv 1810.04805).
+PUBLISHED = {
+    "BertWordPieceCase": WordPieces(28996, start=101, end=102, padding=0),
+    "BertWordPieceLowerCase": WordPieces(30522, start=101, end=102, padding=0),
+}
+
+
+def read_wordpieces(path: Path) -> WordPieces:
+    """Read ``vocab.txt``: a token's id is the number of its line.
+
+    NeMo's tokenizer has no other start and end than ``[CLS]`` and ``[SEP]`` (auto_tokenizer.py).
+
+    Raises
+    ------
+    ValueError
+        If one of BERT's special tokens is not there.
+    OSError
+        If the file cannot be read.
+    """
+    # Not splitlines: tokens may be characters at which that splits too.
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    ids = {token: number for number, token in enumerate(lines)}
+    missing = [token for token in ("[CLS]", "[SEP]", "[PAD]") if token not in ids]
+    if missing:
+        raise ValueError(f"it lacks the token {missing[0]}")
+    return WordPieces(len(lines), start=ids["[CLS]"], end=ids["[SEP]"], padding=ids["[PAD]"])
+
+
+# Of ModelProto: the pieces, and how they were trained; of a piece: its text and type; of the latter: the name
+# of the piece that ends a sentence.
+_PIECES, _TRAINER = 1, 2
+_TEXT, _TYPE = 1, 3
+_EOS_PIECE = 47
+_CONTROL = 3
+
+
+def read_pieces(path: Path) -> tuple[int, int | None]:
+    """Return the number of pieces and the id of the end-of-sentence piece, None without one.
+
+    Raises
+    ------
+    ValueError
+        If the file is not a SentencePiece model.
+    OSError
+        If it cannot be read.
+    """
+    control: dict[bytes, int] = {}
+    size, end = 0, b"</s>"
+    for number, value in _fields(memoryview(path.read_bytes())):
+        if number == _PIECES:
+            piece = dict(_fields(_message(value)))
+            if piece.get(_TYPE) == _CONTROL and _TEXT in piece:
+                control[bytes(_message(piece[_TEXT]))] = size
+            size += 1
+        elif number == _TRAINER:
+            end = bytes(_message(dict(_fields(_message(value))).get(_EOS_PIECE, memoryview(end))))
+    if not size:
+        raise ValueError("it has no pieces")
+    return size, control.get(end)
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield number and value of each field: a whole number, or the bytes of anything else."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == 2:
+            length, at = _varint(data, at)
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"it has a field of the unknown kind {kind}")
+        if at + length > len(data):
+            raise ValueError("it ends in the middle of a field")
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("it ends in the middle of a field")
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+
+
+def _message(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("it has a number where a message belongs")
+    return value

@@ -1,1 +1,1 @@
-"""What the GPUs of one machine compute, as a table: ``python -m trainer.gpu_check``."""
+"""Checks of the computations of one machine's GPUs, as a table: ``python -m trainer.gpu_check``."""

@@ -1,6 +1,6 @@
-"""Check what the GPUs of one machine compute: ``python -m trainer.gpu_check --directory DIR``.
+"""Check the computations of one machine's GPUs: ``python -m trainer.gpu_check --directory DIR``.
 
-Small trainings run as in a job, a process a rank, and what they tell is compared: the device with the CPU,
+Small trainings run as in a job, a process a rank, and their numbers are compared: the device with the CPU,
 bf16 with fp32, each layout with one rank, a killed training with a whole one. The last check trains the model
 of a configuration that the launcher wrote, and measures. The rows are in ``DIR/gpu_check.json``. Where there
 is no GPU, the layouts run on two CPU ranks. Exit codes: 0 nothing failed, 1 something did, 2 a mistake in the
@@ -70,8 +70,8 @@ def _rows(name: str, check: Check, machine: Machine) -> Iterator[Row]:
 
 
 def _write(path: Path, machine: Machine, rows: Sequence[Row], finished: bool = False) -> None:
-    described, told = dict(machine.described), [asdict(row) for row in rows]
-    content = {"machine": described, "rows": told, "finished": finished}
+    described, results = dict(machine.described), [asdict(row) for row in rows]
+    content = {"machine": described, "rows": results, "finished": finished}
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
     unfinished.replace(path)

@@ -51,19 +51,19 @@ class Row:
 
 def check_versions(machine: Machine) -> Iterator[Row]:
     """Tell the versions; Transformer Engine is imported, as its libraries may not load."""
-    told = machine.described
+    described = machine.described
     names = ("python", "torch", "cuda", "cudnn", "nccl", "driver", "megatron-core", "transformer_engine")
-    detail = ", ".join(f"{name} {told[name]}" for name in names if told.get(name))
+    detail = ", ".join(f"{name} {described[name]}" for name in names if described.get(name))
     try:
         requirements.check_versions()
     except UserError as error:
         yield Row("versions", "failed", detail, str(error))
         return
     yield Row("versions", "passed", "; ".join([detail, *requirements.outside_tried()]))
-    problem = told["transformer_engine_problem"]
+    problem = described["transformer_engine_problem"]
     if problem is None:
-        yield Row("transformer_engine", "passed", f"{told['transformer_engine']} can be imported")
-    elif told["transformer_engine"]:
+        yield Row("transformer_engine", "passed", f"{described['transformer_engine']} can be imported")
+    elif described["transformer_engine"]:
         fix = "install one that is built for this torch, CUDA and Python, or model.transformer_engine=False"
         yield Row("transformer_engine", "failed", problem, fix)
     else:
@@ -102,10 +102,10 @@ def check_precision(machine: Machine) -> Iterator[Row]:
 
 def check_layouts(machine: Machine) -> Iterator[Row]:
     """Train in each layout that there are GPUs for; the numbers are those of one rank."""
-    most = len(machine.gpus) or 2
-    left = [name for name, (ranks, _) in LAYOUTS.items() if ranks > most]
+    available = len(machine.gpus) or 2
+    left = [name for name, (ranks, _) in LAYOUTS.items() if ranks > available]
     for name, (ranks, changes) in LAYOUTS.items():
-        if ranks > most:
+        if ranks > available:
             continue
         label = f"layout {name}"
         trained = machine.train(label.replace(", ", "_").replace(" ", "_"), changes, ranks)
@@ -113,8 +113,8 @@ def check_layouts(machine: Machine) -> Iterator[Row]:
         limits = (_LAYOUT_FIRST, _LAYOUT_LATER)
         yield compared(label, f"{ranks} ranks from one", trained, machine.train("one", {}), limits, fix)
     if left:
-        there = f"{most} GPU{'s' * (most > 1)}" if machine.gpus else "two CPU ranks"
-        yield Row("layouts", "skipped", f"{len(left)} need more than {there}: {'; '.join(left)}")
+        where = f"{available} GPU{'s' * (available > 1)}" if machine.gpus else "two CPU ranks"
+        yield Row("layouts", "skipped", f"{len(left)} need more than {where}: {'; '.join(left)}")
 
 
 def check_resume(machine: Machine) -> Iterator[Row]:
@@ -183,8 +183,8 @@ def compared(
     with_norms
         Whether the norms of the gradients are compared as well as the losses.
     """
-    for one in (trained, reference):
-        if (problem := one.problem()) is not None:
+    for training in (trained, reference):
+        if (problem := training.problem()) is not None:
             return Row(check, "failed", problem, "see its log in the check's directory")
     names = ("loss", "grad_norm") if with_norms else ("loss",)
     differences = [
@@ -203,13 +203,13 @@ def compared(
 
 def resumed(whole: Trained, again: Trained, was_running: bool, is_gpu: bool) -> Row:
     """Return the row for a training that was killed and continued."""
-    for one in (whole, again):
-        if (problem := one.problem()) is not None:
+    for training in (whole, again):
+        if (problem := training.problem()) is not None:
             return Row("resume", "failed", problem, "see its log in the check's directory")
     if not was_running:
         return Row("resume", "failed", "the training ended before it could be killed", "run the check again")
-    wanted, curve = whole.curve, again.curve
-    wrong = [step for step in wanted if curve.get(step) != wanted[step]]
+    expected, curve = whole.curve, again.curve
+    wrong = [step for step in expected if curve.get(step) != expected[step]]
     resumed_at = again.of("start")[-1]["step"]
     saves = whole.of("checkpoint")
     numbers: dict[str, Any] = {"save_seconds": [line["seconds"] for line in saves], "resumed_at": resumed_at}

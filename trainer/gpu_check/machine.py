@@ -68,7 +68,7 @@ class Trained:
 
     codes: list[int]
     lines: list[dict[str, Any]]
-    said: str
+    output: str
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl of a kind."""
@@ -76,23 +76,23 @@ class Trained:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of the steps."""
+        """Return the lines of the steps."""
         return self.of("train")
 
     @property
     def curve(self) -> dict[int, tuple[float, float]]:
-        """The loss and the gradient's norm by step; of one that was told twice, as it was told last."""
+        """Return the loss and the gradient's norm by step; of a repeated step the last report counts."""
         return {line["step"]: (line["loss"], line["grad_norm"]) for line in self.steps}
 
     def problem(self) -> str | None:
         """Return the end of the output if a rank failed; None if all went well."""
         if not any(self.codes):
             return None
-        return f"exit codes {self.codes}: {' | '.join(self.said.strip().splitlines()[-4:])}"
+        return f"exit codes {self.codes}: {' | '.join(self.output.strip().splitlines()[-4:])}"
 
 
 class Machine:
-    """Starts trainings on this machine, in a directory of their own."""
+    """This machine, on which trainings run in a directory of their own."""
 
     def __init__(self, directory: Path, described: Mapping[str, Any], patience: float) -> None:
         self.directory = directory
@@ -103,12 +103,12 @@ class Machine:
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The visible GPUs."""
+        """Return the visible GPUs."""
         return list(self.described["gpus"])
 
     @property
     def accelerator(self) -> str:
-        """Where trainings run."""
+        """Return the accelerator on which trainings run."""
         return "gpu" if self.gpus else "cpu"
 
     def train(self, name: str, changes: Mapping[str, Any], ranks: int = 1) -> Trained:
@@ -166,10 +166,10 @@ class Machine:
             for process in processes:
                 process.kill()
             codes = [process.wait() for process in processes]
-        said = (self.directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        output = (self.directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         if late:
-            said += f"\ntook longer than {self._patience:g} s"
-        return Trained(codes, self.lines(name), said)
+            output += f"\ntook longer than {self._patience:g} s"
+        return Trained(codes, self.lines(name), output)
 
     def kill_after(self, name: str, step: int, processes: Sequence[subprocess.Popen[bytes]]) -> bool:
         """Kill a training with SIGKILL once it has told a step; return whether it was still running."""
@@ -202,32 +202,32 @@ class Machine:
 
 def describe() -> dict[str, Any]:
     """Return versions and devices; libraries are imported, so this runs in a process of its own."""
-    found: dict[str, Any] = {"host": socket.gethostname(), "python": sys.version.split()[0], "gpus": []}
-    found["transformer_engine_problem"] = None
+    facts: dict[str, Any] = {"host": socket.gethostname(), "python": sys.version.split()[0], "gpus": []}
+    facts["transformer_engine_problem"] = None
     for package in ("torch", "megatron-core", "transformer_engine", "apex"):
-        found[package] = requirements.version(package)
+        facts[package] = requirements.version(package)
     torch = importlib.import_module("torch")
-    found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+    facts["cuda"], facts["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
     from trainer.device import driver_version, why_no_cuda
 
-    found["driver"] = driver_version()
-    found["no_cuda"] = None if torch.cuda.is_available() else why_no_cuda([])
-    if found["no_cuda"] is None:
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    facts["driver"] = driver_version()
+    facts["no_cuda"] = None if torch.cuda.is_available() else why_no_cuda([])
+    if facts["no_cuda"] is None:
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             capability = f"{properties.major}.{properties.minor}"
             memory = properties.total_memory
-            found["gpus"].append({"name": properties.name, "memory": memory, "capability": capability})
+            facts["gpus"].append({"name": properties.name, "memory": memory, "capability": capability})
     try:
         # Another version of megatron-core may lack what is imported from it.
         requirements.check_versions()
         from trainer.model.backends import transformer_engine_problem
 
-        found["transformer_engine_problem"] = transformer_engine_problem()
+        facts["transformer_engine_problem"] = transformer_engine_problem()
     except (UserError, ImportError, AttributeError, OSError) as error:
-        found["transformer_engine_problem"] = f"{type(error).__name__}: {error}"
-    return found
+        facts["transformer_engine_problem"] = f"{type(error).__name__}: {error}"
+    return facts
 
 
 def described() -> dict[str, Any]:
@@ -241,10 +241,10 @@ def described() -> dict[str, Any]:
     command = [sys.executable, "-m", "trainer.gpu_check", "--describe"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        said = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise UserError(f"{sys.executable} cannot describe this machine: {said}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        output = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise UserError(f"{sys.executable} cannot describe this machine: {output}")
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
 
 
 def _rank(rank: int, ranks: int, port: int) -> dict[str, str]:

@@ -17,7 +17,7 @@ from trainer.data.prefetch import DEPTH_ON_CPU, DEPTH_ON_CUDA, Prefetcher, moved
 from trainer.distributed import shorten_timeouts
 from trainer.errors import DivergedError
 from trainer.logs import LOGGER
-from trainer.loop.making import MicroBatch
+from trainer.loop.batch_building import MicroBatch
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
 from trainer.loop.step import evaluate_losses, train_losses
@@ -28,7 +28,7 @@ from trainer.report.reporter import Step
 
 @dataclass(frozen=True)
 class _Last:
-    """Why stepping ended, the last training loss, and the validation loss if it was just computed."""
+    """The reason for the end, the last training loss, and the validation loss if it was just computed."""
 
     reason: str
     loss: float
@@ -83,7 +83,7 @@ def _steps(
     session: Session, saver: Saver, stopping: Stopping, feed: Prefetcher[MicroBatch], stop_after: int | None
 ) -> _Last:
     settings, progress = session.settings, session.progress
-    device, is_first = session.place.device, True
+    device, is_first = session.rank_context.device, True
     clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
     while True:
         loss = _step(session, feed, clock)
@@ -123,7 +123,7 @@ def _step(session: Session, feed: Prefetcher[MicroBatch], clock: StepClock) -> f
     waited = feed.waited
     epoch = session.order.epoch(progress.consumed_samples)
     batch = settings.batch_after(progress.consumed_samples)
-    micro_batches = batch // (settings.micro_batch * session.place.layout.data)
+    micro_batches = batch // (settings.micro_batch * session.rank_context.layout.data)
     loss = train_losses(settings, session.model, feed.step(), micro_batches)
     _check_finite("training loss", loss, progress.step)
     lr = session.schedule(progress.step)
@@ -149,17 +149,21 @@ def _check_finite(name: str, value: float, step: int) -> None:
 
 
 def _feed(session: Session) -> Prefetcher[MicroBatch]:
-    device = session.place.device
+    device = session.rank_context.device
     return Prefetcher(_batches(session), DEPTH_ON_CUDA if device.type == "cuda" else DEPTH_ON_CPU, device)
 
 
 def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
     """Yield this rank's micro batches of each step that is left."""
-    settings, place, consumed = session.settings, session.place, session.progress.consumed_samples
+    settings, rank_context, consumed = (
+        session.settings,
+        session.rank_context,
+        session.progress.consumed_samples,
+    )
     for _ in range(session.progress.step, settings.max_steps):
         batch = settings.batch_after(consumed)
-        share = rank_share(consumed, batch, place.data_rank, place.layout.data)
-        yield session.maker.batches(
+        share = rank_share(consumed, batch, rank_context.data_rank, rank_context.layout.data)
+        yield session.batch_builder.batches(
             session.training, [session.order.window(sample) for sample in share], share
         )
         consumed += batch
@@ -167,18 +171,18 @@ def _batches(session: Session) -> Iterator[Iterator[MicroBatch]]:
 
 def _validate(session: Session, stopping: Stopping) -> float | None:
     """Return the loss on the held-out batches; None if this is stopped on the way."""
-    settings, place = session.settings, session.place
+    settings, rank_context = session.settings, session.rank_context
     assert session.heldout is not None
     began = time.perf_counter()
     total, count = 0.0, 0.0
     for windows in session.heldout_batches:
         if reason := stopping.agreed():
-            LOGGER.warning("step %d | validation is given up: %s", session.progress.step, reason)
+            LOGGER.warning("step %d | validation is abandoned: %s", session.progress.step, reason)
             return None
-        share = rank_share(0, len(windows), place.data_rank, place.layout.data)
+        share = rank_share(0, len(windows), rank_context.data_rank, rank_context.layout.data)
         mine = [windows[index] for index in share]
-        made = session.maker.batches(session.heldout, mine)
-        batches = (moved(batch, place.device) for batch in made)
+        micro_batches = session.batch_builder.batches(session.heldout, mine)
+        batches = (moved(batch, rank_context.device) for batch in micro_batches)
         sums = evaluate_losses(settings, session.model, batches, len(mine) // settings.micro_batch)
         total, count = total + float(sums[0]), count + float(sums[1])
     loss = total / max(count, 1.0)

@@ -1,4 +1,4 @@
-"""When a training saves, and what becomes of the checkpoints before."""
+"""Saving during a training: the times, the lock of the directory, and the removal of older checkpoints."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator
 
 from trainer.checkpoint import naming, retention, state, store
+from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
-from trainer.checkpoint.pending import Pending
 from trainer.config.saving import Saving
 from trainer.data.identity import to_json
-from trainer.distributed import Place, together
+from trainer.distributed import RankContext, on_all_ranks
 from trainer.loop.session import Session
 
 
 @contextlib.contextmanager
-def sole_writer(saving: Saving, place: Place) -> Iterator[None]:
+def sole_writer(saving: Saving, rank_context: RankContext) -> Iterator[None]:
     """Hold the lock of the directory of checkpoints on rank 0, if any is going to be written.
 
     Raises
@@ -25,14 +25,14 @@ def sole_writer(saving: Saving, place: Place) -> Iterator[None]:
     UserError
         On every rank, if another training holds it.
     """
-    lock = together(lambda: Lock(saving.directory) if saving.enabled and place.is_main else None)
+    lock = on_all_ranks(lambda: Lock(saving.directory) if saving.enabled and rank_context.is_main else None)
     yield
     if lock:
         lock.release()
 
 
 class Saver:
-    """Saves a training as its settings say; every rank has one and calls it at the same steps.
+    """The saving of a training by its settings; every rank has one and calls it at the same steps.
 
     At most one save is under way: the next one that is due waits for it.
     """
@@ -40,17 +40,17 @@ class Saver:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._saving = session.settings.saving
-        self._pending: Pending | None = None
+        self._pending: AsyncSave | None = None
         self._began, self._saved = 0.0, -1
         # Only those of earlier launches, and only until this one has a checkpoint of its own.
-        self._leftovers = store.leftovers(self._saving.directory) if session.place.is_main else []
+        self._leftovers = store.leftovers(self._saving.directory) if session.rank_context.is_main else []
 
     def is_due(self) -> bool:
-        """Whether :meth:`step` saves after this step."""
+        """Return whether :meth:`step` saves after this step."""
         return bool(self._saving.every) and self._session.progress.step % self._saving.every == 0
 
     def is_written(self) -> bool:
-        """Whether :meth:`step` completes a save that was begun, on all ranks alike."""
+        """Return whether :meth:`step` completes a save that was begun, on all ranks alike."""
         return self._pending is not None and self._pending.is_written()
 
     def step(self, loss: float, validated: float | None) -> None:
@@ -85,10 +85,12 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        found = pending.finish()
-        self._session.reporter.checkpoint(found.marker.step, found.path, time.perf_counter() - self._began)
-        if self._session.place.is_main:
-            retention.keep_best(self._saving, found)
+        checkpoint = pending.finish()
+        self._session.reporter.checkpoint(
+            checkpoint.marker.step, checkpoint.path, time.perf_counter() - self._began
+        )
+        if self._session.rank_context.is_main:
+            retention.keep_best(self._saving, checkpoint)
             retention.remove(self._leftovers)
             self._leftovers = []
 
@@ -104,7 +106,7 @@ class Saver:
             session.model,
             session.optimizer.inner,
             session.progress,
-            session.place,
+            session.rank_context,
             self._marker({name: float(value) for name, value in known.items() if value is not None}),
             background,
         )
@@ -121,7 +123,7 @@ class Saver:
         }
 
     def _marker(self, metrics: dict[str, float]) -> Marker:
-        session, layout = self._session, self._session.place.layout
+        session, layout = self._session, self._session.rank_context.layout
         return Marker(
             step=session.progress.step,
             consumed_samples=session.progress.consumed_samples,

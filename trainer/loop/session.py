@@ -1,4 +1,4 @@
-"""Everything a running training holds, and how it is put together."""
+"""The session of a training: its data, model, optimizer and progress, opened from the settings."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from arithmetic.parameters import padded_vocabulary
 from trainer.checkpoint import compatible, reader, state, store
 from trainer.checkpoint.choice import Choice, Chooser
 from trainer.checkpoint.state import Progress
-from trainer.config.layout import padded_vocabulary
 from trainer.config.settings import Settings
 from trainer.data import identity
 from trainer.data.heldout import heldout_windows, unigram_entropy
 from trainer.data.order import SampleOrder
 from trainer.data.seeds import HELDOUT
 from trainer.data.source import MockSource, Source
-from trainer.data.sources import Indices, find_indices, make_order, open_heldout, open_training
+from trainer.data.training_data import Indices, find_indices, make_order, open_heldout, open_training
 from trainer.data.vocabulary import Vocabulary
-from trainer.distributed import Place, from_main, together
+from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import UserError
-from trainer.loop.making import Maker, make_maker, vocabulary_of, window_length
+from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of, window_length
 from trainer.model.build import build_model
-from trainer.model.counting import parameter_count
-from trainer.model.model import Model
+from trainer.model.model import Model, parameter_count
 from trainer.optim.build import Optimizer
 from trainer.optim.schedule import Schedule, make_schedule
 from trainer.report.reporter import Reporter
@@ -39,14 +38,14 @@ class Session:
     """
 
     settings: Settings
-    place: Place
+    rank_context: RankContext
     vocabulary: Vocabulary
     padded_vocabulary: int
     training: Source
     heldout: Source | None
     heldout_batches: list[list[int | None]]
     order: SampleOrder
-    maker: Maker
+    batch_builder: BatchBuilder
     model: Model
     optimizer: Optimizer
     schedule: Schedule
@@ -59,7 +58,7 @@ class Session:
     resumed_from: Path | None = None
 
 
-def open_session(settings: Settings, place: Place) -> Session:
+def open_session(settings: Settings, rank_context: RankContext) -> Session:
     """Open the data, build the model and optimizer, and restore the newest checkpoint if asked to.
 
     Raises
@@ -67,28 +66,30 @@ def open_session(settings: Settings, place: Place) -> Session:
     UserError
         If files are missing or do not fit the configuration.
     """
-    vocabulary = together(lambda: vocabulary_of(settings))
-    indices = from_main(lambda: _indices(settings))
-    training, heldout = together(lambda: _open_sources(settings, vocabulary, indices))
-    padded = padded_vocabulary(vocabulary.size, settings.architecture.vocab_divisor, place.layout.tensor)
-    model = build_model(settings, place, padded)
+    vocabulary = on_all_ranks(lambda: vocabulary_of(settings))
+    indices = broadcast_from_rank0(lambda: _indices(settings))
+    training, heldout = on_all_ranks(lambda: _open_sources(settings, vocabulary, indices))
+    padded = padded_vocabulary(
+        vocabulary.size, settings.architecture.vocab_divisor, rank_context.layout.tensor
+    )
+    model = build_model(settings, rank_context, padded)
     session = Session(
         settings=settings,
-        place=place,
+        rank_context=rank_context,
         vocabulary=vocabulary,
         padded_vocabulary=padded,
         training=training,
         heldout=heldout,
-        heldout_batches=_heldout_batches(settings, place, heldout),
+        heldout_batches=_heldout_batches(settings, rank_context, heldout),
         order=make_order(training, settings.seed, settings.resume.data_generation),
-        maker=make_maker(settings, place, vocabulary),
+        batch_builder=make_batch_builder(settings, rank_context, vocabulary),
         model=model,
-        optimizer=Optimizer(settings, model, place.device),
+        optimizer=Optimizer(settings, model, rank_context.device),
         schedule=make_schedule(settings.optimization, settings.resume.lr_scale),
-        reporter=Reporter(settings, place, padded),
+        reporter=Reporter(settings, rank_context, padded),
         parameters=parameter_count(model),
         shape=compatible.shapes(settings, padded),
-        data_identity=from_main(lambda: _data_identity(settings)),
+        data_identity=broadcast_from_rank0(lambda: _data_identity(settings)),
     )
     _resume(session)
     return session
@@ -96,11 +97,13 @@ def open_session(settings: Settings, place: Place) -> Session:
 
 def report_heldout(session: Session) -> None:
     """Tell the entropy of the held-out tokens; mock tokens have no meaning to compare with."""
-    if session.heldout is None or session.settings.data.kind == "mock" or not session.place.is_main:
+    if session.heldout is None or session.settings.data.kind == "mock" or not session.rank_context.is_main:
         return
-    heldout, maker = session.heldout, session.maker
+    heldout, batch_builder = session.heldout, session.batch_builder
     tokens, entropy = unigram_entropy(
-        lambda window: maker.targets(heldout, window), session.heldout_batches, session.vocabulary.size
+        lambda window: batch_builder.targets(heldout, window),
+        session.heldout_batches,
+        session.vocabulary.size,
     )
     session.reporter.heldout(tokens, entropy)
 
@@ -119,7 +122,7 @@ def _data_identity(settings: Settings) -> identity.Identity:
     if tokenizer.library == "huggingface" and Path(tokenizer.name).is_absolute():
         files = {"type": Path(tokenizer.name)}
     named = {f"model.tokenizer.{name}": path for name, path in files.items()}
-    return identity.identify(identity.wanted_of(prefixes, named))
+    return identity.identify(identity.input_files(prefixes, named))
 
 
 def _open_sources(
@@ -136,10 +139,12 @@ def _open_sources(
     )
 
 
-def _heldout_batches(settings: Settings, place: Place, heldout: Source | None) -> list[list[int | None]]:
+def _heldout_batches(
+    settings: Settings, rank_context: RankContext, heldout: Source | None
+) -> list[list[int | None]]:
     if heldout is None:
         return []
-    multiple = settings.micro_batch * place.layout.data * place.layout.group
+    multiple = settings.micro_batch * rank_context.layout.data * rank_context.layout.group
     return heldout_windows(heldout, settings.val_batches, settings.global_batch, multiple, settings.seed)
 
 
@@ -155,23 +160,23 @@ def _resume(session: Session) -> None:
             f"exp_manager.resume_ignore_no_checkpoint=False, but there is no complete checkpoint in "
             f"{saving.directory}: True starts from step 0"
         )
-    compatible.check(choice.found, session.shape, session.place.layout)
+    compatible.check(choice.checkpoint, session.shape, session.rank_context.layout)
     accepted = session.settings.data.accepted
-    from_main(lambda: compatible.check_data(choice.found, session.data_identity, accepted))
+    broadcast_from_rank0(lambda: compatible.check_data(choice.checkpoint, session.data_identity, accepted))
     session.progress = state.restore(
-        choice, session.model, session.optimizer.inner, session.place, session.settings.seed
+        choice, session.model, session.optimizer.inner, session.rank_context, session.settings.seed
     )
     if not choice.is_branch:
-        session.training_id = choice.found.marker.training or session.training_id
-    session.resumed_from = choice.found.path
+        session.training_id = choice.checkpoint.marker.training or session.training_id
+    session.resumed_from = choice.checkpoint.path
 
 
 def _choose(session: Session) -> Choice | None:
     """Return the checkpoint to start from, whose files are what they were when they were written."""
     chooser = Chooser(session.settings.saving, session.settings.resume, session.reporter.damaged)
     while True:
-        choice = from_main(chooser.choose)
-        wrong = reader.verify(choice.found, session.place) if choice else None
+        choice = broadcast_from_rank0(chooser.choose)
+        wrong = reader.verify(choice.checkpoint, session.rank_context) if choice else None
         if choice is None or wrong is None:
             return choice
-        from_main(partial(chooser.reject, choice, wrong))
+        broadcast_from_rank0(partial(chooser.reject, choice, wrong))

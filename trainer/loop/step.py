@@ -13,7 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from trainer.config.settings import Settings
 from trainer.data.batches import Batch
-from trainer.loop.making import MicroBatch
+from trainer.loop.batch_building import MicroBatch
 from trainer.model.model import Model
 
 

@@ -1,4 +1,4 @@
-"""Whether to stop before the last step: what any rank was asked, and all ranks agree upon."""
+"""The agreement of all ranks to stop before the last step, by a signal or at the end of their time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.settings import Settings
-from trainer.distributed import Place
+from trainer.distributed import RankContext
 from trainer.signals import STOP_SIGNALS, StopSignals
 
 MAX_TIME = "max_time"
@@ -23,7 +23,7 @@ class Stopping:
     ----------
     settings
         Its `max_seconds` count for each launch anew, from `started` on.
-    place
+    rank_context
         This process.
     signals
         What this process was asked.
@@ -31,9 +31,11 @@ class Stopping:
         ``time.monotonic()`` when this process began.
     """
 
-    def __init__(self, settings: Settings, place: Place, signals: StopSignals, started: float) -> None:
-        self._device = place.device
-        self._alone = place.layout.world == 1
+    def __init__(
+        self, settings: Settings, rank_context: RankContext, signals: StopSignals, started: float
+    ) -> None:
+        self._device = rank_context.device
+        self._alone = rank_context.layout.world == 1
         self._signals = signals
         seconds = settings.max_seconds
         self._deadline = None if seconds is None else started + seconds
@@ -53,7 +55,7 @@ class Stopping:
         return REASONS[self._agreed - 1] if self._agreed else None
 
     def _asked(self) -> int:
-        if number := self._signals.asked():
+        if number := self._signals.requested():
             return 1 + REASONS.index(number.name)
         is_over = self._deadline is not None and time.monotonic() > self._deadline
         return 1 + REASONS.index(MAX_TIME) if is_over else 0

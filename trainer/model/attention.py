@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-
-from trainer.model.context import ahead, gather_tokens
 
 
 class SdpaAttention(MegatronModule):  # type: ignore[misc]
@@ -112,7 +111,7 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             if attention_mask is not None or attention_bias is not None:
                 raise ValueError("under context parallelism attention has neither a mask nor a bias")
             key, value = gather_tokens(key, self.contexts), gather_tokens(value, self.contexts)
-            forbidden = ahead(query.size(0), self.contexts, query.device)
+            forbidden = _ahead_of_rank(query.size(0), self.contexts, query.device)
         elif self.causal and attention_mask is None and query.size(0) > 1:
             causal = attention_bias is None
             forbidden = None if causal else _ahead(query.size(0), query.device)
@@ -197,3 +196,25 @@ def _added(forbidden: Any, bias: Any, dtype: Any) -> Any:
     if bias is None:
         bias = torch.zeros((), dtype=dtype, device=forbidden.device)
     return bias.to(dtype).masked_fill(forbidden, lowest)
+
+
+def gather_tokens(x: Any, group: Any) -> Any:
+    """Return ``[t, ...]``, all tokens in their order, from this rank's ``[t / ranks, ...]``.
+
+    Context parallelism for an attention that has none: each rank gathers the keys and values of all, as in
+    the training of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2). The keys of grouped
+    queries are few, and any mask is possible. A rank's tokens are two chunks of the sequence, one from either
+    end, so that all ranks have as much causal attention to compute. The gradient is the sum of the ranks'.
+    """
+    gathered = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
+    chunks = gathered.chunk(2 * group.size(), dim=0)
+    # They come as 0, last, 1, last but one, ...
+    return torch.cat((*chunks[0::2], *reversed(chunks[1::2])), dim=0)
+
+
+def _ahead_of_rank(length: int, group: Any, device: Any) -> Any:
+    """Return ``[length, length * ranks]``, True where one of this rank's tokens would look ahead."""
+    rank, ranks, half = group.rank(), group.size(), length // 2
+    starts = (rank * half, (2 * ranks - 1 - rank) * half)
+    own = torch.cat([torch.arange(start, start + half, device=device) for start in starts])
+    return torch.arange(length * ranks, device=device) > own[:, None]

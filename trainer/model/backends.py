@@ -1,4 +1,4 @@
-"""Which attention computes: Transformer Engine's, PyTorch's fused kernel, or megatron-core's own."""
+"""The choice of the attention: Transformer Engine's, PyTorch's fused kernel, or megatron-core's own."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def attention_backend(shape: Architecture, config: TransformerConfig, device: An
     UserError
         If the backend that the key names cannot compute this.
     """
-    wanted = shape.attention_backend
-    if wanted != "auto":
-        _demand(wanted, f"{_KEY}={wanted}", config, device)
-        return wanted
+    backend = shape.attention_backend
+    if backend != "auto":
+        _demand(backend, f"{_KEY}={backend}", config, device)
+        return backend
     if shape.transformer_engine and _obstacle("transformer_engine", config, device) is None:
         return "transformer_engine"
     if device.type == "cuda" or config.context_parallel_size > 1 or _sdpa_is_faster_on_cpu(shape, config):
@@ -54,7 +54,7 @@ def core_attention(shape: Architecture, config: TransformerConfig, device: Any) 
 
 
 def uses_transformer_engine(shape: Architecture, device: Any) -> bool:
-    """Whether the layers are Transformer Engine's: asked for, on a CUDA device, and importable."""
+    """Return whether the layers are Transformer Engine's: asked for, on a CUDA device, and importable."""
     return shape.transformer_engine and device.type == "cuda" and transformer_engine_problem() is None
 
 
@@ -71,10 +71,10 @@ def transformer_engine_problem() -> str | None:
     return None if HAVE_TE else "megatron-core cannot import all of it that it needs"
 
 
-def _demand(backend: AttentionBackend, asked: str, config: TransformerConfig, device: Any) -> None:
+def _demand(backend: AttentionBackend, setting: str, config: TransformerConfig, device: Any) -> None:
     obstacle = _obstacle(backend, config, device)
     if obstacle is not None:
-        raise UserError(f"{asked}: {obstacle}")
+        raise UserError(f"{setting}: {obstacle}")
 
 
 def _obstacle(backend: AttentionBackend, config: TransformerConfig, device: Any) -> str | None:

@@ -8,12 +8,12 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
 from trainer.config.settings import Settings
-from trainer.distributed import Place
+from trainer.distributed import RankContext
 from trainer.model.layers import gpt_layers
 from trainer.model.transformer import transformer_config
 
 
-def gpt_chunks(settings: Settings, place: Place, vocabulary: int) -> tuple[Any, list[Any]]:
+def gpt_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -> tuple[Any, list[Any]]:
     """Build this rank's chunks of a GPT: one, or several with virtual pipeline stages.
 
     Returns
@@ -22,12 +22,12 @@ def gpt_chunks(settings: Settings, place: Place, vocabulary: int) -> tuple[Any, 
         The TransformerConfig that all share, and the chunks, the one nearest to the input first.
     """
     shape, virtual = settings.architecture, settings.parallel.virtual
-    config = transformer_config(settings, shape, place)
+    config = transformer_config(settings, shape, rank_context)
     stages = range(virtual) if virtual > 1 else [None]
     chunks = [
         GPTModel(
             config=config,
-            transformer_layer_spec=gpt_layers(shape, config, place.device, settings.seed, stage),
+            transformer_layer_spec=gpt_layers(shape, config, rank_context.device, settings.seed, stage),
             vocab_size=vocabulary,
             max_sequence_length=shape.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),

@@ -1,10 +1,14 @@
-"""This rank's part of a model."""
+"""This rank's part of a model, and the number of parameters of the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,22 @@ class Model:
         """Take over weights in the form of :meth:`sharded_state_dict`."""
         for number, chunk in enumerate(self.chunks):
             chunk.module.load_state_dict(state[str(number)])
+
+
+def parameter_count(model: Model) -> int:
+    """Count the parameters of the whole model, each once; every rank calls this.
+
+    Tensor-parallel slices are added up; the last pipeline stage's copy of tied embeddings is not counted.
+    """
+    split = whole = 0
+    for parameter in model.parameters():
+        if getattr(parameter, "shared", False):
+            continue
+        if getattr(parameter, "tensor_model_parallel", False):
+            split += parameter.numel()
+        else:
+            whole += parameter.numel()
+    tensor = int(parallel_state.get_tensor_model_parallel_world_size())
+    total = torch.tensor([split * tensor + whole], dtype=torch.int64, device=torch.cuda.current_device())
+    dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
+    return int(total.item())

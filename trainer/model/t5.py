@@ -12,13 +12,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.config.architecture import Architecture
 from trainer.config.settings import Settings
-from trainer.distributed import Place
+from trainer.distributed import RankContext
 from trainer.model.layers import t5_layers
 from trainer.model.seeding import after_layers
 from trainer.model.transformer import transformer_config
 
 
-def t5_chunks(settings: Settings, place: Place, vocabulary: int) -> tuple[Any, list[Any]]:
+def t5_chunks(settings: Settings, rank_context: RankContext, vocabulary: int) -> tuple[Any, list[Any]]:
     """Build a T5, which is all of it on every pipeline stage: there is but one.
 
     The stacks have one embedding, with the decoder's initialization and dropout. A tied output has a bias, an
@@ -31,14 +31,16 @@ def t5_chunks(settings: Settings, place: Place, vocabulary: int) -> tuple[Any, l
     """
     encoder, decoder = settings.encoder, settings.architecture
     assert encoder is not None
-    first, second = (transformer_config(settings, shape, place) for shape in (encoder, decoder))
+    first, second = (transformer_config(settings, shape, rank_context) for shape in (encoder, decoder))
     seed = settings.seed
     model = T5Model(
         config=second,
         encoder_config=first,
-        transformer_encoder_layer_spec=_seeing_all(t5_layers(encoder, first, place.device, seed, "encoder")),
+        transformer_encoder_layer_spec=_seeing_all(
+            t5_layers(encoder, first, rank_context.device, seed, "encoder")
+        ),
         transformer_decoder_layer_spec=_seeing_all(
-            t5_layers(decoder, second, place.device, after_layers(seed, encoder.num_layers), "decoder")
+            t5_layers(decoder, second, rank_context.device, after_layers(seed, encoder.num_layers), "decoder")
         ),
         vocab_size=vocabulary,
         max_sequence_length=decoder.max_positions,

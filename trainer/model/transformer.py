@@ -1,22 +1,65 @@
-"""megatron-core's TransformerConfig from the settings."""
+"""megatron-core's TransformerConfig from the settings, and the functions of the feed-forward blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal
 
 from trainer.config.architecture import Architecture
 from trainer.config.parallel import Parallel
 from trainer.config.settings import Settings
-from trainer.distributed import Place
-from trainer.model.activations import activation
+from trainer.distributed import RankContext
 from trainer.model.backends import uses_transformer_engine
 
+Activation = Callable[[Any], Any]
 
-def transformer_config(settings: Settings, shape: Architecture, place: Place) -> TransformerConfig:
+
+def tanh_gelu(x: Any) -> Any:
+    """GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2), as GPT-2 and T5 1.1 use it."""
+    return F.gelu(x, approximate="tanh")
+
+
+def squared_relu(x: Any) -> Any:
+    """ReLU squared (So et al. 2021, Primer)."""
+    return torch.square(F.relu(x))
+
+
+# The function inside a gated unit carries the unit's first letters: SwiGLU is SiLU-gated (Shazeer 2020).
+_FUNCTIONS: dict[str, Activation] = {
+    "gelu": tanh_gelu,
+    "geglu": tanh_gelu,
+    "reglu": F.relu,
+    "relu": F.relu,
+    "swiglu": F.silu,
+    "silu": F.silu,
+    "squared-relu": squared_relu,
+}
+
+
+def activation(shape: Architecture, device: Any) -> tuple[Activation, bool]:
+    """Return the function, and whether megatron-core fuses it with the bias before it.
+
+    megatron-core recognises what it fuses by the function: for `torch.nn.functional.gelu`, which is the exact
+    GELU, it computes the tanh form. So that the key means one function, it is that form without fusion too.
+    Nothing is fused on a CPU: the fused functions are not compiled there, and slower than PyTorch's own.
+    """
+    function, gated = _FUNCTIONS[shape.activation], shape.activation.endswith("glu")
+    if device.type != "cuda" or not shape.bias_activation_fusion:
+        return function, False
+    if function is tanh_gelu and (gated or shape.bias):
+        return F.gelu, True
+    # Of the others megatron-core 0.16 fuses SwiGLU alone.
+    return function, function is F.silu and gated
+
+
+def transformer_config(
+    settings: Settings, shape: Architecture, rank_context: RankContext
+) -> TransformerConfig:
     """Translate the settings into the configuration of one stack of layers.
 
     Parameters
@@ -25,11 +68,11 @@ def transformer_config(settings: Settings, shape: Architecture, place: Place) ->
         What to train.
     shape
         The stack: ``settings.architecture``, or another of the model's.
-    place
+    rank_context
         This process.
     """
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    function, fused = activation(shape, place.device)
+    function, fused = activation(shape, rank_context.device)
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -48,7 +91,7 @@ def transformer_config(settings: Settings, shape: Architecture, place: Place) ->
         bias_activation_fusion=fused,
         bias_dropout_fusion=shape.bias_dropout_fusion,
         rotary_interleaved=shape.rope.interleaved,
-        apply_rope_fusion=shape.rope.fusion and uses_transformer_engine(shape, place.device),
+        apply_rope_fusion=shape.rope.fusion and uses_transformer_engine(shape, rank_context.device),
         cross_entropy_loss_fusion=shape.loss_fusion and fuses_loss(settings),
         init_method_std=shape.init_std,
         output_layer_init_method=None if shape.scaled_init else init_method_normal(shape.init_std),
@@ -57,19 +100,19 @@ def transformer_config(settings: Settings, shape: Architecture, place: Place) ->
         attention_softmax_in_fp32=True,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
-        persist_layer_norm=uses_transformer_engine(shape, place.device),
-        use_cpu_initialization=settings.cpu_weights or place.device.type == "cpu",
+        persist_layer_norm=uses_transformer_engine(shape, rank_context.device),
+        use_cpu_initialization=settings.cpu_weights or rank_context.device.type == "cpu",
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=settings.precision == "bf16",
         deterministic_mode=settings.deterministic,
-        **_parallel_options(settings, place),
+        **_parallel_options(settings, rank_context),
         **_recompute_options(shape),
     )
 
 
 def fuses_loss(settings: Settings) -> bool:
-    """Whether megatron-core's fused loss computes what the plain loss does.
+    """Return whether megatron-core's fused loss computes the same as the plain loss.
 
     Its gradient of the logits is bf16 whatever they are (fusions/fused_cross_entropy.py), and Megatron-LM
     excludes it from the deterministic mode.
@@ -78,7 +121,7 @@ def fuses_loss(settings: Settings) -> bool:
 
 
 def overlaps_p2p(parallel: Parallel) -> bool:
-    """Whether pipeline stages exchange while they compute, on CUDA.
+    """Return whether pipeline stages exchange while they compute, on CUDA.
 
     With two stages, the next one is the previous one: a batch of sends and receives would hold two of each
     for one peer, which NCCL matches by their order alone, so that a stage takes a gradient for an activation.
@@ -87,8 +130,8 @@ def overlaps_p2p(parallel: Parallel) -> bool:
     return parallel.virtual > 1 and (parallel.overlap_p2p or parallel.pipeline == 2)
 
 
-def _parallel_options(settings: Settings, place: Place) -> dict[str, Any]:
-    parallel, on_cuda = settings.parallel, place.device.type == "cuda"
+def _parallel_options(settings: Settings, rank_context: RankContext) -> dict[str, Any]:
+    parallel, on_cuda = settings.parallel, rank_context.device.type == "cuda"
     interleaved, overlapped = parallel.virtual > 1, on_cuda and overlaps_p2p(parallel)
     return {
         "tensor_model_parallel_size": parallel.tensor,

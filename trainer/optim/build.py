@@ -17,7 +17,7 @@ DISTRIBUTED_OPTIMIZERS = ("mcore_distributed_optim", "distributed_fused_adam")
 
 
 def uses_distributed_optimizer(settings: Settings, device: Any) -> bool:
-    """Whether optimizer states are spread over the data-parallel ranks.
+    """Return whether optimizer states are spread over the data-parallel ranks.
 
     Only on CUDA with the fused Adam of Transformer Engine or Apex: with torch's Adam megatron-core's sharded
     states do not restore each parameter's step count.

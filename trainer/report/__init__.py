@@ -1,1 +1,1 @@
-"""What a training tells: lines for people, lines for programs, TensorBoard events."""
+"""Reports of a training: lines for people, lines for programs, TensorBoard events."""

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object a line, flushed line by line, for programs that follow a training."""
+"""Files for programs that follow a training: ``metrics.jsonl``, a JSON object a line, and TensorBoard's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAMAGED_FILE_NAME = "damaged_checkpoints.jsonl"
 
 
 class MetricsFile:
-    """Appends lines; a resumed training continues the file of the one before."""
+    """Lines that are flushed as they are written; a resumed training continues the file of the one before."""
 
     def __init__(self, log_dir: Path, name: str = FILE_NAME) -> None:
         self._file = (log_dir / name).open("a", encoding="utf-8")
@@ -33,3 +33,25 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class EventsFile:
+    """TensorBoard's ``events.out.tfevents.*`` under NeMo's names; the x axis is the global step."""
+
+    def __init__(self, log_dir: Path) -> None:
+        # Imported late: a training without TensorBoard does without the package.
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(log_dir))
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Add scalars at a step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()

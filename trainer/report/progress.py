@@ -54,7 +54,7 @@ class Pace:
         self._recent.append(seconds)
 
     def eta(self, step: int) -> float:
-        """Seconds until the last step at the recent pace, never negative."""
+        """Return the seconds until the last step at the recent pace, never negative."""
         if not self._recent:
             return 0.0
         return max(0, self._total - step) * sum(self._recent) / len(self._recent)

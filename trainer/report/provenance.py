@@ -32,15 +32,15 @@ def write_packages(log_dir: Path) -> None:
     import torch
 
     # Unlike the metadata of a wheel from PyPI, torch itself names its build: 2.13.0+cu130.
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    packages = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
-    (log_dir / PACKAGES_NAME).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        packages["cuda"] = torch.version.cuda
+    (log_dir / PACKAGES_NAME).write_text(json.dumps(packages, indent=2) + "\n", encoding="utf-8")
 
 
 def _of_checkout(code: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Tell a training's progress in its three forms. Only rank 0 has one that writes."""
+"""Reports of a training's progress in three forms. Only rank 0 writes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from trainer.checkpoint.choice import Damaged
 from trainer.checkpoint.state import Progress
 from trainer.config.settings import Settings
-from trainer.distributed import Place
+from trainer.device import used_bytes
+from trainer.distributed import RankContext
 from trainer.logs import LOGGER
-from trainer.report.flops import model_flops, peak_flops
-from trainer.report.memory import used_bytes
-from trainer.report.metrics import DAMAGED_FILE_NAME, MetricsFile
+from trainer.report.flops import device_peak, model_flops
+from trainer.report.metrics import DAMAGED_FILE_NAME, EventsFile, MetricsFile
 from trainer.report.progress import Pace, step_line
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is told of a completed step.
+    """The report of a completed step.
 
     Attributes
     ----------
@@ -44,39 +44,37 @@ class Step:
 
 
 class Reporter:
-    """Writes ``metrics.jsonl``, TensorBoard events and the progress lines.
+    """The writer of ``metrics.jsonl``, TensorBoard events and the progress lines.
 
     Parameters
     ----------
     settings
         What is trained.
-    place
+    rank_context
         This process; on every rank but 0 all methods do nothing.
     vocabulary
         Size of the padded vocabulary, of which the logits are.
     """
 
-    def __init__(self, settings: Settings, place: Place, vocabulary: int) -> None:
+    def __init__(self, settings: Settings, rank_context: RankContext, vocabulary: int) -> None:
         self._settings = settings
-        self._place = place
+        self._rank_context = rank_context
         self._pace = Pace(settings.max_steps)
         self._flops = model_flops(settings.architecture, vocabulary, settings.encoder)
         self._causal_flops = model_flops(settings.architecture, vocabulary, settings.encoder, causal=True)
-        self._peak = _peak(settings, place)
+        self._peak = _peak(settings, rank_context)
         self._saved: Path | None = None
         self._metrics: MetricsFile | None = None
-        self._events = None
-        if not place.is_main:
+        self._events: EventsFile | None = None
+        if not rank_context.is_main:
             return
         self._metrics = MetricsFile(settings.output.log_dir)
         if settings.output.tensorboard:
-            from trainer.report.events import EventsFile
-
             self._events = EventsFile(settings.output.log_dir)
 
     def start(self, progress: Progress, parameters: int, resumed_from: Path | None) -> None:
         """Tell that training starts."""
-        layout = self._place.layout
+        layout = self._rank_context.layout
         self._write(
             "start",
             step=progress.step,
@@ -121,9 +119,9 @@ class Reporter:
         settings = self._settings
         tokens = step.samples * settings.seq_length
         speed = tokens / step.seconds
-        flops = self._flops * step.samples / step.seconds / self._place.layout.world
+        flops = self._flops * step.samples / step.seconds / self._rank_context.layout.world
         mfu = flops / self._peak if self._peak else None
-        memory = used_bytes(self._place.device)
+        memory = used_bytes(self._rank_context.device)
         self._pace.add(step.seconds)
         eta = self._pace.eta(progress.step)
         LOGGER.info(
@@ -225,7 +223,7 @@ class Reporter:
             self._metrics.write(kind, **fields)
 
 
-def _peak(settings: Settings, place: Place) -> float | None:
-    if place.device.type != "cuda":
+def _peak(settings: Settings, rank_context: RankContext) -> float | None:
+    if rank_context.device.type != "cuda":
         return None
-    return peak_flops(torch.cuda.get_device_name(place.device), settings.precision)
+    return device_peak(torch.cuda.get_device_name(rank_context.device), settings.precision)

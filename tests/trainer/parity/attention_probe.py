@@ -156,7 +156,7 @@ def gelus_differ() -> dict[str, float]:
     import torch.nn.functional as F
     from megatron.core.fusions.fused_bias_gelu import bias_gelu
 
-    from trainer.model.activations import activation
+    from trainer.model.transformer import activation
 
     shape = SimpleNamespace(activation="gelu", bias=True, bias_activation_fusion=True)
     plain, _ = activation(shape, SimpleNamespace(type="cpu"))

@@ -27,7 +27,7 @@ from trainer import cpu_shim  # noqa: E402
 
 def main(arguments: list[str]) -> int:
     cpu_shim.install()
-    from trainer.distributed import make_place, process_group
+    from trainer.distributed import make_rank_context, process_group
 
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
     references = torch.load(arguments[1], weights_only=True)
@@ -35,8 +35,10 @@ def main(arguments: list[str]) -> int:
     world = World.from_environment(os.environ)
     with process_group(world, "auto") as device:
         settings = {name: read_settings({**base, **keys}) for name, keys in cases.items()}
-        place = make_place(world, make_layout(next(iter(settings.values())), world.size), device)
-        results = {name: compare(settings[name], place, references, name.split()[0]) for name in cases}
+        rank_context = make_rank_context(
+            world, make_layout(next(iter(settings.values())), world.size), device
+        )
+        results = {name: compare(settings[name], rank_context, references, name.split()[0]) for name in cases}
         checks = {} if device.type == "cuda" else attention_checks(world.size)
     if world.is_main:
         print(json.dumps({"cases": results, **checks}))
@@ -49,7 +51,9 @@ def attention_checks(ranks: int) -> dict[str, Any]:
     return attention_probe.on_two_ranks() if ranks > 1 else attention_probe.on_one_rank()
 
 
-def compare(settings: Settings, place: Any, references: dict[str, Any], family: str) -> dict[str, float]:
+def compare(
+    settings: Settings, rank_context: Any, references: dict[str, Any], family: str
+) -> dict[str, float]:
     """Return the largest differences: of logits, and of a parameter's gradient, relative to its largest.
 
     `ours` and `theirs` are differences of logits in 32 bits from Hugging Face's in 64 bits.
@@ -57,15 +61,15 @@ def compare(settings: Settings, place: Any, references: dict[str, Any], family: 
     from trainer.model.build import build_model
 
     reference = references[family]
-    model = build_model(settings, place, reference["logits"].shape[-1])
+    model = build_model(settings, rank_context, reference["logits"].shape[-1])
     model.train()
     model.zero_grad_buffer()
     chunk = model.chunks[0]
-    load(settings, chunk.module, place, family, reference["weights"])
-    arguments = ours(family, {name: x.to(place.device) for name, x in reference["arguments"].items()})
+    load(settings, chunk.module, rank_context, family, reference["weights"])
+    arguments = ours(family, {name: x.to(rank_context.device) for name, x in reference["arguments"].items()})
     with torch.no_grad():
-        logits = whole(chunk(**arguments), place).cpu()
-    labels = {"lm_labels" if settings.encoder else "labels": reference["labels"].to(place.device)}
+        logits = whole(chunk(**arguments), rank_context).cpu()
+    labels = {"lm_labels" if settings.encoder else "labels": reference["labels"].to(rank_context.device)}
     chunk(**arguments, **labels).float().mean().backward()
     model.config.finalize_model_grads_func(model.chunks)
     exact = reference["exact"]
@@ -74,7 +78,7 @@ def compare(settings: Settings, place: Any, references: dict[str, Any], family: 
         "theirs": float((reference["logits"] - exact).abs().max()),
         "logits": float((logits - reference["logits"]).abs().max()),
         "largest": float(exact.abs().max()),
-        "gradient": worst_gradient(settings, chunk.module, place, family, reference["gradients"]),
+        "gradient": worst_gradient(settings, chunk.module, rank_context, family, reference["gradients"]),
     }
 
 
@@ -88,25 +92,27 @@ def ours(family: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
 
 
-def load(settings: Settings, module: Any, place: Any, family: str, weights: dict[str, Any]) -> None:
+def load(settings: Settings, module: Any, rank_context: Any, family: str, weights: dict[str, Any]) -> None:
     for name, parameter in module.named_parameters():
         tensor = our_tensor(family, weights, name, heads(settings))
         factor = scale(family, name, settings.architecture.hidden_size)
-        parameter.data.copy_(own_part(parameter, tensor * factor, place))
+        parameter.data.copy_(own_part(parameter, tensor * factor, rank_context))
 
 
 def worst_gradient(
-    settings: Settings, module: Any, place: Any, family: str, gradients: dict[str, Any]
+    settings: Settings, module: Any, rank_context: Any, family: str, gradients: dict[str, Any]
 ) -> float:
     worst = torch.zeros(())
     for name, parameter in module.named_parameters():
         if name == "lm_head.output_layer.bias":
             continue
         tensor = our_tensor(family, gradients, name, heads(settings))
-        expected = own_part(parameter, tensor / scale(family, name, settings.architecture.hidden_size), place)
+        expected = own_part(
+            parameter, tensor / scale(family, name, settings.architecture.hidden_size), rank_context
+        )
         difference = (parameter.main_grad.cpu() - expected).abs().max()
         worst = worst.maximum(difference / expected.abs().max())
-    worst = worst.to(place.device)
+    worst = worst.to(rank_context.device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst)
 
@@ -116,19 +122,19 @@ def heads(settings: Settings) -> Heads:
     return Heads(shape.num_attention_heads, shape.num_query_groups)
 
 
-def own_part(parameter: Any, tensor: Any, place: Any) -> Any:
+def own_part(parameter: Any, tensor: Any, rank_context: Any) -> Any:
     """Return this tensor-parallel rank's part of a whole parameter."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return tensor
-    ranks = place.layout.tensor
+    ranks = rank_context.layout.tensor
     # A gated unit's two matrices are cut apart each: that is the stride.
     blocks = tensor.chunk(ranks * parameter.partition_stride, parameter.partition_dim)
-    return torch.cat(blocks[place.tensor_rank :: ranks], parameter.partition_dim)
+    return torch.cat(blocks[rank_context.tensor_rank :: ranks], parameter.partition_dim)
 
 
-def whole(logits: Any, place: Any) -> Any:
+def whole(logits: Any, rank_context: Any) -> Any:
     """Gather ``[b, s, v / ranks]`` from the tensor-parallel ranks: ``[b, s, v]``."""
-    parts = [torch.empty_like(logits) for _ in range(place.layout.tensor)]
+    parts = [torch.empty_like(logits) for _ in range(rank_context.layout.tensor)]
     dist.all_gather(parts, logits.contiguous())
     return torch.cat(parts, -1)
 

@@ -1,0 +1,349 @@
+"""The memory of a GPU at its peak, by pipeline stage: parameters, and the micro batches in flight.
+
+Parameters, with gradient and optimizer: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054, section 3.1 and
+figure 1): of each parameter 2 bytes for its weight, 2 for its gradient, and K = 12 for Adam's states in fp32.
+Megatron adds gradients up in fp32, so that there are 18 bytes, and 6 + 12 / d with its distributed optimizer
+(docs/user-guide/features/dist_optimizer.md there), d being data × context parallel; of a routed expert the
+copies of it. With FP8, Transformer Engine keeps of each matrix of a layer a copy in 8 bits and its transpose,
+from the first micro batch of a step on (transformer_engine/pytorch/module/linear.py, is_first_microbatch),
+unless the weights are in FP8 themselves (NeMo's `fp8_params`): these and their transposes take as much as 16
+bits.
+
+Activations of all micro batches that a stage has begun and not ended, at its fullest: Narayanan et al. 2021
+(arXiv:2104.04473, section 2.2): in the 1F1B schedule stage i of p (from 0) has begun at most p - i micro
+batches. Korthikanti et al. 2022 (arXiv:2205.05198, section 4.2.3): interleaved, the first stage keeps
+1 + (p - 1) / (p v) times the activations of all layers' share, v being the chunks of a stage. Full
+recomputing keeps the input of a layer, 2 s b h, instead (table 2), or of several together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from arithmetic.parameters import Size
+from launcher.estimates.activations import (
+    Kept,
+    Layer,
+    kept_by_decoder_layer,
+    kept_by_embedding,
+    kept_by_layer,
+    kept_by_output,
+    kept_by_sparse_layer,
+    layer_of,
+    working_memory,
+)
+from launcher.estimates.training import Chunk, Training, layers_of, parameters_of, stages_of, training_of
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What the fullest GPU of a pipeline stage holds at its peak, in bytes.
+
+    `layers` are the transformer layers of the stage; `parameters` those of one GPU. `logits` is what the last
+    stage needs for the vocabulary and the loss.
+    """
+
+    stage: int
+    layers: int
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple[StageMemory, ...] | None:
+    """The memory of each pipeline stage, the first one first.
+
+    ``None`` where it cannot be told: a value is missing or wrong, the layout does not fit the nodes, the
+    vocabulary is not known, or the tasks have no GPU; nor of what `reading.uncounted` names.
+    """
+    training = training_of(config, nodes, engine)
+    stages = stages_of(training) if training is not None else None
+    if training is None or stages is None:
+        return None
+    each, tensor = bytes_per_parameter(training), training.shape.tensor
+    found = []
+    for number, (stage, kept) in enumerate(zip(stages, activations_of(training, stages), strict=True)):
+        held = parameters_of(training.parts, stage)
+        dense, routed = held.on_rank(tensor), _routed(training, held)
+        parameters = dense + routed
+        matrices = _matrices(training, stage) if each.quantized else 0
+        found.append(
+            StageMemory(
+                stage=number,
+                layers=sum(sum(chunk.layers) for chunk in stage),
+                parameters=parameters,
+                weights=parameters * each.weight + matrices * each.quantized,
+                gradients=parameters * each.gradient,
+                optimizer=-(-dense * each.optimizer // each.shared_by)
+                + -(-routed * each.optimizer // each.experts_shared_by),
+                activations=kept.activations,
+                logits=kept.logits,
+            )
+        )
+    return tuple(found)
+
+
+def _routed(training: Training, size: Size) -> int:
+    """Return the parameters of routed experts on one GPU."""
+    return size.routed // (training.shape.expert * training.shape.expert_tensor)
+
+
+def _matrices(training: Training, stage: tuple[Chunk, ...]) -> int:
+    """Return the parameters of the layers' matrices on one GPU, which FP8 has copies of."""
+    total = Size()
+    for chunk in stage:
+        for layers, stack in zip(chunk.layers, training.parts.stacks, strict=True):
+            total += layers_of(stack, layers, chunk.sparse)
+    return total.split // training.shape.tensor + _routed(training, total)
+
+
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+_HALF = ("bf16", "bfloat16")
+_MASTER = 4
+_REMAINDER = 2
+# What an optimizer remembers of a parameter, in fp32; Adam's are two moments, and so for what is not named.
+_ADAM = 8
+_MOMENTS = {"sgd": 4, "lion": 4, "adafactor": 0}
+
+
+# A weight in FP8, and its transpose.
+_QUANTIZED = 2
+
+
+class ParameterBytes(NamedTuple):
+    """Bytes of one parameter on one GPU.
+
+    `shared_by` is the number of GPUs that share the optimizer's, and `experts_shared_by` those of a routed
+    expert; `quantized` are the bytes of the FP8 copies of a matrix of a layer.
+    """
+
+    weight: int
+    gradient: int
+    optimizer: int
+    shared_by: int
+    experts_shared_by: int
+    quantized: int = 0
+
+
+def bytes_per_parameter(training: Training) -> ParameterBytes:
+    """Return what the engine allocates for a parameter."""
+    each = _of_weights(training)
+    has_copies = training.has_fp8 and not training.values.flag("model.fp8_params")
+    return each._replace(quantized=_QUANTIZED) if has_copies else each
+
+
+def _of_weights(training: Training) -> ParameterBytes:
+    name = str(training.values.raw("model.optim.name") or "")
+    shared_by = training.data * training.shape.context, training.expert_data
+    if name not in _DISTRIBUTED:
+        shared_by = 1, 1
+    moments = _MOMENTS.get(name, _ADAM)
+    if not training.has_half_weights:
+        # NeMo without `megatron_amp_O2` keeps the 16-bit copies that autocast makes until the backward pass.
+        copy = 2 if training.precision != "32" else 0
+        return ParameterBytes(4 + copy, 4, moments, *shared_by)
+    if training.precision == "16" and training.engine != "nemo":
+        return ParameterBytes(*_half_precision(moments), *shared_by)
+    gradient = 4
+    if training.engine == "nemo" and training.values.raw("model.optim.grad_sync_dtype") in _HALF:
+        gradient = 2
+    master = _MASTER
+    if training.engine == "nemo" and name == "distributed_fused_adam" and training.precision == "bf16":
+        # Apex keeps what a bf16 weight lacks of an fp32 one (NeMo's megatron_base_model.py:
+        # store_param_remainders).
+        master = _REMAINDER
+    return ParameterBytes(2, gradient, master + moments, *shared_by)
+
+
+def _half_precision(moments: int) -> tuple[int, int, int]:
+    """Return the bytes in fp16: gradients too, and these again in fp32 beside the master weights.
+
+    megatron/core/optimizer.
+    """
+    return 2, 2, 4 + _MASTER + moments
+
+
+# The softmax of the logits in fp32, and their gradient in 16 bits; megatron-core's fused loss has a
+# second copy in fp32.
+_LOGIT = 4
+_LOGIT_GRADIENT = 2
+
+
+class StageActivations(NamedTuple):
+    activations: int
+    logits: int
+
+
+class _Recompute(NamedTuple):
+    """Full recomputing: `method` uniform or block, of `layers` at a time, or of so many of a chunk."""
+
+    method: str
+    layers: int
+
+
+class _Part(NamedTuple):
+    """A stack as its activations go: bytes of one micro batch; `sparse` is a layer with experts."""
+
+    layer: Kept
+    sparse: Kept
+    input: Kept
+    working: Kept
+    embedding: Kept
+    closing: Kept
+    recompute: _Recompute | None
+
+
+def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) -> Iterator[StageActivations]:
+    """Of each pipeline stage."""
+    parts = [_part(training, number) for number in range(len(training.stacks))]
+    logits = _logits(training)
+    known: dict[tuple[object, ...], StageActivations] = {}
+    for number, stage in enumerate(stages):
+        in_flight = tuple(sorted(_in_flight(training, number).items()))
+        key = (stage, in_flight)
+        if key not in known:
+            known[key] = _stage(training, parts, stage, dict(in_flight), logits)
+        yield known[key]
+
+
+def _stage(
+    training: Training, parts: list[_Part], stage: tuple[Chunk, ...], in_flight: dict[int, int], logits: int
+) -> StageActivations:
+    kept, working = Kept(), Kept()
+    for number, chunk in enumerate(stage):
+        kept = kept.plus(_chunk(training, parts, chunk).times(in_flight.get(number, 0)))
+        working = max(working, _working(parts, chunk), key=sum)
+    tensor, divided = training.shape.tensor, training.sequence_parallel
+    has_logits = any(chunk.has_output for chunk in stage)
+    # The logits are gone before the layers' gradients are computed.
+    extra = working.on_rank(tensor, divided) - (logits if has_logits else 0)
+    return StageActivations(round(kept.on_rank(tensor, divided) + max(extra, 0)), logits if has_logits else 0)
+
+
+def _in_flight(training: Training, stage: int) -> Counter[int]:
+    """How many micro batches each chunk of a stage has begun when the first of them goes back."""
+    shape, number = training.shape, training.micro_batches
+    if shape.virtual is None:
+        return Counter({0: min(shape.pipeline - stage, number)})
+    # megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches and get_schedule_table.
+    begun = 2 * (shape.pipeline - stage - 1) + (shape.virtual - 1) * shape.group + 1
+    found: Counter[int] = Counter()
+    for start in range(0, number, shape.group):
+        size = min(shape.group, number - start)
+        for chunk in range(shape.virtual):
+            taken = min(size, begun)
+            found[chunk] += taken
+            begun -= taken
+        if begun == 0:
+            break
+    return found
+
+
+def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
+    """What one micro batch leaves in a chunk."""
+    total = Kept()
+    for number, (part, layers) in enumerate(zip(parts, chunk.layers, strict=True)):
+        if chunk.embeds and layers:
+            total = total.plus(part.embedding)
+        total = total.plus(_layers(part, layers, chunk.sparse))
+        if chunk.closes[number]:
+            total = total.plus(part.closing)
+    if len(parts) > 1 and chunk.layers[1]:
+        # What the encoder found, for the attention of the decoder's layers.
+        total = total.plus(parts[0].input)
+    if training.engine == "megatron" and training.shape.pipeline > 1 and not chunk.has_output:
+        # Our trainer does not free what it has sent to the next stage.
+        total = total.plus(parts[-1].input)
+    return total
+
+
+def _layers(part: _Part, layers: int, sparse: int) -> Kept:
+    if part.recompute is None:
+        return part.layer.times(layers - sparse).plus(part.sparse.times(sparse))
+    if part.recompute.method == "uniform":
+        return part.input.times(-(-layers // part.recompute.layers))
+    again = min(part.recompute.layers, layers)
+    # The layers that keep all are the last ones, and those with experts are taken to be.
+    kept, kept_sparse = layers - again, min(sparse, layers - again)
+    dense = part.layer.times(kept - kept_sparse)
+    return part.input.times(again).plus(dense).plus(part.sparse.times(kept_sparse))
+
+
+def _working(parts: list[_Part], chunk: Chunk) -> Kept:
+    """What the backward pass of a layer takes, with what was recomputed for it."""
+    found = Kept()
+    for part, layers in zip(parts, chunk.layers, strict=True):
+        if not layers:
+            continue
+        needed = part.working
+        if part.recompute is not None:
+            again = part.recompute.layers if part.recompute.method == "uniform" else 1
+            most = part.sparse if chunk.sparse else part.layer
+            needed = needed.plus(most.times(min(again, layers)))
+        found = max(found, needed, key=sum)
+    return found
+
+
+def _part(training: Training, number: int) -> _Part:
+    layer = layer_of(training, training.stacks[number])
+    length = training.lengths[number]
+    tokens = training.shape.micro * length / training.shape.context
+    if number == 0:
+        kept = kept_by_layer(layer, length)
+    else:
+        kept = kept_by_decoder_layer(layer, length, training.lengths[0])
+    return _Part(
+        layer=kept.times(tokens),
+        sparse=kept_by_sparse_layer(layer, length).times(tokens),
+        input=Kept(whole=layer.hidden * layer.residual).times(tokens),
+        working=working_memory(layer, length).times(tokens),
+        embedding=kept_by_embedding(layer).times(tokens),
+        closing=kept_by_output(layer).times(tokens),
+        recompute=_recompute(training, training.stacks[number].node, layer),
+    )
+
+
+def _recompute(training: Training, node: str, layer: Layer) -> _Recompute | None:
+    values = training.values
+    if values.raw(f"{node}.activations_checkpoint_granularity") != "full":
+        return None
+    layers = values.whole(f"{node}.activations_checkpoint_num_layers", 1, least=0) or 0
+    if layers == 0:
+        return None
+    return _Recompute(str(values.raw(f"{node}.activations_checkpoint_method") or "uniform"), layers)
+
+
+def _logits(training: Training) -> int:
+    """The loss of one micro batch: it goes back as soon as it is there."""
+    shape, values = training.shape, training.values
+    tokens = shape.micro * training.lengths[-1] / shape.context
+    width = training.vocabulary / shape.tensor
+    half = training.precision != "32"
+    fused = values.flag("model.cross_entropy_loss_fusion")
+    each = _LOGIT * (2 if fused else 1) + (_LOGIT_GRADIENT if half else 0)
+    return round(tokens * (width * each + _deferred(training, width)))
+
+
+def _deferred(training: Training, width: float) -> float:
+    """For each token, what waits until the end of the step for the gradient of the output's weights.
+
+    megatron/core/tensor_parallel/layers.py: the gradients of the logits of so many micro batches, and what
+    was multiplied with the weights.
+    """
+    values = training.values
+    if not values.flag("model.defer_embedding_wgrad_compute") or training.shape.pipeline == 1:
+        return 0
+    limit = values.whole("model.wgrad_deferral_limit", 0, least=0) or training.micro_batches
+    hidden = (training.stacks[-1].hidden or 0) / (training.shape.tensor if training.sequence_parallel else 1)
+    element = 4 if training.precision == "32" else 2
+    return min(limit, training.micro_batches) * element * (width + hidden)

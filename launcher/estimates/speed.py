@@ -1,0 +1,426 @@
+"""How long a step takes in one layout, on one type of GPU: what `check` tells and `suggest` ranks by.
+
+What is counted: the matrix products, with their tiles; the core of attention; what is read and written
+besides; what tensor, context, pipeline and data parallel send and the GPUs wait for; what is recomputed; the
+slowest pipeline stage, and its bubble; the optimizer. docs/suggest.md has the formulas, their sources and
+what they were compared with; the constants are in `attained.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2
+from typing import NamedTuple
+
+from arithmetic.gpus import Gpu
+from arithmetic.layout import ParallelConfig
+from arithmetic.parameters import count_parameters, vocabulary_size
+from launcher.attained import Attained, Products
+from launcher.estimates.layout import Layout
+from launcher.estimates.model import has_fused_attention, is_countable, model_type_of
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, full
+
+# Nobody publishes the network of some GPUs: that of the A100's machines is taken, 200 Gbit/s for each.
+_NETWORK = 25e9
+# PCIe 4.0 × 16, for GPUs without NVLink.
+_PCIE = 32e9
+# The two products of attention's core are five in its backward pass, as a fused kernel computes the scores
+# once more: Dao 2023 (arXiv 2307.08691), section 4.1.
+_FUSED_BACKWARD = 2.5
+# What an optimizer reads and writes of a parameter: its gradient, a master copy, two moments, and the weight.
+_OPTIMIZER_BYTES = 30
+_ADAM_AT_LEAST = 10
+# From here on a T5's vocabulary is that of mT5.
+_LARGE_VOCABULARY = 200_000
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+_HALF = ("bf16", "bfloat16")
+
+
+class Running(NamedTuple):
+    """How an engine runs a model, as far as its speed depends on it.
+
+    `gradient_bytes` are those of a gradient that is sent, `shares_optimizer` whether data parallel ranks
+    share the optimizer. `own_ends` are the layers that the first and the last stage are told to have, and
+    `counted_ends` whether the embedding and the loss count as one.
+    """
+
+    engine: str
+    family: str
+    fp8: bool
+    gradient_bytes: int
+    shares_optimizer: bool
+    own_ends: tuple[int | None, int | None]
+    counted_ends: tuple[bool, bool]
+
+
+def running_of(values: Values, engine: str, vocabulary: int) -> Running:
+    """Read from a job's configuration how its engine runs the model."""
+    family = model_type_of(values)
+    if family == "t5" and vocabulary >= _LARGE_VOCABULARY:
+        family = "mt5"
+    places, parts = ("first", "last"), ("embedding", "loss")
+    first, last = (values.whole(f"model.num_layers_in_{place}_pipeline_stage") for place in places)
+    embedding, loss = (values.flag(f"model.account_for_{part}_in_pipeline_split") for part in parts)
+    return Running(
+        engine=engine,
+        family=family,
+        fp8=values.flag("model.fp8"),
+        gradient_bytes=2 if values.raw("model.optim.grad_sync_dtype") in _HALF else 4,
+        shares_optimizer=values.raw("model.optim.name") in _DISTRIBUTED,
+        own_ends=(first, last),
+        counted_ends=(embedding, loss),
+    )
+
+
+class _Layer(NamedTuple):
+    """Seconds of a layer for a micro batch; `core` is attention's in the forward pass."""
+
+    forward: float
+    backward: float
+    core: float
+
+
+class Speed:
+    """The seconds of a step of one model, on one number of nodes of one type of GPU."""
+
+    def __init__(self, work: Work, running: Running, gpu: Gpu, nodes: int, attained: Attained) -> None:
+        self._work, self._running, self._nodes, self._attained = work, running, nodes, attained
+        self._world = nodes * work.devices
+        self._products = attained.products(gpu.generation, gpu.capability)
+        self._half = gpu.peak * self._products.half
+        self._linear, self._tile = self._half, attained.tile_half
+        self._is_fp8 = running.fp8 and self._products.fp8 is not None and "fp8" in gpu.peaks
+        if self._is_fp8:
+            assert self._products.fp8 is not None
+            self._linear, self._tile = gpu.peaks["fp8"] * self._products.fp8, attained.tile_fp8
+        self._attention = gpu.peak * self._products.attention
+        self._memory = gpu.memory_bandwidth * attained.memory
+        # NVLink joins a node's GPUs, of some machines those of several nodes; where it does not, PCIe does.
+        self._joined = max(gpu.nvlink_gpus, work.devices) if gpu.nvlink else work.devices
+        node = gpu.nvlink if gpu.nvlink and gpu.nvlink_gpus >= work.devices else _PCIE
+        self._node = node * attained.links
+        self._network = (_NETWORK if gpu.nic is None else gpu.nic) * attained.links
+        self._layers: dict[tuple[TimedStack, int, int, int, bool], _Layer] = {}
+        self._ends: dict[tuple[int, int, int], float] = {}
+
+    @property
+    def products(self) -> Products:
+        """What the GPU attains, and whose figures say so."""
+        return self._products
+
+    @property
+    def counts_fp8(self) -> bool:
+        """Whether products are in FP8: it is asked for, the GPU has it, and somebody says how fast it is."""
+        return self._is_fp8
+
+    def bytes_at_least(self, parts: int) -> float:
+        """Return what a GPU keeps of parameters at the least, where so many GPUs share a copy of the model.
+
+        A weight in 16 bits, its gradient, and Adam's states: Apex keeps but what a weight lacks of 32 bits.
+        """
+        each = 2.0 + self._running.gradient_bytes
+        if self._running.shares_optimizer:
+            each += _ADAM_AT_LEAST * parts / self._world
+        return self._work.parameters / parts * each
+
+    def step(self, layout: Layout, shape: ParallelConfig) -> float:
+        """Return the seconds of a step; `shape` is that of the layout.
+
+        The pipeline's bubble is (p - 1) / v micro batches: Narayanan et al. 2021 (arXiv 2104.04473), section
+        2.2.2. The others wait for the slowest stage, which may be the last, for its logits.
+        """
+        slowest = self._slowest(layout)
+        bubble = (layout.pipeline - 1) / (layout.virtual or 1)
+        seconds = slowest * (shape.micro_batches(self._nodes) + bubble)
+        seconds += self._data_parallel(layout, shape, slowest) + self._optimizer(layout, shape)
+        table = self._attained
+        seconds += table.step
+        seconds *= 1 + table.straggling * log2(self._nodes)
+        return seconds * table.engines[self._running.engine] * table.families[self._running.family]
+
+    def _slowest(self, layout: Layout) -> float:
+        """Return the seconds of the slowest stage for a micro batch, forward and backward."""
+        stacks, logits = self._work.stacks, self._logits(layout)
+        if layout.pipeline == 1:
+            return sum(self._stage(stack, layout, stack.layers) for stack in stacks) + logits
+        longest = 0.0
+        for stack in stacks:
+            layers, last = self._layers_of(stack, layout)
+            seconds = self._stage(stack, layout, layers)
+            if stack is stacks[-1]:
+                seconds = max(seconds, self._stage(stack, layout, last) + logits)
+            longest = max(longest, seconds + self._handing_over(stack, layout))
+        return longest
+
+    def _layers_of(self, stack: TimedStack, layout: Layout) -> tuple[int, int]:
+        """Return the layers of most stages of a stack, and of its last one."""
+        stages, total = self._work.stages(stack, layout.pipeline), stack.layers
+        embedding, loss = (True, True) if layout.counts_ends else self._running.counted_ends
+        first, last = self._running.own_ends
+        total += embedding + loss - (first or 0) - (last or 0)
+        stages -= (first is not None) + (last is not None)
+        most = -(-total // max(stages, 1))
+        return max(most, first or 0), (most if last is None else last) - loss
+
+    def _stage(self, stack: TimedStack, layout: Layout, layers: int) -> float:
+        """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
+        # Only what of a layout a layer depends on; thousands of layouts share it.
+        alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
+        found = self._layers.get(alike)
+        if found is None:
+            found = self._layers[alike] = self._layer(stack, layout)
+        forward, backward, core = found
+        recompute = layout.recompute
+        again = recompute.part(-(-layers // (layout.virtual or 1))) * forward
+        if recompute.granularity == "selective":
+            again = core
+        return layers * (forward + backward + again)
+
+    def _layer(self, stack: TimedStack, layout: Layout) -> _Layer:
+        tensor = layout.tensor
+        tokens = layout.micro * stack.length / layout.context
+        sides = list(stack.products(tensor))
+        products = sum(_product(tokens, *side, self._linear, self._tile) for side in sides)
+        core, core_backward = self._core(stack, layout)
+        # Norms, dropouts and residuals, which sequence parallel shares out (Korthikanti et al. 2022, arXiv
+        # 2205.05198, section 4.2.2), and the activation of the MLP.
+        whole = 22 * tokens * stack.hidden / (tensor if layout.sequence_parallel else 1)
+        inner = (2 * stack.ways_in + 2) * tokens * stack.ffn / tensor
+        moved = (whole + inner) / self._memory
+        # FP8 casts what goes into a product: forward its input, backward the gradient of its output.
+        casts = self._attained.casts * tokens / self._memory if self._is_fp8 else 0.0
+        cast, cast_backward = (casts * sum(side[way] for side in sides) for way in (0, 1))
+        # Both schemes send as much: an all-reduce is a reduce-scatter and an all-gather; backward as forward.
+        sent = stack.reductions * 2 * tokens * stack.hidden * 2 * (tensor - 1) / tensor
+        if self._is_fp8 and layout.sequence_parallel:  # gathered in 8 bits, scattered in 16
+            sent *= 0.75
+        waits = sent / self._link(tensor)
+        if self._work.overlaps_tensor:
+            waits *= self._attained.exposed_tensor
+        least = self._attained.launch
+        forward = max(products + core + moved + cast, least) + waits
+        # Two products in the backward pass for each one of the forward pass.
+        backward = max(2 * (products + moved) + core_backward + cast_backward, 2 * least) + waits
+        return _Layer(forward, backward, core)
+
+    def _core(self, stack: TimedStack, layout: Layout) -> tuple[float, float]:
+        """Return the seconds of attention's core, forward and backward, with the keys that go around."""
+        tensor, context = layout.tensor, layout.context
+        forward = backward = 0.0
+        for attended in stack.attends_to:
+            pairs = layout.micro * stack.length * attended / context
+            flops = 4 * pairs * stack.width / tensor
+            if self._work.flash:
+                computed = flops / (2 if stack.causal else 1) / self._attention
+                again = _FUSED_BACKWARD * computed
+            else:
+                # Scores in 16 bits, their softmax and its dropout: Korthikanti et al. 2022, section 4.1.
+                computed = flops / self._half + 10 * pairs * stack.heads / tensor / self._memory
+                again = 2 * computed
+            sent = 2 * 2 * layout.micro * attended * stack.kv_width / tensor * (context - 1) / context
+            around = sent / self._link(tensor * context)
+            # Keys and values of the other ranks arrive while what is there is computed with; backward, their
+            # gradients go around too.
+            forward += max(computed, around)
+            backward += max(again, 2 * around)
+            # Each part of the keys gives a part of the output, which is added to the others; backward, of the
+            # gradients of the queries.
+            added = self._attained.rings * layout.micro * stack.length / context * stack.width / tensor
+            parts = added * (context - 1) / self._memory
+            forward, backward = forward + parts, backward + parts
+        return forward, backward
+
+    def _logits(self, layout: Layout) -> float:
+        """Return the seconds of the output layer and the loss of a micro batch, forward and backward."""
+        key = layout.tensor, layout.context, layout.micro
+        if key not in self._ends:
+            last = self._work.stacks[-1]
+            tokens = layout.micro * last.length / layout.context
+            share = self._work.vocabulary / layout.tensor
+            product = _product(tokens, last.hidden, share, self._half, self._attained.tile_half)
+            self._ends[key] = 3 * product + 16 * tokens * share / self._memory
+        return self._ends[key]
+
+    def _handing_over(self, stack: TimedStack, layout: Layout) -> float:
+        """Return what each chunk of a stage sends on and back for a micro batch, and waits for.
+
+        Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):
+        the next stage is in another node, if there is one.
+        """
+        size = 2 * layout.micro * stack.length * stack.hidden / (layout.context * layout.tensor)
+        link = self._node if self._world <= self._joined else self._network
+        waits = 2 * (layout.virtual or 1) * size / link
+        return waits * (self._attained.exposed_pipeline if self._work.overlaps_pipeline else 1)
+
+    def _data_parallel(self, layout: Layout, shape: ParallelConfig, micro_batch: float) -> float:
+        """Return the seconds that data parallel waits for: gradients, and parameters that others updated.
+
+        Where it overlaps, gradients are sent during the last micro batch's backward pass, and parameters
+        during the first one's forward pass; with model chunks, while the other chunks are computed too.
+        """
+        group = shape.data(self._nodes) * layout.context
+        if group == 1:
+            return 0.0
+        link = self._ring(layout.tensor, group)
+        each = self._work.parameters / (layout.tensor * layout.pipeline) * (group - 1) / group / link
+        gradients, parameters = self._running.gradient_bytes * each, 2 * each
+        if not self._running.shares_optimizer:  # an all-reduce, and nothing to gather
+            gradients, parameters = 2 * gradients, 0.0
+        if not self._work.overlaps_data:
+            return gradients + parameters
+        chunks = layout.virtual or 1
+        hidden = micro_batch * (1 + (layout.pipeline - 1) * (chunks - 1) / chunks)
+        # What is hidden takes SMs and memory bandwidth from what hides it.
+        least = self._attained.exposed_data
+        waits = max(gradients * least, gradients - hidden * 2 / 3)
+        return waits + max(parameters * least, parameters - hidden / 3)
+
+    def _ring(self, tensor: int, group: int) -> float:
+        """Return the bandwidth of a data parallel group's ring.
+
+        The group's members in a node have a port each, and NCCL's rings use all of them at a time: with
+        tensor size 1 eight times as much goes out of a node as with 8.
+        """
+        members = max(self._joined // tensor, 1)
+        if group <= members:
+            return self._node
+        return min(self._node, members * self._network)
+
+    def _optimizer(self, layout: Layout, shape: ParallelConfig) -> float:
+        """Return the seconds of the optimizer, which reads and writes its states once."""
+        mine = self._work.parameters / (layout.tensor * layout.pipeline)
+        if self._running.shares_optimizer:
+            mine /= shape.data(self._nodes) * layout.context
+        return _OPTIMIZER_BYTES * mine / self._memory
+
+    def _link(self, group: int) -> float:
+        """Return the slowest link of groups of so many neighbouring GPUs."""
+        is_joined = self._world <= self._joined or self._joined % group == 0
+        return self._node if group <= self._joined and is_joined else self._network
+
+
+def _product(rows: float, inner: float, columns: float, rate: float, tile: float) -> float:
+    """Return the seconds of a matrix product; each of its sides is longer by a tile.
+
+    NVIDIA, "Matrix Multiplication Background User's Guide": tile and wave quantization.
+    """
+    ideal = 2 * rows * inner * columns / rate
+    return ideal * (1 + tile / rows) * (1 + tile / inner) * (1 + tile / columns)
+
+
+# What the time of a step is not known of, as people call it.
+_NOT_TIMED = {
+    "model.num_moe_experts": "how long experts take is not estimated",
+    "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
+    "model.window_size": "how long attention to a sliding window takes is not estimated",
+}
+# A vocabulary of this size is counted with where the tokenizer's is not known.
+_VOCABULARY = 50_304
+
+
+class TimedStack(NamedTuple):
+    """Layers that are alike. `attends_to` has the length of what each attention of a layer looks at.
+
+    `width` and `kv_width` are those of all queries and of all keys, `ways_in` the matrices on the way into
+    the MLP, `reductions` how often tensor parallel ranks add up their parts in a forward pass.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    width: int
+    kv_width: int
+    ffn: int
+    ways_in: int
+    length: int
+    attends_to: tuple[int, ...]
+    causal: bool
+
+    @property
+    def reductions(self) -> int:
+        return len(self.attends_to) + 1
+
+    def products(self, tensor: int) -> Iterator[tuple[float, float]]:
+        """The matrices of a layer, as a rank of tensor parallel has them: inner side × columns."""
+        for _ in self.attends_to:
+            yield self.hidden, (self.width + 2 * self.kv_width) / tensor
+            yield self.width / tensor, self.hidden
+        yield self.hidden, self.ways_in * self.ffn / tensor
+        yield self.ffn / tensor, self.hidden
+
+
+class Work(NamedTuple):
+    """A model, and what its configuration lets overlap with computing."""
+
+    stacks: tuple[TimedStack, ...]
+    vocabulary: int
+    parameters: int
+    devices: int
+    flash: bool
+    overlaps_tensor: bool
+    overlaps_pipeline: bool
+    overlaps_data: bool
+
+    def stages(self, stack: TimedStack, pipeline: int) -> int:
+        """The pipeline's stages that a stack has: a T5's encoder the first half of them."""
+        if len(self.stacks) == 1 or pipeline == 1:
+            return pipeline
+        return pipeline // 2 if stack is self.stacks[0] else pipeline - pipeline // 2
+
+
+def work_of(values: Values, devices: int, engine: str) -> Work | None:
+    """What a job's model comes to; ``None`` if one of its sizes is not known, or how long it takes."""
+    model, stacks = values.node("model"), _stacks(values)
+    if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
+        return None
+    vocabulary = vocabulary_size(model) or _VOCABULARY
+    return Work(
+        stacks=stacks,
+        vocabulary=vocabulary,
+        parameters=count_parameters(model, vocabulary, model_type_of(values)),
+        devices=devices,
+        flash=all(has_fused_attention(values, one.node, engine) for one in stacks_of(values)),
+        overlaps_tensor=values.flag("model.ub_tp_comm_overlap"),
+        overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
+        overlaps_data=values.flag("model.optim.overlap_grad_sync"),
+    )
+
+
+def untimed(values: Values) -> str | None:
+    """Return why the steps of a good configuration are not timed, with the key; ``None`` if they are."""
+    for key, why in _NOT_TIMED.items():
+        if values.raw(key):
+            return f"{full(key)}={values.raw(key)}: {why}"
+    return None
+
+
+def _stacks(values: Values) -> tuple[TimedStack, ...]:
+    two = is_encoder_decoder(values)
+    length = values.whole("model.seq_length" if two else "model.encoder_seq_length")
+    found = stacks_of(values)
+    if length is None or any(None in (one.layers, one.hidden, one.heads) for one in found):
+        return ()
+    if not two:
+        return tuple(_stack(values, one, length, (length,)) for one in found)
+    inner = values.whole("model.data.seq_length_dec", length) or length
+    encoder, decoder = found
+    # Both look at themselves, and the decoder at the encoder too.
+    return _stack(values, encoder, length, (length,)), _stack(values, decoder, inner, (inner, length))
+
+
+def _stack(values: Values, found: Stack, length: int, attends_to: tuple[int, ...]) -> TimedStack:
+    assert found.layers and found.hidden and found.heads
+    head = found.kv_channels or max(found.hidden // found.heads, 1)
+    return TimedStack(
+        layers=found.layers,
+        hidden=found.hidden,
+        heads=found.heads,
+        width=head * found.heads,
+        kv_width=head * (found.groups or found.heads),
+        ffn=found.ffn or 4 * found.hidden,
+        ways_in=2 if str(values.raw(f"{found.node}.activation")).endswith("glu") else 1,
+        length=length,
+        attends_to=attends_to,
+        causal=found.node != "model.encoder",
+    )

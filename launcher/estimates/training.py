@@ -1,0 +1,244 @@
+"""A training as memory is estimated: what a job's configuration says, and the layers of each pipeline stage.
+
+The interleaved order is that of Narayanan et al. 2021 (arXiv:2104.04473, section 2.2): with v model chunks a
+stage, stage i of p has chunks i, p + i, 2 p + i, ... Uneven stages as in megatron/core/transformer/
+transformer_block.py, get_num_layers_to_build; a T5's stacks as in NeMo's
+megatron_lm_encoder_decoder_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from arithmetic.layout import ParallelConfig, fits
+from arithmetic.parameters import Parts, Size, StackParameters, parts_of, sparse_layers, vocabulary_size
+from launcher.estimates.model import is_countable, model_type_of, precision_of
+from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
+from launcher.estimates.values import Values, full
+
+# Features that put weights or activations elsewhere than is counted here, as people call them.
+_NOT_COUNTED = {
+    "model.mtp_num_layers": "multi-token prediction is not counted yet",
+    "model.moe_latent_size": "experts in a latent space are not counted yet",
+    "model.pipeline_model_parallel_layout": "layers that are listed by stage are not counted yet",
+    "model.fsdp": "FSDP is not counted yet",
+    "model.cpu_offloading": "what is offloaded to the host is not counted yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training that can be counted with: its values, its layout, and what its model is made of.
+
+    `stacks` are those of the layout, in the order of `parts.stacks`; `lengths` the tokens of each
+    of their sequences.
+    """
+
+    values: Values
+    engine: str
+    shape: ParallelConfig
+    data: int
+    micro_batches: int
+    vocabulary: int
+    parts: Parts
+    stacks: tuple[Stack, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return len(self.stacks) > 1
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.shape.tensor > 1 and self.values.flag("model.sequence_parallel")
+
+    @property
+    def expert_data(self) -> int:
+        """The copies of each routed expert (megatron/core/parallel_state.py: expert data parallel)."""
+        return max(self.data * self.shape.model // self.shape.experts, 1)
+
+    @property
+    def precision(self) -> str:
+        """``bf16``, ``16`` or ``32``."""
+        return precision_of(self.values)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the matrices of the layers are multiplied in FP8, by Transformer Engine."""
+        has_engine = self.engine != "megatron" and self.values.flag("model.transformer_engine")
+        return has_engine and self.values.flag("model.fp8") and self.precision != "32"
+
+    @property
+    def has_half_weights(self) -> bool:
+        """Whether weights are in 16 bits; NeMo casts 32-bit ones on the way without `megatron_amp_O2`."""
+        if self.precision == "32":
+            return False
+        return self.engine != "nemo" or self.values.flag("model.megatron_amp_O2")
+
+
+def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training | None:
+    """Read a job's configuration; ``None`` where it cannot be counted with."""
+    values = Values(config)
+    shape, model = read_parallel_config(values), values.node("model")
+    if shape is None or model is None or not is_countable(values) or not fits(shape, nodes):
+        return None
+    if values.raw("trainer.accelerator") == "cpu" or any(values.raw(key) for key in _NOT_COUNTED):
+        return None
+    stacks, lengths = tuple(stacks_of(values)), _lengths(values)
+    if lengths is None or not all(stack.stages for stack in stacks):
+        return None
+    vocabulary = vocabulary_size(model)
+    if vocabulary is None:
+        return None
+    parts = parts_of(model, vocabulary, model_type_of(values))
+    return Training(
+        values,
+        engine,
+        shape,
+        shape.data(nodes),
+        shape.micro_batches(nodes),
+        vocabulary,
+        parts,
+        stacks,
+        lengths,
+    )
+
+
+def uncounted(values: Values) -> str | None:
+    """Why a training of a good configuration cannot be counted with, if it cannot."""
+    for key, why in _NOT_COUNTED.items():
+        if values.raw(key):
+            return f"{full(key)}={values.raw(key)}: {why}"
+    model = values.node("model")
+    if model is not None and is_countable(values) and vocabulary_size(model) is None:
+        key = "model.override_vocab_size"
+        return f"the size of the tokenizer's vocabulary is not known here; {full(key)}=... says it"
+    return None
+
+
+def _lengths(values: Values) -> tuple[int, ...] | None:
+    if not is_encoder_decoder(values):
+        length = values.whole("model.encoder_seq_length")
+        return None if length is None else (length,)
+    encoder = values.whole("model.seq_length")
+    decoder = values.whole("model.data.seq_length_dec", encoder)
+    return None if encoder is None or decoder is None else (encoder, decoder)
+
+
+class Chunk(NamedTuple):
+    """What a GPU computes of the model in one go.
+
+    `layers` are those of each stack. `embeds` and `closes`: whether the embedding is in it, and the end of
+    each stack, with its norm; the end of the last stack has the output too. `sparse` of the layers, which are
+    of one stack, have a mixture of experts.
+    """
+
+    layers: tuple[int, ...]
+    embeds: bool
+    closes: tuple[bool, ...]
+    sparse: int = 0
+
+    @property
+    def has_output(self) -> bool:
+        return self.closes[-1]
+
+
+def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
+    """The chunks of each pipeline stage; ``None`` if the layers cannot be shared out."""
+    pipeline = training.shape.pipeline
+    if not training.is_encoder_decoder:
+        return _of_one_stack(training.values, training.stacks[0], pipeline, training.shape.virtual or 1)
+    if pipeline == 1:
+        layers = tuple(stack.layers or 0 for stack in training.stacks)
+        return ((Chunk(layers, embeds=True, closes=(True, True)),),)
+    return _of_two_stacks(training.stacks)
+
+
+def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
+    """What a stage has. The last one has a copy of a tied embedding's words, unless it embeds itself."""
+    embeds = any(chunk.embeds for chunk in stage)
+    total = Size()
+    for chunk in stage:
+        for layers, closes, stack in zip(chunk.layers, chunk.closes, parts.stacks, strict=True):
+            total += layers_of(stack, layers, chunk.sparse)
+            if closes:
+                total += stack.norm
+        if chunk.embeds:
+            total += parts.embedding
+        if chunk.has_output:
+            total += parts.output
+            if parts.is_tied and not embeds:
+                total += parts.words
+    return total
+
+
+def layers_of(stack: StackParameters, layers: int, sparse: int) -> Size:
+    """Return what some layers of a stack have, `sparse` of them with experts."""
+    return stack.layer * (layers - sparse) + stack.sparse * sparse
+
+
+def _of_one_stack(
+    values: Values, stack: Stack, pipeline: int, virtual: int
+) -> tuple[tuple[Chunk, ...], ...] | None:
+    per_stage = _layers_by_stage(values, stack, pipeline)
+    if per_stage is None or any(layers % virtual for layers in per_stage):
+        return None
+    counts = [[layers // virtual] * virtual for layers in per_stage]
+    # The embedding, or the loss, may take the place of a layer.
+    if values.flag(f"{stack.node}.account_for_embedding_in_pipeline_split"):
+        counts[0][0] -= 1
+    if values.flag(f"{stack.node}.account_for_loss_in_pipeline_split"):
+        counts[-1][-1] -= 1
+    last = (pipeline - 1, virtual - 1)
+    sparse = _sparse_by_chunk(values, counts)
+    return tuple(
+        tuple(
+            Chunk((layers,), (stage, chunk) == (0, 0), ((stage, chunk) == last,), sparse[stage][chunk])
+            for chunk, layers in enumerate(chunks)
+        )
+        for stage, chunks in enumerate(counts)
+    )
+
+
+def _sparse_by_chunk(values: Values, counts: list[list[int]]) -> list[list[int]]:
+    """Count the layers with experts of each stage's chunks: the first chunks of all stages come first."""
+    model, found, start = values.node("model") or {}, [[0] * len(chunks) for chunks in counts], 0
+    if not model.get("num_moe_experts"):
+        return found
+    for chunk in range(len(counts[0])):
+        for stage, chunks in enumerate(counts):
+            found[stage][chunk] = sparse_layers(model, start, start + chunks[chunk])
+            start += chunks[chunk]
+    return found
+
+
+def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] | None:
+    layers, node = stack.layers or 0, stack.node
+    first = values.whole(f"{node}.num_layers_in_first_pipeline_stage")
+    last = values.whole(f"{node}.num_layers_in_last_pipeline_stage")
+    rest = layers - (first or 0) - (last or 0)
+    stages = pipeline - (first is not None) - (last is not None)
+    for part in ("embedding", "loss"):
+        rest += values.flag(f"{node}.account_for_{part}_in_pipeline_split")
+    if stages < 0 or rest < 0 or (rest % stages if stages else rest):
+        return None
+    ends = ([first] if first is not None else [], [last] if last is not None else [])
+    return [*ends[0], *[rest // stages if stages else 0] * stages, *ends[1]]
+
+
+def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
+    """The encoder's stages, then the decoder's, whose first one embeds too."""
+    encoder, decoder = stacks
+    if not encoder.stages or not decoder.stages or not encoder.layers or not decoder.layers:
+        return None
+    if encoder.layers % encoder.stages or decoder.layers % decoder.stages:
+        return None
+    first = encoder.layers // encoder.stages, 0
+    second = 0, decoder.layers // decoder.stages
+    ends = encoder.stages - 1, decoder.stages - 1
+    return (
+        *((Chunk(first, stage == 0, (stage == ends[0], False)),) for stage in range(encoder.stages)),
+        *((Chunk(second, stage == 0, (False, stage == ends[1])),) for stage in range(decoder.stages)),
+    )

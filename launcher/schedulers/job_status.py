@@ -1,0 +1,366 @@
+"""The status of a job or of a job array, from the queue, the accounting and the job's own marks.
+
+A launch that is an array is one training several times, one task after another.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from launcher.schedulers.base import JobRef, JobStatus
+from launcher.slurm.hostlists import compress_tasks, expand_tasks
+from launcher.slurm.records import LAUNCH_FAILURE, Record
+from launcher.slurm.states import State, why_waiting
+from supervisor.files import open_regular
+from supervisor.marks import Life, cancelled_by, read_lives
+from supervisor.rules import EXIT_INTERRUPTED
+from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
+
+_HEADER_BYTES = 1 << 16
+# Slipway's own arrays have a run directory for every task.
+_MAX_DECLARED = 100_000
+_HEADER = re.compile(r"^#SBATCH --array=[\"']?([-0-9,:]+)", re.MULTILINE)
+
+_IN_TURN = "JobArrayTaskLimit"
+
+# The state of an array is the first of these that one of its tasks has.
+_LIVE_STATES = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.PENDING)
+
+INTERRUPTED_REASON = "saved before its end: launching again continues"
+
+ANOTHER_JOB = "Slurm has another job of this id now, and tells nothing of this one"
+_FORGOTTEN = "the scheduler does not know this job"
+# Why Slurm itself cancels a job (--kill-on-invalid-dep), such as a stage whose parent failed.
+_NEVER = ("DependencyNeverSatisfied", "what it waited for failed, or cannot happen any more")
+# Slurm keeps no record of a task that was cancelled by its number before it began.
+_CANCELLED_BEFORE = JobStatus(State.CANCELLED, "before it began")
+_NOT_BEGUN = JobStatus(State.UNKNOWN, "it has not begun, as far as its marks tell")
+
+
+def status_of(record: Record) -> JobStatus:
+    """Return the status that one record tells."""
+    state, code = record.state, record.exit_code
+    if state is State.UNKNOWN:
+        reason = f"Slurm says {record.word!r}"
+        return JobStatus(state, reason, record.nodes, record.elapsed, restarts=record.restarts)
+    if not state.is_final or state is State.DEADLINE:
+        code = None
+    elif code == 0 and not state.is_good:
+        code = None  # Slurm has no exit code for a job that it ended itself, and prints a zero
+    state = _interrupted_if_saved(state, code)
+    why = _reason(state, record, code)
+    return JobStatus(state, why, record.nodes, record.elapsed, code, record.restarts)
+
+
+def from_marks(launch_dir: Path, job_id: str | None = None) -> JobStatus | None:
+    """Return the status that a job's own marks tell; ``None`` without marks.
+
+    A job that began and recorded no end is UNKNOWN: it may run, and it may have been killed. So is the task
+    of an array that has not begun.
+
+    Parameters
+    ----------
+    job_id
+        Ignore the marks of other jobs; the id of an array's task stands for a job of its own.
+    """
+    marked = _marked(launch_dir, job_id)
+    if None in marked or not marked:
+        return marked.get(None)
+    task = (job_id or "").partition("_")[2]
+    if task:
+        return marked[int(task)]
+    tasks = {number: status for number, status in marked.items() if number is not None}
+    return sum_up({**dict.fromkeys(declared_tasks(launch_dir), _NOT_BEGUN), **tasks})
+
+
+def or_cancelled(status: JobStatus, ref: JobRef) -> JobStatus:
+    """Return CANCELLED for a job that is gone and was cancelled with Slipway: its own marks cannot tell."""
+    user = cancelled_by(ref.launch_dir, ref.job_id)
+    if user is None or status.state not in (State.UNKNOWN, State.FAILED, State.CANCELLED):
+        return status
+    return replace(status, state=State.CANCELLED, reason=f"by {user}")
+
+
+def status_of_job(
+    ref: JobRef, live: Sequence[Record], accounted: Sequence[Record], blind: str | None = None
+) -> JobStatus:
+    """Return the status of a job from all that Slurm tells about its id, and from its marks.
+
+    A record without the job's tag is of another job: the ids began again, or it is another Slurm.
+
+    Parameters
+    ----------
+    live
+        The records of squeue.
+    accounted
+        The records of sacct, one for each attempt, in their order.
+    blind
+        Why the accounting could not be asked.
+    """
+    ours = [record for record in live if record.tag == ref.submitted_tag]
+    # The accounting learns a job's command and directory late; before Slurm 21.08 it has no commands.
+    accounted = [record for record in accounted if record.command or record.work_dir]
+    past = [record for record in accounted if not record.command or record.tag == ref.submitted_tag]
+    if ours or past:
+        status = _of_job(ref, ours, past)
+        # The queue does not know who cancelled it.
+        by_nobody = status.state is State.CANCELLED and status.reason in (None, _CANCELLED_BEFORE.reason)
+        is_lost = status.state is State.UNKNOWN and ref.task is not None
+        return or_cancelled(status, ref) if by_nobody or is_lost else status
+    is_another = bool(live or accounted)
+    forgotten = f"not in the queue; {blind}" if blind else _FORGOTTEN
+    marked = from_marks(ref.launch_dir, ref.job_id)
+    unknown = JobStatus(State.UNKNOWN, ANOTHER_JOB if is_another else forgotten)
+    return or_cancelled(marked or unknown, ref)
+
+
+def _of_job(ref: JobRef, live: Sequence[Record], past: Sequence[Record]) -> JobStatus:
+    """Return the status of a job that Slurm knows."""
+    marked = _marked(ref.launch_dir, ref.job_id) if not _is_alive(live) else {}
+    by_live, by_past = _by_task(live), _by_task(past)
+    if ref.task is not None:
+        return _of_task(ref.task, by_live, by_past, marked)
+    numbers = {*by_live, *by_past, *marked}
+    if numbers == {None}:
+        return resolve(by_live.get(None), by_past.get(None), marked.get(None))
+    tasks = {
+        number: resolve(by_live.get(number), by_past.get(number), marked.get(number))
+        for number in numbers
+        if number is not None
+    }
+    return sum_up({**dict.fromkeys(declared_tasks(ref.launch_dir), _CANCELLED_BEFORE), **tasks})
+
+
+def _of_task(
+    number: int,
+    live: Mapping[int | None, JobStatus],
+    past: Mapping[int | None, JobStatus],
+    marked: Mapping[int | None, JobStatus],
+) -> JobStatus:
+    """Return the status of one task of an array that Slurm knows."""
+    waits = number in past and past[number].state is State.PENDING
+    # The accounting has one record for tasks that wait together, and does not learn that one of them is gone.
+    if number not in live and number not in marked and (number not in past or (live and waits)):
+        return _CANCELLED_BEFORE
+    return resolve(live.get(number), past.get(number), marked.get(number))
+
+
+def resolve(live: JobStatus | None, accounted: JobStatus | None, marked: JobStatus | None) -> JobStatus:
+    """Choose between the queue, the accounting and the job's own marks.
+
+    The queue is believed while it says that the job waits or runs; then the accounting, then the queue's
+    memory of jobs that ended lately (``MinJobAge``), then the marks. Otherwise the job is UNKNOWN.
+
+    Each is ``None`` if it was not asked, or does not know the job.
+    """
+    if live and live.state.is_live:
+        return live
+    # A late source tells of an earlier attempt, before a requeue.
+    newest = max((status.restarts for status in (live, accounted, marked) if status), default=0)
+    for status in (accounted, live, marked):
+        if status and status.state.is_final and status.restarts == newest:
+            return _with_code(_filled(status, live, accounted, marked), marked, live)
+    if accounted and accounted.state.is_live:
+        # Slurm leaves "runaway" jobs behind that the accounting believes alive for ever; and it is late.
+        word = accounted.state.value
+        return replace(accounted, state=State.UNKNOWN, reason=f"accounted {word}, but not in the queue")
+    if marked and marked.restarts == newest and not marked.state.is_final:
+        return marked
+    if newest:
+        return JobStatus(State.UNKNOWN, "it was requeued, and not seen since", restarts=newest)
+    return marked or live or accounted or JobStatus(State.UNKNOWN, _FORGOTTEN)
+
+
+def _is_alive(records: Sequence[Record]) -> bool:
+    """Return True if the queue tells all; of an array it does not, because it forgets ended tasks."""
+    return any(record.state.is_live and record.task is None for record in records)
+
+
+def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
+    """Return the last attempt of each task; that of a job without tasks under ``None``."""
+    statuses: dict[int | None, JobStatus] = {}
+    attempts: dict[int | None, int] = {}
+    for record in records:
+        numbers: list[int | None] = [None] if record.task is None else [*expand_tasks(record.task)]
+        for number in numbers:
+            attempts[number] = attempts.get(number, -1) + 1
+            status = status_of(record)
+            statuses[number] = replace(status, restarts=max(status.restarts, attempts[number]))
+    return statuses
+
+
+def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]:
+    """Return the last attempt of each task by its marks; of several jobs that of the last one."""
+    attempts = read_lives(launch_dir, job_id)
+    last = attempts[-1].job_id.partition("_")[0] if attempts else None
+    statuses: dict[int | None, JobStatus] = {}
+    for attempt in attempts:
+        if attempt.job_id.partition("_")[0] == last and (attempt.task is None or attempt.task.isdigit()):
+            statuses[int(attempt.task) if attempt.task else None] = status_of_attempt(attempt)
+    return statuses
+
+
+def _filled(status: JobStatus, *others: JobStatus | None) -> JobStatus:
+    """Fill what one source does not tell from the others, unless they tell of another ending."""
+    for other in others:
+        if other and (other.state, other.restarts) == (status.state, status.restarts):
+            missing = {f.name for f in fields(JobStatus) if getattr(status, f.name) is None}
+            status = replace(status, **{name: getattr(other, name) for name in missing})
+    return status
+
+
+def _with_code(status: JobStatus, *better: JobStatus | None) -> JobStatus:
+    """Take the exit code from the job itself or the queue: sacct subtracts 128 from codes above that."""
+    if status.state not in (State.FAILED, State.INTERRUPTED):
+        return status
+    for other in better:
+        if other and other.exit_code and other.restarts == status.restarts:
+            state = _interrupted_if_saved(State.FAILED, other.exit_code)
+            reason = INTERRUPTED_REASON if state is State.INTERRUPTED else exit_reason(other.exit_code)
+            return replace(status, state=state, reason=reason, exit_code=other.exit_code)
+    return status
+
+
+def _reason(state: State, record: Record, code: int | None) -> str | None:
+    word = plain_word(record.word)
+    other = None if word == state.value else word  # Slurm's own, if the state does not say it
+    if state is State.CANCELLED:
+        # Other reasons in the queue are why the job waited before it was cancelled.
+        by_slurm = _NEVER[1] if record.reason == _NEVER[0] else None
+        return _who(record.word.partition(" ")[2]) or by_slurm or other
+    if state is State.PENDING:
+        return why_waiting(record.word, record.reason)
+    if state is State.INTERRUPTED:
+        return INTERRUPTED_REASON
+    if state is State.FAILED and code:
+        return exit_reason(code)
+    if state is State.FAILED and record.reason == LAUNCH_FAILURE:
+        return f"{LAUNCH_FAILURE}: Slurm could not start the script; is the directory of its log there?"
+    if state.is_live or record.work_dir is not None:
+        return other  # sacct's reason is why the job once waited, and not how it ended
+    return record.reason or other
+
+
+def _who(word: str) -> str | None:
+    """Return ``by alice`` for Slurm's ``by 1000``."""
+    preposition, _, uid = word.partition(" ")
+    if preposition != "by" or not uid.isdigit():
+        return word or None
+    try:
+        return f"by {pwd.getpwuid(int(uid)).pw_name}"
+    except (KeyError, OverflowError):
+        return word
+
+
+def _interrupted_if_saved(state: State, code: int | None) -> State:
+    return State.INTERRUPTED if state is State.FAILED and code == EXIT_INTERRUPTED else state
+
+
+def exit_reason(code: int) -> str:
+    """Describe an exit code: ``exit code 137 (SIGKILL)``."""
+    try:
+        return f"exit code {code} ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def status_of_attempt(life: Life) -> JobStatus:
+    """Return the status that the marks of one attempt of a job tell."""
+    code = life.exit_code
+    ended_by_slurm = _ended_by_slurm(life.state)
+    if code is None and ended_by_slurm:  # its node failed, and the next link of its chain found that
+        return JobStatus(ended_by_slurm, None, life.nodes, restarts=life.number, why=_why(life))
+    if code is None:
+        return JobStatus(State.UNKNOWN, "it started, and recorded no end", life.nodes, restarts=life.number)
+    elapsed = None
+    if life.started is not None and life.ended is not None:
+        days, seconds = divmod(int(life.ended - life.started), 86400)
+        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        elapsed = f"{days}-{clock}" if days else clock
+    state = _interrupted_if_saved(State.FAILED if code else State.COMPLETED, code)
+    if state is State.FAILED and ended_by_slurm:
+        return JobStatus(ended_by_slurm, None, life.nodes, elapsed, None, life.number, why=_why(life))
+    if state is State.FAILED and life.rule == _ENDED_BY_USER:
+        # It was cancelled: for a requeued one Slurm, or a later attempt, would tell.
+        return JobStatus(State.CANCELLED, life.why, life.nodes, elapsed, None, life.number)
+    reason = exit_reason(code) if state is State.FAILED else None
+    reason = INTERRUPTED_REASON if state is State.INTERRUPTED else reason
+    why = _why(life) if state is State.FAILED else None
+    return JobStatus(state, reason, life.nodes, elapsed, code, life.number, why=why)
+
+
+def _ended_by_slurm(word: str | None) -> State | None:
+    """Return the state of a job that Slurm ended, from its word for the state or for the reason."""
+    state = END_REASONS.get(word or "") or STATES.get(word or "")
+    return State(state) if state in FINAL and state not in ("COMPLETED", "FAILED") else None
+
+
+# Rules that say no more than the state and the exit code.
+_SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
+# The rule of a job that somebody cancelled or requeued: the job could not tell which.
+_ENDED_BY_USER = "ended_by_user"
+
+
+def _why(life: Life) -> str | None:
+    """Return the job's own judgement of its end."""
+    return life.why if life.rule not in (None, *_SAY_NOTHING) else None
+
+
+def declared_tasks(launch_dir: Path) -> list[int]:
+    """Return the numbers of the tasks that a launch's script asks for; empty if it is no array."""
+    for script in launch_dir.glob("*_submission.sh"):
+        try:
+            with open_regular(script) as stream:
+                match = _HEADER.search(stream.read(_HEADER_BYTES).decode("utf-8", "replace"))
+        except OSError:
+            continue
+        if match:
+            return expand_tasks(match[1], _MAX_DECLARED)
+    return []
+
+
+def sum_up(tasks: Mapping[int, JobStatus]) -> JobStatus:
+    """Return the status of an array from the statuses of its tasks.
+
+    It runs or waits while one of them does. Otherwise it is UNKNOWN if one of them is, because that one may
+    run; then the first failed task decides. A task continues from what an earlier one saved before its end.
+    """
+    ordered = dict(sorted(tasks.items()))
+    decisive = ordered[_decisive(ordered)]
+    counted = Counter(status.state.value for status in ordered.values())
+    reason = "tasks: " + ", ".join(f"{count} {state}" for state, count in counted.items())
+    waiting = next((status for status in ordered.values() if status.state is State.PENDING), None)
+    # The tasks of such an array wait for each other on purpose.
+    is_held_up = waiting is not None and not (waiting.reason or "").startswith(_IN_TURN)
+    explaining = waiting if is_held_up and decisive.state.is_live else decisive
+    if explaining and explaining.reason and not explaining.state.is_good:
+        numbers = [number for number, status in ordered.items() if status == explaining]
+        reason += f"; {compress_tasks(numbers)}: {explaining.reason}"
+    states = {str(number): status.state for number, status in ordered.items()}
+    if not decisive.state.is_live and decisive.nodes is None:
+        # It was cancelled before it began, say: nodes and time are those of another task.
+        ran = next((status for status in reversed(ordered.values()) if status.nodes), decisive)
+        decisive = replace(decisive, nodes=ran.nodes, elapsed=ran.elapsed)
+    return replace(decisive, reason=reason, tasks=states)
+
+
+def _decisive(tasks: Mapping[int, JobStatus]) -> int:
+    """Return the number of the task whose state is that of the array."""
+    for state in (*_LIVE_STATES, State.UNKNOWN):
+        for number, status in tasks.items():
+            if status.state is state:
+                return number
+    bad = [number for number, status in tasks.items() if not status.state.is_good]
+    worse = [number for number in bad if tasks[number].state is not State.INTERRUPTED]
+    if worse:
+        return worse[0]
+    last = list(tasks)[-1]
+    # A later task continues from what an earlier one saved.
+    completed = [number for number in tasks if number not in bad]
+    return completed[-1] if completed and (not bad or completed[-1] > bad[-1]) else last

@@ -1,0 +1,1 @@
+"""Slurm's formats and words, and its commands behind one `run`."""

@@ -1,0 +1,336 @@
+"""A Slurm cluster: what it has and allows, parsed from the answers of its commands. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from launcher.slurm.times import parse_time_limit
+
+# The fields of the answers, in this order; none of them may hold a bar.
+NODE_FIELDS = ("partition", "name", "state", "cpus", "memory", "gres", "features")
+ASSOCIATION_FIELDS = (
+    "user",
+    "defaultaccount",
+    "cluster",
+    "account",
+    "partition",
+    "qos",
+    "defaultqos",
+    "maxwall",
+    "maxtres",
+    "grptres",
+    "maxsubmit",
+)
+QOS_FIELDS = ("name", "flags", "maxwall", "mintres", "maxtres", "maxtrespu", "grptres", "maxsubmitpu")
+
+# States of `sinfo`, "Node State Codes", in which a node runs no new job until somebody does something; a `*`
+# behind any state is a node that does not answer.
+_UNUSABLE = ("down", "drain", "drng", "fail", "error", "unknown", "inval", "future", "maint")
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+# Slurm's numbers have 64 bits.
+_QUANTITY = re.compile(r"(\d{1,20})([KMGTP]?)")
+# Types may begin with digits, such as 2080ti and MIG's 1g.5gb: a number is the count where it ends the entry.
+_GRES = re.compile(
+    r"(?:^|,)gpu(?::(?P<type>(?!no_consume)[^:,()\s]+))??(?::no_consume)?:(?P<count>\d{1,9})(?=[,(\s]|$)"
+)
+
+_NOTHING: Mapping[str, int] = {}
+
+
+class Partition(NamedTuple):
+    """A partition; ``None`` means unlimited.
+
+    Jobs of `accounts` and `qos` may run there, and all have the limits of `own_qos`. A partition that is
+    hidden, or for some groups alone, is not `is_open`: it is suggested to nobody.
+    """
+
+    name: str
+    is_default: bool = False
+    state: str = "UP"
+    total_nodes: int = 0
+    max_seconds: int | None = None
+    min_nodes: int = 0
+    max_nodes: int | None = None
+    accounts: tuple[str, ...] | None = None
+    denied_accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] | None = None
+    denied_qos: tuple[str, ...] = ()
+    own_qos: str | None = None
+    is_open: bool = True
+
+
+class Node(NamedTuple):
+    """A node: its state in Slurm's word, memory in MiB, and its GPUs by type (``""`` without a type)."""
+
+    name: str
+    state: str
+    is_usable: bool
+    cpus: int
+    memory: int
+    gpus: tuple[tuple[str, int], ...] = ()
+    features: frozenset[str] = frozenset()
+
+
+class Limits(NamedTuple):
+    """The largest and the `least` resources of jobs, in Slurm's words for resources, such as ``gres/gpu``.
+
+    `per_job` and `max_seconds` limit one job, `per_user` and `per_group` all that run at a time.
+    """
+
+    max_seconds: int | None = None
+    least: Mapping[str, int] = _NOTHING
+    per_job: Mapping[str, int] = _NOTHING
+    per_user: Mapping[str, int] = _NOTHING
+    per_group: Mapping[str, int] = _NOTHING
+    max_submitted: int | None = None
+
+
+class Qos(NamedTuple):
+    """A quality of service."""
+
+    name: str
+    limits: Limits = Limits()
+    flags: frozenset[str] = frozenset()
+
+
+class Association(NamedTuple):
+    """An account that the user may charge, in all partitions or in one.
+
+    `is_default` is ``None`` if it is not known whether jobs that name no account are charged to it.
+    """
+
+    account: str
+    partition: str | None = None
+    qos: tuple[str, ...] = ()
+    default_qos: str | None = None
+    is_default: bool | None = False
+    limits: Limits = Limits()
+
+
+class Settings(NamedTuple):
+    """The settings of the whole cluster.
+
+    `enforced` is Slurm's AccountingStorageEnforce, in lower case. With `has_filters` plugins of the site may
+    change what a job asks for: its partition, account and QOS. `release` is Slurm's, such as (22, 5).
+    """
+
+    max_array: int | None = None
+    max_jobs: int | None = None
+    has_accounting: bool = False
+    enforced: frozenset[str] = frozenset()
+    has_filters: bool = False
+    release: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """A cluster as it is now: each part is ``None`` if it was not needed or not available (see `missing`).
+
+    Attributes
+    ----------
+    gpu_types
+        The types of the GPUs of the job's partitions, in the site's words, such as ``a100``.
+    partitions
+        All partitions that the user may see.
+    nodes
+        The nodes of the job's partitions, by partition.
+    settings
+        The settings of the whole cluster.
+    associations
+        The accounts of the user.
+    qos
+        All qualities of service.
+    pyxis
+        True if srun knows Pyxis' options.
+    missing
+        The reasons why parts are not available, by their names.
+    """
+
+    gpu_types: tuple[str, ...] | None = None
+    partitions: tuple[Partition, ...] | None = None
+    nodes: Mapping[str, tuple[Node, ...]] | None = None
+    settings: Settings | None = None
+    associations: tuple[Association, ...] | None = None
+    qos: tuple[Qos, ...] | None = None
+    pyxis: bool | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    """Parse the answer of ``scontrol --oneliner show partition``."""
+    lines = map(pairs, text.split("\n"))
+    return tuple(_partition(values) for values in lines if values.get("PartitionName"))
+
+
+def _partition(values: Mapping[str, str]) -> Partition:
+    return Partition(
+        name=values["PartitionName"],
+        is_default=values.get("Default") == "YES",
+        state=values.get("State", "UP"),
+        total_nodes=_leading_int(values.get("TotalNodes")) or 0,
+        max_seconds=_seconds(values.get("MaxTime")),
+        min_nodes=_leading_int(values.get("MinNodes")) or 0,
+        max_nodes=_leading_int(values.get("MaxNodes")),
+        accounts=_allowed(values.get("AllowAccounts")),
+        denied_accounts=_allowed(values.get("DenyAccounts")) or (),
+        qos=_allowed(values.get("AllowQos")),
+        denied_qos=_allowed(values.get("DenyQos")) or (),
+        own_qos=_word(values.get("QoS")),
+        is_open=values.get("Hidden") != "YES" and values.get("AllowGroups", "ALL") == "ALL",
+    )
+
+
+def parse_nodes(text: str, *, of_default: bool = False) -> dict[str, tuple[Node, ...]]:
+    """Parse the answer of sinfo, by partition; the default one has a ``*`` behind its name.
+
+    Parameters
+    ----------
+    of_default
+        Leave out all other partitions.
+    """
+    by_partition: dict[str, list[Node]] = {}
+    for row in rows(text, NODE_FIELDS):
+        if of_default and not row["partition"].endswith("*"):
+            continue
+        by_partition.setdefault(row["partition"].removesuffix("*"), []).append(_node(row))
+    return {partition: tuple(nodes) for partition, nodes in by_partition.items()}
+
+
+def _node(row: Mapping[str, str]) -> Node:
+    state = row["state"]
+    return Node(
+        name=row["name"],
+        state=state,
+        is_usable=not state.startswith(_UNUSABLE) and "*" not in state,
+        cpus=_leading_int(row["cpus"]) or 0,
+        memory=_leading_int(row["memory"]) or 0,
+        gpus=gpus_in_gres(row["gres"]),
+        features=frozenset(filter(None, (_word(name) for name in row["features"].split(",")))),
+    )
+
+
+def parse_settings(text: str) -> Settings:
+    """Parse the answer of ``scontrol show config``: a name, blanks, a sign and a value in each line."""
+    values = {
+        name.strip(): value.strip() for name, _, value in (line.partition("=") for line in text.split("\n"))
+    }
+    enforced = values.get("AccountingStorageEnforce", "none").lower().split(",")
+    return Settings(
+        max_array=_leading_int(values.get("MaxArraySize")),
+        max_jobs=_leading_int(values.get("MaxJobCount")),
+        has_accounting=values.get("AccountingStorageType", "").endswith("slurmdbd"),
+        enforced=frozenset(enforced) - {"none", ""},
+        has_filters=any(
+            _word(values.get(f"{name}Plugins")) is not None for name in ("JobSubmit", "CliFilter")
+        ),
+        release=_release(values.get("SLURM_VERSION")),
+    )
+
+
+def _release(text: str | None) -> tuple[int, int] | None:
+    """Return the first two numbers of ``22.05.8``."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})\b", text or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_cluster_name(text: str) -> str | None:
+    """Return the cluster's name in the answer of ``scontrol show config``."""
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def parse_associations(text: str, cluster: str | None) -> tuple[Association, ...]:
+    """Parse the answer of sacctmgr, which may be about several clusters."""
+    all_rows = list(rows(text, ASSOCIATION_FIELDS))
+    mine = [row for row in all_rows if row["account"] and cluster in (None, row["cluster"])]
+    # With several clusters the default may be that of another one.
+    has_default = len(mine) == len(all_rows) or any(row["account"] == row["defaultaccount"] for row in mine)
+    return tuple(
+        Association(
+            account=row["account"],
+            partition=_word(row["partition"]),
+            qos=tuple(name for name in row["qos"].split(",") if name),
+            default_qos=_word(row["defaultqos"]),
+            is_default=row["account"] == row["defaultaccount"] if has_default else None,
+            limits=Limits(
+                max_seconds=_seconds(row["maxwall"]),
+                per_job=_resources(row["maxtres"]),
+                per_group=_resources(row["grptres"]),
+                max_submitted=_leading_int(row["maxsubmit"]),
+            ),
+        )
+        for row in mine
+    )
+
+
+def parse_qos(text: str) -> tuple[Qos, ...]:
+    """Parse the answer of ``sacctmgr show qos``."""
+    return tuple(
+        Qos(
+            name=row["name"],
+            flags=frozenset(flag for flag in row["flags"].lower().split(",") if flag),
+            limits=Limits(
+                max_seconds=_seconds(row["maxwall"]),
+                least=_resources(row["mintres"]),
+                per_job=_resources(row["maxtres"]),
+                per_user=_resources(row["maxtrespu"]),
+                per_group=_resources(row["grptres"]),
+                max_submitted=_leading_int(row["maxsubmitpu"]),
+            ),
+        )
+        for row in rows(text, QOS_FIELDS)
+    )
+
+
+def _resources(text: str) -> dict[str, int]:
+    """Parse ``cpu=64,gres/gpu=8,mem=1T``; memory in MiB, as Slurm counts it."""
+    resources = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        number = _QUANTITY.fullmatch(value)
+        if number:
+            resources[name] = int(number[1]) * 1024 ** max(0, _UNITS[number[2]] - 2)
+    return resources
+
+
+def _seconds(text: str | None) -> int | None:
+    """Return a time limit in seconds; ``None`` for no limit and for text that is not in Slurm's notation."""
+    try:
+        return parse_time_limit(text) if text else None
+    except ValueError:
+        return None
+
+
+def _leading_int(text: str | None) -> int | None:
+    """Return the number that a text begins with: `sinfo` writes ``64+`` if nodes differ, `scontrol` units."""
+    match = re.match(r"\d{1,20}(?!\d)", text or "")
+    return int(match[0]) if match else None
+
+
+def _allowed(text: str | None) -> tuple[str, ...] | None:
+    return tuple(text.split(",")) if text and text not in ("ALL", "N/A") and _word(text) else None
+
+
+def _word(text: str | None) -> str | None:
+    return text if text and text not in ("(null)", "N/A", "NONE") else None
+
+
+def gpus_in_gres(gres: str) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of ``gpu:a100:8(S:0-1),nvme:1``, by type (``""`` without a type)."""
+    return tuple((match["type"] or "", int(match["count"])) for match in _GRES.finditer(gres))
+
+
+def rows(text: str, fields: Sequence[str]) -> Iterable[dict[str, str]]:
+    """Yield the lines of an answer whose fields are separated by bars."""
+    for line in text.split("\n"):
+        values = line.split("|")
+        if len(values) == len(fields):
+            yield dict(zip(fields, values, strict=True))
+
+
+def pairs(line: str) -> dict[str, str]:
+    """Return the ``Name=value`` pairs of a line of scontrol."""
+    return {name: value for name, sign, value in (word.partition("=") for word in line.split()) if sign}

@@ -1,0 +1,275 @@
+"""One way to run Slurm's commands: with a time limit, again when Slurm is busy, with its errors told apart.
+
+Slurm's own commands are patient too: they try for 9 s if nobody listens, and for MessageTimeout (10 s unless
+the site says otherwise) if nobody answers; squeue of a single job does so twice. A dead controller therefore
+gets one more try at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.errors import UserError
+from launcher.exit_codes import NOT_KNOWN
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS = 60.0
+# A user who waits longer than this is told what for.
+_NOTICE_SECONDS = 3.0
+
+# What to do without a Slurm.
+WITHOUT_SLURM = (
+    "a throw-away Slurm: `slipway sandbox up` and cluster=sandbox; without Slurm: cluster=local;"
+    " only to see the script: --dry-run"
+)
+NO_SLURM = "no Slurm found on this machine"
+
+# The prefixes of Slurm's messages: the name of the command, or of one of its functions.
+_PROGRAM = re.compile(r"^(\w+: (error: )?|slurm_\w+ error: )")
+
+# Slurm's words, in lower case, for a controller that is busy, restarting or gone: asking again may help, and
+# they do not say whether a submission was accepted.
+_NO_ANSWER = (
+    "backup controller in standby",
+    "connect failure",
+    "connection refused",
+    "connection reset",
+    "connection timed out",
+    "in standby mode",
+    "no route to host",
+    "not responding",
+    "persist_init",  # slurmdbd
+    "problem talking to the database",
+    "rate limit",
+    "resource temporarily unavailable",
+    "shutting down",
+    "communication",
+    "temporarily unable",
+    "timed out",
+    "transport endpoint",
+    "unable to connect",
+    "unable to contact",
+    "unexpected message received",  # all that scontrol says about it
+    "zero bytes",
+)
+# The commands are installed, but there is no slurm.conf.
+_NO_CONFIGURATION = ("resolve_ctls_from_dns_srv", "fetch_config: DNS SRV lookup failed")
+
+
+class Unreachable(UserError):
+    """No scheduler can be asked from this machine."""
+
+
+class SchedulerSilent(Unreachable):
+    """The scheduler does not answer, however often it is asked."""
+
+    exit_code = NOT_KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The exit code and the output of a command."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def error_text(stderr: str) -> str:
+    """Return Slurm's message without the program's name before each line."""
+    lines = [_PROGRAM.sub("", line).strip() for line in stderr.splitlines()]
+    return "; ".join(line for line in lines if line) or "no reason given"
+
+
+def says_unanswered(message: str) -> bool:
+    """Return True if Slurm's message means that nobody answered; all other messages are answers."""
+    lower = message.lower()
+    return any(words in lower for words in _NO_ANSWER)
+
+
+def says_no_slurm(message: str) -> bool:
+    """Return True if Slurm's message means that this machine is part of no cluster."""
+    return any(words in message for words in _NO_CONFIGURATION)
+
+
+def ask(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> Answer:
+    """Run one of Slurm's commands once, for a minute at most.
+
+    Raises
+    ------
+    Unreachable
+        If the command does not exist or does not answer.
+    """
+    try:
+        return run(command, environment, _TIMEOUT_SECONDS, stdin)
+    except TimeoutError as error:
+        raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_SECONDS:.0f} s") from error
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float,
+    stdin: str = "",
+    *,
+    notify: bool = True,
+) -> Answer:
+    """Run one of Slurm's commands.
+
+    Parameters
+    ----------
+    timeout
+        In seconds; the command is killed after that.
+    notify
+        Tell the user when the command takes long.
+
+    Raises
+    ------
+    Unreachable
+        If there is no such command.
+    TimeoutError
+        If it does not answer.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="surrogateescape",  # other people's jobs may have any name
+        )
+    except FileNotFoundError as error:
+        raise Unreachable(
+            f"{command[0]} is not on this machine: there is no Slurm here",
+            hint=WITHOUT_SLURM,
+        ) from error
+    except OSError as error:
+        raise Unreachable(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
+    with process:
+        try:
+            soon = min(_NOTICE_SECONDS, timeout) if notify else timeout
+            stdout, stderr = _wait(process, command[0], timeout, soon, stdin)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise TimeoutError(command[0]) from error
+        except BaseException:
+            process.kill()
+            raise
+    return Answer(process.returncode, stdout, stderr)
+
+
+def _wait(
+    process: subprocess.Popen[str], name: str, timeout: float, soon: float, stdin: str
+) -> tuple[str, str]:
+    try:
+        return process.communicate(stdin or None, timeout=soon)
+    except subprocess.TimeoutExpired:
+        if soon == timeout:
+            raise
+    logger.warning("%s has not answered for %.0f s; waiting", name, soon)
+    return process.communicate(timeout=timeout - soon)
+
+
+Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]
+
+
+def _random() -> float:
+    """Return a number between 0 and 1; importing the module `random` takes longer than a question."""
+    return os.urandom(1)[0] / 255
+
+
+@dataclass(slots=True)
+class Retry:
+    """How long to go on asking a Slurm that does not answer; all times in seconds.
+
+    Parameters
+    ----------
+    first_pause
+        Between the first try and the second; it doubles from then on, with a random part, so that those who
+        wait do not all come back at once.
+    last_start
+        No try begins later than this after the first.
+    answer_timeout
+        The limit of one try.
+    rest
+        A scheduler that did not answer is left alone for this long: sooner questions fail at once.
+    """
+
+    first_pause: float = 0.5
+    last_start: float = 10.0
+    answer_timeout: float = 20.0
+    rest: float = 10.0
+    run: Run = run
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = _random
+    _silent: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
+
+    def ask(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        who: str = "Slurm",
+        timeout: float | None = None,
+        again: bool = True,
+    ) -> Answer:
+        """Run a command until it is answered.
+
+        Parameters
+        ----------
+        who
+            The service that the command asks: its silence is remembered for the next question to it.
+        timeout
+            Replaces `answer_timeout`.
+        again
+            Retry a command that was not answered.
+
+        Raises
+        ------
+        SchedulerSilent
+            If nobody answers; with how often and how long it was tried.
+        """
+        key = (who, environment.get("SLURM_CONF", ""))
+        silent_since, message = self._silent.get(key, (0.0, ""))
+        start = self.clock()
+        if message and start - silent_since < self.rest:
+            raise SchedulerSilent(message)
+        pause, tries = self.first_pause, 0
+        while True:
+            tries += 1
+            answer, why = self._try(command, environment, timeout or self.answer_timeout)
+            if answer is not None and not why:
+                self._silent.pop(key, None)
+                return answer
+            passed = self.clock() - start
+            wait = pause * (1 + self.jitter())
+            if not again or passed + wait > self.last_start:
+                break
+            logger.warning("%s does not answer %s (%s); asking again", who, command[0], why)
+            self.sleep(wait)
+            pause *= 2
+        often = "once" if tries == 1 else f"{tries} times"
+        message = f"{who} does not answer: {why} ({command[0]}, asked {often}, {passed:.0f} s in all)"
+        self._silent[key] = (self.clock(), message)
+        raise SchedulerSilent(message)
+
+    def _try(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout: float
+    ) -> tuple[Answer | None, str]:
+        """Return the answer, and why it is none."""
+        try:
+            answer = self.run(command, environment, timeout)
+        except TimeoutError:
+            return None, f"nothing within {timeout:.0f} s"
+        message = error_text(answer.stderr)
+        return answer, message if answer.code != 0 and says_unanswered(message) else ""

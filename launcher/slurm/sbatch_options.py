@@ -1,0 +1,128 @@
+"""The long options of sbatch, the keys of those that Slipway sets itself, and the forms of some values.
+
+From sbatch's manual pages of Slurm 22.05 to 25.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from launcher.errors import UserError, did_you_mean, shown
+
+_GPUS = "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"
+_TASKS = "trainer.num_nodes and trainer.devices of the stage"
+_LOG = "base_results_dir, and cluster.stderr_to_stdout"
+_SUBMITTING = "the launcher, which submits the script and reads the job's id"
+
+_SUBMITTERS = "clusters help parsable quiet test-only usage verbose version wait wrap"
+
+# Slipway sets these, or could not follow the job without them: the key to use instead.
+SET_BY: Mapping[str, str] = {
+    "account": "cluster.account",
+    "begin": "cluster.begin",
+    "comment": "cluster.comment",
+    "constraint": "cluster.constraint",
+    "cpus-per-task": "cluster.cpus_per_task",
+    "deadline": "cluster.deadline",
+    "dependency": "run.dependency of the stage",
+    "error": _LOG,
+    "exclude": "cluster.exclude",
+    "exclusive": "cluster.exclusive",
+    "gpus": _GPUS,
+    "gpus-per-node": "cluster.gpus_per_node",
+    "gpus-per-task": "cluster.gpus_per_task",
+    "gres": "cluster.gres",
+    "job-name": "run.name of the stage, and cluster.job_name_prefix",
+    "licenses": "cluster.licenses",
+    "mail-type": "cluster.mail_type",
+    "mail-user": "cluster.mail_user",
+    "mem": "cluster.mem",
+    "no-requeue": "cluster.requeue",
+    "nodelist": "cluster.nodelist",
+    "nodes": _TASKS,
+    "ntasks": _TASKS,
+    "ntasks-per-node": _TASKS,
+    "open-mode": "Slipway, to append: a requeued job keeps the log of its first attempt",
+    "output": _LOG,
+    "partition": "cluster.partition",
+    "qos": "cluster.qos",
+    "requeue": "cluster.requeue",
+    "reservation": "cluster.reservation",
+    "signal": "cluster.signal",
+    "switches": "cluster.switches",
+    "time": "run.time_limit of the stage",
+    **dict.fromkeys(_SUBMITTERS.split(), _SUBMITTING),
+}
+
+# The others are free for `cluster.sbatch`.
+_NAMES = """
+acctg-freq array batch bb bbf chdir cluster-constraint consolidate-segments container container-id contiguous
+core-spec cores-per-socket cpu-freq cpus-per-gpu delay-boot distribution exclude-topo export export-file
+extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus-per-socket gres-flags hint hold ignore-pbs
+input kill-on-invalid-dep mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill nodefile
+ntasks-per-core ntasks-per-gpu ntasks-per-socket oom-kill-step overcommit oversubscribe power
+prefer priority profile propagate reboot resv-ports segment sockets-per-node spread-job spread-segments
+stepmgr thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes wait-all-nodes
+wckey
+"""
+_FREE = frozenset(_NAMES.split())
+
+
+def checked_name(name: str) -> str:
+    """Return the name of an option as sbatch has it, from one with dashes or underscores.
+
+    Raises
+    ------
+    ValueError
+        If sbatch has no such option, or Slipway sets it.
+    """
+    flag = name.replace("_", "-")
+    if flag in SET_BY:
+        raise ValueError(f"--{flag} is set by {SET_BY[flag]}")
+    if flag not in _FREE:
+        raise ValueError(f"sbatch has no option --{flag}; {did_you_mean(flag, sorted(_FREE))}")
+    return flag
+
+
+_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%(?P<at_once>\d+))?", re.ASCII)
+
+
+def check_array(array: bool | str | None) -> None:
+    """Raise for an invalid value of ``--array``.
+
+    Raises
+    ------
+    ValueError
+        If its tasks could run at the same time: all of them train the same run.
+    """
+    if array is None or array is False:
+        return
+    match = _ARRAY.fullmatch(str(array))
+    if not match:
+        raise ValueError("not a job array; valid: 0-4%1, which is five jobs one after another")
+    if match["at_once"] != "1":
+        in_turn = str(array).partition("%")[0] + "%1"
+        raise ValueError(f"the tasks of an array train the same run, one after another: write {in_turn}")
+
+
+def combined_dependency(own: str | None, after: str, key: str = "training.run.dependency") -> str:
+    """Return the value of ``--dependency`` for a job that waits for another one besides its own dependency.
+
+    On the command line ``--dependency`` replaces the header's.
+
+    Raises
+    ------
+    UserError
+        If its own are alternatives (``?``): Slurm takes all of them or any, and no mixture.
+    """
+    if own is None:
+        return after
+    condition = after.partition(":")[0]
+    if "?" in own:
+        raise UserError(
+            f"{key}={shown(own)}: alternatives (?) cannot be waited for together with {condition}",
+            key=key,
+            hint=f"{key}=null, or all of several, with commas between",
+        )
+    return f"{after},{own}"

@@ -1,0 +1,128 @@
+"""The states of a job, and Slurm's words for them and for why a job waits."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+
+from launcher import exit_codes
+from supervisor.slurm_states import FINAL, STATES, plain_word
+
+
+class State(enum.Enum):
+    """The states of a job, in Slurm's words, and three of Slipway's own."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    DEADLINE = "DEADLINE"
+    SUSPENDED = "SUSPENDED"
+    NOT_SUBMITTED = "NOT_SUBMITTED"
+    # The payload saved and left before its end (exit code 75), to be launched again: FAILED, to Slurm.
+    INTERRUPTED = "INTERRUPTED"
+    # Nobody could tell: never to be shown as healthy.
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+    @property
+    def is_good(self) -> bool:
+        return self is State.COMPLETED
+
+    @property
+    def is_live(self) -> bool:
+        """Return True if the scheduler has the job: it waits, runs or is ending. UNKNOWN is not live."""
+        return not self.is_final and self is not State.UNKNOWN
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code that stands for the state."""
+        if self is State.UNKNOWN:
+            return exit_codes.NOT_KNOWN
+        if self.is_live:
+            return exit_codes.UNDER_WAY
+        if self is State.INTERRUPTED:
+            return exit_codes.INTERRUPTED
+        return exit_codes.DONE if self.is_good else exit_codes.WENT_WRONG
+
+
+_FINAL = {State(word) for word in FINAL} | {State.NOT_SUBMITTED, State.INTERRUPTED}
+
+
+def worst_exit_code(states: Iterable[State]) -> int:
+    """Return the exit code that stands for several jobs, that of the worst; 0 for none."""
+    return exit_codes.worst_code(state.exit_code for state in states)
+
+
+_HELD = "held, `slipway release RUN` lets it go"
+
+# Why a job waits, where Slurm's word alone leaves a user asking what to do.
+_REASONS: Mapping[str, str] = {
+    "AssocGrpGRES": "its account's share of GPUs is in use",
+    "AssociationJobLimit": "its account has as many jobs as it may",
+    "BadConstraints": "no node can ever do what it asks for, `slipway cancel RUN`",
+    "BeginTime": "its time to begin has not come; after a requeue that takes two minutes",
+    "Dependency": "it waits for another job",
+    "DependencyNeverSatisfied": "what it waits for cannot happen any more, `slipway cancel RUN`",
+    "InvalidAccount": "its account is not valid, cluster.account",
+    "InvalidQOS": "its quality of service is not valid, cluster.qos",
+    "JobArrayTaskLimit": "the tasks before it come first",
+    "JobHeldAdmin": "held by an administrator, who alone can release it",
+    "JobHeldUser": _HELD,
+    "PartitionDown": "its partition takes no jobs now",
+    "PartitionInactive": "its partition starts no jobs now",
+    "PartitionNodeLimit": "it asks for more nodes than its partition has or gives",
+    "PartitionTimeLimit": "it asks for more time than its partition gives",
+    "Priority": "other jobs come first",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs as you may at a time",
+    "ReqNodeNotAvail": "nodes that it asks for are down, drained or reserved",
+    "Resources": "it is next, and waits for nodes",
+    "job requeued in held state": _HELD,
+    "launch failed requeued held": _HELD,
+}
+
+# The same for states that amount to PENDING.
+_PENDING_STATES: Mapping[str, str] = {
+    "CONFIGURING": "its nodes are being made ready",
+    "REQUEUE_HOLD": f"requeued and {_HELD}",
+    "RESV_DEL_HOLD": f"its reservation is gone; {_HELD}",
+    "SPECIAL_EXIT": f"its site requeued it for how it ended; {_HELD}",
+}
+
+HELD_BY_USER = ("JobHeldUser",)
+HELD_BY_ADMIN = ("JobHeldAdmin",)
+# States in which a job is held whatever its reason.
+HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
+
+def state_of(word: str) -> State:
+    """Return the state that Slurm's word stands for; ``CANCELLED by 1000`` and ``CANCELLED+`` are one."""
+    return State(STATES.get(plain_word(word), "UNKNOWN"))
+
+
+def why_waiting(word: str, reason: str | None) -> str | None:
+    """Return why a job waits: Slurm's word first, then its meaning if the word alone does not help.
+
+    Parameters
+    ----------
+    word
+        Slurm's word for the state.
+    reason
+        Slurm's word for the reason; ``None`` if it has none.
+    """
+    state = plain_word(word)
+    if state in _PENDING_STATES:
+        return f"{state}: {_PENDING_STATES[state]}"
+    if reason is None:
+        return None if state == "PENDING" else state
+    meaning = _REASONS.get(reason) or _REASONS.get(reason.partition(",")[0])
+    return f"{reason}: {meaning}" if meaning else reason

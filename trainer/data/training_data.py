@@ -1,0 +1,97 @@
+"""The data of a training, from its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.config.data import Blend, Data
+from trainer.data.index import SampleIndex, Weights, build_index, check_files
+from trainer.data.index_cache import IndexCache
+from trainer.data.order import BlendedOrder, Order, SampleOrder
+from trainer.data.source import BlendedSource, IndexedSource, Source
+from trainer.errors import UserError
+
+# Of a data set that is a split by itself.
+_WHOLE: Weights = (1.0, 0.0, 0.0)
+
+Indices = dict[Path, SampleIndex]
+
+
+def find_indices(data: Data, heldout: bool) -> Indices:
+    """Return the sample index of each data set that is read; one process does this for all.
+
+    Parameters
+    ----------
+    data
+        The configuration of indexed data.
+    heldout
+        Whether held-out data are wanted.
+
+    Raises
+    ------
+    UserError
+        If a file is missing or not of the format.
+    """
+    blends = [data.training, data.heldout if heldout else None]
+    prefixes = {prefix: None for blend in blends if blend is not None for prefix in blend.prefixes}
+    cache = IndexCache(data.index_dir) if data.index_dir else None
+    return {prefix: _find(data, prefix, cache) for prefix in prefixes}
+
+
+def open_training(data: Data, indices: Indices, length: int) -> Source:
+    """Open what is trained on, as windows of `length` + 1 tokens.
+
+    Raises
+    ------
+    UserError
+        If the files here are not those of the indices, or a data set has not even one window.
+    """
+    assert data.training is not None
+    return _open(data.training, indices, 0, length)
+
+
+def open_heldout(data: Data, indices: Indices, length: int) -> Source:
+    """Open what validation evaluates, as windows of `length` + 1 tokens.
+
+    Raises
+    ------
+    UserError
+        As :func:`open_training`, or if the configuration names data for training alone.
+    """
+    if data.heldout is None:
+        raise UserError(
+            "model.data.data_prefix.validation is missing: expected the held-out data, "
+            "or trainer.limit_val_batches=0 for no validation"
+        )
+    return _open(data.heldout, indices, 0 if data.splits is None else 1, length)
+
+
+def make_order(source: Source, seed: int, generation: int = 0) -> SampleOrder:
+    """Return the order of a run's samples.
+
+    Parameters
+    ----------
+    source
+        What is trained on.
+    seed, generation
+        The run's seed and data generation.
+    """
+    if isinstance(source, BlendedSource):
+        return BlendedOrder(source.interleaving, source.sizes, seed, generation)
+    return Order(source.windows, seed, generation)
+
+
+def _find(data: Data, prefix: Path, cache: IndexCache | None) -> SampleIndex:
+    weights = _WHOLE if data.splits is None else data.splits
+    check_files(prefix)
+    try:
+        if cache is None:
+            return build_index(prefix, weights)
+        return cache.get(prefix, weights, lambda: build_index(prefix, weights))
+    except OSError as error:
+        raise UserError(f"model.data.data_prefix={prefix}: it cannot be read: {error}") from None
+
+
+def _open(blend: Blend, indices: Indices, split: int, length: int) -> Source:
+    sources = [IndexedSource(prefix, indices[prefix], split, length) for prefix in blend.prefixes]
+    return sources[0] if len(sources) == 1 else BlendedSource(sources, blend.weights)
