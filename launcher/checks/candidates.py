@@ -31,7 +31,7 @@ from launcher.estimates.layout import (
     effort,
     layout_of,
     own_recompute,
-    shape_with,
+    parallel_config_with,
     with_changes,
 )
 from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
@@ -87,7 +87,7 @@ def layouts(values: Values, shape: ParallelConfig, counts: Sequence[int], engine
                     if tried > _MOST_TRIED:
                         return
                     bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], NOTHING, ends)
-                    moved = shape_with(values, shape, bare)
+                    moved = parallel_config_with(values, shape, bare)
                     if not all(_runs(values, moved, nodes) for nodes in counts):
                         continue
                     for flag, recompute in product(flags, splits.recomputes(pipeline, virtual, ends)):

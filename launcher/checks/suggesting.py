@@ -25,11 +25,11 @@ from launcher.estimates.layout import (
     distance,
     effort,
     layout_of,
-    shape_with,
+    parallel_config_with,
     with_changes,
 )
 from launcher.estimates.memory import StageMemory, estimate_memory
-from launcher.estimates.model import precision_of, sized
+from launcher.estimates.model import model_size, precision_of
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.speed import Speed, running_of, work_of
 from launcher.estimates.training import uncounted
@@ -257,7 +257,7 @@ class Suggester:
 
     def _with(self, layout: Layout) -> ParallelConfig:
         assert self.shape is not None
-        return shape_with(self._values, self.shape, layout)
+        return parallel_config_with(self._values, self.shape, layout)
 
     def _estimate(self, changes: Mapping[str, Any]) -> tuple[StageMemory, ...] | None:
         if not has_gpus(self.plan):
@@ -349,7 +349,7 @@ def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
 
 def _least_bytes(plan: Plan) -> int:
     """What all GPUs together hold at the least: the weights, and Adam's copy of them and its two moments."""
-    model = sized(Values(plan.job.config or {}))
+    model = model_size(Values(plan.job.config or {}))
     return (2 + 3 * 4) * model.parameters if model is not None else 0
 
 

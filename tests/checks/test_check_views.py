@@ -21,16 +21,16 @@ from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_t
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.estimates.cost import Cost
-from launcher.estimates.gpus import Counted
+from launcher.estimates.gpus import CountedGpu
 from launcher.estimates.memory import StageMemory
-from launcher.estimates.overview import Memory, overview
+from launcher.estimates.overview import MemoryEstimate, overview
 from launcher.plan import Assumptions, Plan
 from launcher.ui.plotting import write_picture
 from tests.checks.plans import GPT, plan_of
 from tests.checks.screens import Terminal
 
 GIB = 2**30
-A100 = Counted(GPUS["a100-80gb"], "cluster.gpu")
+A100 = CountedGpu(GPUS["a100-80gb"], "cluster.gpu")
 
 
 def stage(number: int, activations: int = 20, logits: int = 0) -> StageMemory:
@@ -40,8 +40,8 @@ def stage(number: int, activations: int = 20, logits: int = 0) -> StageMemory:
     )  # fmt: skip
 
 
-def memory(*stages: StageMemory, margin: float = 0.1) -> Memory:
-    return Memory(stages, A100, margin)
+def memory(*stages: StageMemory, margin: float = 0.1) -> MemoryEstimate:
+    return MemoryEstimate(stages, A100, margin)
 
 
 def set_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
@@ -51,11 +51,11 @@ def set_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[Memory], list[str]]:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[MemoryEstimate], list[str]]:
     """Draws on 80 columns without colours: what is told must not hang on them."""
     set_width(monkeypatch, 80)
 
-    def draw(estimated: Memory) -> list[str]:
+    def draw(estimated: MemoryEstimate) -> list[str]:
         with contextlib.redirect_stdout(Terminal()) as screen:
             print_table(estimated)
         return screen.getvalue().splitlines()
@@ -122,7 +122,9 @@ def test_a_bar_has_the_proportions_of_its_parts() -> None:
     assert sum(cells for _, cells in thin) == 40
 
 
-def test_on_a_terminal_there_are_bars_against_the_gpus_memory(drawn: Callable[[Memory], list[str]]) -> None:
+def test_on_a_terminal_there_are_bars_against_the_gpus_memory(
+    drawn: Callable[[MemoryEstimate], list[str]],
+) -> None:
     head, _, first, second, legend = drawn(memory(stage(0, 20), stage(1, 60, logits=8)))
     assert head.split()[:8] == ["stage", "layers", "weights", "grads", "optim", "activ", "logits", "total"]
     assert first.split()[:8] == ["0", "12", "10.0", "20.0", "2.0", "20.0", "0.0", "52.0"]
@@ -136,14 +138,16 @@ def test_on_a_terminal_there_are_bars_against_the_gpus_memory(drawn: Callable[[M
     assert legend.startswith("█ weights  ▓ gradients") and legend.endswith("┄ margin 10%")
 
 
-def test_a_bar_is_as_long_as_the_part_of_the_gpu_that_is_taken(drawn: Callable[[Memory], list[str]]) -> None:
+def test_a_bar_is_as_long_as_the_part_of_the_gpu_that_is_taken(
+    drawn: Callable[[MemoryEstimate], list[str]],
+) -> None:
     line = next(line for line in drawn(memory(stage(0, 8), margin=0.0)) if "·" in line)
     filled, free = (sum(line.count(glyph) for glyph in glyphs) for glyphs in ("█▓▒░▚", "·"))
     assert filled == pytest.approx(free, abs=1)  # 40 of 80 GiB
     assert "┄" not in line
 
 
-def test_folded_stages_take_a_row_without_a_bar(drawn: Callable[[Memory], list[str]]) -> None:
+def test_folded_stages_take_a_row_without_a_bar(drawn: Callable[[MemoryEstimate], list[str]]) -> None:
     lines = drawn(memory(*(stage(number, 40 - number) for number in range(24))))
     assert [line.split() for line in lines if "–" in line] == [["3–21", "51.0–69.0"]]
 
@@ -241,7 +245,7 @@ def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
 
     monkeypatch.setattr("launcher.cli.memory_figure.rendered", caught)
     name = "40b_h100_precbf16_nodes16_cp1_tp8_pp4_vp12_gbs32_mbs1_ckptNone_seq65536_mmap"
-    assumed = Counted(A100.gpu, "assumed: cluster.gpu is null", is_assumed=True)
+    assumed = CountedGpu(A100.gpu, "assumed: cluster.gpu is null", is_assumed=True)
     stages = replace(memory(stage(0, 60), stage(1, 90)), counted=assumed)
     write_figure(tmp_path / "memory.png", name, stages)
     (figure,) = seen

@@ -13,7 +13,7 @@ from launcher.checks.path_facts import LocalPath, LocalPaths, PathFacts
 from launcher.checks.rules.space import checkpoint_problems
 from launcher.checks.runner import run_checks
 from launcher.estimates.checkpoints import Checkpoints, checkpoints_of
-from launcher.estimates.model import sized
+from launcher.estimates.model import model_size
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
 
@@ -30,7 +30,7 @@ PARAMETERS = 24 * (12 * 4096**2 + 13 * 4096) + (50_304 + 2048) * 4096 + 2 * 4096
 
 def saved(changes: dict[str, Any], engine: str = "nemo") -> Checkpoints | None:
     values = Values(changed(GPT, {**SIZES, **changes}))
-    model = sized(values)
+    model = model_size(values)
     assert model is not None
     assert model.parameters == PARAMETERS
     return checkpoints_of(values, model, engine)

@@ -42,7 +42,7 @@ def gpt(layers: int, hidden: int, heads: int, **more: Any) -> Work:
     return work
 
 
-def shape_with(layout: Layout, batch: int) -> ParallelConfig:
+def parallel_config_with(layout: Layout, batch: int) -> ParallelConfig:
     return ParallelConfig(
         devices=8,
         tensor=layout.tensor,
@@ -65,7 +65,7 @@ def seconds(
     gpu: str = "a100-80gb",
     running: Running = RUNNING,
 ) -> float:
-    return Speed(work, running, GPUS[gpu], nodes, BARE).step(layout, shape_with(layout, batch))
+    return Speed(work, running, GPUS[gpu], nodes, BARE).step(layout, parallel_config_with(layout, batch))
 
 
 @pytest.mark.parametrize("step", CALIBRATION, ids=str)
@@ -127,7 +127,7 @@ def test_every_gpu_has_a_step_with_nvlink_or_without(name: str, devices: int) ->
     for gpu in (GPUS[name], GPUS[name]._replace(nvlink=0.0, nvlink_gpus=8)):
         for nodes, tensor in ((1, 1), (1, devices), (2, devices)):
             layout = Layout(tensor, 1, None, 1, 1, False, NOTHING)
-            shape = shape_with(layout, 8 * nodes)._replace(devices=devices)
+            shape = parallel_config_with(layout, 8 * nodes)._replace(devices=devices)
             step = Speed(work, RUNNING, gpu, nodes, attained()).step(layout, shape)
             assert 0 < step < inf
 

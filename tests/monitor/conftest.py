@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
 from monitor_samples import FakeScheduler, Runs
 
+from launcher import schedulers
 from launcher.monitor import logs as log_reading
 from launcher.monitor import polling, watching
 from launcher.monitor.follow import LinesView
@@ -18,9 +17,7 @@ from launcher.monitor.follow import LinesView
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """The scheduler that `open_scheduler` returns for every manifest."""
     fake = FakeScheduler()
-    registry = types.ModuleType("launcher.schedulers")
-    registry.open_scheduler = lambda manifest: fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "launcher.schedulers", registry)
+    monkeypatch.setattr(schedulers, "open_scheduler", lambda manifest: fake)
     return fake
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
-from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.gpus import CountedGpu, gpu_of
 from launcher.estimates.model import precision_of
 from launcher.estimates.parallelism import DEVICES
 from launcher.estimates.values import Values, count, full
@@ -34,7 +34,7 @@ def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator
         yield from _per_node(resources)
 
 
-def _type(resources: Resources, counted: Counted) -> Iterator[Finding]:
+def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     """The type of GPU that is named is one that is known, and that is asked for."""
     if counted.is_unclear:
         told = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
@@ -49,7 +49,7 @@ def _type(resources: Resources, counted: Counted) -> Iterator[Finding]:
         yield warning(CHECK, "cluster.gres", shown, told, "cluster.gpu_request=gres", also)
 
 
-def _precision(values: Values, counted: Counted) -> Iterator[Finding]:
+def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
     """A GPU that somebody says is there has the types that are computed in."""
     gpu, source, is_assumed = counted
     if is_assumed:

@@ -9,7 +9,7 @@ from arithmetic.gpus import GPUS
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.estimates import parallelism as keys
-from launcher.estimates.gpus import Counted, gpu_of
+from launcher.estimates.gpus import CountedGpu, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values
@@ -100,7 +100,7 @@ def _needs(stage: StageMemory, stages: int) -> str:
     return f"{where} {stage.total / _GIB:.1f} GiB ({parts_told(stage)})"
 
 
-def _has(counted: Counted, stage: StageMemory, margin: float) -> str:
+def _has(counted: CountedGpu, stage: StageMemory, margin: float) -> str:
     gpu = counted.gpu
     room = f"{gpu.name} has {gpu.memory / _GIB:.1f} GiB ({counted.source})"
     if counted.is_assumed:

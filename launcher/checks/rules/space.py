@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
 from launcher.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
-from launcher.estimates.model import sized
+from launcher.estimates.model import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 
@@ -21,7 +21,7 @@ def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """
     paths, values = facts.paths, Values(plan.job.config or {})
     free = paths.free_bytes if paths is not None else None
-    model = sized(values)
+    model = model_size(values)
     saved = checkpoints_of(values, model, plan.job.engine) if model is not None else None
     if free is None or saved is None:
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, warning
 from launcher.estimates.cost import Cost, estimate_cost
-from launcher.estimates.model import sized
+from launcher.estimates.model import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
 
@@ -51,7 +51,7 @@ def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 def _not_told(plan: Plan) -> Iterator[Finding]:
     """Say that nothing is modelled of how fast experts are, where the rest of the estimate is there."""
     values = Values(plan.job.config or {})
-    model = sized(values)
+    model = model_size(values)
     if model is None or not model.has_experts or not values.whole(_STEPS) or plan.assumptions.mfu is not None:
         return
     key = "model.num_moe_experts"
