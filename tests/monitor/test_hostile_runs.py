@@ -33,6 +33,7 @@ from monitor_samples import Runs, append, log, whole_training
 
 from launcher.runs import trust
 from launcher.runs.index import Index
+from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry
 
 # By hand: SLIPWAY_HOSTILE_EXAMPLES=2000 pytest tests/monitor/test_hostile_runs.py
