@@ -8,15 +8,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
 from launcher.sandbox import STATE_FILE, SandboxOptions, down, up
 
-_TRAINING = (
+TRAINING = (
     "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
     "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
     "tensorboard.summary.writer.event_file_writer",
@@ -39,8 +40,8 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
         clock = _clock(parent)
         preload = {"LD_PRELOAD": str(clock)} if clock else {}
         rank_socket, launch_socket = parent / "ranks", parent / "launchers"
-        ranks = _zygote(rank_socket, parent / "ranks.jsonl", _TRAINING, preload)
-        launchers = _zygote(launch_socket, parent / "launchers.jsonl", _LAUNCHING, {})
+        ranks = served(rank_socket, parent / "ranks.jsonl", TRAINING, preload)
+        launchers = served(launch_socket, parent / "launchers.jsonl", _LAUNCHING)
         zygotes = [stack.enter_context(each) for each in (ranks, launchers)]
         for number in range(disks):
             stack.enter_context(_disk(parent / "disks" / str(number)))
@@ -101,11 +102,12 @@ def _clock(parent: Path) -> Path | None:
 
 
 @contextmanager
-def _zygote(
-    path: Path, journal: Path, modules: tuple[str, ...], more: dict[str, str]
+def served(
+    path: Path, journal: Path, modules: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[str]]:
+    """Run a zygote that has imported modules; it listens on the socket `path`."""
     command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
     log = path.with_suffix(".log")
     with log.open("w") as output:
         server = subprocess.Popen(
@@ -117,15 +119,15 @@ def _zygote(
             stderr=output,
             text=True,
         )
-    try:
-        assert server.stdout
-        if server.stdout.readline() != "ready\n":
-            raise RuntimeError(log.read_text())
-        yield server
-    finally:
-        assert server.stdin
-        server.stdin.close()
-        server.wait(20)
+    with server:
+        assert server.stdin and server.stdout
+        try:
+            if server.stdout.readline() != "ready\n":
+                raise RuntimeError(log.read_text())
+            yield server
+        finally:
+            server.stdin.close()
+            server.wait(20)
 
 
 @contextmanager

@@ -271,6 +271,7 @@ def _show_warnings() -> None:
     handler.setFormatter(logging.Formatter("slipway: %(message)s"))
     logger = logging.getLogger("launcher")
     logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
     logger.propagate = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.checks.rules.space import told_bytes
+from launcher.checks.rules.files import told_bytes
 from launcher.checks.rules.time import told_days
 from launcher.estimates.cost import Amount, Cost
 from launcher.plan import Plan

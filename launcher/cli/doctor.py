@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from launcher.cli.launch import add_tree_options, request_of
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.errors import UserError, one_line
 from launcher.ui.terminal import open_console
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.launch import add_tree_options, request_of
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.errors import UserError, one_line
 
 if TYPE_CHECKING:

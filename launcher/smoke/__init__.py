@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from launcher.checks.gate import inspect_draft, refuse
 from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request, draft
+from launcher.errors import UserError
 from launcher.launching import Launched, launch
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, verify_smoke
@@ -45,8 +46,11 @@ def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Sm
     UserError
         If one node cannot hold the layout, or the launch is no training.
     """
-    with made.composition.naming_sources():
+    try:
         shrunk = shrink(made)
+    except UserError as error:
+        made.composition.annotate(error)
+        raise
     smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
     smoke = draft(smaller)
     refuse(smoke, inspect_draft(smoke, [*skipped, *_OF_WHOLE_TRAININGS]))

@@ -434,7 +434,7 @@ def root_config(base: Path) -> str:
     """The stored configuration of a launch."""
     words = [word.format(run="theirs") for word in _TINY]
     made = drafting.draft(drafting.Request([*words, f"base_results_dir={base}"], command=[]))
-    return stored_text(drafting.stored_config(made), {})
+    return stored_text(made.stored_config, {})
 
 
 def further_verb(number: int, run_name: str, base: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A script to the scheduler, once: an answer that is lost never becomes a second job.
+"""Submission of a script, once: a lost answer never becomes a second job.
 
 Where an answer is lost, the job is looked for by its tag, and submitted again only when the scheduler has
 answered that it knows none. It may take the first submission after that, so that there are two. The claim of
@@ -8,6 +8,7 @@ the launch, ``marks/job``, then decides which of them is its job: `supervisor.ma
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ from supervisor.marks import GIVEN_UP, claim
 
 _LONGEST_WAIT_SECONDS = 16.0
 
-Tell = Callable[[str], None]
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """For how long a lost job is looked for, in seconds, and by which clock."""
+class Backoff:
+    """Tries at growing intervals, for a number of seconds."""
 
     seconds: float = 60.0
     clock: Callable[[], float] = time.monotonic
@@ -48,8 +49,12 @@ class Patience:
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
-def validate(scheduler: Scheduler, script_text: str, tell: Tell, patience: Patience) -> str | None:
-    """Let the scheduler judge a script, which it may be too busy for; see `Scheduler.validate`.
+# How long a lost job is looked for.
+BACKOFF = Backoff()
+
+
+def validate(scheduler: Scheduler, script_text: str) -> str | None:
+    """Let the scheduler judge a script, and ask again while it does not answer; see `Scheduler.validate`.
 
     Raises
     ------
@@ -57,9 +62,9 @@ def validate(scheduler: Scheduler, script_text: str, tell: Tell, patience: Patie
         If it would refuse the script, or does not answer: nothing is launched then.
     """
     silence: SchedulerSilent | None = None
-    for _ in patience.tries():
+    for _ in BACKOFF.tries():
         if silence is not None:
-            tell(f"{silence.message}; asking again ...")
+            _logger.warning("%s; asking again ...", silence.message)
         try:
             return scheduler.validate(script_text)
         except SchedulerSilent as error:
@@ -68,13 +73,8 @@ def validate(scheduler: Scheduler, script_text: str, tell: Tell, patience: Patie
     raise UserError(silence.message, hint="nothing was launched; try again when it does") from silence
 
 
-def submit(scheduler: Scheduler, submission: PendingSubmission, tell: Tell, patience: Patience) -> str:
+def submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
     """Submit a script that lies in its launch directory; return the id of the one job that it became.
-
-    Parameters
-    ----------
-    tell
-        Is told what goes on while no answer comes.
 
     Raises
     ------
@@ -83,47 +83,45 @@ def submit(scheduler: Scheduler, submission: PendingSubmission, tell: Tell, pati
     UserError
         If the scheduler refuses; then there is no job, nor will there be one.
     """
-    job = _submit_patiently(scheduler, submission, tell, patience)
+    job = _submit_with_retries(scheduler, submission)
     note_submitted(job, submission.script.parent)
     return job
 
 
-def _submit_patiently(
-    scheduler: Scheduler, submission: PendingSubmission, tell: Tell, patience: Patience
-) -> str:
+def _submit_with_retries(scheduler: Scheduler, submission: PendingSubmission) -> str:
     try:
         return _submit(scheduler, submission)
     except NoAnswer as error:
         lost = error
-    told = ""
-    for _ in patience.waits():
-        again = "still no answer" if lost.message == told else lost.message
-        tell(f"{again}; looking for the job by its tag ...")
-        told = lost.message
+    logged = ""
+    for _ in BACKOFF.waits():
+        reason = "still no answer" if lost.message == logged else lost.message
+        _logger.warning("%s; looking for the job by its tag ...", reason)
+        logged = lost.message
         try:
             jobs = _find(scheduler, submission)
         except UserError as error:
             lost = NoAnswer(error.message.splitlines()[0])
             continue
         if jobs:
-            return keep_one(scheduler, submission, jobs, tell)
-        tell("there is no such job; submitting it again ...")
+            return keep_one(scheduler, submission, jobs)
+        _logger.warning("there is no such job; submitting it again ...")
         try:
             newest = _submit(scheduler, submission)
         except NoAnswer as error:
             lost = error
         except UserError as refusal:
-            return _after_refusal(scheduler, submission, refusal, tell)
+            return _after_refusal(scheduler, submission, refusal)
         else:
-            return keep_one(scheduler, submission, [*_find_if_told(scheduler, submission), newest], tell)
-    jobs = _find_if_told(scheduler, submission)
+            return keep_one(scheduler, submission, [*_find_if_possible(scheduler, submission), newest])
+    jobs = _find_if_possible(scheduler, submission)
     if jobs:
-        return keep_one(scheduler, submission, jobs, tell)
+        return keep_one(scheduler, submission, jobs)
     raise lost
 
 
-def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence[str], tell: Tell) -> str:
-    """Settle which of the jobs of one submission is the launch's, the oldest if none began; cancel others.
+def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence[str]) -> str:
+    """Keep one of the jobs of a submission, the oldest if none began, and cancel the others.
 
     Raises
     ------
@@ -135,23 +133,22 @@ def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence
     for job in dict.fromkeys(jobs):
         if job == kept:
             continue
-        tell(f"job {job} is a second one of the same launch: cancelling it")
+        _logger.warning("job %s is a second one of the same launch: cancelling it", job)
         try:
             scheduler.cancel(job)
         except UserError as error:
-            tell(f"{error.message}; it does no harm: such a job leaves before it does anything")
+            harmless = "it does no harm: such a job leaves before it does anything"
+            _logger.warning("%s; %s", error.message, harmless)
     if kept == GIVEN_UP:
         raise UserError("a later launch of this run has given this one up", hint="launch again")
     return kept
 
 
-def _after_refusal(
-    scheduler: Scheduler, submission: PendingSubmission, refusal: UserError, tell: Tell
-) -> str:
-    """The second submission is refused, perhaps because the first, that nobody answered, became a job."""
-    jobs = _find_if_told(scheduler, submission)
+def _after_refusal(scheduler: Scheduler, submission: PendingSubmission, refusal: UserError) -> str:
+    """Return the job of the first submission, or raise the refusal of the second if there is none."""
+    jobs = _find_if_possible(scheduler, submission)
     if jobs:
-        return keep_one(scheduler, submission, jobs, tell)
+        return keep_one(scheduler, submission, jobs)
     kept = claim(submission.script.parent, GIVEN_UP, submission.link or 1)
     if kept == GIVEN_UP:
         raise refusal
@@ -172,7 +169,7 @@ def _find(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
     return list(scheduler.find([submission]).get(submission.tag, ()))
 
 
-def _find_if_told(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
+def _find_if_possible(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
     with contextlib.suppress(UserError):
         return _find(scheduler, submission)
     return []

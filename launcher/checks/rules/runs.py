@@ -1,12 +1,12 @@
-"""The training that a run's name stands for already, held against the one that is launched under it."""
+"""The run that a launch belongs to: its earlier training and data, and other runs with its job's name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from launcher.checks.facts import Change, Facts
-from launcher.checks.findings import Finding, error, warning
-from launcher.errors import shown
+from launcher.checks.findings import Finding, Severity, error, warning
+from launcher.errors import one_line, shown
 from launcher.estimates.values import full
 from launcher.plan import Plan
 
@@ -14,6 +14,7 @@ _RUN = "training.run.name"
 _ACCEPT = "training.resume.accept_data"
 # So many keys are told; the manifest has them all.
 _TOLD = 8
+_RUNS_SHOWN = 3
 _ELSEWHERE = (
     f"a training of its own: {_RUN}=..., or unique_output_dir=true\n"
     "to go on with this one: the values that it has had"
@@ -60,3 +61,22 @@ def _told(changes: Sequence[Change]) -> str:
 
 def _keys(changes: Sequence[Change]) -> list[str]:
     return [change.key for change in changes[:_TOLD]]
+
+
+def singleton_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Slurm's `singleton` goes by the job's name and the user: other directories make no difference to it."""
+    others = facts.same_job_name or ()
+    dependency = plan.job.queue.dependency
+    if not others or dependency is None or "singleton" not in dependency:
+        return
+    named = one_line(", ".join(others[:_RUNS_SHOWN])) + (", ..." if len(others) > _RUNS_SHOWN else "")
+    key = f"{plan.job.stage}.run.name"
+    yield Finding(
+        "run.singleton",
+        Severity.WARNING,
+        key,
+        f"{key}={plan.paths.run_name}: jobs of {named} are called {plan.paths.job_name} too, and"
+        f" dependency={dependency} makes them wait for each other",
+        f"{key}=..., another cluster.job_name_prefix, or {plan.job.stage}.run.dependency=null",
+        (f"{plan.job.stage}.run.dependency",),
+    )

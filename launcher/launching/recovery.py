@@ -1,8 +1,9 @@
-"""What became of launches whose launcher died or got no answer, settled before the run is launched again."""
+"""Recovery of launches whose launcher died or got no answer, before their run is launched again."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,22 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.launching.directory import record_job
-from launcher.launching.submitting import Tell, keep_one
+from launcher.launching.submission import keep_one
+from launcher.launching.writing import record_job
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.tracking.launches import Launch, by_scheduler, read_launch, scheduler_of
 from supervisor.marks import GIVEN_UP, claim, job_of
 
-# More than launchers that die one after the other leave behind.
+_logger = logging.getLogger(__name__)
+
+# Upper bound on unconfirmed launches to examine.
 _NEWEST = 20
 _DIED = "its launcher died before it submitted"
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """The job that an open launch turned out to be."""
+class _FoundJob:
+    """The job that an unconfirmed launch turned out to be."""
 
     launch: Launch
     job_id: str
@@ -36,11 +39,11 @@ class _Job:
         return f"launch {number} of {name} was submitted as job {job_id} after all"
 
 
-def settle(run_dir: Path, tell: Tell) -> None:
-    """Find out what became of the newest launches of a run that may have a job that is not on record.
+def reconcile_unconfirmed(run_dir: Path) -> None:
+    """Find the jobs of a run's newest launches that may have one that is not on record.
 
-    What is found is written into their manifests, so that it is asked for once. Launches whose launcher is at
-    it are left alone.
+    The answers are written into their manifests, so that each is asked for once. Launches that are being
+    submitted are left alone.
 
     Raises
     ------
@@ -48,13 +51,16 @@ def settle(run_dir: Path, tell: Tell) -> None:
         If there is a job that the user does not know of, or if it cannot be asked: launching once more could
         double it.
     """
-    opened = _open_launches(run_dir)
-    if not opened:
+    unconfirmed = _unconfirmed_launches(run_dir)
+    if not unconfirmed:
         return
-    marked = {launch.manifest.tag: [job] for launch in opened if (job := job_of(launch.paths.directory))}
-    asked = [launch for launch in opened if launch.manifest.tag not in marked]
-    found = [_settled(launch, {**marked, **_ask(asked)}, tell) for launch in opened]
-    jobs = [job for job in found if job is not None]
+    marked = {launch.manifest.tag: [job] for launch in unconfirmed if (job := job_of(launch.paths.directory))}
+    jobs_by_tag = {
+        **marked,
+        **_find_jobs([launch for launch in unconfirmed if launch.manifest.tag not in marked]),
+    }
+    results = [_reconcile(launch, jobs_by_tag) for launch in unconfirmed]
+    jobs = [job for job in results if job is not None]
     if jobs:
         where = shlex.quote(short(run_dir))
         raise UserError(
@@ -64,15 +70,15 @@ def settle(run_dir: Path, tell: Tell) -> None:
         )
 
 
-def _open_launches(run_dir: Path) -> list[Launch]:
-    """The launches of which it is not known whether they became a job, the oldest first."""
-    found = []
+def _unconfirmed_launches(run_dir: Path) -> list[Launch]:
+    """Return the launches that may have become a job, the oldest first."""
+    launches = []
     for number in launch_numbers(run_dir)[-_NEWEST:]:
         with contextlib.suppress(UserError):  # a broken launch hides no other
             launch = read_launch(run_dir, number)
             if launch.may_be_unknown_job and not _is_being_submitted(launch):
-                found.append(launch)
-    return found
+                launches.append(launch)
+    return launches
 
 
 def _is_being_submitted(launch: Launch) -> bool:
@@ -82,25 +88,25 @@ def _is_being_submitted(launch: Launch) -> bool:
     return manifest.host != provenance.host() or not manifest.launcher_pid or _is_alive(manifest.launcher_pid)
 
 
-def _ask(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
-    """The jobs of launches by their tags, with one question for each scheduler."""
-    found: dict[str, Sequence[str]] = {}
+def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
+    """Find the jobs of launches, by tag, with one question to each scheduler."""
+    jobs: dict[str, Sequence[str]] = {}
     for group in by_scheduler(launches):
         try:
-            told = scheduler_of(group[0]).find([launch.submission for launch in group])
+            matches = scheduler_of(group[0]).find([launch.submission for launch in group])
         except UserError as error:
             raise _not_known(group[-1], error.message.splitlines()[0]) from error
         # A point of a sweep is looked for by the tag of its array.
-        found |= {launch.manifest.tag: told.get(launch.submission.tag, ()) for launch in group}
-    return found
+        jobs |= {launch.manifest.tag: matches.get(launch.submission.tag, ()) for launch in group}
+    return jobs
 
 
-def _settled(launch: Launch, found: Mapping[str, Sequence[str]], tell: Tell) -> _Job | None:
-    """Write down what became of a launch."""
+def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> _FoundJob | None:
+    """Record the job of a launch, or that it has none."""
     manifest, directory = launch.manifest, launch.paths.directory
-    jobs = found.get(manifest.tag)
+    jobs = jobs_by_tag.get(manifest.tag)
     if jobs:
-        kept = keep_one(scheduler_of(launch), launch.submission, jobs, tell)
+        kept = keep_one(scheduler_of(launch), launch.submission, jobs)
     elif submitter := _submitter(manifest):
         raise _not_known(launch, f"process {submitter} is still submitting it")
     elif manifest.user != provenance.user():
@@ -109,15 +115,16 @@ def _settled(launch: Launch, found: Mapping[str, Sequence[str]], tell: Tell) -> 
     else:
         # Should the scheduler take it yet, its script finds the launch claimed, and leaves.
         kept = claim(directory, GIVEN_UP)
-    job = None if kept == GIVEN_UP else _Job(launch, kept)
+    job = None if kept == GIVEN_UP else _FoundJob(launch, kept)
     try:
         _record(launch.paths, manifest, job)
     except OSError as error:  # a colleague's launch, or a full disk
-        tell(f"what became of launch {manifest.launch} could not be written down: {error.strerror}")
+        message = "what became of launch %s could not be written down: %s"
+        _logger.warning(message, manifest.launch, error.strerror)
     return job
 
 
-def _record(paths: LaunchPaths, manifest: Manifest, job: _Job | None) -> None:
+def _record(paths: LaunchPaths, manifest: Manifest, job: _FoundJob | None) -> None:
     if job is not None:
         record_job(paths, manifest.submitted_as(job.job_id))
     else:
@@ -145,7 +152,7 @@ def _stat(pid: int) -> str:
 
 
 def _submitter(manifest: Manifest) -> str | None:
-    """The sbatch on this machine that is still at it; it outlives its launcher."""
+    """Return the process of this machine's sbatch that is still submitting; it outlives its launcher."""
     tag = os.fsencode(manifest.array_tag or manifest.tag)
     if manifest.host != provenance.host():
         return None

@@ -1,4 +1,4 @@
-"""What a launch leaves on disk: its directory before it is submitted, its job's id afterwards."""
+"""The files of a launch: its directory before it is submitted, its job's id afterwards."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
-from launcher.checks.gathering.data_identity import data_identity
+from launcher.checks.gathering.data import data_identity
 from launcher.checks.gathering.earlier import differences_on_record
 from launcher.config.stored import stored_text
-from launcher.drafting import Draft, Request, render_again, results_key, stored_config
+from launcher.drafting import Draft, Request
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.rendering.render import user_templates
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import LaunchPaths, next_launch_number
-from launcher.runs.write import LaunchExists, link_newest, write_launch
+from launcher.runs.paths import LaunchPaths
+from launcher.runs.write import link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
 from supervisor.excluded import ExcludedNode
 from supervisor.files import write_atomic
 
 
-def write(made: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> tuple[Draft, Manifest]:
-    """Write the launch, taking the next number for as long as other launchers take ours.
+def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
+    """Write the launch of a draft, whose number is reserved.
 
     Parameters
     ----------
     avoided
-        The nodes that it is to be submitted to avoid, for the record.
+        The nodes that its submission excludes, for the record.
 
     Raises
     ------
@@ -42,25 +42,18 @@ def write(made: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -
         If it cannot be written.
     """
     # Without Slurm a job runs without its container.
-    container = made.plan.job.container if made.plan.scheduler != "local" else None
+    container = draft.plan.job.container if draft.plan.scheduler != "local" else None
     image = container.image if container else None
     origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
-    while True:
-        manifest = manifest_of(made, request, origin, avoided)
-        files = files_of(made, manifest, request)
-        files |= {made.plan.paths.directory / name: text for name, text in origin.files.items()}
-        try:
-            write_launch(made.plan.paths, files, _code(made.plan), results_key(made))
-        except LaunchExists:
-            number = next_launch_number(made.plan.paths.run_dir)
-            made = render_again(made, number, request.template_dir)
-            continue
-        break
-    return made, manifest
+    manifest = manifest_of(draft, request, origin, avoided)
+    files = files_of(draft, manifest, request)
+    files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
+    write_launch(draft.plan.paths, files, _code(draft.plan), draft.results_key)
+    return manifest
 
 
 def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
-    """The origin with the digest of an image that is a file, where the record beside that has it."""
+    """Add the digest of an image file to an origin, if the record beside the file has it."""
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
@@ -71,7 +64,7 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
 
 
 def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
-    """Write down which job a launch became, and let the familiar names show the run's newest.
+    """Record the job of a launch, and link the run's familiar names to its newest launch.
 
     Raises
     ------
@@ -94,34 +87,34 @@ def _keeps_stderr_apart(paths: LaunchPaths) -> bool:
 
 
 def _familiar_names(paths: LaunchPaths) -> list[str]:
-    shown = [paths.script_name, names.TASK_SCRIPT, names.MANIFEST, names.COMMAND_LOG, names.JOB_ID_LOG]
-    return [*shown, paths.config_name, names.RESULTS] if paths.config.exists() else shown
+    linked = [paths.script_name, names.TASK_SCRIPT, names.MANIFEST, names.COMMAND_LOG, names.JOB_ID_LOG]
+    return [*linked, paths.config_name, names.RESULTS] if paths.config.exists() else linked
 
 
-def files_of(made: Draft, manifest: Manifest, request: Request) -> dict[Path, str | bytes]:
+def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, str | bytes]:
     """Return the content of each file of a launch's directory."""
-    paths, config = made.plan.paths, made.plan.job.config
+    paths, config = draft.plan.paths, draft.plan.job.config
     files: dict[Path, str | bytes] = {
-        **made.rendered.files(paths),
-        paths.directory / names.COMMAND_LOG: _pasteable(request, made),
+        **draft.rendered.files(paths),
+        paths.directory / names.COMMAND_LOG: _pasteable(request, draft),
         paths.manifest: manifest.to_json(),
     }
     if config is not None:
         files[paths.config] = config_text(config)
-    if made.work is None:
-        files[paths.root_config] = stored_text(stored_config(made), os.environ)
-        templates = user_templates(made.template_dir) if made.template_dir is not None else {}
+    if draft.work is None:
+        files[paths.root_config] = stored_text(draft.stored_config, os.environ)
+        templates = user_templates(draft.template_dir) if draft.template_dir is not None else {}
         files |= {paths.templates / name: text for name, text in templates.items()}
     return files
 
 
-def _pasteable(request: Request, made: Draft) -> str:
-    command, plan = recorded(request.command), made.plan
-    held = [] if request.stage is None else [f"--stage={request.stage}"]
-    held += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if made.work is None else [])]
-    held += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
+def _pasteable(request: Request, draft: Draft) -> str:
+    command, plan = recorded(request.command), draft.plan
+    fixed = [] if request.stage is None else [f"--stage={request.stage}"]
+    fixed += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if draft.work is None else [])]
+    fixed += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
     options_end = command.index("--") if "--" in command else len(command)
-    again = [*command[:options_end], *held, *command[options_end:]]
+    again = [*command[:options_end], *fixed, *command[options_end:]]
     lines = (quoted_line(["cd", str(Path.cwd())]) + " && " + quoted_line(words) for words in (command, again))
     return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
 
@@ -134,7 +127,7 @@ def quoted_line(words: Sequence[str]) -> str:
 def _quoted(word: str) -> str:
     if re.search(r"[\x00-\x1f\x7f]", word):
         escaped = word.replace("\\", r"\\").replace("'", r"\'")
-        return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + "'"
+        return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", escaped) + "'"
     return shlex.quote(word)
 
 
@@ -143,10 +136,10 @@ def _code(plan: Plan) -> Sequence[Path]:
 
 
 def manifest_of(
-    made: Draft, request: Request, origin: provenance.Origin, avoided: Sequence[ExcludedNode] = ()
+    draft: Draft, request: Request, origin: provenance.Origin, avoided: Sequence[ExcludedNode] = ()
 ) -> Manifest:
-    """Return the manifest of a launch that is no job yet."""
-    plan, job = made.plan, made.plan.job
+    """Return the record of a launch before it is submitted."""
+    plan, job = draft.plan, draft.plan.job
     return Manifest(
         run=plan.paths.run_name,
         launch=plan.paths.number,
@@ -160,7 +153,7 @@ def manifest_of(
         time_limit=job.resources.time_limit,
         command=recorded(request.command),
         overrides=recorded(request.overrides),
-        choices=made.composition.choices,
+        choices=draft.composition.choices,
         created=provenance.now(),
         version=__version__,
         user=provenance.user(),
@@ -172,7 +165,7 @@ def manifest_of(
         from_job=job.chain.from_job,
         excluded=[node.to_json() for node in avoided],
         max_nodes=job.resources.max_nodes,
-        data=data_identity(made),
-        differs=differences_on_record(made),
+        data=data_identity(draft),
+        differs=differences_on_record(draft),
         **origin.fields,
     )

@@ -1,13 +1,19 @@
-"""The types of NeMo's keys that the rest counts with, or whose mistakes would show on the nodes alone."""
+"""The keys of NeMo's nodes: their types, and slips in their names."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launcher.checks.findings import Finding, error
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, Severity, error, warning
+from launcher.errors import one_line
 from launcher.estimates import parallelism as keys
 from launcher.estimates.model import LATENT, LATENT_QUERY
 from launcher.estimates.parallelism import is_encoder_decoder
-from launcher.estimates.values import Values, is_number, is_whole
+from launcher.estimates.values import Values, full, is_number, is_whole
 
 _SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"
 _STACK = "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels"
@@ -38,9 +44,22 @@ _WHOLE: dict[str, int] = {
     "model.optim.sched.constant_steps": 0,
 }
 
+TRAINER = "engine.megatron"
+# How its messages name keys: as in the file that it reads, which has no node `training`.
+_KEY = re.compile(r"(?P<key>[\w.]+)(=| is missing)")
+_NODE = re.compile(r"(?<![\w./])(?=(trainer|exp_manager|model|resume)\.\w)")
+
 # A training cannot be without these, nor a stack without those.
 _NEEDED = ("trainer.max_steps", keys.MICRO, keys.GLOBAL)
 _NEEDED_OF_A_STACK = ("num_layers", "hidden_size", "num_attention_heads")
+
+_MODEL_FLAGS = (
+    "sequence_parallel megatron_amp_O2 mcore_gpt mcore_t5 fp8 fsdp overlap_p2p_comm batch_p2p_comm"
+    " transformer_engine ub_tp_comm_overlap multi_latent_attention qk_layernorm moe_grouped_gemm"
+    " moe_layer_recompute moe_pad_expert_input_to_capacity moe_router_enable_expert_bias fp8_params"
+)
+# Closer than `did_you_mean` wants it: NeMo has keys that our tree does not show, and they are no mistakes.
+_LIKENESS = 0.8
 
 
 class Range(NamedTuple):
@@ -74,11 +93,6 @@ _NUMBERS: dict[str, Range] = {
     "model.moe_expert_capacity_factor": _POSITIVE,
 }
 
-_MODEL_FLAGS = (
-    "sequence_parallel megatron_amp_O2 mcore_gpt mcore_t5 fp8 fsdp overlap_p2p_comm batch_p2p_comm"
-    " transformer_engine ub_tp_comm_overlap multi_latent_attention qk_layernorm moe_grouped_gemm"
-    " moe_layer_recompute moe_pad_expert_input_to_capacity moe_router_enable_expert_bias fp8_params"
-)
 _FLAGS = (
     *(f"model.{name}" for name in _MODEL_FLAGS.split()),
     *(f"{stack}.account_for_{part}_in_pipeline_split" for stack in _STACKS for part in ("embedding", "loss")),
@@ -149,8 +163,47 @@ def _rate_needed(values: Values) -> Iterator[Finding]:
         yield error("type.number", "model.optim.lr", None, told, "such as 1e-4")
 
 
+def trainer_problems(facts: Facts) -> Iterator[Finding]:
+    """Repeat what our trainer says of the configuration that it would refuse."""
+    if facts.trainer_verdict:
+        named = _KEY.match(facts.trainer_verdict)
+        key = full(named["key"]) if named else None
+        yield Finding(TRAINER, Severity.ERROR, key, one_line(_NODE.sub("training.", facts.trainer_verdict)))
+
+
 def flag_problems(values: Values) -> Iterator[Finding]:
     for key in _FLAGS:
         value: Any = values.raw(key)
         if value is not None and not isinstance(value, bool) and not isinstance(value, Mapping):
             yield error("type.flag", key, value, "expected True or False")
+
+
+def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
+    """Keys of NeMo's nodes that neither a shipped file shows nor a check reads, and that are near to one."""
+    for key in facts.added_keys or ():
+        near = nearest_key(key, facts.shipped_keys or ())
+        if near is not None:
+            told = "no shipped configuration has this key"
+            yield warning("keys.unknown", key, values.raw(key), told, f"did you mean {full(near)}?")
+
+
+def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
+    """The shipped key that a key is likely to be a slip of: of a like name, first of all in the same node.
+
+    `trainer`, `exp_manager` and `model` have different readers: what is meant for one is no slip in another.
+    """
+    node, _, name = key.rpartition(".")
+    top = f"{key.partition('.')[0]}."
+    likeness = {}
+    for other in shipped:
+        if not other.startswith(top):
+            continue
+        other_node, _, other_name = other.rpartition(".")
+        ratio = difflib.SequenceMatcher(None, _plain(name), _plain(other_name)).ratio()
+        if ratio >= _LIKENESS:
+            likeness[other] = (ratio, other_node == node)
+    return max(sorted(likeness), key=lambda other: likeness[other]) if likeness else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

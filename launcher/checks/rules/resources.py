@@ -1,25 +1,37 @@
-"""GPUs that the job asks for, and tasks that use them."""
+"""The resources of a job: its GPUs, a range of nodes, the ranks that are profiled."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from itertools import chain
 
+from arithmetic.layout import ParallelConfig
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
+from launcher.checks.rules.layout import problems_at
+from launcher.checks.rules.training import rampup_problems_at
+from launcher.estimates import parallelism as keys
 from launcher.estimates.gpus import CountedGpu, gpu_of
 from launcher.estimates.model import precision_of
-from launcher.estimates.parallelism import DEVICES
-from launcher.estimates.values import Values, count, full
-from launcher.plan import Resources
+from launcher.estimates.parallelism import DEVICES, NODES, read_parallel_config
+from launcher.estimates.values import Values, count, full, listed
+from launcher.plan import Plan, Resources
 
 CHECK = "layout.gpus"
 _GRES = re.compile(r"gpu(?::[\w.-]+)?:(\d+)")
 _PER_TASK = "cluster.gpus_per_task"
 
+ELASTIC_NODES = "resilience.nodes"
+# A batch that is larger than this many of the given one is no way out.
+_MOST_TIMES = 16
+_RANKS = "model.nsys_profile.ranks"
 
-def gpu_problems(values: Values, resources: Resources, facts: Facts) -> Iterator[Finding]:
+
+def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
     """One task per GPU: `trainer.devices` on each node, as many GPUs from the cluster, with the precision."""
+    resources = plan.job.resources
     if values.raw("trainer.accelerator") == "cpu":
         return
     if facts.lacks_gpus is not None and values.raw("trainer.accelerator") in ("gpu", "cuda"):
@@ -106,3 +118,93 @@ def _per_node(resources: Resources) -> Iterator[Finding]:
         idle = given - tasks
         told = f"{count(idle, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
         yield warning(CHECK, key, shown, told, f"{full(DEVICES)}={given}", also=(DEVICES,))
+
+
+def count_problems(plan: Plan) -> Iterator[Finding]:
+    """The first number of nodes that does not fit, with those that do."""
+    values, counts = Values(plan.job.config or {}), plan.job.resources.node_counts
+    shape = read_parallel_config(values)
+    if shape is None or not plan.job.resources.is_elastic:
+        return
+    wrong = {nodes: found for nodes in counts if (found := _problem(values, shape, nodes)) is not None}
+    if not wrong:
+        return
+    nodes, first = next(iter(wrong.items()))
+    told = f"with {count(nodes, 'node')}, which Slurm may give it, {first.message}"
+    ways = _ways_out(values, shape, counts, [nodes for nodes in counts if nodes not in wrong])
+    also = [key for key in (first.key, *first.also) if key not in (None, full(keys.NODES))]
+    yield error(
+        "elastic.counts",
+        ELASTIC_NODES,
+        _range_of(counts),
+        told,
+        "\n".join(ways),
+        [key for key in also if key],
+    )
+
+
+def request_problems(plan: Plan) -> Iterator[Finding]:
+    """Slurm 22.05: "--gpus-per-task used without either --gpus or -n/--ntasks is not allowed"."""
+    resources = plan.job.resources
+    if resources.is_elastic and resources.gpus_per_task is not None:
+        told = f"sbatch takes it for a fixed number of tasks only, and with {ELASTIC_NODES} it is not fixed"
+        key, tasks = "cluster.gpus_per_task", resources.gpus_per_task * resources.tasks_per_node
+        fix = f"cluster.gpus_per_task=null cluster.gpus_per_node={tasks}"
+        yield error("elastic.gpus", key, resources.gpus_per_task, told, fix, (ELASTIC_NODES,))
+
+
+def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
+    """What keeps a job from running on so many nodes."""
+    return next(chain(problems_at(shape, nodes), rampup_problems_at(values, shape, nodes)), None)
+
+
+def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[int]) -> Iterator[str]:
+    yield f"counts of {counts[0]}-{counts[-1]} that fit: {listed(good) if good else 'none'}"
+    longest = _longest(good)
+    if len(longest) > 1:
+        yield f"'{ELASTIC_NODES}={_shown(_range_of(longest))}'"  # a shell would take such braces apart
+    elif good:
+        yield f"{ELASTIC_NODES}=null {full(keys.NODES)}={good[-1]}"
+    batch = _batch_for_all(shape, counts)
+    if batch is not None and not any(_problem(values, shape._replace(batch=batch), n) for n in counts):
+        yield f"{full(keys.GLOBAL)}={batch}, which fits every count"
+
+
+def _batch_for_all(shape: ParallelConfig, counts: range) -> int | None:
+    """The least global batch from the given one on that can be divided at every count."""
+    if any(nodes * shape.devices % shape.model for nodes in counts):
+        return None
+    group = shape.group if shape.virtual is not None and shape.pipeline > 1 else 1
+    step = math.lcm(*(shape.micro * shape.data(nodes) * group for nodes in counts))
+    batch = -(-shape.batch // step) * step
+    return batch if batch <= _MOST_TIMES * shape.batch else None
+
+
+def _longest(good: list[int]) -> range:
+    """The longest range without a gap, of several the one with more nodes."""
+    best, start = range(0), 0
+    for index, nodes in enumerate(good):
+        if index and nodes != good[index - 1] + 1:
+            start = index
+        if index - start + 1 >= len(best):
+            best = range(good[start], nodes + 1)
+    return best
+
+
+def _range_of(counts: range) -> dict[str, int]:
+    return {"min": counts[0], "max": counts[-1]}
+
+
+def _shown(given: dict[str, int]) -> str:
+    return "{" + ", ".join(f"{name}: {nodes}" for name, nodes in given.items()) + "}"
+
+
+def rank_problems(plan: Plan) -> Iterator[Finding]:
+    """Ranks that a profile is wanted of are those of tasks."""
+    profile, tasks = plan.job.profile, plan.job.resources.tasks
+    if profile is None:
+        return
+    beyond = [rank for rank in profile.ranks if rank >= tasks]
+    if beyond:
+        told = f"there is no rank {beyond[0]} among {count(tasks, 'task')}"
+        yield error("profile.ranks", _RANKS, list(profile.ranks), told, f"ranks 0 to {tasks - 1}", (NODES,))
