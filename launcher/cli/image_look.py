@@ -21,12 +21,12 @@ from launcher.cli.image_options import (
     find_images,
     find_store,
 )
-from launcher.cli.printing import print_listing, print_styled
 from launcher.errors import Mistakes, UserError, one_line
 from launcher.images.progress import format_size, show_progress
 from launcher.images.squashfs import read_superblock
 from launcher.images.tools import ending_cleanly
 from launcher.secrecy import without_secrets
+from launcher.ui.tables import print_listing, print_styled
 
 if TYPE_CHECKING:
     from launcher.images.inspecting import InspectedImage, VerifiedImage

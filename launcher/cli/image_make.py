@@ -21,13 +21,13 @@ from launcher.cli.image_options import (
     find_store,
     split_overrides,
 )
-from launcher.cli.printing import print_code
 from launcher.errors import UserError, one_line
 from launcher.images.backends import BACKENDS
 from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
 from launcher.images.squashfs import AUTO, COMPRESSIONS
 from launcher.images.tools import BUILDERS
 from launcher.secrecy import redacted
+from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
     from launcher.images.importing import Imported, ImportOptions

@@ -1,12 +1,17 @@
-"""Numbers as people read them. What is not known is a dash."""
+"""Numbers and points in time in words; an unknown value is a dash.
+
+Times are those of this machine's time zone, to the minute.
+"""
 
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.monitor.events import Start
+    pass
+
 
 UNKNOWN = "-"
 
@@ -48,17 +53,8 @@ def small(number: float | None) -> str:
 
 
 def tasks(nodes: int, each: int) -> str:
-    """Format what a job has: 2 nodes × 4 tasks."""
+    """Format the size of a job: 2 nodes × 4 tasks."""
     return f"{nodes} node{'s' * (nodes != 1)} × {each} task{'s' * (each != 1)}"
-
-
-def layout(start: Start | None) -> str:
-    """Format the parallel sizes that a trainer told: tensor 2 × pipeline 2 × data 4."""
-    if start is None or start.tensor is None or start.data is None:
-        return UNKNOWN
-    between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))
-    sizes = [("tensor", start.tensor), *((n, s) for n, s in between if s and s > 1), ("data", start.data)]
-    return " × ".join(f"{name} {size}" for name, size in sizes)
 
 
 def text(value: object) -> str:
@@ -69,3 +65,35 @@ def text(value: object) -> str:
 def steps(step: int | None, max_steps: int | None) -> str:
     """Format a step out of so many: 120/300."""
     return UNKNOWN if step is None else f"{step}/{text(max_steps)}"
+
+
+# Not strftime's, which are the locale's.
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def moment(when: str | float | None) -> str:
+    """Format a point in time, ISO 8601 or Unix seconds; return any other text as it is."""
+    if when is None or when == "":
+        return UNKNOWN
+    try:
+        time = datetime.fromtimestamp(when) if isinstance(when, int | float) else _read(when)
+    except (ValueError, OverflowError, OSError, TypeError):
+        return str(when)
+    return f"{time:%Y-%m-%d %H:%M}"
+
+
+def since(when: float | None, now: datetime) -> str:
+    """Format a point in time in a few characters: ``12:04`` today, ``20 Nov`` this year, else ``2025-11``."""
+    if when is None:
+        return UNKNOWN
+    try:
+        time = datetime.fromtimestamp(when)
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN
+    if time.date() == now.date():
+        return f"{time:%H:%M}"
+    return f"{time.day} {_MONTHS[time.month - 1]}" if time.year == now.year else f"{time:%Y-%m}"
+
+
+def _read(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone()

@@ -13,7 +13,7 @@ _SOCKET_PATH_LIMIT = 107
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SandboxPaths:
     """The files and folders under a sandbox's directory."""
 
     directory: Path
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def private_etc(self) -> Path:
-        """A copy of the machine's /etc, made where that lacks a file the daemons need."""
+        """A copy of the machine's /etc, for a machine whose /etc lacks a file that the daemons need."""
         return self.directory / "private-etc"
 
     @property
@@ -108,12 +108,12 @@ class Layout:
 
     @property
     def containers(self) -> Path:
-        """Has a folder for every node, and one more where each node sees its own."""
+        """The parent of a folder for every node, and of `own_containers`."""
         return self.directory / "containers"
 
     @property
     def own_containers(self) -> Path:
-        """Empty but on a node: what Enroot and Pyxis keep there, `containers_of` that node."""
+        """The folder of Enroot and Pyxis as a node sees it: `containers_of` that node; empty elsewhere."""
         return self.containers / "own"
 
     def containers_of(self, node: str) -> Path:
@@ -129,16 +129,16 @@ class Layout:
         return self.etc / "plugstack.conf"
 
     def output(self, daemon: str) -> Path:
-        """What a daemon wrote to its standard output and error."""
+        """Return the file of a daemon's standard output and error."""
         return self.logs / f"{daemon}.out"
 
     def check_socket_length(self, nodes: int) -> None:
-        """Refuse a directory whose sockets would have names that the kernel cuts off.
+        """Refuse a directory in which the paths of sockets exceed the kernel's limit.
 
         Raises
         ------
         UserError
-            When the longest socket, that of a job step on the last node, would not fit.
+            If the longest socket path, that of a job step on the last node, is too long.
         """
         node = f"n{nodes}"
         longest = self.spool / node / f"{node}_99999999.4294967295"

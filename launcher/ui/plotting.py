@@ -1,4 +1,4 @@
-"""Pictures as files: matplotlib is asked for late, and an older picture is replaced at once."""
+"""Plots as files, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from launcher.errors import UserError, one_line
 INK = "#22272b"
 FAINT = "#6f7880"
 GRID = "#e6e9ec"
-# So many characters of a title, and of the line below it, fit over the narrowest figure at their own size.
+# The characters of a title, and of the line below it, that fit over the narrowest figure at their own size.
 _TITLE, _SUBTITLE = 56, 110
 
 
 def missing_plot_extra(error: ImportError) -> UserError:
-    """Name what to install for plots."""
-    told = f"plots need {error.name}, which is not installed"
-    return UserError(told, hint="pip install matplotlib plotext")
+    """Return the error for a missing plotting library, with the command that installs it."""
+    return UserError(
+        f"plots need {error.name}, which is not installed", hint="pip install matplotlib plotext"
+    )
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, its size in inches.
+    """Return an empty figure; its size is in inches.
 
     Raises
     ------
@@ -46,14 +47,14 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def as_label(text: str) -> str:
-    """Return text as matplotlib draws it letter by letter: between dollars it would read a formula."""
+    """Escape dollars, between which matplotlib would read a formula."""
     return one_line(text).replace("$", r"\$")
 
 
-def dress(axes: Any, title: str, subtitle: str) -> None:
-    """The title, and axes that stay behind what they measure."""
+def style_axes(axes: Any, title: str, subtitle: str) -> None:
+    """Set the title and the colours of the axes."""
     title, subtitle = as_label(title), as_label(subtitle)
-    large, small = _fitting(title, 15, _TITLE), _fitting(subtitle, 9.5, _SUBTITLE)
+    large, small = _fit_font_size(title, 15, _TITLE), _fit_font_size(subtitle, 9.5, _SUBTITLE)
     axes.set_title(title, loc="left", fontsize=large, fontweight="bold", color=INK, pad=24)
     below = axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=small, color=FAINT)
     below.set_in_layout(False)  # a long one may stand above what is beside the axes
@@ -66,23 +67,23 @@ def dress(axes: Any, title: str, subtitle: str) -> None:
     axes.set_axisbelow(True)
 
 
-def _fitting(text: str, size: float, most: int) -> float:
-    """The size of the font with which a long line ends within the figure."""
+def _fit_font_size(text: str, size: float, most: int) -> float:
+    """Return the font size at which a long line ends within the figure."""
     return size * min(1.0, most / max(len(text), 1))
 
 
 def rendered(figure: Any, title: str, suffix: str = "png") -> bytes:
-    """The bytes of a figure as a png, svg or pdf."""
+    """Return the bytes of a figure as a png, svg or pdf."""
     content = BytesIO()
     with warnings.catch_warnings():
-        # A letter that no font has is drawn as a box, which says as much.
+        # A letter that no font has is drawn as a box, which needs no warning.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(content, format=suffix, metadata={"Title": one_line(title)})
     return content.getvalue()
 
 
 def write_picture(path: Path, content: bytes) -> None:
-    """Write a picture, replacing an older one at once.
+    """Write a picture, replacing an older one atomically.
 
     Raises
     ------

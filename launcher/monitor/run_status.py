@@ -1,33 +1,132 @@
-"""One line about each launch that counts now: what `slipway status` tells, gathered."""
+"""The status of a launch: its job's state and times, its trainer's progress; a row of `slipway status`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import one_line
-from launcher.monitor import formatting
-from launcher.monitor.changes import Difference, difference_of
-from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints, summary
+from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event
-from launcher.monitor.moments import since
 from launcher.monitor.progress import Progress
+from launcher.monitor.provenance_report import Difference, difference_of
 from launcher.monitor.readers import newest_events
-from launcher.monitor.tables import REASON
-from launcher.monitor.transitions import Transitions, transitions_of
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
+from launcher.slurm.times import parse_time_limit
 from launcher.tracking.current import Tracked, look
 from launcher.tracking.launches import Launch
+from launcher.ui import formatting
+from launcher.ui.formatting import since
+from launcher.ui.tables import REASON
+from supervisor.marks import Life, cancelled_at, chain_end
 
-_GONE = JobStatus(State.UNKNOWN, "it has no launch, or is no longer there")
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """The times of a job's changes of state in Unix seconds; ``None`` is unknown, or has not happened.
+
+    `started` and `ended` of a chain are those of its current link, of an array those of its first and its
+    last task. `last` is the time of the change into the current state.
+    """
+
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    last: float | None = None
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return the times as ISO 8601 in UTC."""
+        return {
+            "submitted": _iso(self.submitted),
+            "started": _iso(self.started),
+            "ended": _iso(self.ended),
+            "last_transition": _iso(self.last),
+        }
+
+
+def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
+    """Return the times of the changes of state, from the manifest, the marks and Slurm's elapsed time."""
+    created = _created(launch)
+    if status.state is State.NOT_SUBMITTED:
+        return Transitions(last=created)
+    job_id = status.chain.job_id if status.chain else launch.manifest.job_id
+    if job_id is None:
+        return Transitions(submitted=created)
+    lives = [life for life in launch.lives if job_id in (life.job_id, life.job_id.partition("_")[0])]
+    newest = list({life.job_id: life for life in lives}.values())  # of each task, or of the one job
+    if status.state is State.PENDING:
+        # The job may have been requeued, or the previous link has just ended.
+        return Transitions(created, last=_latest([created, *(life.ended for life in launch.lives)]))
+    started, ended = _started(newest, status), None
+    if status.state.is_final:
+        ended = _ended(launch, job_id, newest, status, started)
+        return Transitions(created, started, ended, ended)
+    return Transitions(created, started, last=None if status.state is State.UNKNOWN else started)
+
+
+def _started(lives: Sequence[Life], status: JobStatus) -> float | None:
+    starts = [life.started for life in lives if life.started is not None]
+    # An attempt that is over is not the running one.
+    if starts and (status.state.is_final or not all(life.is_over for life in lives)):
+        return min(starts)
+    elapsed = _elapsed_seconds(status)
+    return time.time() - elapsed if elapsed is not None and status.state is State.RUNNING else None
+
+
+def _ended(
+    launch: Launch, job_id: str, lives: Sequence[Life], status: JobStatus, started: float | None
+) -> float | None:
+    """Return the end on record: the job's own, its cancellation, start plus elapsed time, or Slurm's end."""
+    if lives and all(life.ended is not None for life in lives):
+        return _latest(life.ended for life in lives)
+    by_user = cancelled_at(launch.paths.directory, job_id)
+    if by_user is not None:
+        return by_user
+    elapsed = _elapsed_seconds(status)
+    if started is not None and elapsed is not None:
+        return started + elapsed
+    if status.ended is not None:
+        return status.ended
+    end = chain_end(launch.paths.directory) if launch.is_chain else None
+    return end.ended if end is not None else None
+
+
+def _elapsed_seconds(status: JobStatus) -> int | None:
+    if status.elapsed is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return parse_time_limit(status.elapsed) or 0
+    return None
+
+
+def _latest(times: Iterable[float | None]) -> float | None:
+    return max((when for when in times if when is not None), default=None)
+
+
+def _created(launch: Launch) -> float | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(launch.manifest.created).timestamp()
+    return None
+
+
+def _iso(when: float | None) -> str | None:
+    if when is None:
+        return None
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None
+
+
+_GONE = JobStatus(State.UNKNOWN, "the run has no launch, or was removed")
 
 LINK = "LINK"
 COLUMNS = (
@@ -53,10 +152,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A launch, as the scheduler and the trainer tell it.
+    """A launch with its status from the scheduler and its progress from the trainer.
 
-    `launch` is ``None`` where it could not be read; the status then says why. `unanswered` says why the
-    scheduler could not be asked, if it could not.
+    `launch` is ``None`` if it could not be read; the status then has the reason. `unanswered` is the
+    scheduler's error if it did not answer.
     """
 
     run_dir: Path
@@ -73,21 +172,21 @@ class RunStatus:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to go, while there is something going on."""
+        """Seconds to the end of the training, while it runs."""
         return self.progress.eta if self.status.state is State.RUNNING else None
 
     @property
     def _has_run(self) -> bool:
-        """Whether an elapsed time says something: that of a job that waits is 0."""
+        """True if the elapsed time means something: that of a pending job is 0."""
         return self.status.elapsed is not None and self.status.state is not State.PENDING
 
     @property
-    def of_another(self) -> str | None:
-        """The user whose run it is, if that is somebody else."""
+    def other_user(self) -> str | None:
+        """The user who launched the run, if it is another one."""
         return self.launch.manifest.user if self.launch and self.launch.manifest.user != _me() else None
 
     def cells(self) -> list[str]:
-        """The values of `COLUMNS`."""
+        """Return the values of `COLUMNS`."""
         status, progress = self.status, self.progress
         manifest = self.launch.manifest if self.launch else None
         limit = formatting.text(manifest.time_limit if manifest else None)
@@ -107,7 +206,7 @@ class RunStatus:
             formatting.duration(self.eta),
             formatting.text(status.restarts or None),
             formatting.text(status.nodes),
-            formatting.text(self.of_another),
+            formatting.text(self.other_user),
             formatting.text("; ".join(filter(None, self._reasons)) or None),
         ]
         return [one_line(value) for value in values]
@@ -119,7 +218,7 @@ class RunStatus:
 
     @property
     def differs(self) -> Difference | None:
-        """By what it is another training than an earlier launch of the run."""
+        """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self.launch.manifest) if self.launch else None
 
     @property
@@ -129,7 +228,7 @@ class RunStatus:
         return f"{self.launch.nodes}×{self.launch.manifest.tasks_per_node}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs; a number that is not finite is a string, ``"nan"``."""
+        """Return the status for programs; a number that is not finite is a string, ``"nan"``."""
         manifest = self.launch.manifest if self.launch else None
         return {
             "run": self.run,
@@ -164,7 +263,7 @@ class RunStatus:
             "tokens_per_second": finite(self.progress.tokens_per_second),
             "eta_seconds": finite(self.eta),
             "differs": self.differs.to_json() if self.differs else None,
-            "damaged_checkpoints": [one.to_json() for one in self.damaged],
+            "damaged_checkpoints": [checkpoint.to_json() for checkpoint in self.damaged],
         }
 
 
@@ -174,19 +273,19 @@ def _me() -> str:
 
 
 def finite(number: float | None) -> float | str | None:
-    """Keep a diverged loss visible where JSON has no word for it."""
+    """Return a number as JSON can have it: one that is not finite as a string, so that it stays visible."""
     return number if number is None or math.isfinite(number) else str(number)
 
 
 def as_table(rows: Sequence[RunStatus]) -> tuple[Sequence[str], list[list[str]]]:
-    """The columns and their values; which link it is only where some row is a chain."""
-    shown = [name for name in COLUMNS if name != LINK or any(row.status.chain for row in rows)]
+    """Return the columns and their values; the column of links only if some row is a chain."""
+    names = [name for name in COLUMNS if name != LINK or any(row.status.chain for row in rows)]
     cells = [dict(zip(COLUMNS, row.cells(), strict=True)) for row in rows]
-    return shown, [[cell[name] for name in shown] for cell in cells]
+    return names, [[cell[name] for name in names] for cell in cells]
 
 
 def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
-    """The jobs of a chain for programs; nothing of any other job."""
+    """Return the jobs of a chain for programs; an empty list for any other job."""
     return [
         {
             "link": number,
@@ -203,11 +302,13 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
 
 
 def gone(run_dir: Path) -> RunStatus:
-    """A run that was asked for and has no launch: it must not look as if it had ended well."""
+    """Return the status of a requested run without a launch: it must not look as if it had completed."""
     return RunStatus(run_dir, None, _GONE, Progress())
 
 
-def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None) -> list[RunStatus]:
+def collect_status(
+    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
+) -> list[RunStatus]:
     """Look at runs, in their order; the parameters are those of `launcher.tracking.current.look`."""
     return [_with_progress(item) for item in look(run_dirs, only)]
 
@@ -219,7 +320,7 @@ def _with_progress(item: Tracked) -> RunStatus:
     if item.launch:
         transitions = transitions_of(item.launch, item.status)
         damaged = damaged_checkpoints(item.launch)
-        with contextlib.suppress(OSError):  # a colleague's that may not be read
+        with contextlib.suppress(OSError):  # another user's run that may not be read
             events = newest_events(item.launch, restarted=item.status.has_restarted)
     progress = Progress(events)
     return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)

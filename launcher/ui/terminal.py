@@ -1,7 +1,7 @@
-"""The way out to a terminal: nothing that is printed makes it do anything but show text.
+"""Output to a terminal, with control sequences in other people's texts escaped.
 
-Names, reasons and logs are other people's words, and what they hold a terminal might obey. `escaped_streams`
-escapes it in all that is printed, `open_console` in what rich prints, whose own control sequences stay.
+A terminal would obey control sequences in names, reasons and logs. `escaped_streams` escapes them in
+everything that is printed, `open_console` in what rich prints, whose own control sequences stay.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
-# All control characters but the ends of lines and tabs; what reverses the order of text, as letters of one
-# name could look like another; and halves of characters, which cannot be printed.
+# All control characters but line ends and tabs; characters that reverse the order of text, with which one
+# name could look like another; and surrogates, which cannot be printed.
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udbff"
 _ESCAPED = re.compile(f"[{_CONTROLS}]")
-# A log may have colours, and bars that are drawn anew in their line.
+# A log may have colours, and progress bars that are redrawn in their line.
 _OF_LOGS = re.compile(f"\\x1b\\[[0-9;:]*m|[\\r\\b]|([{_CONTROLS}])")
-_BEGUN = re.compile(r"\x1b(\[[0-9;:]{0,32})?$")
+_INCOMPLETE_COLOUR = re.compile(r"\x1b(\[[0-9;:]{0,32})?$")
 
 
 def escaped(text: str) -> str:
-    """Return text with its control characters written out, such as ``\\x1b``."""
-    return _ESCAPED.sub(_written_out, text)
+    r"""Return text with its control characters written as escapes, such as ``\x1b``."""
+    return _ESCAPED.sub(_escape, text)
 
 
-def _written_out(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1] if not 0xD800 <= ord(found[0]) <= 0xDBFF else f"\\u{ord(found[0]):04x}"
+def _escape(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1] if not 0xD800 <= ord(match[0]) <= 0xDBFF else f"\\u{ord(match[0]):04x}"
 
 
 class EscapedStream:
-    """A stream of text that escapes what is written to it; all else is the stream's own."""
+    """A text stream that escapes what is written to it; everything else is the stream's own."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
-        """Write text, escaped; return the length of what was given."""
+        """Write text, escaped; return the length of the original."""
         self.unescaped.write(escaped(text))
         return len(text)
 
@@ -55,13 +55,13 @@ class EscapedStream:
 
 @contextlib.contextmanager
 def escaped_streams() -> Iterator[None]:
-    """Escape what is written to stdout and stderr."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", EscapedStream(unescaped(stream))) for stream in before)
+    """Escape control sequences in what is written to stdout and stderr."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", EscapedStream(unescaped(stream))) for stream in streams)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
 
 
 def unescaped(stream: TextIO) -> TextIO:
@@ -70,7 +70,7 @@ def unescaped(stream: TextIO) -> TextIO:
 
 
 def open_console(*, stderr: bool = False, **options: Any) -> Console:
-    """Return a console of rich on stdout or stderr; texts that it renders are escaped."""
+    """Return a rich console on stdout or stderr that escapes the texts it renders."""
     return _console_class()(file=unescaped(sys.stderr if stderr else sys.stdout), **options)
 
 
@@ -81,7 +81,7 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class EscapingConsole(Console):
-        """A console that escapes the texts which it renders."""
+        """A console that escapes the texts it renders."""
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -93,22 +93,22 @@ def _console_class() -> type[Console]:
 
 
 class LogWriter:
-    """Writes the text of logs to stdout: to a terminal with nothing but colours, to a file as it is."""
+    """A writer of logs to stdout: a terminal gets colours alone, a file the text as it is."""
 
     def __init__(self) -> None:
-        self._begun = ""
+        self._incomplete = ""
 
     def __call__(self, text: str) -> None:
-        """Write a piece; a colour that is cut off at its end waits for the next one."""
+        """Write a piece of a log; an incomplete colour sequence at its end waits for the next piece."""
         stream = unescaped(sys.stdout)
         if stream.isatty():
-            text = self._begun + text
-            begun = _BEGUN.search(text)
-            self._begun = begun[0] if begun else ""
-            text = _OF_LOGS.sub(_unless_shown, text.removesuffix(self._begun))
+            text = self._incomplete + text
+            incomplete = _INCOMPLETE_COLOUR.search(text)
+            self._incomplete = incomplete[0] if incomplete else ""
+            text = _OF_LOGS.sub(_escape_unless_colour, text.removesuffix(self._incomplete))
         stream.write(text)
         stream.flush()
 
 
-def _unless_shown(found: re.Match[str]) -> str:
-    return found[0] if found[1] is None else repr(found[1])[1:-1]
+def _escape_unless_colour(match: re.Match[str]) -> str:
+    return match[0] if match[1] is None else repr(match[1])[1:-1]

@@ -1,8 +1,8 @@
-"""Whether a loss falls, beyond what its noise could fake.
+"""The trend of a loss: falling, rising, or flat within its noise.
 
-The training loss is another batch's at each step, so that single values tell little. Compared are the
-medians of the first and the last tenth of the steps: a spike moves no median. Their difference counts where
-it is more than three times its standard error.
+The training loss is of another batch at each step, so that single values mean little. The medians of the
+first and the last tenth of the steps are compared: a spike moves no median. Their difference counts if it is
+more than three times its standard error.
 
 The noise of single values is estimated from the differences between neighbours, in which a slow trend drops
 out: sigma² = mean((x[i+1] - x[i])²) / 2 (von Neumann et al. 1941, "The Mean Square Successive Difference"),
@@ -10,7 +10,7 @@ here with the median absolute difference in place of the mean square, which spik
 Croux 1993, "Alternatives to the Median Absolute Deviation": times 1.4826 it estimates the sigma of normal
 noise). The standard error of the median of k such values is 1.2533 sigma / √k.
 
-The held-out loss is always of the same tokens, so that its last value is compared with its first.
+The held-out loss is always of the same tokens: its last value is simply compared with its first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# With fewer steps a tenth of them is no more than one.
+# With fewer steps a tenth of them is a single one.
 FEWEST_STEPS = 20
 _STANDARD_ERRORS = 3.0
 _SIGMA_OF_MAD = 1.4826
 _ERROR_OF_MEDIAN = 1.2533
-# More values than so are not all sorted for their median, but between what a sample of so many tells.
+# Of more values than `_SORTED` only those near the median are sorted, as a sample of `_SAMPLE` estimates it.
 _SORTED, _SAMPLE = 100_000, 1000
 
 
 class Trend(enum.Enum):
-    """Where a curve goes."""
+    """The direction of a curve."""
 
     FALLS = "falls"
     RISES = "rises"
@@ -41,8 +41,8 @@ class Trend(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A trend, and the two medians that it was told from; `margin` is what they had to differ by."""
+class LossTrend:
+    """A trend, and the two medians that it follows from; `margin` is the least significant difference."""
 
     trend: Trend
     first: float
@@ -50,8 +50,8 @@ class Judged:
     margin: float
 
 
-def judge(losses: Sequence[float]) -> Judged | None:
-    """Tell the trend of a curve of finite losses; ``None`` if they are too few."""
+def measure_trend(losses: Sequence[float]) -> LossTrend | None:
+    """Return the trend of a curve of finite losses; ``None`` if they are too few."""
     count = len(losses) // 10
     if len(losses) < FEWEST_STEPS:
         return None
@@ -59,14 +59,14 @@ def judge(losses: Sequence[float]) -> Judged | None:
     differences = array("d", (abs(after - before) for before, after in itertools.pairwise(losses)))
     sigma = _SIGMA_OF_MAD * median(differences) / math.sqrt(2)
     margin = _STANDARD_ERRORS * _ERROR_OF_MEDIAN * sigma * math.sqrt(2 / count)
-    return Judged(_trend(last - first, margin), first, last, margin)
+    return LossTrend(_trend(last - first, margin), first, last, margin)
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of finite values; many are not all sorted, which would take memory for all of them.
+    """Return the median of finite values without sorting all of many, which would copy all of them.
 
-    A sample tells between which values it must lie (Floyd and Rivest 1975, "Expected time bounds for
-    selection"); only what lies between them is sorted.
+    A sample bounds the median (Floyd and Rivest 1975, "Expected time bounds for selection"); only the values
+    between the bounds are sorted.
     """
     size = len(values)
     if size <= _SORTED:
