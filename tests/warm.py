@@ -88,3 +88,9 @@ class WarmPool:
 def pool() -> WarmPool:
     """Processes that start to train at once."""
     return WarmPool(zygotes.ranks())
+
+
+@pytest.fixture(scope="session")
+def warm_python(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python for ``cluster.python`` whose ``-m trainer.pretrain`` starts at once."""
+    return pool.write_interpreter(tmp_path_factory.mktemp("warm") / "python")
