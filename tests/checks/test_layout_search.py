@@ -145,7 +145,7 @@ def test_where_nothing_fits_the_least_nodes_are_told() -> None:
         assert next(LayoutSearch(with_nodes(plan, nodes), Facts()).best(), None) is None
     told = would_fit(plan, Facts())
     assert told.startswith("no layout fits on 2 nodes: the smallest, tensor ")
-    assert f"\non {more.nodes} nodes would: training.trainer.num_nodes={more.nodes} " in told
+    assert f"\nwould fit on {more.nodes} nodes: training.trainer.num_nodes={more.nodes} " in told
 
 
 def test_the_lines_of_a_fix_can_be_pasted() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import suggesting
+from launcher.checks import layout_search
 from launcher.checks.facts import PathFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.layout_search import LayoutSearch
@@ -45,7 +45,7 @@ def keys_of(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far it is looked for more nodes is another test's."""
-    monkeypatch.setattr(suggesting, "_MOST_WORK", 300)
+    monkeypatch.setattr(layout_search, "_MOST_WORK", 300)
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
@@ -133,13 +133,13 @@ def test_the_search_for_more_nodes_ends(monkeypatch: pytest.MonkeyPatch) -> None
     """A layer that no number of GPUs holds."""
     plan = plan_of(changed(GPT, {"model.kv_channels": 100_000, "model.num_attention_heads": 31}))
     tried: list[int] = []
-    real = suggesting.with_nodes
+    real = layout_search.with_nodes
 
     def counted(plan: Plan, nodes: int) -> Plan:
         tried.append(nodes)
         return real(plan, nodes)
 
-    monkeypatch.setattr(suggesting, "with_nodes", counted)
+    monkeypatch.setattr(layout_search, "with_nodes", counted)
     told = would_fit(plan, KNOWN)
     assert told.endswith("nor on another number of nodes up to 1024, as far as was searched")
     assert 0 < len(tried) < 1000
