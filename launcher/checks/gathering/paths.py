@@ -15,7 +15,7 @@ from launcher.checks.gathering.data import data_sets, lost_data
 from launcher.checks.gathering.images import fetched_at_once, lost_image
 from launcher.checks.gathering.path_resolver import Ground, is_there
 from launcher.checks.gathering.tokenizers import lost_tokenizer, tokenizer_files
-from launcher.drafting import Draft, results_key
+from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
@@ -76,7 +76,7 @@ def _entries(directory: Path) -> int | None:
 
 def _not_writable(made: Draft) -> tuple[Lack, ...]:
     """The launcher itself writes the directory of the run, so that this machine can tell."""
-    run_dir, key = made.plan.paths.run_dir, results_key(made)
+    run_dir, key = made.plan.paths.run_dir, made.results_key
     code = _refusal(existing(run_dir))
     if code is None:
         return ()
@@ -220,13 +220,13 @@ def local_paths(ground: Ground) -> LocalPaths | None:
     if mount_of(Path("/")) is None:
         return None
     run_dir = ground.plan.paths.run_dir
-    results = (results_key(ground.made), results_value(ground.made), run_dir)
+    results = (ground.made.results_key, results_value(ground.made), run_dir)
     return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(ground))))
 
 
 def results_value(made: Draft) -> str:
     """What the key has that says where the run is."""
-    whole = results_key(made) == "base_results_dir"
+    whole = made.results_key == "base_results_dir"
     return made.composition.config.base_results_dir if whole else str(made.plan.paths.run_dir)
 
 
