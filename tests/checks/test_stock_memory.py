@@ -153,6 +153,6 @@ def test_175b_on_too_few_nodes(nodes: int, check: str, smallest: float) -> None:
     assert told is not None, found.fix
     assert int(told[1]) == nodes
     assert float(told[2]) == pytest.approx(smallest, rel=0.02)
-    would = re.search(r"^on \d+ nodes would: (.+)$", found.fix, re.MULTILINE)
+    would = re.search(r"^would fit on \d+ nodes: (.+)$", found.fix, re.MULTILINE)
     assert would is not None, found.fix
     assert wrong_with([*words, *would[1].split(" ")]) == []
