@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.requests import add_tree_options, request_of
 from launcher.errors import UserError, one_line
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from launcher.doctor.report import Row

@@ -28,7 +28,6 @@ from launcher.checks.suggesting import (
     own_with_half_gradients,
     why_none,
 )
-from launcher.cli.printing import print_listing, print_styled
 from launcher.cli.requests import add_tree_options, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
@@ -38,6 +37,7 @@ from launcher.estimates.speed import untimed
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
+from launcher.ui.tables import print_listing, print_styled
 
 _EPILOG = """\
 examples:
