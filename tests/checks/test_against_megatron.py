@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.rules.batches import rampup_problems
-from launcher.checks.rules.layout import layout_problems
-from launcher.checks.rules.model import (
+from launcher.checks.rules.layout import (
     context_problems,
     layer_problems,
+    layout_problems,
     tensor_problems,
     virtual_problems,
     width_problems,
 )
-from launcher.checks.rules.recompute import recompute_problems
+from launcher.checks.rules.model import recompute_problems
+from launcher.checks.rules.training import rampup_problems_at
 from launcher.checks.runner import run_checks
 from launcher.checks.summary import summarize
 from launcher.estimates.parallelism import node_counts, read_parallel_config
@@ -190,7 +190,7 @@ def test_ramp_ups_are_those_that_megatron_takes(
     shape = read_parallel_config(values)
     assert shape is not None
     data = shape.data(nodes)
-    found = list(rampup_problems(values, shape, nodes))
+    found = list(rampup_problems_at(values, shape, nodes))
     assert bool(found) is not _megatron_takes(start, increment, samples, batch, micro, data)
 
 

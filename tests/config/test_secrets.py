@@ -135,8 +135,9 @@ def test_show_masks_what_the_users_tree_holds(tmp_path: Path, capsys: pytest.Cap
 def test_the_refusal_names_its_key_and_a_way_out() -> None:
     overrides = [f"+training.exp_manager.wandb_logger_kwargs.api_key={VALUE}"]
     composition = compose(overrides)
-    with pytest.raises(UserError) as raised, composition.naming_sources():
+    with pytest.raises(UserError) as raised:
         plan_launch(composition.config, number=1, tag="x")
+    composition.annotate(raised.value)
     told = str(raised.value)
     assert told.startswith("training.exp_manager.wandb_logger_kwargs.api_key: ")
     assert "from the command line: +training.exp_manager.wandb_logger_kwargs.api_key=***" in told
