@@ -10,7 +10,7 @@ from launcher.releases import Contents
 from launcher.slurm.cluster import ClusterFacts
 
 
-class Lack(NamedTuple):
+class MissingPath(NamedTuple):
     """A file or directory that the job may not find, or not as it needs it.
 
     `key` is where the configuration names it, and `path` how. `certain` is whether this machine can tell: it
@@ -67,14 +67,14 @@ class PathFacts:
         By part, why it could not be found out.
     """
 
-    tokenizer: tuple[Lack, ...] | None = None
-    data: tuple[Lack, ...] | None = None
-    checkpoint: tuple[Lack, ...] | None = None
-    image: tuple[Lack, ...] | None = None
-    fetched: tuple[Lack, ...] | None = None
-    script: tuple[Lack, ...] | None = None
-    mounts: tuple[Lack, ...] | None = None
-    results: tuple[Lack, ...] | None = None
+    tokenizer: tuple[MissingPath, ...] | None = None
+    data: tuple[MissingPath, ...] | None = None
+    checkpoint: tuple[MissingPath, ...] | None = None
+    image: tuple[MissingPath, ...] | None = None
+    fetched: tuple[MissingPath, ...] | None = None
+    script: tuple[MissingPath, ...] | None = None
+    mounts: tuple[MissingPath, ...] | None = None
+    results: tuple[MissingPath, ...] | None = None
     local: LocalPaths | None = None
     free_bytes: int | None = None
     free_by: str = "file system"
@@ -82,7 +82,7 @@ class PathFacts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-class LostSecret(NamedTuple):
+class MissingSecret(NamedTuple):
     """A file of a secret that the job may not be able to read.
 
     `key` is where the configuration names it; `certain` is whether this machine has its directory, so that
@@ -200,7 +200,7 @@ class Facts:
         Other run directories whose newest launch has the name of this plan's job.
     open_secrets
         Files of secrets that others may read, by the variable that is read from them.
-    lost_secrets
+    missing_secrets
         Files of secrets that are not there, or cannot be read.
     paths
         What this machine has of the files and directories that the job uses.
@@ -220,6 +220,8 @@ class Facts:
         The machine that launches; None if nobody looked.
     submission
         The scheduler's answer to the script; None if it was not shown.
+    supervisor_python
+        Why this machine's Python cannot run a job's supervisor; empty if it can.
     trainer_verdict
         What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
         or if another program is going to train.
@@ -229,7 +231,7 @@ class Facts:
     shipped_keys: frozenset[str] | None = None
     same_job_name: tuple[str, ...] | None = None
     open_secrets: Mapping[str, str] | None = None
-    lost_secrets: tuple[LostSecret, ...] | None = None
+    missing_secrets: tuple[MissingSecret, ...] | None = None
     paths: PathFacts | None = None
     image: ImageFacts | None = None
     earlier: EarlierTraining | None = None
@@ -239,9 +241,10 @@ class Facts:
     lacks_gpus: str | None = None
     host: HostFacts | None = None
     submission: SubmissionFacts | None = None
+    supervisor_python: str | None = None
     trainer_verdict: str | None = None
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """The types of GPU that the cluster has; none where they are not known."""
+        """Types of GPU that the cluster has; none where they are not known."""
         return (self.cluster.gpu_types if self.cluster is not None else None) or ()

@@ -126,7 +126,7 @@ def show_to_scheduler(
     Parameters
     ----------
     validate
-        `Scheduler.validate`, or what is more patient.
+        What is more patient than `Scheduler.validate`, for any scheduler; by default Slurm alone is asked.
     must_answer
         Raise if no scheduler can be asked, as a launch does; otherwise the check is skipped.
 
@@ -138,7 +138,7 @@ def show_to_scheduler(
     plan = report.draft.plan
     if SCHEDULER in report.skipped:
         return report
-    if plan.scheduler != "slurm":
+    if plan.scheduler != "slurm" and validate is None:
         answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
     else:
         # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.

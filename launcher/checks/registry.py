@@ -212,6 +212,12 @@ CHECKS: tuple[Check, ...] = (
         needs=("trainer_verdict",),
     ),
     Check(
+        "job.python",
+        "the job's supervisor has a Python, 3.6.2 or newer",
+        _rules(resources.python_problems),
+        needs=("supervisor_python",),
+    ),
+    Check(
         "run.singleton",
         "no other run's jobs have the same name, to wait for each other",
         runs.singleton_problems,
@@ -233,7 +239,7 @@ CHECKS: tuple[Check, ...] = (
         "secret.file",
         "files of secrets are there, and can be read",
         files.file_problems,
-        needs=("lost_secrets",),
+        needs=("missing_secrets",),
     ),
     Check(
         "secret.permissions",
@@ -244,31 +250,31 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "path.tokenizer",
         "the tokenizer's files are there, and what they should be",
-        files.lack_problems("path.tokenizer", lambda found: found.tokenizer),
+        files.missing_path_problems("path.tokenizer", lambda found: found.tokenizer),
         needs=("paths.tokenizer",),
     ),
     Check(
         "path.data",
         "the data sets are there, each .idx and .bin of as many tokens",
-        files.lack_problems("path.data", lambda found: found.data),
+        files.missing_path_problems("path.data", lambda found: found.data),
         needs=("paths.data",),
     ),
     Check(
         "path.checkpoint",
         "the checkpoint that the training is to go on from is there, and whole",
-        files.lack_problems("path.checkpoint", lambda found: found.checkpoint),
+        files.missing_path_problems("path.checkpoint", lambda found: found.checkpoint),
         needs=("paths.checkpoint",),
     ),
     Check(
         "path.image",
         "an image that is a file is there, and a whole squashfs",
-        files.lack_problems("path.image", lambda found: found.image),
+        files.missing_path_problems("path.image", lambda found: found.image),
         needs=("paths.image",),
     ),
     Check(
         "image.fetch",
         "many nodes do not fetch an image of a registry at once",
-        files.lack_problems("image.fetch", lambda found: found.fetched),
+        files.missing_path_problems("image.fetch", lambda found: found.fetched),
         needs=("paths.fetched",),
     ),
     Check(
@@ -285,19 +291,19 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "path.script",
         "a checkout that the engine's program is in has it",
-        files.lack_problems("path.script", lambda found: found.script),
+        files.missing_path_problems("path.script", lambda found: found.script),
         needs=("paths.script",),
     ),
     Check(
         "path.mounts",
         "what the container mounts is there",
-        files.lack_problems("path.mounts", lambda found: found.mounts),
+        files.missing_path_problems("path.mounts", lambda found: found.mounts),
         needs=("paths.mounts",),
     ),
     Check(
         "path.writable",
         "the directory of the run can be written",
-        files.lack_problems("path.writable", lambda found: found.results),
+        files.missing_path_problems("path.writable", lambda found: found.results),
         needs=("paths.results",),
     ),
     Check(

@@ -12,6 +12,16 @@ from typing import Any
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
+from launcher.checks.layout_search import (
+    EQUAL_STEPS,
+    LayoutSearch,
+    Suggestion,
+    best_with_half_gradients,
+    gib,
+    on_least_nodes,
+    overrides,
+    own_with_half_gradients,
+)
 from launcher.checks.rules.layout import (
     blamed,
     context_fits,
@@ -19,9 +29,10 @@ from launcher.checks.rules.layout import (
     sequence_parallel_problems,
     tensor_sizes,
 )
-from launcher.checks.suggesting import Suggester, would_fit
+from launcher.checks.rules.memory import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts, read_parallel_config
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
 
@@ -52,13 +63,13 @@ def _remedies(check: str, values: Values, shape: ParallelConfig, plan: Plan, fac
     lines = [way(values, shape, nodes) for way in _WAYS[check]]
     if check == "layout.world":
         # What has room first: of what divides, much has not.
-        best = [would_fit(plan, facts), _layouts(values, shape, Suggester(plan, facts))]
+        best = [would_fit(plan, facts), _layouts(values, shape, LayoutSearch(plan, facts))]
         lines = [*best, "by arithmetic alone, whether or not the memory is enough:", *lines]
     return "\n".join(line for line in lines if line is not None)
 
 
 def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
-    """Other values of the size that does not divide the world, the others as they are."""
+    """Suggest other values of the size that does not divide the world, the others unchanged."""
     key, _ = blamed(shape, nodes)
     if key == keys.TENSOR:
         found = [size for size in tensor_sizes(values) if fits(_with_tensor(shape, size), nodes)]
@@ -77,7 +88,7 @@ def _with_tensor(shape: ParallelConfig, tensor: int) -> ParallelConfig:
 
 
 def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
-    """Context sizes that the sequence, the world and the batch can be divided by.
+    """Suggest context sizes that divide the sequence, the world and the batch.
 
     Another sequence length would do too, and then the data's and the positions would have to change.
     """
@@ -104,17 +115,15 @@ def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     return f"node counts that would do: {listed(counts) if counts else f'none up to {MOST_NODES}'}"
 
 
-def _layouts(values: Values, shape: ParallelConfig, suggester: Suggester) -> str:
-    """Tensor × pipeline sizes, all else as it is: those that fit into memory, or what arithmetic allows."""
-    nodes = count(suggester.nodes, "node")
-    found = sorted(
-        _fitting(values, shape, suggester.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0])
-    )
+def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str:
+    """Suggest tensor × pipeline sizes, all else unchanged: those that fit into memory, else the world."""
+    nodes = count(search.nodes, "node")
+    found = sorted(_fitting(values, shape, search.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0]))
     if not found:
         return f"no tensor × pipeline would do on {nodes} with these batch sizes"
-    room = {sizes: suggester.has_room(_sizes_changed(values, *sizes)) for sizes in found}
+    room = {sizes: search.has_room(_sizes_changed(values, *sizes)) for sizes in found}
     good = [sizes for sizes in found if room[sizes]]
-    gpu = suggester.counted.gpu.name
+    gpu = search.counted.gpu.name
     if good:
         how = ""
     elif None in room.values():
@@ -133,7 +142,7 @@ def _sizes_changed(values: Values, tensor: int, pipeline: int) -> dict[str, Any]
 
 
 def _fitting(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[tuple[int, int]]:
-    """Tensor sizes within a node, and pipeline sizes, that divide the model, the world and the batch."""
+    """Yield tensor sizes within a node, and pipeline sizes, that divide model, world and batch."""
     least = 2 if values.flag("model.sequence_parallel") else 1
     for tensor in tensor_sizes(values):
         if shape.devices % tensor or tensor < least:
@@ -165,7 +174,7 @@ def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | N
 
 
 def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
-    """The nearest multiples of what all copies of the model take at a time."""
+    """Suggest the nearest multiples of what all copies of the model take at a time."""
     step = shape.micro * shape.data(nodes)
     if step == 0:
         return None
@@ -185,3 +194,57 @@ _WAYS: Mapping[str, tuple[Way, ...]] = {
     "batch.global": (_global_batches, _micro_batches, _node_counts),
     "batch.interleaved": (_global_batches, _micro_batches, _node_counts),
 }
+
+
+def would_fit(plan: Plan, facts: Facts) -> str:
+    """Return lines that name the nearest and the fastest layout that fit, or explain why none does.
+
+    Layouts whose memory is not counted are not named.
+    """
+    config = plan.job.config or {}
+    why = uncounted(Values(config)) if has_gpus(plan) else None
+    if why is not None:
+        return f"no layout is suggested: {why}"
+    search = LayoutSearch(plan, facts)
+    nearest = search.nearest()
+    if nearest is None:
+        halved = next(best_with_half_gradients(plan, facts), None)
+        if halved is not None:
+            return f"would fit, with gradients in bf16: {_pasted(config, halved)}"
+        return why_none(search, on_least_nodes(plan, facts), config)
+    lines = [f"would fit: {_pasted(config, nearest)}"]
+    fastest = next(search.best(), None)
+    if fastest and fastest.seconds and nearest.seconds:
+        saved = 1 - fastest.seconds / nearest.seconds
+        if saved > 2 * EQUAL_STEPS:
+            lines.append(f"would fit, with {saved:.0%} less time for a step: {_pasted(config, fastest)}")
+    halved = own_with_half_gradients(search)
+    if halved is not None:
+        lines.append(f"this layout would fit, with gradients in bf16: {_pasted(config, halved)}")
+    return "\n".join(lines)
+
+
+def why_none(search: LayoutSearch, more: Suggestion | None, config: Mapping[str, Any]) -> str:
+    """Return lines that explain why nothing fits: the smallest layout, and the nodes on which one fits."""
+    resources, smallest = search.plan.job.resources, search.smallest
+    if resources.is_elastic:
+        counts = resources.node_counts
+        return f"no layout fits every number of nodes from {counts[0]} to {counts[-1]}"
+    message = f"no layout fits on {count(search.nodes, 'node')}"
+    if smallest is None:
+        message += " with these batch sizes"
+    elif search.fits(smallest):
+        message += ", for other reasons than memory: slipway check names them"
+    elif smallest.fullest is not None:
+        layout, memory = smallest.layout, search.counted.gpu.memory
+        message += (
+            f": the smallest, tensor {layout.tensor} × pipeline {layout.pipeline} × context {layout.context},"
+            f" takes {gib(smallest.fullest.total)} of {gib(memory)} GiB on stage {smallest.fullest.stage}"
+        )
+    if more is None:
+        return f"{message}\nnor on another number of nodes up to {keys.MOST_NODES}, as far as was searched"
+    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_pasted(config, more)}"
+
+
+def _pasted(config: Mapping[str, Any], suggestion: Suggestion) -> str:
+    return " ".join(overrides(config, suggestion)) or "the layout as it is"

@@ -42,7 +42,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _is_of_keys(finding: Finding) -> bool:
-    """Whether a finding is one that our trainer, which is asked of the keys alone, may have too."""
+    """Return True for a finding that our trainer, which sees the keys alone, may have too."""
     return finding.id != TRAINER and not finding.id.startswith(_OF_OTHERS)
 
 
@@ -62,7 +62,7 @@ def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
 
 
 def is_applicable(check: Check, facts: Facts) -> bool:
-    """Whether a check has something to look at, or is told to have been skipped."""
+    """Return True if a check has something to look at, or is reported as skipped."""
     return all(_part(facts, name) is not _NOT_NEEDED for name in check.needs)
 
 
@@ -94,7 +94,7 @@ def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
 
 
 def _part(facts: Facts, name: str) -> _Missing | None:
-    """Why a fact is not there; ``None`` if it is."""
+    """Return why a fact is missing; None if it is there."""
     whole, dot, part = name.partition(".")
     found = getattr(facts, whole)
     if not dot:

@@ -16,12 +16,12 @@ from launcher.checks.rules.memory import why_not_told
 from launcher.checks.rules.resources import CHECK as GPUS
 from launcher.checks.runner import has_all, is_applicable, require_known
 from launcher.cli.check_views import Looked, Told, content, print_screen
-from launcher.cli.printing import print_styled
 from launcher.cli.requests import add_no_check, add_tree_options, request_of
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
+from launcher.ui.tables import print_styled
 
 _EPILOG = """\
 examples:

@@ -11,10 +11,10 @@ from launcher.checks.findings import Severity
 from launcher.checks.summary import Summary, summarize
 from launcher.cli.cost_view import amount_lines, cost_lines
 from launcher.cli.memory_view import headline, plain_lines, print_table
-from launcher.cli.printing import print_styled
 from launcher.drafting import Draft
 from launcher.estimates.overview import Overview
 from launcher.plan import Plan
+from launcher.ui.tables import print_styled
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
 
@@ -60,7 +60,7 @@ class Looked:
 
 
 def content(looked: Looked) -> dict[str, Any]:
-    """The object that ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     least, most = _summaries(looked.plan)
     memory, amount, cost = looked.overview.memory, looked.overview.amount, looked.overview.cost
     return {
@@ -86,7 +86,7 @@ def print_screen(looked: Looked) -> None:
 
 
 def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
-    """The layout with the least nodes that the job may get, and with the most if these are others."""
+    """Return the layout with the least nodes of the job, and that with the most if they differ."""
     config, resources = plan.job.config or {}, plan.job.resources
     most = resources.max_nodes
     return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
@@ -131,7 +131,7 @@ def _finding_lines(told: Sequence[Told]) -> list[Line]:
 
 
 def together(told: Sequence[Told]) -> list[Told]:
-    """Checks that were skipped for one reason as one: a cluster that cannot be asked is told once."""
+    """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
     found: list[Told] = []
     for item in told:
         same = [other for other in told if item.why is not None and other.why == item.why]

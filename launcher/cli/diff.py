@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.printing import print_styled
 from launcher.cli.requests import add_tree_options
 from launcher.config.stored import stored_text
 from launcher.drafting import Draft, Request, drafts
@@ -20,6 +19,7 @@ from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.runs.reading import read_yaml
+from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
 _EPILOG = """\

@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from launcher.checks.gate import check_launch
-from launcher.cli.printing import print_code
 from launcher.cli.requests import (
     add_no_check,
     add_replay_options,
@@ -18,6 +17,7 @@ from launcher.cli.requests import (
 from launcher.drafting import drafts
 from launcher.errors import UserError
 from launcher.rendering.config_text import config_text
+from launcher.ui.tables import print_code
 
 _EPILOG = """\
 examples:

@@ -15,8 +15,8 @@ from launcher.checks.rules.host import MACHINE
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
-from launcher.monitor.gathering import gather
-from launcher.monitor.verification import Check, verify_smoke
+from launcher.monitor.evidence import gather
+from launcher.monitor.verification import RunCheck, verify_smoke
 from launcher.smoke.shrinking import shrink
 
 # The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
@@ -68,6 +68,6 @@ def launch_smoke(smoke: Smoke) -> Launched:
     return launch(smoke.made, smoke.request, report=smoke.report)
 
 
-def checks_of(launched: Launched) -> list[Check]:
-    """What a smoke that ended says: `launcher.monitor.verification`."""
+def checks_of(launched: Launched) -> list[RunCheck]:
+    """Return the verification of a smoke that ended: `launcher.monitor.verification`."""
     return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)

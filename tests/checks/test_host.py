@@ -9,10 +9,12 @@ import pytest
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gathering.host import host_facts
+from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
 from launcher.checks.rules.host import machine_problems
 from launcher.drafting import Request, draft
+from supervisor.settings import OLDEST_PYTHON
 
+ROOT = Path(__file__).resolve().parents[2]
 SLURM = ["training=gpt3/126m", "cluster=bcm"]
 BARE = ["training=gpt3/tiny", "cluster=local"]
 
@@ -95,3 +97,33 @@ def test_an_allocation_has_the_nodes_of_the_run(
     errors = [finding for finding in found(*overrides) if finding.severity is Severity.ERROR]
     assert [words in one.message for one in errors if words] == [True] * (words is not None)
     assert [one.fix for one in errors] == ["salloc --nodes=2 --ntasks-per-node=8"] * (words is not None)
+
+
+def test_the_supervisor_has_this_machines_python() -> None:
+    assert supervisor_python_problem() == ""
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("echo 3.6.2", ""),
+        ("echo 3.10.0", ""),
+        ("echo 3.6.1", " is 3.6.1, older than 3.6.2"),
+        ("echo 2.7.18", " is 2.7.18, older than 3.6.2"),
+        ("exit 1", " does not say its version"),
+    ],
+)
+def test_a_python_too_old_for_the_supervisor_is_reported(tmp_path: Path, text: str, words: str) -> None:
+    path = str(script(tmp_path / "python3", text))
+    assert supervisor_python_problem(["/no/such/python", path]) == (words and path + words)
+
+
+def test_a_machine_without_python_is_reported(programs: Path) -> None:
+    problem = supervisor_python_problem(["/no/such/python", "python3"])
+    assert problem == "this machine has no /no/such/python, and no python3 on PATH"
+
+
+def test_the_job_script_looks_for_the_same_pythons() -> None:
+    text = (ROOT / "templates" / "supervisor.sh.j2").read_text()
+    assert all(name in text for name in SUPERVISOR_PYTHONS)
+    assert f"sys.version_info < {OLDEST_PYTHON}" in (ROOT / "supervisor" / "__main__.py").read_text()

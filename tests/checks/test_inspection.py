@@ -148,7 +148,7 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         f"env_files.E={here}/fifo",
         "wandb_api_key_file=/nonexist/x",
     )
-    lost = gather(made).lost_secrets
+    lost = gather(made).missing_secrets
     assert lost is not None
     assert [(secret.key, secret.why, secret.certain) for secret in lost] == [
         ("env_files.A", "there is no such file", True),
@@ -157,7 +157,7 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         ("env_files.E", "a FIFO or a device, not a file: the job would wait for it", True),
         ("wandb_api_key_file", "there is no such file", False),
     ]
-    assert gather(made, look=False).lost_secrets is None
+    assert gather(made, look=False).missing_secrets is None
     severities = [found.severity for found in findings_of(made) if found.id == "secret.file"]
     assert severities == [Severity.ERROR] * 4 + [Severity.WARNING]
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.checks.facts import HostFacts, Interpreter
 from launcher.errors import file_mode, nearest_files
 from launcher.plan import Plan
+from supervisor.settings import OLDEST_PYTHON
 
 HostOf = Callable[[Plan], HostFacts]
 
@@ -27,6 +29,10 @@ import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
 _PATIENCE_SECONDS = 60
+
+# The job script takes the first of these that there is (templates/supervisor.sh.j2).
+SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
+_ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 def host_facts(plan: Plan) -> HostFacts:
@@ -95,3 +101,24 @@ def _missing_libraries(
     if done.returncode != 0 or not answers:
         return None
     return tuple(answers[-1].removeprefix(_ANSWER).split())
+
+
+def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
+    """Return why this machine's Python cannot run a job's supervisor; an empty string if it can."""
+    path = next((found for found in map(shutil.which, names) if found), None)
+    if path is None:
+        return f"this machine has no {', '.join(names[:-1])}, and no {names[-1]} on PATH"
+    if re.fullmatch(r"python3\.([7-9]|[1-9]\d)", Path(path).resolve().name):
+        return ""  # nothing has to be started
+    try:
+        process = subprocess.run(
+            [path, "-ISc", _ASK_VERSION], capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} does not start: {error}"
+    version = process.stdout.strip()
+    if process.returncode or not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        return f"{path} does not say its version"
+    if tuple(map(int, version.split("."))) >= OLDEST_PYTHON:
+        return ""
+    return f"{path} is {version}, older than {'.'.join(map(str, OLDEST_PYTHON))}"
