@@ -16,7 +16,6 @@ from launcher.slurm.cluster import (
     Partition,
 )
 from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
-from supervisor.excluded import ExcludedNode
 from tests.checks.clusters import (
     CLUSTER,
     DOWN,
@@ -180,12 +179,6 @@ def test_a_range_of_nodes_needs_its_least() -> None:
     found = only(asked(nodes=6, max_nodes=8), CLUSTER)
     assert found.message == "resilience.nodes='6-8': partition gpu has 4 nodes"
     assert found.fix is not None and found.fix.startswith("resilience.nodes.min=4 ")
-
-
-def test_nodes_that_failed_before_are_no_reason_to_refuse() -> None:
-    """They are avoided where there are enough others, and else they are not."""
-    avoided = tuple(ExcludedNode(f"n{number}", 2**40, "7", "it failed") for number in range(1, 5))
-    assert told(asked({"avoided": avoided}), CLUSTER) == []
 
 
 @pytest.mark.parametrize(
