@@ -52,6 +52,7 @@ launchers = _starts("launchers", _LAUNCHING)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    has_workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if has_workers and config.option.markexpr != "not slow":
         ranks(), launchers()
         os.environ[_SHARED] = str(_directory())
