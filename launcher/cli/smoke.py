@@ -100,7 +100,7 @@ def _tell(made: Draft, launched: Launched, code: int) -> int | None:
 
 
 def without_smoke(command: list[str]) -> list[str]:
-    """The command line of the launch alone, for its record: rendered again, it is not its smoke."""
+    """Return the command line without `--smoke`, for the record of the launch itself."""
     return list(_without(command))
 
 

@@ -25,7 +25,7 @@ _RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "di
 def broken_trees(
     error: Exception, overrides: Sequence[str], roots: Sequence[Path], primary: str
 ) -> UserError | None:
-    """The files that cannot be read, if that is what the error is about.
+    """Return mistakes of files that cannot be read, if that is the error's cause.
 
     A file that no group of ours names is not looked at unless reading went wrong: it may be anything.
     """
@@ -92,7 +92,7 @@ def _yaml_hint(error: yaml.MarkedYAMLError) -> str | None:
 
 
 def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
-    """A value that is missing, or refers to what is not there.
+    """Explain a value that is missing, or a reference to a key that does not exist.
 
     Parameters
     ----------

@@ -19,14 +19,14 @@ _ABOUT = 1.5  # without a family, all that are nearer
 
 
 def options_of(group: str, roots: Sequence[Path]) -> list[str]:
-    """The choices of a group, such as ``gpt3/126m`` of ``training``; files that start with `_` are parts."""
+    """Return the choices of a group, such as ``gpt3/126m``, without files that start with `_`."""
     folders = [root / group for root in roots if (root / group).is_dir()]
     files = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.yaml")]
     return sorted({str(name.with_suffix("")) for name, path in files if path.name[0] != "_"})
 
 
 def about(group: str, choice: str, roots: Sequence[Path]) -> str | None:
-    """What the file of a choice says of itself: its first comment, up to a full stop."""
+    """Return the first comment in the file of a choice, up to a full stop."""
     path = next((file for root in roots if (file := root / group / f"{choice}.yaml").is_file()), None)
     lines = path.read_text(encoding="utf-8").splitlines() if path else []
     comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
@@ -35,7 +35,7 @@ def about(group: str, choice: str, roots: Sequence[Path]) -> str | None:
 
 
 def choice_hint(choice: str, options: Sequence[str]) -> str:
-    """The nearest choice, and those there are: of the same family where there is one."""
+    """Suggest the nearest choice, and list those of the same family, or all."""
     family = choice.split("/")[0]
     near = [name for name in options if name.startswith(f"{family}/")] or list(options)
     listing = f"valid: {', '.join(near) or 'none'}"
@@ -64,7 +64,7 @@ def parameters_in(name: str) -> float | None:
 
 
 def _nearest(choice: str, options: Sequence[str]) -> list[str]:
-    """The choices nearest in size, if the name states one and any is about as large, else in spelling."""
+    """Return the choices nearest in size, if the name states one and any is similar, else in spelling."""
     wanted = parameters_in(choice)
     if not wanted:
         return nearest(choice, options)

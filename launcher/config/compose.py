@@ -83,7 +83,7 @@ class Composition:
         annotate(error, self.overrides, self.config_dir)
 
     def sources(self) -> Sources:
-        """Where the values are from."""
+        """Return the sources of the values."""
         return sources_of(self.overrides, self.config_dir)
 
 
@@ -255,7 +255,7 @@ def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[],
 def sources_of(
     overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None, primary: str = MAIN
 ) -> Sources:
-    """Where values are from, with the files of another composition of the same choices if there was one."""
+    """Return the sources of values; `like` shares the files of a composition with the same choices."""
     # Imported late: most launches do not ask.
     from launcher.config.sources import Sources
 
@@ -263,7 +263,7 @@ def sources_of(
 
 
 def chosen(choices: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, str]:
-    """The choices of the groups that are in the configuration."""
+    """Return the choices of the groups that are in the configuration."""
     return {group: choice for group, choice in choices.items() if group in node and choice}
 
 
@@ -300,7 +300,7 @@ def settle_directories(tree: DictConfig) -> None:
 
 @cache
 def _timestamp() -> str:
-    """The time of the first composition of this process: what one command launches has one place."""
+    """Return the time of this process's first composition: one command launches into one place."""
     now = datetime.now()
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
 
@@ -371,10 +371,10 @@ def _roots(config_dir: Path | None) -> list[Path]:
 
 
 def list_options(group: str, config_dir: Path | None = None) -> list[str]:
-    """The choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
+    """Return the choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
     return options_of(group, _roots(config_dir))
 
 
 def describe_option(group: str, choice: str, config_dir: Path | None = None) -> str | None:
-    """What the file of a choice says of itself, in one sentence."""
+    """Return the sentence that describes a choice in its file."""
     return about(group, choice, _roots(config_dir))

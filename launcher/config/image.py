@@ -99,7 +99,7 @@ class _Strict(BaseModel):
 
 
 class ImageConfig(_Strict):
-    """What an image is made of; see `conf/image/_base.yaml`."""
+    """The recipe of an image; see `conf/image/_base.yaml`."""
 
     flavor: Literal["run", "dev"]
     template: _Template
@@ -152,7 +152,7 @@ class ImageComposition:
 
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:
-    """The recipes that there are, the user's own among them."""
+    """Return the names of all recipes, the user's own included."""
     return [name for name in options_of(GROUP, _roots(config_dir)) if re.fullmatch(_RECIPE, name, re.ASCII)]
 
 

@@ -119,7 +119,7 @@ class Sweep:
         return sources_of(overrides, self._config_dir, like=first)
 
     def _sorted(self, texts: Iterable[str]) -> tuple[list[Override], list[Override]]:
-        """Overrides of values, and those that choose the files that are read."""
+        """Separate overrides of values from those that choose files."""
         values: list[Override] = []
         groups: list[Override] = []
         for text in texts:
@@ -139,7 +139,7 @@ class Sweep:
     def _tree(
         self, groups: Sequence[Override], shared: Sequence[Override]
     ) -> tuple[DictConfig, dict[str, Any]]:
-        """What the groups and the shared values compose to, and the choices; made once."""
+        """Return the tree of the groups and the shared values, and the choices; composed once."""
         key = _key(groups)
         if key not in self._trees:
             tree, choices = self._compose_groups(list(key))

@@ -1,4 +1,4 @@
-"""What Hydra says of the user's overrides, as errors that help. Imported only after a mistake was found."""
+"""Hydra's errors about the user's overrides, made helpful. Imported only after a mistake."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Attempt:
 
     @cached_property
     def tree(self) -> DictConfig | None:
-        """What the choices alone compose to, to look up which keys there are."""
+        """The tree of the choices alone, to look up the existing keys in."""
         parsed = [parse_override(text) for text in self.overrides]
         kept = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
@@ -85,11 +85,11 @@ class Attempt:
         return list(_keys_below(self.tree)) if self.tree is not None else []
 
     def override_of(self, key: str) -> str:
-        """The override that sets a key, as the user wrote it, or else the key."""
+        """Return the override that sets a key, as the user wrote it, or else the key."""
         return next((text for text in reversed(self.overrides) if parse_override(text).key == key), key)
 
     def as_written(self, typed: str) -> str:
-        """The override that Hydra was given as `typed`: text is quoted on the way."""
+        """Return the override that became `typed` for Hydra: text is quoted on the way."""
         written = (text for text in self.overrides if keys_for_hydra([parse_override(text)]) == [typed])
         return next(written, typed)
 
@@ -137,7 +137,7 @@ def explain_all(
 
 
 def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
-    """The overrides less those that an error is about; the same if it is about no override."""
+    """Remove the overrides that an error is about, if it is about any."""
     keys = {mistake.key for mistake in error.mistakes if mistake.key}
     if "stages" in keys:  # they decide which keys there are
         return list(overrides)
@@ -157,7 +157,7 @@ def _sets(override: Override, key: str) -> bool:
 
 
 def _in_order(found: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
-    """The mistakes in the order of the command line; those of files come last."""
+    """Sort mistakes in the order of the command line; those of files come last."""
     items = [parse_override(text) for text in overrides]
 
     def position(mistake: UserError) -> int:
@@ -228,7 +228,7 @@ def _base_hint(group: str, choice: str, attempt: Attempt) -> str:
 
 
 def _not_parsed(text: str) -> UserError:
-    """An override that is not in Hydra's grammar."""
+    """Explain an override that is not in Hydra's grammar."""
     override = parse_override(text)
     if not _KEY.fullmatch(override.key) or override.value is None:
         return UserError(f"{one_line(text)}: not a key", key=override.key, hint="keys are like cluster.mem")
@@ -261,7 +261,7 @@ def _for_shell(text: str) -> str:
 
 
 def _composition(error: Exception, attempt: Attempt) -> UserError | None:
-    """What Hydra says when it applies overrides, by the beginning of its message."""
+    """Explain an error of applying overrides, by the beginning of Hydra's message."""
     told = str(error)
     for pattern, handler in _TOLD:
         found = re.match(pattern, told, re.DOTALL)
@@ -284,7 +284,7 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
 
 
 def _unknown_within(key: str, attempt: Attempt) -> list[str]:
-    """The keys of a mapping on the command line that the tree does not have."""
+    """Return the keys of a mapping on the command line that the tree does not have."""
     value = parse_override(attempt.override_of(key)).value or ""
     try:
         mapping = OverridesParser.create().parse_override(f"x={value}").value()

@@ -59,7 +59,7 @@ class Override:
 
     @property
     def is_choice(self) -> bool:
-        """Whether it names a file of a group, as far as its form tells."""
+        """True if its form is that of a choice of a group's file."""
         return self.key in GROUPS and self.value is not None and not self.value.startswith("{")
 
 
@@ -90,7 +90,7 @@ def without_interpolation(text: str) -> str:
 
 
 def for_hydra(texts: Sequence[str]) -> list[str]:
-    """The overrides as Hydra is to read them.
+    """Return the overrides in Hydra's syntax.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def for_hydra(texts: Sequence[str]) -> list[str]:
 
 
 def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
-    """The overrides of keys as Hydra is to read them.
+    """Return the overrides of keys in Hydra's syntax.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
 
 
 def skipped_groups(overrides: Sequence[Override]) -> list[str]:
-    """The groups of the stages that are not asked for, which are not composed."""
+    """Return the groups of the stages that are not requested, which are not composed."""
     stages = requested_stages(overrides)
     needed = {*stages, *(group for stage in stages for group in _BESIDES.get(stage, ()))}
     return [stage for stage in STAGES if stage not in needed]

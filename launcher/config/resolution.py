@@ -27,7 +27,7 @@ _CALL = re.compile(rf"\$\{{(\w+):({_ARGUMENT}(?:,{_ARGUMENT})*)\}}", re.ASCII)
 
 
 class OutOfTheOrdinary(Exception):
-    """What this does not know, or a mistake: Hydra and OmegaConf are to decide."""
+    """A case that needs Hydra and OmegaConf: unknown to this module, or a mistake."""
 
 
 class Resolution:
@@ -83,7 +83,7 @@ class Resolution:
         return str(value)
 
     def _referred(self, found: re.Match[str], path: Path) -> Any:
-        """The value that a reference is to, which is resolved first."""
+        """Return the value that a reference points to, resolved."""
         dots, names = found.groups()
         if len(dots) > len(path):
             raise OutOfTheOrdinary(path)
@@ -102,7 +102,7 @@ class Resolution:
         return node
 
     def _asked(self, path: Path) -> Any:
-        """What OmegaConf makes of it."""
+        """Return the value as OmegaConf resolves it."""
         node: Any = self._tree
         for name in path:
             node = node[name]

@@ -51,7 +51,7 @@ def _multiply(*factors: float) -> float:
 
 
 def _max_time(time_limit: Any) -> str | None:
-    """The job's time limit as Lightning's ``DD:HH:MM:SS``, less a margin for the last checkpoint."""
+    """Return the job's time limit as Lightning's ``DD:HH:MM:SS``, less a margin for the last checkpoint."""
     try:
         seconds = training_seconds(str(time_limit)) if time_limit is not None else None
     except ValueError:
@@ -64,7 +64,7 @@ _GPU_GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 
 
 def _node_gpus(gpus_per_node: Any, gres: Any, default: int) -> Any:
-    """The GPUs of a node, as far as the cluster says how many they are; no job has a node without a task."""
+    """Return the GPUs of a node by the cluster's keys, and at least 1: a node has at least one task."""
     named = _GPU_GRES.fullmatch(str(gres))
     return gpus_per_node or (named and int(named[2])) or default
 
@@ -90,7 +90,7 @@ PURE: dict[str, Callable[..., Any]] = {
 
 
 def _sandbox_slurm_conf() -> str:
-    """The sandbox that the shell points at, as `eval "$(slipway sandbox env)"` leaves it, or the default one.
+    """Return the configuration of the sandbox that the shell points at, or of the default one.
 
     Never another Slurm: a site's profile may export SLURM_CONF.
     """
@@ -101,5 +101,5 @@ def _sandbox_slurm_conf() -> str:
 
 
 def _where_we_stand() -> str:
-    """The scheduler of `cluster=interactive`: the allocation that the shell is in, else this machine."""
+    """Return the scheduler of `cluster=interactive`: the shell's allocation, else this machine."""
     return "allocation" if os.environ.get("SLURM_JOB_ID") else "local"

@@ -85,7 +85,7 @@ def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserErr
 
 
 def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:
-    """The groups of the defaults list, each with its choice and its line."""
+    """Return the groups of the defaults list, each with its choice and its line."""
     for key, value in node.value:
         if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
             for entry in value.value:

@@ -67,7 +67,7 @@ class GpuRow(_Strict):
 
 
 class ClusterConfig(_Strict):
-    """Where jobs run, in Slurm's words; ``None`` leaves an option out."""
+    """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out."""
 
     scheduler: Literal["slurm", "local", "allocation"]
     engine: Engine
@@ -109,7 +109,7 @@ class ClusterConfig(_Strict):
 
 @cache
 def _any_of_the_cluster() -> type[BaseModel]:
-    """The cluster's keys, none of them needed; what is no key at all is told with the merged cluster."""
+    """Make all of the cluster's keys optional; unknown keys are refused in the merged cluster."""
     fields = {name: copy.copy(field) for name, field in ClusterConfig.model_fields.items()}
     for field in fields.values():
         field.default = None
@@ -128,7 +128,7 @@ StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
 class ContainerOptions(_Strict):
-    """How the container runs; ``None`` leaves it to the site's `enroot.conf` and `plugstack.conf`."""
+    """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
 
     runtime: Literal["pyxis", "apptainer"]
     stage_to: Line | None
@@ -143,7 +143,7 @@ class ContainerOptions(_Strict):
 
 
 class ImageJob(_Strict):
-    """What the job gets that builds or imports an image."""
+    """The resources of the job that builds or imports an image."""
 
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
@@ -151,7 +151,7 @@ class ImageJob(_Strict):
 
 
 class NumaMapping(_Strict):
-    """Which cores each task runs on; the NeMo launcher's words, for the one mode that there is."""
+    """The cores that each task runs on, in the NeMo launcher's words, for its one mode."""
 
     enable: bool
     mode: Literal["unique_contiguous"]
@@ -163,14 +163,14 @@ class NumaMapping(_Strict):
 
 
 class NodeRange(_Strict):
-    """How many nodes a job takes: as many as there are when it starts, within these."""
+    """The range of nodes of a job, which takes as many as are free when it starts."""
 
     min: Whole = Field(ge=1)
     max: Whole = Field(ge=1)
 
 
 class Resilience(_Strict):
-    """What happens when a job ends before its training does."""
+    """Settings for a job that ends before its training does."""
 
     links: Whole = Field(ge=1, le=1000)
     submit: Literal["job", "launch"]
@@ -182,7 +182,7 @@ class Resilience(_Strict):
 
 
 class Estimates(_Strict):
-    """What estimates of time, cost and memory count with."""
+    """Settings of the estimates of time, cost and memory."""
 
     mfu: Utilization | None
     gpu_hour_price: float | None = Field(ge=0, allow_inf_nan=False)
@@ -209,7 +209,7 @@ class TrainingRunNode(RunConfigNode):
 
 
 class TrainerNode(BaseModel):
-    """What the launcher itself needs of NeMo's `trainer` node."""
+    """The keys of NeMo's `trainer` node that the launcher itself needs."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

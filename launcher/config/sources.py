@@ -1,4 +1,4 @@
-"""Where a value is from: the override that set it, or the file and line.
+"""The source of a value: the override that set it, or the file and line.
 
 Asked after a mistake was found, and by `slipway show`, so it may take its time.
 """
@@ -84,7 +84,7 @@ def name_sources(
 
 
 def _told_without_secrets(told: str, overrides: Sequence[str]) -> str:
-    """What Hydra or we say of overrides, whole or in part, with the values of secrets masked."""
+    """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
         told = told.replace(one_line(text), one_line(redacted(text)))
     for secret in sorted(
@@ -95,12 +95,12 @@ def _told_without_secrets(told: str, overrides: Sequence[str]) -> str:
 
 
 def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Where one key was set: see `Sources.locate`."""
+    """Return the source of one key: see `Sources.locate`."""
     return Sources(overrides, roots).locate(key)
 
 
 class Sources:
-    """Where the values of one composition are from; each file is read once, whatever is asked.
+    """The sources of the values of one composition; each file is read once.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Sources:
         self._nodes: dict[Path, yaml.Node | None] = like._nodes if like else {}
 
     def locate(self, key: str) -> str | None:
-        """Where a key was set: ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nowhere."""
+        """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
         try:
             return self._locate(key, _REFERENCES_FOLLOWED)
         except LOST:
@@ -141,7 +141,7 @@ class Sources:
         return self._like.files if self._like else files_of(self._overrides, self._roots, self._primary)
 
     def first(self, key: str) -> tuple[TreeFile, int] | None:
-        """The file that states a key first, so what the others build on, and the line."""
+        """Return the file that states a key first, which the others build on, and the line."""
         for file in self.files:
             found = _position(self._node(file), file, key)
             if found is not None:
@@ -149,7 +149,7 @@ class Sources:
         return None
 
     def written(self, key: str) -> str | None:
-        """How a value was written, before a number was read in it; ``None`` where that is not plain."""
+        """Return a value as it was written, before it was parsed as a number; ``None`` if that is unclear."""
         try:
             return self._written(key, _REFERENCES_FOLLOWED)
         except LOST:
@@ -203,7 +203,7 @@ class Sources:
 
 
 def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | None:
-    """The file of the tree that holds a text, and the first line that does."""
+    """Return the file of the tree that holds a text, and the first such line."""
     path = _file(config_path, roots)
     if path is None:
         return None
@@ -213,7 +213,7 @@ def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | Non
 
 
 def relative(path: Path) -> str:
-    """A path as short as it can be told from where the user stands."""
+    """Return a path relative to the working directory, if it is below that."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
@@ -232,7 +232,7 @@ def _setting_override(key: str, overrides: Sequence[Override]) -> Override | Non
 
 
 def _holds(override: Override, below: Sequence[str]) -> bool:
-    """Whether the mapping that an override sets has a value there."""
+    """Return True if the mapping that an override sets has a value there."""
     value = OverridesParser.create().parse_override(f"x={override.value}").value()
     for name in below:
         if not isinstance(value, dict):
@@ -244,7 +244,7 @@ def _holds(override: Override, below: Sequence[str]) -> bool:
 
 
 def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str = MAIN) -> list[TreeFile]:
-    """The files that a composition of `primary` reads, in the order in which they are merged."""
+    """Return the files that a composition of `primary` reads, in the order in which they are merged."""
     chosen = keys_for_hydra([one for one in overrides if one.is_choice or one.key in GROUPS])
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
@@ -265,7 +265,7 @@ def _file(config_path: str, roots: Sequence[Path]) -> Path | None:
 
 
 def _position(node: yaml.Node | None, file: TreeFile, key: str) -> tuple[int, str | None] | None:
-    """The line of a file that sets a key, and the value if it is a scalar."""
+    """Return the line of a file that sets a key, and the value if it is a scalar."""
     below = key if not file.package else key.removeprefix(f"{file.package}.")
     if file.package and below == key:
         return None

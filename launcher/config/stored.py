@@ -67,7 +67,7 @@ def read_stored(text: str, where: str) -> RunConfig:
 
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
-    """A value as it is stored: secrets of the environment as references, others masked."""
+    """Return a value for storage: secrets of the environment as references, others masked."""
     kept = without_interpolation(text)
     for name, value in secrets.items():
         if value in text and (value == text or len(value) >= _SHORTEST_WITHIN):

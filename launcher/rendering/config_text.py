@@ -10,7 +10,7 @@ import yaml
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """A job's configuration as YAML, one key to a line: a line differs where a value does."""
+    """Return a job's configuration as YAML, one key to a line, so that lines differ where values do."""
     return yaml.dump(
         dict(config), Dumper=_LineByLine, sort_keys=False, default_flow_style=False, width=sys.maxsize
     )

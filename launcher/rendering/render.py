@@ -88,7 +88,7 @@ class Rendered:
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
-    """The user's own templates that scripts are rendered from, by name, with those that they include."""
+    """Return the user's own templates by name, with those that they include."""
     found: dict[str, str] = {}
     environment, wanted = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
     while wanted:
@@ -183,7 +183,7 @@ def _srun_arguments(plan: Plan) -> list[str]:
 
 
 def _world(scheduler: str) -> dict[str, RawShell]:
-    """How many tasks there are, as each of them is told when it starts: in all, and on its node."""
+    """Return the shell words for the number of tasks, in all and on each node."""
     if scheduler == "local":  # the supervisor exports them
         return {"world_size": RawShell('"$WORLD_SIZE"'), "local_world_size": RawShell('"$LOCAL_WORLD_SIZE"')}
     return {
@@ -293,7 +293,7 @@ def _check_templates(template_dir: Path) -> None:
 
 
 def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
-    """What ``binding.sh`` is called with."""
+    """Return the arguments of ``binding.sh``."""
     if binding is None:
         return ()
     cores = str(binding.max_cores) if binding.max_cores is not None else "all"
@@ -302,7 +302,7 @@ def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
 
 
 def _line_of(error: Exception, template_dir: Path) -> str:
-    """The innermost line of the user's own templates that an error came through."""
+    """Return the innermost line of the user's own templates in an error's traceback."""
     if isinstance(error, TemplateSyntaxError):
         return f"{error.filename or template_dir}:{error.lineno}"
     places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]

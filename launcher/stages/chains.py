@@ -1,4 +1,4 @@
-"""What follows when a job ends before its training does: the keys of `resilience`, for one stage."""
+"""The keys of `resilience`, for one stage: what follows when a job ends before its training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARGIN_PART = 4
 
 
 def chain(config: RunConfig, checkpoints: str) -> Chain:
-    """The chain that a training's job is the first link of.
+    """Return the chain of a training's jobs.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def check_range(config: RunConfig) -> None:
 
 
 def save_signal(config: RunConfig, run: RunConfigNode) -> str | None:
-    """What Slurm tells the script before the time limit ends it, as ``sbatch --signal`` takes it.
+    """Return the value of ``sbatch --signal``, by which Slurm announces the time limit.
 
     The site's own `cluster.signal` wins.
     """
@@ -90,7 +90,7 @@ def save_signal(config: RunConfig, run: RunConfigNode) -> str | None:
 
 
 def _margin(time_limit: str | None) -> int | None:
-    """The seconds that are left for saving; ``None`` where no limit of ours ends the job."""
+    """Return the seconds before the limit for saving; ``None`` if no limit of ours ends the job."""
     try:
         limit = parse_time_limit(time_limit) if time_limit is not None else None
     except ValueError:

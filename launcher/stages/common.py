@@ -1,4 +1,4 @@
-"""What the jobs of all stages have in common."""
+"""The parts of a job that all stages share: names, resources, queue, container, environment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _TAKEN_BY = {
 
 
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
-    """Where a launch of a stage's run lives.
+    """Return the paths of a launch of a stage's run.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
 
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
-    """The request of a job that uses the cluster's GPUs, `tasks` to a node."""
+    """Return the resources of a job that uses the cluster's GPUs, `tasks` to a node."""
     request, table = _gpu_request(cluster), _gpu_types(cluster)
     return Resources(
         nodes=nodes,
@@ -149,7 +149,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _gpu_request(cluster: ClusterConfig) -> str:
-    """Which of the keys GPUs are asked for with, or ``none``.
+    """Return the key that requests GPUs, or ``none``.
 
     Raises
     ------
@@ -207,7 +207,7 @@ def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
 def container(
     config: RunConfig, writable: Mapping[Path, str], readable: Mapping[Path, str]
 ) -> Container | None:
-    """The container with `writable` and read-only directories and the user's own mounts.
+    """Return the container with `writable` and read-only directories and the user's own mounts.
 
     Parameters
     ----------
@@ -354,7 +354,7 @@ def _needs_file(key: str, told: str, container: Container) -> UserError:
 
 
 def environment(config: RunConfig) -> dict[str, str]:
-    """The variables of a job: the cluster's, and over them the user's; those set to null left out.
+    """Return the variables of a job: the cluster's, overridden by the user's; null leaves one out.
 
     Raises
     ------
@@ -386,7 +386,7 @@ def check_names(key: str, names: Iterable[str]) -> None:
 
 
 def python(config: RunConfig) -> str:
-    """The interpreter of the tasks: the container's own, or the one that runs the launcher.
+    """Return the interpreter of the tasks: the container's own, or the one that runs the launcher.
 
     Raises
     ------

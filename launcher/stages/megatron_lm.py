@@ -62,7 +62,7 @@ def megatron_lm_payload(
 
 
 def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> list[str]:
-    """The arguments that describe the same training to Megatron-LM.
+    """Return the arguments that describe the same training to Megatron-LM.
 
     Parameters
     ----------
@@ -133,13 +133,13 @@ def _precision(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type:
 
 
 def megatron_lm_environment(written: Mapping[str, Any], model_type: ModelType) -> dict[str, str]:
-    """What Transformer Engine is told besides, as NeMo does it."""
+    """Return the variables for Transformer Engine, as NeMo sets them."""
     scales = _scales_scores(written["trainer"], written["model"], model_type)
     return {"NVTE_APPLY_QK_LAYER_SCALING": "1"} if scales else {}
 
 
 def _scales_scores(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType) -> bool:
-    """Whether attention scores are scaled by layer: as in NeMo, with 16 bits of the narrow range alone."""
+    """Return True if attention scores are scaled by layer: as in NeMo, in fp16 alone."""
     narrow = str(trainer.get("precision")) in _NARROW
     return narrow and bool(stack_of(model, model_type).get("apply_query_key_layer_scaling"))
 

@@ -75,7 +75,7 @@ _OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
 
 def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, Any]:
-    """The node that describes the layers; a T5 has one for each of its stacks, which must agree.
+    """Return the node that describes the layers; a T5 has one for each stack, and they must agree.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a container mounts: the user's texts and our own directories, as Pyxis takes them."""
+"""Mounts of a container: the user's own texts and our directories, in Pyxis' form."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _NAMES_OF_SHELLS = ("bash", "interactive")
 
 
 def nemo_payload(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Payload:
-    """One of NeMo's scripts, reading the launch's configuration.
+    """Return a payload of NeMo's own script, which reads the launch's configuration.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the payloads of the training stage have in common."""
+"""The parts that the payloads of the training stage share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launcher.secrecy import MASK, hidden
 
 
 def config_arguments(paths: LaunchPaths) -> tuple[str, str]:
-    """Where the configuration of a launch is, in Hydra's words."""
+    """Return Hydra's arguments for the configuration of a launch."""
     return f"--config-path={paths.directory}", f"--config-name={paths.config_name}"
 
 
 def whole_path(given: str, key: str) -> str:
-    """A directory as the tasks see it, which start elsewhere than the user stands.
+    """Require an absolute path: tasks start in another directory than the user's.
 
     Raises
     ------

@@ -26,12 +26,12 @@ from launcher.stages.workspace import workspace_job
 
 
 def run_directory(config: RunConfig) -> Path:
-    """The directory of the run that a configuration describes."""
+    """Return the directory of the run that a configuration describes."""
     return _launch_paths(_for_stage(config), number=1).run_dir
 
 
 def by_stage(config: RunConfig) -> list[RunConfig]:
-    """One configuration for each stage that is asked for, in that order.
+    """Return one configuration for each requested stage, in that order.
 
     Raises
     ------
@@ -93,14 +93,14 @@ def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
 
 
 def _for_stage(config: RunConfig) -> RunConfig:
-    """The configuration with the cluster as `stage_cluster` changes it for the stage."""
+    """Return the configuration with the cluster as `stage_cluster` changes it for the stage."""
     stage, _ = _run_node(config)
     changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
     return config.model_copy(update={"cluster": stage_cluster(config.cluster, stage, changes)})
 
 
 def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
-    """The one stage that a launch has, with its `run` node; of several stages see `by_stage`.
+    """Return the one stage of a launch, with its `run` node; see `by_stage` for several.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a job gets besides its payload: variables, cores, a profiler, from the keys that all stages share."""
+"""The environment of a job besides its payload: variables, cores, a profiler."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
 
 
 def _environment(model: Mapping[str, Any]) -> dict[str, str]:
-    """What the NeMo launcher sets by the model's layout (its stages.py, 2025-04)."""
+    """Return the variables that the NeMo launcher sets by the model's layout (its stages.py, 2025-04)."""
     if model.get("fsdp"):
         return {}
     parallel = max(_count(model, "tensor_model_parallel_size"), _count(model, "context_parallel_size"))
@@ -73,7 +73,7 @@ def _environment(model: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dict[str, str]]:
-    """What the NeMo launcher sets by the model's layout and the GPU's generation, asked in the job."""
+    """Return the variables that NeMo's launcher sets by the layout and, in the job, the GPU's generation."""
     pipeline = _count(model, "pipeline_model_parallel_size")
     margins, hopper = {}, {}
     if pipeline > 1 and _count(model, "virtual_pipeline_model_parallel_size") > 1:
@@ -91,7 +91,7 @@ def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dic
 
 
 def _count(model: Mapping[str, Any], key: str) -> int:
-    """A parallel size; what is not a number is for the checks to tell."""
+    """Return a parallel size, or 1 for what is not a number: the checks report it."""
     value = model.get(key)
     return value if isinstance(value, int) else 1
 

@@ -71,7 +71,7 @@ def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: Traine
 
 
 def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
-    """The least number of nodes and the most, if they are to be as many as there are."""
+    """Return the least and the most nodes, if the job takes as many as are free."""
     given = config.resilience.nodes
     return None if given is None else (given.min, given.max if given.max != given.min else None)
 
@@ -130,7 +130,7 @@ def _megatron_payload(config: RunConfig, paths: LaunchPaths) -> Payload:
 def _launch_config(
     training: TrainingConfig, paths: LaunchPaths, engine: str, nodes: tuple[int, int | None] | None
 ) -> dict[str, Any]:
-    """The configuration of this launch: logs are the launch's own, checkpoints the run's.
+    """Return the configuration of this launch: logs are the launch's own, checkpoints the run's.
 
     Only what the user left at its default is filled in.
     """
@@ -165,7 +165,7 @@ def _launch_config(
 
 
 def _resume(resume: ResumeNode) -> dict[str, Any]:
-    """The node as our trainer reads it, and as trainers of earlier versions do where nothing is accepted."""
+    """Return the node as our trainer reads it, also of earlier versions if no data is accepted."""
     return resume.model_dump(exclude={"accept_data"} if resume.accept_data is None else None)
 
 
@@ -179,7 +179,7 @@ def _check_resume(resume: ResumeNode, engine: str) -> None:
 
 
 def _roots(training: TrainingConfig) -> dict[str, str]:
-    """The keys that NeMo's T5 files have beside their nodes."""
+    """Return the keys that NeMo's T5 files have beside their nodes."""
     roots = {"name": training.name, "restore_from_path": training.restore_from_path}
     return {key: value for key, value in roots.items() if value is not None}
 

@@ -64,7 +64,7 @@ def _shell(given: str) -> str:
 
 
 def _container(job: Job, engine: str) -> Container | None:
-    """The training's, with our trainer as it is now in place of a launch's copy of it."""
+    """Return the training's container, with the current trainer in place of a launch's copy."""
     if job.container is None:
         return None
     given = job.container.options
@@ -107,7 +107,7 @@ def _working_dir(config: RunConfig, workspace: WorkspaceConfig, job: Job) -> str
 
 
 def _resources(asked: Resources, workspace: WorkspaceConfig) -> Resources:
-    """One task with what all tasks of a node would have, or with as many GPUs as are wanted."""
+    """Return one task with the resources of all tasks of a node, or with the requested GPUs."""
     tasks, wanted = asked.tasks_per_node, workspace.gpus
     cores = asked.cpus_per_task
     if cores is not None:
@@ -131,7 +131,7 @@ def _resources(asked: Resources, workspace: WorkspaceConfig) -> Resources:
 
 
 def _so_many(wanted: int, gres: str | None) -> tuple[int | None, str | None]:
-    """So many GPUs, in the words in which the cluster asks for them."""
+    """Return a number of GPUs in the words in which the cluster requests them."""
     parts = (gres or "").split(",")
     kinds = [found[1] for part in parts if (found := _OF_GPUS.fullmatch(part))]
     if not kinds:
@@ -141,6 +141,6 @@ def _so_many(wanted: int, gres: str | None) -> tuple[int | None, str | None]:
 
 
 def _directories(config: RunConfig, paths: LaunchPaths) -> tuple[Path, ...]:
-    """What the container mounts and may not be there yet."""
+    """Return the directories that the container mounts and that may not exist yet."""
     base = Path(config.base_results_dir)
     return (base,) if paths.run_dir.is_relative_to(base) else (base, paths.run_dir)

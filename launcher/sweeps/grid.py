@@ -114,7 +114,7 @@ def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
 
 
 def _axis(text: str, config_dir: Path | None) -> Axis | None:
-    """The axis that an override is; ``None`` if it has one value, or a mistake that composing will tell."""
+    """Return the axis of an override; ``None`` if it has one value, or a mistake that composing reports."""
     parsed = _parsed(text)
     if parsed is None or not parsed.is_sweep_override():
         return None
@@ -129,7 +129,7 @@ def _axis(text: str, config_dir: Path | None) -> Axis | None:
 
 
 def _parsed(text: str) -> Override | None:
-    """An override as Hydra reads it; ``None`` where it is text, or is none.
+    """Parse an override as Hydra does; return ``None`` for text, or what is no override.
 
     Of a key whose value is text a comma is a part of it, so that only ``choice(...)`` sweeps.
     """

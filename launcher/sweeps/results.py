@@ -1,4 +1,4 @@
-"""How the points of a sweep are, and which is the best of them."""
+"""The states of a sweep's points, and the best of them."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Results:
         return ["POINT", *self.labels.values(), *_MEASURED]
 
     def rows(self) -> list[list[str]]:
-        """The cells of `columns`; a point is told by its values, and so by its place in the table."""
+        """Return the cells of `columns`; a point is identified by its values."""
         return [
             [one_line(cell) for cell in [str(place), *self._values(point), *_measured(point.status)]]
             for place, point in enumerate(self.points, start=1)
         ]
 
     def summary(self) -> str:
-        """One line: how many points are in which state, and the best of them so far."""
+        """Return one line: the number of points in each state, and the best so far."""
         counted = Counter(state.value for state in self.states)
         told = ", ".join(f"{count} {state}" for state, count in sorted(counted.items()))
         best = next(iter(self.points), None)
@@ -99,7 +99,7 @@ def gather(sweep_dir: Path) -> Results:
 
 
 def failures(sweep_dir: Path) -> list[str]:
-    """Why arrays of a sweep did not become jobs, where they did not; and of which nothing is known."""
+    """Return why arrays of a sweep did not become jobs, and which are unknown."""
     refused = [
         f"array of {len(record.points)} points, launched {record.created}: {record.error.splitlines()[0]}"
         for record in read_records(sweep_dir)
