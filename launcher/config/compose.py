@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.choices import about, options_of
+from launcher.config.hydra_setup import register_tree, use_libyaml
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -33,7 +34,6 @@ from launcher.config.overrides import (
 from launcher.config.placeholders import placeholders_in
 from launcher.config.resolvers import register_resolvers, with_gpus
 from launcher.config.schema import Model, RunConfig, parse
-from launcher.config.search_path import register_tree
 from launcher.config.secrets import check_references, check_secrets, secret_references
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
@@ -194,6 +194,7 @@ def compose_file(
 
 
 def _prepare(config_dir: Path | None) -> None:
+    use_libyaml()
     register_resolvers()
     if config_dir is not None:
         check_directory("--config-dir", config_dir)

@@ -37,10 +37,10 @@ from launcher.config.compose import (
     settle_directories,
     sources_of,
 )
+from launcher.config.hydra_setup import register_tree, use_libyaml
 from launcher.config.overrides import for_hydra, keys_for_hydra, parse_override
 from launcher.config.resolution import OutOfTheOrdinary, Resolution
 from launcher.config.resolvers import register_resolvers
-from launcher.config.search_path import register_tree
 from launcher.config.secrets import secret_references
 from launcher.config.sources import Sources
 
@@ -96,6 +96,7 @@ class Sweep:
             return compose(overrides, self._config_dir)
 
     def _compose(self, overrides: tuple[str, ...]) -> Composition:
+        use_libyaml()
         register_resolvers()
         values, groups = self._sorted(for_hydra(overrides))
         shared, _ = self._sorted(keys_for_hydra([parse_override(text) for text in self._base]))

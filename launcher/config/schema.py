@@ -211,7 +211,7 @@ class TrainingRunNode(RunConfigNode):
 class TrainerNode(BaseModel):
     """The keys of NeMo's `trainer` node that the launcher itself needs."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     num_nodes: Whole = Field(ge=1)
     devices: Whole = Field(ge=1)
@@ -235,7 +235,7 @@ class TrainingConfig(_Strict):
     """The `training` node: `run` and `resume` are ours, the others are NeMo's."""
 
     run: TrainingRunNode
-    resume: ResumeNode = ResumeNode()
+    resume: ResumeNode = Field(default_factory=ResumeNode)
     trainer: dict[str, Any]
     exp_manager: dict[str, Any]
     model: dict[str, Any]

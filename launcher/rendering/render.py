@@ -55,14 +55,13 @@ class Rendered:
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
     `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
-    `supervisor` is the program that keeps the job, and `settings` is what it is told of this launch.
+    `settings` are those of the job's supervisor.
     """
 
     script: str
     task: str
     binding: str | None
     attach: str
-    supervisor: bytes
     settings: str
     stage_image: str | None = None
     megatron_lm: str | None = None
@@ -84,7 +83,7 @@ class Rendered:
 
     def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
         """Return the content of each file of a launch's directory."""
-        return {**self.texts(paths), paths.supervisor: self.supervisor}
+        return {**self.texts(paths), paths.supervisor: supervisor_archive()}
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
@@ -143,7 +142,6 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
-            supervisor=supervisor_archive(),
             settings=to_json(supervisor_settings(plan)),
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
             megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
