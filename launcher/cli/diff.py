@@ -13,10 +13,9 @@ import yaml
 
 from launcher.cli.printing import print_styled
 from launcher.cli.requests import add_tree_options
-from launcher.config.stored import stored_text
+from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, explain_os_error, one_line
-from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.runs.reading import read_yaml

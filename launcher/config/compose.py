@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.choices import about, options_of
-from launcher.config.hydra_setup import register_tree, use_libyaml
+from launcher.config.hydra_setup import register_resolvers, register_tree, use_libyaml, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -32,7 +32,6 @@ from launcher.config.overrides import (
     without_interpolation,
 )
 from launcher.config.placeholders import placeholders_in
-from launcher.config.resolvers import register_resolvers, with_gpus
 from launcher.config.schema import Model, RunConfig, parse
 from launcher.config.secrets import check_references, check_secrets, secret_references
 from launcher.errors import Mistakes, UserError, check_directory, shown
@@ -277,7 +276,7 @@ def _resolved(tree: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        from launcher.config.broken import MissingValue
+        from launcher.config.tree_mistakes import MissingValue
 
         raise Mistakes([MissingValue(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
     assert isinstance(plain, dict)

@@ -1,14 +1,24 @@
-"""Settings of Hydra and OmegaConf: the user's own tree in front of ours, and libyaml to read files."""
+"""Settings of Hydra and OmegaConf: our resolvers, the user's own tree in front of ours, libyaml.
+
+The resolvers `multiply`, `divide_ceil` and `divide_floor` are the NeMo Megatron launcher's: users' own trees
+have them.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import _utils
+from omegaconf import OmegaConf, _utils
+
+from launcher.sandbox import default_directory, is_sandbox, slurm_conf_path
+from launcher.slurm.times import format_days, training_seconds
 
 _registered: list[Path | None] = []
 
@@ -74,3 +84,91 @@ def use_libyaml() -> None:
                 return loader(stream).get_single_data()
 
     _utils.get_yaml_loader = lambda: LibyamlLoader
+
+
+def register_resolvers() -> None:
+    """Make the resolvers known to OmegaConf; calling it again changes nothing."""
+    for name, function in PURE.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
+    OmegaConf.register_new_resolver("sandbox_slurm_conf", _sandbox_slurm_conf, replace=True)
+    OmegaConf.register_new_resolver("where_we_stand", _where_we_stand, replace=True)
+
+
+_NO_DEFAULT: Any = object()
+
+
+def _environment_variable(name: str, default: Any = _NO_DEFAULT) -> str | None:
+    """Return a variable of the environment, or the default where it is not set or is empty.
+
+    OmegaConf's own resolver takes an empty variable for a value: ``#SBATCH --partition=""``. In a shell's
+    ``${NAME:-DEFAULT}`` and in the job's script it is none either.
+    """
+    value = os.environ.get(name)
+    if value:
+        return value
+    if default is not _NO_DEFAULT:
+        return None if default is None else str(default)
+    raise KeyError(f"Environment variable '{name}' {'not found' if value is None else 'is empty'}")
+
+
+def _multiply(*factors: float) -> float:
+    product: float = 1
+    for factor in factors:
+        product *= factor
+    return product
+
+
+def _max_time(time_limit: Any) -> str | None:
+    """Return the job's time limit as Lightning's ``DD:HH:MM:SS``, less a margin for the last checkpoint."""
+    try:
+        seconds = training_seconds(str(time_limit)) if time_limit is not None else None
+    except ValueError:
+        return None  # the schema refuses the limit, and says what is valid
+    return format_days(seconds) if seconds is not None else None
+
+
+# gpu:8, gpu:a100:8
+_GPU_GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
+
+
+def _node_gpus(gpus_per_node: Any, gres: Any, default: int) -> Any:
+    """Return the GPUs of a node by the cluster's keys, or else the number of tasks."""
+    named = _GPU_GRES.fullmatch(str(gres))
+    return gpus_per_node or (named and int(named[2])) or default
+
+
+def _gpu_gres(gpus: Any, default: int) -> str:
+    return f"gpu:{default if gpus is None else gpus}"
+
+
+def with_gpus(gres: str, gpus: int) -> str:
+    """Return a request for GPUs with another number of them; one for something else as it is."""
+    return _GPU_GRES.sub(rf"\g<1>:{gpus}", gres) if _GPU_GRES.fullmatch(gres) else gres
+
+
+# Functions of their arguments alone.
+PURE: dict[str, Callable[..., Any]] = {
+    "multiply": _multiply,
+    "divide_ceil": lambda a, b: -(-a // b),
+    "divide_floor": lambda a, b: a // b,
+    "max_time": _max_time,
+    "node_gpus": _node_gpus,
+    "gpu_gres": _gpu_gres,
+}
+
+
+def _sandbox_slurm_conf() -> str:
+    """Return the configuration of the sandbox that the shell points at, or of the default one.
+
+    Never another Slurm: a site's profile may export SLURM_CONF.
+    """
+    named = os.environ.get("SLURM_CONF")
+    if named and is_sandbox(Path(named).parent.parent):
+        return named
+    return str(slurm_conf_path(default_directory()))
+
+
+def _where_we_stand() -> str:
+    """Return the scheduler of `cluster=interactive`: the shell's allocation, else this machine."""
+    return "allocation" if os.environ.get("SLURM_JOB_ID") else "local"

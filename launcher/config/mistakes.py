@@ -16,7 +16,6 @@ from hydra.errors import OverrideParseException as ParseError
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.broken import MissingValue, broken_trees, explain_value
 from launcher.config.choices import choice_hint, nearest_choice, options_of
 from launcher.config.overrides import (
     GROUPS,
@@ -28,8 +27,8 @@ from launcher.config.overrides import (
     parse_override,
 )
 from launcher.config.placeholders import Placeholder, placeholder_in
-from launcher.config.root_file import mistakes_of_root
 from launcher.config.sources import locate_text
+from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 
 # NeMo's own nodes may be given keys that our tree does not show.

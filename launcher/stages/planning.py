@@ -18,8 +18,8 @@ from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.data_preparation import data_preparation_job
+from launcher.stages.job_environment import add_environment
 from launcher.stages.stage_cluster import stage_cluster
-from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job
@@ -126,7 +126,7 @@ def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
     config = _for_stage(config)
     check_secrets(config)
     paths = _launch_paths(config, number)
-    job = surround(_job(config, paths), config, paths)
+    job = add_environment(_job(config, paths), config, paths)
     return Plan(
         paths=paths,
         tag=tag,

@@ -1,4 +1,4 @@
-"""Files that cannot be read, and values that refer to what is not there.
+"""Mistakes in files of the tree: unreadable files, broken references, an outdated `config.yaml`.
 
 Imported only after a mistake was found.
 """
@@ -6,17 +6,17 @@ Imported only after a mistake was found.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from launcher.config.overrides import parse_override
-from launcher.config.schema import ClusterConfig
+from launcher.config.overrides import GROUPS, MAIN, parse_override
+from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.config.sources import LOST, files_of, relative
-from launcher.errors import Mistakes, UserError, nearest, one_line
+from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 
 _MAPPING = "a file of the tree holds KEY: VALUE lines"
 _RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor", "max_time")
@@ -150,3 +150,82 @@ def _no_such_reference(key: str, told: str, keys: Sequence[str]) -> UserError:
         key = "cluster"
         hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
     return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)
+
+
+_LISTED = 12  # missing keys that one message names
+
+
+def mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
+    """Return what is wrong with the root file of the user's own tree, if there is one.
+
+    Parameters
+    ----------
+    roots
+        The trees, the one that is looked at first coming first; the last is ours.
+    """
+    ours = roots[-1] / f"{MAIN}.yaml"
+    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
+    node = _mapping(path) if path is not None else None
+    if path is None or node is None:
+        return []
+    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+
+
+def _mapping(path: Path) -> yaml.MappingNode | None:
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # told by others
+        return None
+    return node if isinstance(node, yaml.MappingNode) else None
+
+
+def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+    for name, choice, line in _choices(node):
+        known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
+        if known or choice in ("null", "~", ""):
+            continue
+        near = did_you_mean(name, GROUPS) or ""
+        yield UserError(
+            f"{one_line(name)}={one_line(choice)}: there is no such group",
+            source=f"from {one_line(relative(path))}:{line}",
+            hint=near if near.startswith("did") else f"take the line out; {near}",
+        )
+
+
+def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
+    for key, _ in node.value:
+        if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
+            yield UserError(
+                f"{one_line(key.value)}: there is no such key",
+                source=f"from {one_line(relative(path))}:{key.start_mark.line + 1}",
+                hint=_near(key.value),
+            )
+
+
+def _near(name: str) -> str:
+    near = did_you_mean(name, RunConfig.model_fields) or ""
+    # The NeMo launcher has training_config for the choice of training.
+    return near if near.startswith("did") and not name.endswith("_config") else "take the line out"
+
+
+def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
+    present = {key.value for key, _ in node.value} | {name for name, _, _ in _choices(node)}
+    needed = [name for name, field in RunConfig.model_fields.items() if field.is_required()]
+    missing = [name for name in (*GROUPS, *needed) if name not in present]
+    missing = list(dict.fromkeys(missing))
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        yield UserError(
+            f"{one_line(relative(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
+            hint=f"begin with a copy of {relative(ours)}, which it replaces",
+        )
+
+
+def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:
+    """Return the groups of the defaults list, each with its choice and its line."""
+    for key, value in node.value:
+        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
+            for entry in value.value:
+                for group, choice in entry.value if isinstance(entry, yaml.MappingNode) else ():
+                    name = group.value.removeprefix("override ").removeprefix("optional ")
+                    yield name.partition("@")[0].lstrip("/"), str(choice.value), group.start_mark.line + 1

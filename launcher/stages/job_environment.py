@@ -19,7 +19,7 @@ _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 _ENGINES_WITH_PROFILER = ("nemo", "megatron_lm")
 
 
-def surround(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
+def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     """Complete a job that a stage planned.
 
     What follows from the model comes first: the cluster's variables and the user's win over it, and a null
