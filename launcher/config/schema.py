@@ -43,11 +43,11 @@ ModelType = Literal["gpt", "t5", "bert"]
 StageName = Literal["data_preparation", "training", "workspace", "image"]
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class GpuRow(_Strict):
+class GpuRow(StrictModel):
     """A site's figures of a type of GPU; the others are those of the table (`arithmetic/gpus.json`)."""
 
     memory_mib: Whole | None = Field(None, ge=1, description="what nvidia-smi reports in total")
@@ -66,7 +66,7 @@ class GpuRow(_Strict):
     )
 
 
-class ClusterConfig(_Strict):
+class ClusterConfig(StrictModel):
     """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out."""
 
     scheduler: Literal["slurm", "local", "allocation"]
@@ -127,7 +127,7 @@ def _changes(value: Any) -> Any:
 StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
-class ContainerOptions(_Strict):
+class ContainerOptionsConfig(StrictModel):
     """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
 
     runtime: Literal["pyxis", "apptainer"]
@@ -142,7 +142,7 @@ class ContainerOptions(_Strict):
     save: Line | None
 
 
-class ImageJob(_Strict):
+class ImageJob(StrictModel):
     """The resources of the job that builds or imports an image."""
 
     cpus_per_task: Whole | None = Field(ge=1)
@@ -150,7 +150,7 @@ class ImageJob(_Strict):
     time_limit: TimeLimit | None
 
 
-class NumaMapping(_Strict):
+class NumaMapping(StrictModel):
     """The cores that each task runs on, in the NeMo launcher's words, for its one mode."""
 
     enable: bool
@@ -162,14 +162,14 @@ class NumaMapping(_Strict):
     max_cores: Whole | None = Field(ge=1)
 
 
-class NodeRange(_Strict):
+class NodeRange(StrictModel):
     """The range of nodes of a job, which takes as many as are free when it starts."""
 
     min: Whole = Field(ge=1)
     max: Whole = Field(ge=1)
 
 
-class Resilience(_Strict):
+class Resilience(StrictModel):
     """Settings for a job that ends before its training does."""
 
     links: Whole = Field(ge=1, le=1000)
@@ -181,7 +181,7 @@ class Resilience(_Strict):
     nodes: NodeRange | None
 
 
-class Estimates(_Strict):
+class Estimates(StrictModel):
     """Settings of the estimates of time, cost and memory."""
 
     mfu: Utilization | None
@@ -190,7 +190,7 @@ class Estimates(_Strict):
     attained: Constants
 
 
-class RunConfigNode(_Strict):
+class RunConfigNode(StrictModel):
     """The `run` node of a stage."""
 
     name: Text
@@ -217,7 +217,7 @@ class TrainerNode(BaseModel):
     devices: Whole = Field(ge=1)
 
 
-class ResumeNode(_Strict):
+class ResumeNode(StrictModel):
     """The changes to a training that continues; our trainer reads the same node.
 
     `accept_data` is for every engine: the launcher looks at the data too.
@@ -231,7 +231,7 @@ class ResumeNode(_Strict):
     accept_data: Line | None = None
 
 
-class TrainingConfig(_Strict):
+class TrainingConfig(StrictModel):
     """The `training` node: `run` and `resume` are ours, the others are NeMo's."""
 
     run: TrainingRunNode
@@ -244,7 +244,7 @@ class TrainingConfig(_Strict):
     restore_from_path: Line | None = None
 
 
-class TextPreparationConfig(_Strict):
+class TextPreparationConfig(StrictModel):
     """The `data_preparation` node: text files to a tokenizer and Megatron's .bin/.idx."""
 
     run: RunConfigNode
@@ -259,7 +259,7 @@ class TextPreparationConfig(_Strict):
     seed: int
 
 
-class WorkspaceConfig(_Strict):
+class WorkspaceConfig(StrictModel):
     """The `workspace` node: a shell on one node, with what a training would see there."""
 
     run: RunConfigNode
@@ -269,7 +269,7 @@ class WorkspaceConfig(_Strict):
     workdir: Line | None
 
 
-class RunConfig(_Strict):
+class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
     `training`, `data_preparation` and `workspace` are ``None`` unless their stage was asked for; a workspace
@@ -287,7 +287,7 @@ class RunConfig(_Strict):
     megatron_lm_path: Line
     container: Line | None
     container_mounts: LineList
-    container_options: ContainerOptions
+    container_options: ContainerOptionsConfig
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_files: dict[Line, Line | None]

@@ -10,8 +10,7 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
-from launcher.stages.common import check_names, check_saving
-from launcher.stages.payloads import whole_path
+from launcher.stages.common import check_names, check_saving, whole_path
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 

@@ -15,8 +15,8 @@ from launcher.errors import UserError, shown
 from launcher.plan import Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.common import whole_path
 from launcher.stages.megatron_lm_model import MegatronLMOptions, model_options, stack_of
-from launcher.stages.payloads import whole_path
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {

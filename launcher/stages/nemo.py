@@ -10,7 +10,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
-from launcher.stages.payloads import config_arguments, whole_path
+from launcher.stages.common import config_arguments, whole_path
 
 _SCRIPTS = "examples/nlp/language_modeling"
 

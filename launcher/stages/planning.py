@@ -17,9 +17,9 @@ from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.common import stage_cluster
 from launcher.stages.data_preparation import data_preparation_job
 from launcher.stages.job_environment import add_environment
-from launcher.stages.stage_cluster import stage_cluster
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job

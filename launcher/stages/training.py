@@ -15,9 +15,10 @@ from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import chains, common
+from launcher.stages.common import config_arguments
+from launcher.stages.containers import container
 from launcher.stages.megatron_lm import megatron_lm_environment, megatron_lm_payload
 from launcher.stages.nemo import adapt_to_nemo, nemo_payload
-from launcher.stages.payloads import config_arguments
 
 
 def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Job:
@@ -34,7 +35,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
             common.queue(config.cluster, training.run), signal=chains.save_signal(config, training.run)
         ),
         payload=_payload(config, training, written, paths),
-        container=common.container(
+        container=container(
             config,
             _writable(config, paths),
             readable={Path(config.data_dir): "data_dir"} if _reads_data_dir(config, written) else {},
