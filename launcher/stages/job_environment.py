@@ -10,7 +10,8 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
-from launcher.stages.common import check_names, check_saving, whole_path
+from launcher.stages.common import check_names, whole_path
+from launcher.stages.containers import check_saving
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 
