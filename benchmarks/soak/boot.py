@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
-from launcher.sandbox import STATE_FILE, Options, down, up
+from launcher.sandbox import STATE_FILE, SandboxOptions, down, up
 
 TRAINING = (
     "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
@@ -24,7 +24,8 @@ TRAINING = (
 )  # fmt: skip
 _LAUNCHING = (
     "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
-    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission", "launcher.monitor.overview",
+    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission",
+    "launcher.monitor.run_status",
     "launcher.config.schema", "launcher.checks.registry", "launcher.checks.gathering.gather",
     "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
 )  # fmt: skip
@@ -49,7 +50,7 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
             directory = parent / f"c{number}"
             (directory / "clocks").mkdir(parents=True)
             stack.callback(down, directory / SANDBOX)
-            up(Options(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
+            up(SandboxOptions(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
             cluster = Cluster(directory, size, rank_socket, launch_socket)
             cluster.zygotes = zygotes
             _prepare(cluster, number, clock)

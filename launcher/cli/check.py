@@ -20,7 +20,6 @@ from launcher.checks.rules.resources import CHECK as GPUS
 from launcher.checks.runner import has_all, is_asked, require_known, run_checks
 from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
-from launcher.cli.printing import print_styled
 from launcher.cli.requests import add_tree_options, is_workspace, request_of
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
@@ -29,6 +28,7 @@ from launcher.estimates.overview import overview
 from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
+from launcher.ui.tables import print_styled
 
 _EPILOG = """\
 examples:

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.printing import print_styled
 from launcher.cli.requests import add_tree_options
 from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
@@ -19,6 +18,7 @@ from launcher.errors import UserError, explain_os_error, one_line
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.runs.reading import read_yaml
+from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
 _EPILOG = """\

@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from launcher.cli.findings import add_no_check, stop_at_errors
-from launcher.cli.printing import print_code
 from launcher.cli.requests import (
     add_replay_options,
     add_tree_options,
@@ -17,6 +16,7 @@ from launcher.cli.requests import (
 from launcher.config.stored import config_text
 from launcher.drafting import drafts
 from launcher.errors import UserError
+from launcher.ui.tables import print_code
 
 _EPILOG = """\
 examples:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.findings import add_no_check
-from launcher.cli.printing import print_code
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
 from launcher.stages.workspace import STAGE as WORKSPACE
+from launcher.ui.tables import print_code
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:

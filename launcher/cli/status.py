@@ -13,12 +13,12 @@ from pathlib import Path
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED
-from launcher.monitor.overview import RunStatus, as_table, gone, survey
-from launcher.monitor.tables import print_table
+from launcher.monitor.run_status import RunStatus, as_table, collect_status, gone
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
 from launcher.tracking.finding import Found, runs_in
+from launcher.ui.tables import print_table
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
@@ -105,28 +105,27 @@ def run(args: argparse.Namespace) -> int:
 def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
     """Look at what was asked for; by default at all runs that there are by now."""
     if not wanted:
-        return survey(runs_in(base))
+        return collect_status(runs_in(base))
     whole = {item.run_dir for item in wanted if item.launch is None}
     only: dict[Path, list[int]] = {}
     for item in wanted:
         if item.launch is not None and item.run_dir not in whole:
             only.setdefault(item.run_dir, []).append(item.launch)
     run_dirs = list(dict.fromkeys(item.run_dir for item in wanted))
-    seen = survey(run_dirs, only)
+    seen = collect_status(run_dirs, only)
     there = {item.run_dir for item in seen}
     return [*seen, *(gone(run_dir) for run_dir in run_dirs if run_dir not in there)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
-    from launcher.monitor.board import Board
-    from launcher.monitor.board_views import watch
+    from launcher.monitor.watching import StatusPoller, watch
 
-    board = Board(look, args.interval)
-    if not board.look().rows:
+    poller = StatusPoller(look, args.interval)
+    if not poller.snapshot().rows:
         _tell_none(args.base_results_dir)
         return DONE
     try:
-        last = watch(board, args.interval, lines_of_json=args.json)
+        last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
         print("the jobs go on without being watched", file=sys.stderr)
         return WATCHING_ENDED

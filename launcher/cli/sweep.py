@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.runner import require_known
 from launcher.cli.findings import add_no_check, refuse_to_skip
-from launcher.cli.printing import print_listing
 from launcher.cli.requests import add_tree_options
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
+from launcher.ui.tables import print_listing
 
 if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array
@@ -159,8 +159,8 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
 
 
 def _show_scripts(sweep: SweepDraft, request: SweepRequest) -> int:
-    from launcher.cli.printing import print_code
     from launcher.sweeps.arrays import next_array, plan_arrays, render_array
+    from launcher.ui.tables import print_code
 
     for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
         script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
@@ -249,7 +249,7 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
 
 
 def _print(results: Results, *, as_json: bool) -> None:
-    from launcher.monitor.tables import print_table
+    from launcher.ui.tables import print_table
 
     if as_json:
         print(json.dumps([point.to_json() for point in results.points], indent=2), flush=True)

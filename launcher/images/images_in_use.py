@@ -8,14 +8,14 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.images.pruning import Use
+from launcher.images.pruning import ImageUse
 from launcher.slurm.states import State
 from launcher.tracking.known import Known
 from launcher.tracking.launches import Launch, adopt, read_launch
 from launcher.tracking.polling import ask
 
 
-def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Use]]:
+def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[ImageUse]]:
     """The launches that were given a file of a directory, by that file without links.
 
     All that are known count: those of this user and, in directories that were seen, of others. Where nobody
@@ -30,14 +30,14 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Us
     launches = adopt([launch for launch, _ in given])
     asked = [launch for launch in launches if not launch.is_without_job]
     states = {launch.paths.directory: status.state for launch, status in zip(asked, ask(asked), strict=True)}
-    uses: dict[Path, list[Use]] = defaultdict(list)
+    uses: dict[Path, list[ImageUse]] = defaultdict(list)
     for launch, (_, image) in zip(launches, given, strict=True):
         state = states.get(launch.paths.directory)
         if state is None:  # it never became a job
             continue
         is_live = state.is_live or state is State.UNKNOWN
         launched = datetime.fromisoformat(launch.manifest.created).timestamp()
-        uses[image].append(Use(launch.manifest.run, is_live, launched))
+        uses[image].append(ImageUse(launch.manifest.run, is_live, launched))
     return uses
 
 

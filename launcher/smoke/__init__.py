@@ -15,8 +15,8 @@ from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
-from launcher.monitor.gathering import gather
-from launcher.monitor.verification import Check, verify_smoke
+from launcher.monitor.evidence import gather
+from launcher.monitor.verification import RunCheck, verify_smoke
 from launcher.schedulers import scheduler_for
 from launcher.smoke.shrinking import shrink
 
@@ -74,6 +74,6 @@ def launch_smoke(smoke: Smoke) -> Launched:
     return launch(smoke.made, smoke.request)
 
 
-def checks_of(launched: Launched) -> list[Check]:
+def checks_of(launched: Launched) -> list[RunCheck]:
     """What a smoke that ended says: `launcher.monitor.verification`."""
     return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)

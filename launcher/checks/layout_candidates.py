@@ -1,0 +1,205 @@
+"""The layouts that arithmetic and the checks allow a model on a number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+from arithmetic.layout import ParallelConfig, fits
+from launcher.checks.findings import Finding
+from launcher.checks.rules.layout import (
+    context_problems,
+    layers_fit,
+    sequence_parallel_problems,
+    split_rank_problems,
+    tensor_sizes,
+    virtual_problems,
+)
+from launcher.checks.rules.training import rampup_problems_at
+from launcher.estimates import parallelism as keys
+from launcher.estimates.layout import (
+    COUNTED_ENDS,
+    EVERYTHING,
+    NOTHING,
+    RECOMPUTE,
+    SELECTIVE,
+    SEQUENCE,
+    Layout,
+    Recompute,
+    effort,
+    layout_of,
+    own_recompute,
+    parallel_config_with,
+    with_changes,
+)
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, divisors, full
+
+_OWN_ENDS = tuple(f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last"))
+_SIZES = frozenset(
+    map(
+        full,
+        (
+            keys.TENSOR,
+            keys.PIPELINE,
+            keys.VIRTUAL,
+            keys.CONTEXT,
+            keys.MICRO,
+            keys.SPLIT_RANK,
+            SEQUENCE,
+            *COUNTED_ENDS,
+        ),
+    )
+)
+
+# The largest useful tensor parallel groups, in GPUs, and micro batches, in sequences.
+_MOST_TENSOR = 64
+_MOST_MICRO = 64
+# Sequences from this length on are cut into up to so many parts; shorter ones into parts of at least so many
+# tokens.
+_LONG = 16384
+_MOST_CONTEXT = 16
+_SHORTEST_PART = 4096
+# More GPUs than any cluster has, and many times the layouts of a model on them: a slip of some digits must
+# not take minutes.
+_MOST_GPUS = 2**20
+_MOST_TRIED = 4_000
+
+
+def layouts(values: Values, parallel: ParallelConfig, counts: Sequence[int], engine: str) -> Iterator[Layout]:
+    """Yield each layout that passes the checks of layout and batch on each of these numbers of nodes."""
+    own, world = layout_of(values, parallel), counts[0] * parallel.devices
+    if world > _MOST_GPUS:
+        return
+    tried = 0
+    splits = _Splits(values, engine)
+    for tensor in tensor_sizes(values):
+        if world % tensor or not (tensor == own.tensor or _is_near(tensor, parallel.devices)):
+            continue
+        for context in _contexts(values, own.context, world // tensor):
+            flags = splits.sequence_parallel(tensor, context)
+            for pipeline in divisors(world // tensor // context) if flags else ():
+                data = world // (tensor * context * pipeline)
+                for (virtual, ends), micro in product(
+                    splits.virtual(pipeline), _micro_batches(parallel, data)
+                ):
+                    tried += 1
+                    if tried > _MOST_TRIED:
+                        return
+                    bare = Layout(tensor, pipeline, virtual, context, micro, flags[0], NOTHING, ends)
+                    changed = parallel_config_with(values, parallel, bare)
+                    if not all(_runs(values, changed, nodes) for nodes in counts):
+                        continue
+                    for flag, recompute in product(flags, splits.recomputes(pipeline, virtual, ends)):
+                        yield bare._replace(sequence_parallel=flag, recompute=recompute)
+
+
+def _runs(values: Values, parallel: ParallelConfig, nodes: int) -> bool:
+    return fits(parallel, nodes) and not any(map(is_of_layout, rampup_problems_at(values, parallel, nodes)))
+
+
+def is_of_layout(finding: Finding) -> bool:
+    """Return True if another layout may mend a finding: one of its keys is a layout's."""
+    named = {finding.key, *finding.also}
+    return bool(named & _SIZES) or any(RECOMPUTE in key for key in named if key)
+
+
+def _is_near(tensor: int, devices: int) -> bool:
+    """Return True if groups of tensor parallel GPUs share a node, or have whole nodes."""
+    return tensor <= _MOST_TENSOR and (devices % tensor == 0 or tensor % devices == 0)
+
+
+class _Splits:
+    """Ways to split a model, by the checks themselves; each is computed once."""
+
+    def __init__(self, values: Values, engine: str) -> None:
+        self._values, self._engine = values, engine
+        self.virtual = cache(self._virtual)
+        self.sequence_parallel = cache(self._sequence_parallel)
+        self.recomputes = cache(self._recomputes)
+
+    def _with(self, changes: Mapping[str, Any]) -> Values:
+        return Values(with_changes(self._values.config, changes))
+
+    def _virtual(self, pipeline: int) -> list[tuple[int | None, bool]]:
+        """Return the virtual sizes of a pipeline size, each with True where its ends count as layers.
+
+        None is among the sizes; the list is empty for an invalid pipeline. The ends count where the layers
+        cannot be shared out otherwise: 126 layers have no useful pipeline, and 126 + 2 have.
+        """
+        ends = not layers_fit(self._with(self._pipeline(pipeline, ends=False)))
+        if ends and not self._can_count_ends:
+            return []
+        plain = self._pipeline(pipeline, ends)
+        values = self._with(plain)
+        if not layers_fit(values) or _has_any(split_rank_problems(values, self._engine)):
+            return []
+        sizes: list[int | None] = [None]
+        stacks = stacks_of(values)
+        if pipeline > 1 and len(stacks) == 1:
+            for size in divisors((stacks[0].layers or 1) + 2 * ends):
+                tried = self._with({**plain, keys.VIRTUAL: size})
+                if size > 1 and layers_fit(tried) and not _has_any(virtual_problems(tried, self._engine)):
+                    sizes.append(size)
+        return [(size, ends) for size in sizes]
+
+    @property
+    def _can_count_ends(self) -> bool:
+        """True if the engine can count them (NeMo), and no key sets the first and last stage."""
+        keys_of_ends = (*COUNTED_ENDS, *_OWN_ENDS)
+        return self._engine == "nemo" and not any(self._values.raw(key) for key in keys_of_ends)
+
+    def _sequence_parallel(self, tensor: int, context: int) -> list[bool]:
+        """Return the valid values for a tensor and a context size, possibly none: on, and the user's own.
+
+        Models other than GPTs keep their value, where it is valid.
+        """
+        own = self._values.flag(SEQUENCE)
+        flags = [own] if own or is_encoder_decoder(self._values) else [True, own]
+        can = [flag for flag in flags if (tensor > 1 or not flag) and self._can(tensor, context, flag)]
+        return can or [False] * self._can(tensor, context, False)
+
+    def _recomputes(self, pipeline: int, virtual: int | None, ends: bool) -> list[Recompute]:
+        """Return the user's own, nothing, attention's core, half of a chunk's layers, and all layers."""
+        stack = stacks_of(self._with(self._pipeline(pipeline, ends)))[0]
+        chunk = ((stack.layers or 1) + 2 * ends) // ((stack.stages or 1) * (virtual or 1))
+        own = own_recompute(self._values)
+        half = [Recompute("full", "block", chunk // 2)] if chunk > 1 else []
+        others = (NOTHING, SELECTIVE, *half, EVERYTHING)
+        return [own, *(option for option in others if effort(option) != effort(own))]
+
+    def _pipeline(self, size: int, ends: bool) -> dict[str, Any]:
+        """Return the changes for a pipeline size without virtual stages."""
+        changes: dict[str, Any] = {keys.PIPELINE: size, keys.VIRTUAL: None}
+        if ends:
+            changes.update(dict.fromkeys(COUNTED_ENDS, True))
+        if is_encoder_decoder(self._values):
+            changes[keys.SPLIT_RANK] = size // 2
+        return changes
+
+    def _can(self, tensor: int, context: int, flag: bool) -> bool:
+        tried = self._with({keys.TENSOR: tensor, keys.CONTEXT: context, SEQUENCE: flag})
+        problems = (*sequence_parallel_problems(tried, self._engine), *context_problems(tried, self._engine))
+        return not _has_any(problems)
+
+
+def _has_any(problems: Iterable[Finding]) -> bool:
+    return next(iter(problems), None) is not None
+
+
+def _contexts(values: Values, own: int, world: int) -> list[int]:
+    """Return the context sizes: the user's own, 1, and others where sequences are long."""
+    length = 0 if is_encoder_decoder(values) else values.whole("model.encoder_seq_length", 0) or 0
+    most = _MOST_CONTEXT if length >= _LONG else length // _SHORTEST_PART
+    sizes = {1, own, *(size for size in divisors(world) if size <= most)}
+    return [size for size in sorted(sizes) if world % size == 0]
+
+
+def _micro_batches(parallel: ParallelConfig, data: int) -> list[int]:
+    if parallel.batch % data:
+        return []
+    each = parallel.batch // data
+    sizes = {*range(1, _MOST_MICRO + 1), parallel.micro}
+    return [size for size in sorted(sizes) if each % size == 0]
