@@ -156,12 +156,12 @@ class BatchComposer:
         assert self._loader is not None
         parsed, repository = self._loader._parse_overrides_and_create_caching_repo("config", texts)
         # Without Hydra's own node, which `compose` drops and which takes half of the time.
-        found = create_defaults_list(repository, "config", parsed, prepend_hydra=False, skip_missing=False)
-        tree = self._loader._compose_config_from_defaults_list(found.defaults, repository)
+        defaults = create_defaults_list(repository, "config", parsed, prepend_hydra=False, skip_missing=False)
+        tree = self._loader._compose_config_from_defaults_list(defaults.defaults, repository)
         if "hydra" in tree:
             raise NeedsFullCompose("hydra")
         OmegaConf.set_struct(tree, True)
-        return tree, dict(found.overrides.known_choices)
+        return tree, dict(defaults.overrides.known_choices)
 
     def _files(self) -> _ParsedFiles:
         if self._loader is None:
@@ -231,10 +231,10 @@ class _Changes:
             node = child
         content = _content(node)
         self._before.append((node, content))
-        kept = dict(content)
-        if name in kept:
-            kept[name] = copy.deepcopy(kept[name])
-        node.__dict__["_content"] = kept
+        copied = dict(content)
+        if name in copied:
+            copied[name] = copy.deepcopy(copied[name])
+        node.__dict__["_content"] = copied
 
     def set(self, key: str, value: Any) -> None:
         self.detach(key.split("."))
@@ -309,8 +309,8 @@ class Resolution:
 
     def _arguments(self, text: str, path: KeyPath) -> Iterator[Any]:
         for part in map(str.strip, text.split(",")):
-            found = _REFERENCE.fullmatch(part)
-            yield self._referred(found, path) if found else int(part)
+            match = _REFERENCE.fullmatch(part)
+            yield self._referred(match, path) if match else int(part)
 
     def _value(self, text: str, path: KeyPath) -> Any:
         whole = _REFERENCE.fullmatch(text)
@@ -318,15 +318,15 @@ class Resolution:
             return copy.deepcopy(self._referred(whole, path))
         return _REFERENCE.sub(lambda found: self._as_text(found, path), text)
 
-    def _as_text(self, found: re.Match[str], path: KeyPath) -> str:
-        value = self._referred(found, path)
+    def _as_text(self, match: re.Match[str], path: KeyPath) -> str:
+        value = self._referred(match, path)
         if isinstance(value, (dict, list)):
             raise NeedsFullCompose(path)
         return str(value)
 
-    def _referred(self, found: re.Match[str], path: KeyPath) -> Any:
+    def _referred(self, match: re.Match[str], path: KeyPath) -> Any:
         """Return the value that a reference points to, resolved."""
-        dots, names = found.groups()
+        dots, names = match.groups()
         if len(dots) > len(path):
             raise NeedsFullCompose(path)
         target = (*path[: len(path) - len(dots)], *names.split(".")) if dots else tuple(names.split("."))

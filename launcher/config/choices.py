@@ -42,35 +42,35 @@ def choice_hint(choice: str, options: Sequence[str]) -> str:
     # A family, or a part of files (`_base`), is near to all of them and to none.
     is_part = "/_" in f"/{choice}"
     is_family = choice == family and any(name.startswith(f"{family}/") for name in near)
-    found = [] if is_part or is_family else _nearest(choice, near)
-    return f"did you mean {' or '.join(map(repr, found))}? {listing}" if found else listing
+    suggestions = [] if is_part or is_family else _nearest(choice, near)
+    return f"did you mean {' or '.join(map(repr, suggestions))}? {listing}" if suggestions else listing
 
 
 def nearest_choice(choice: str, options: Sequence[str]) -> str | None:
     """Return the choice that is most likely meant, of the same family where there is one."""
     family = choice.split("/")[0]
     near = [name for name in options if name.startswith(f"{family}/")] or list(options)
-    found = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]
-    return found[0] if found else None
+    candidates = [*_nearest(choice, near), *(near if len(near) < len(options) else [])]
+    return candidates[0] if candidates else None
 
 
 def parameters_in(name: str) -> float | None:
     """Return the number of parameters that the name of a model size states, such as 1.3e9 of ``gpt3/1b3``."""
-    found = _SIZE.search(name.lower())
-    if found is None:
+    match = _SIZE.search(name.lower())
+    if match is None:
         return None
-    number, unit, rest = found.groups()
+    number, unit, rest = match.groups()
     return float(f"{number}.{rest}" if rest and "." not in number else number) * _UNITS[unit]
 
 
 def _nearest(choice: str, options: Sequence[str]) -> list[str]:
     """Return the choices nearest in size, if the name states one and any is similar, else in spelling."""
-    wanted = parameters_in(choice)
-    if not wanted:
+    target = parameters_in(choice)
+    if not target:
         return nearest(choice, options)
 
     def distance(option: str) -> float:
-        return abs(math.log((parameters_in(option) or math.inf) / wanted))
+        return abs(math.log((parameters_in(option) or math.inf) / target))
 
     def order(option: str) -> tuple[float, float]:
         return round(distance(option), 6), -SequenceMatcher(None, choice.lower(), option).ratio()

@@ -69,9 +69,9 @@ class Attempt:
     def tree(self) -> DictConfig | None:
         """The tree of the choices alone, to look up the existing keys in."""
         parsed = [parse_override(text) for text in self.overrides]
-        kept = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
+        choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            tree = self.compose(kept)
+            tree = self.compose(choices)
         except (HydraException, OmegaConfBaseException, UserError):
             return None
         OmegaConf.set_struct(tree, False)
@@ -116,7 +116,7 @@ def explain_all(
     first = last = explain(error, attempt)
     if first is None or last is None:
         return None
-    found, left = list(first.mistakes), list(attempt.overrides)
+    mistakes, left = list(first.mistakes), list(attempt.overrides)
     for _ in range(_MOST_TRIED):
         rest = _without_fault(last, left, attempt)
         if rest == left:
@@ -130,9 +130,9 @@ def explain_all(
         if last is None:
             break
         # A value that was taken away is not missing, and one that was put in its place is not the user's.
-        ours = {mistake.key for mistake in found}
-        found += [mistake for mistake in last.mistakes if mistake.key not in ours]
-    return first if len(found) == len(first.mistakes) else Mistakes(_in_order(found, attempt.overrides))
+        ours = {mistake.key for mistake in mistakes}
+        mistakes += [mistake for mistake in last.mistakes if mistake.key not in ours]
+    return first if len(mistakes) == len(first.mistakes) else Mistakes(_in_order(mistakes, attempt.overrides))
 
 
 def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
@@ -140,22 +140,22 @@ def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt)
     keys = {mistake.key for mistake in error.mistakes if mistake.key}
     if "stages" in keys:  # they decide which keys there are
         return list(overrides)
-    kept = []
+    rest = []
     for text in overrides:
         item = parse_override(text)
         if not any(_sets(item, key) for key in keys):
-            kept.append(text)
+            rest.append(text)
         elif item.key in GROUPS and item.value is not None:
             near = nearest_choice(item.value, options_of(item.key, attempt.roots))
-            kept += [f"{item.key}={near}"] if near and near != item.value else []
-    return [*kept, *(f"++{one.key}=0" for one in error.mistakes if isinstance(one, MissingValue))]
+            rest += [f"{item.key}={near}"] if near and near != item.value else []
+    return [*rest, *(f"++{one.key}=0" for one in error.mistakes if isinstance(one, MissingValue))]
 
 
 def _sets(override: Override, key: str) -> bool:
     return override.key == key or (not override.is_choice and key.startswith(f"{override.key}."))
 
 
-def _in_order(found: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
+def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
     """Sort mistakes in the order of the command line; those of files come last."""
     items = [parse_override(text) for text in overrides]
 
@@ -163,7 +163,7 @@ def _in_order(found: Sequence[UserError], overrides: Sequence[str]) -> list[User
         places = [place for place, item in enumerate(items) if mistake.key and _sets(item, mistake.key)]
         return places[-1] if places else len(items)
 
-    return sorted(found, key=position)
+    return sorted(mistakes, key=position)
 
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
@@ -206,9 +206,9 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     parsed = [parse_override(text) for text in attempt.overrides]
     group = next((item.key for item in parsed if name.startswith(f"{item.key}/")), name.partition("/")[0])
     parent = re.match(r"In '([^']+)'", str(error))
-    asked = any(name == f"{item.key}/{item.value}" for item in parsed)
+    is_requested = any(name == f"{item.key}/{item.value}" for item in parsed)
     choice = name.removeprefix(f"{group}/")
-    if asked or parent is None or parent[1] == "config" or group == name:
+    if is_requested or parent is None or parent[1] == "config" or group == name:
         return _no_choice(group, choice, attempt)
     return UserError(
         f"{one_line(name)}: there is no such file to build on",
@@ -261,11 +261,11 @@ def _for_shell(text: str) -> str:
 
 def _composition(error: Exception, attempt: Attempt) -> UserError | None:
     """Explain an error of applying overrides, by the beginning of Hydra's message."""
-    told = str(error)
+    message = str(error)
     for pattern, handler in _TOLD:
-        found = re.match(pattern, told, re.DOTALL)
-        if found:
-            return handler(found[1], attempt)
+        match = re.match(pattern, message, re.DOTALL)
+        if match:
+            return handler(match[1], attempt)
     return None
 
 
@@ -274,8 +274,8 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
     if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
-        told = f"{one_line(text)}: not all of it is there yet, and what is new is added with +"
-        return UserError(told, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
+        message = f"{one_line(text)}: not all of it is there yet, and what is new is added with +"
+        return UserError(message, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
         return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])

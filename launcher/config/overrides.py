@@ -64,10 +64,10 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
-    found = _WORD.fullmatch(text)
-    assert found is not None  # every text has this form
-    value = found["value"]
-    return Override(text, found["sign"] or "", found["key"], value[1:].strip(" \t") if value else None)
+    match = _WORD.fullmatch(text)
+    assert match is not None  # every text has this form
+    value = match["value"]
+    return Override(text, match["sign"] or "", match["key"], value[1:].strip(" \t") if value else None)
 
 
 def hydra_value(value: str) -> str:
@@ -185,9 +185,9 @@ def _as_typed(override: Override) -> str:
 
 def _as_list(key: str, value: str) -> str:
     """Quote the items of a list of text, and arguments that were given as one text."""
-    found = _PLAIN_LIST.fullmatch(value)
-    if found:
-        items = [item.strip() for item in found["items"].split(",")] if found["items"].strip() else []
+    match = _PLAIN_LIST.fullmatch(value)
+    if match:
+        items = [item.strip() for item in match["items"].split(",")] if match["items"].strip() else []
         if all(items):
             return f"[{', '.join(item if item == 'null' else hydra_value(item) for item in items)}]"
     elif _ARGUMENTS.match(key) and not _HYDRA_READS.fullmatch(value):

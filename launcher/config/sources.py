@@ -72,26 +72,26 @@ def name_sources(
     sources = Sources(overrides, roots, primary=primary)
     for mistake in error.mistakes:
         if mistake.source is None and mistake.key is not None:
-            told = [sources.locate(mistake.key)]
+            lines = [sources.locate(mistake.key)]
             for key in mistake.also:
                 source = sources.locate(key)
-                told.append(source and f"{key} is {source}")
-            mistake.source = "\n".join(line for line in told if line) or None
+                lines.append(source and f"{key} is {source}")
+            mistake.source = "\n".join(line for line in lines if line) or None
     for mistake in {error, *error.mistakes}:
         mistake.message = _told_without_secrets(mistake.message, overrides)
         mistake.source = mistake.source and _told_without_secrets(mistake.source, overrides)
         mistake.hint = mistake.hint and _told_without_secrets(mistake.hint, overrides)
 
 
-def _told_without_secrets(told: str, overrides: Sequence[str]) -> str:
+def _told_without_secrets(message: str, overrides: Sequence[str]) -> str:
     """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
-        told = told.replace(one_line(text), one_line(redacted(text)))
+        message = message.replace(one_line(text), one_line(redacted(text)))
     for secret in sorted(
         (one_line(s) for text in overrides for s in secrets_of(text)), key=len, reverse=True
     ):
-        told = told.replace(secret, MASK)
-    return told
+        message = message.replace(secret, MASK)
+    return message
 
 
 def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
@@ -143,9 +143,9 @@ class Sources:
     def first(self, key: str) -> tuple[TreeFile, int] | None:
         """Return the file that states a key first, which the others build on, and the line."""
         for file in self.files:
-            found = _position(self._node(file), file, key)
-            if found is not None:
-                return file, found[0]
+            position = _position(self._node(file), file, key)
+            if position is not None:
+                return file, position[0]
         return None
 
     def written(self, key: str) -> str | None:
@@ -162,7 +162,7 @@ class Sources:
             if setting is not None:
                 return setting.value if setting.key == key else None
             positions = (_position(self._node(file), file, key) for file in reversed(self.files))
-            return next((found[1] for found in positions if found is not None), None)
+            return next((position[1] for position in positions if position is not None), None)
         except LOST:
             return None
 
@@ -171,13 +171,13 @@ class Sources:
         if setting is not None:
             return setting.value if setting.key == key else None
         for file in reversed(self.files):
-            found = _position(self._node(file), file, key)
-            if found is None:
+            position = _position(self._node(file), file, key)
+            if position is None:
                 continue
-            reference = _REFERENCE.fullmatch(found[1] or "")
+            reference = _REFERENCE.fullmatch(position[1] or "")
             if reference:
                 return self._written(reference[1], depth - 1) if depth else None
-            return found[1]
+            return position[1]
         return None
 
     def _locate(self, key: str, depth: int) -> str | None:
@@ -187,10 +187,10 @@ class Sources:
         if setting is not None:
             return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
         for file in reversed(self.files):
-            found = _position(self._node(file), file, key)
-            if found is None:
+            position = _position(self._node(file), file, key)
+            if position is None:
                 continue
-            line, value = found
+            line, value = position
             reference = _REFERENCE.fullmatch(value or "")
             further = self._locate(reference[1], depth - 1) if reference and depth else None
             return further or f"from {relative(file.path)}:{line}"
@@ -245,14 +245,16 @@ def _holds(override: Override, below: Sequence[str]) -> bool:
 
 def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str = MAIN) -> list[TreeFile]:
     """Return the files that a composition of `primary` reads, in the order in which they are merged."""
-    chosen = keys_for_hydra([one for one in overrides if one.is_choice or one.key in GROUPS])
+    chosen = keys_for_hydra(
+        [override for override in overrides if override.is_choice or override.key in GROUPS]
+    )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
     with initialize_config_dir(str(roots[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        found = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
+        defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
     files = []
-    for default in found:
+    for default in defaults:
         path = _file(default.config_path or "", roots)
         if path is not None:
             files.append(TreeFile(path, default.package or ""))
@@ -272,15 +274,15 @@ def _position(node: yaml.Node | None, file: TreeFile, key: str) -> tuple[int, st
     line = None
     for name in below.split("."):
         if isinstance(node, yaml.MappingNode):
-            found = list(_entries(node, name))
+            entries = list(_entries(node, name))
         elif isinstance(node, yaml.SequenceNode) and name.isdecimal() and int(name) < len(node.value):
-            found = [(node.value[int(name)], node.value[int(name)])]
+            entries = [(node.value[int(name)], node.value[int(name)])]
         else:
             # A parent that was set to a value, such as null, decided this key too.
             return (line, None) if line is not None and isinstance(node, yaml.ScalarNode) else None
-        if not found:
+        if not entries:
             return None
-        name_node, node = found[-1]
+        name_node, node = entries[-1]
         line = name_node.start_mark.line + 1
     assert line is not None
     return line, node.value if isinstance(node, yaml.ScalarNode) else None

@@ -69,12 +69,12 @@ def read_stored(text: str, where: str) -> RunConfig:
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
     """Return a value for storage: secrets of the environment as references, others masked."""
-    kept = without_interpolation(text)
+    escaped = without_interpolation(text)
     for name, value in secrets.items():
         if value in text and (value == text or len(value) >= _SHORTEST_WITHIN):
-            kept = kept.replace(without_interpolation(value), f"${{oc.env:{name}}}")
-    bare = _REFERENCE.sub("", kept) if kept != without_interpolation(text) else kept
-    return kept if not bare or hidden(key, bare) == bare else str(hidden(key, kept))
+            escaped = escaped.replace(without_interpolation(value), f"${{oc.env:{name}}}")
+    bare = _REFERENCE.sub("", escaped) if escaped != without_interpolation(text) else escaped
+    return escaped if not bare or hidden(key, bare) == bare else str(hidden(key, escaped))
 
 
 def _mapped(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:

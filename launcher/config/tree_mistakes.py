@@ -42,8 +42,8 @@ def broken_trees(
 
 
 def _told_of(paths: Iterable[Path]) -> UserError | None:
-    found = [mistake for path in paths if (mistake := _broken(path)) is not None]
-    return Mistakes(found) if found else None
+    mistakes = [mistake for path in paths if (mistake := _broken(path)) is not None]
+    return Mistakes(mistakes) if mistakes else None
 
 
 def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None:
@@ -53,8 +53,8 @@ def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None
         trace = trace.tb_next
     if "hydra._internal.defaults_list" not in names:
         return None
-    told = one_line(" ".join(overrides))
-    return UserError(f"{told}: the defaults lists go in circles", hint="a file cannot build on itself")
+    words = one_line(" ".join(overrides))
+    return UserError(f"{words}: the defaults lists go in circles", hint="a file cannot build on itself")
 
 
 def _broken(path: Path) -> UserError | None:
@@ -68,8 +68,8 @@ def _broken(path: Path) -> UserError | None:
     except UnicodeDecodeError:
         return UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8")
     except OmegaConfBaseException as error:
-        told = one_line(str(error).splitlines()[0])
-        return UserError(f"{name}: {error.full_key}: not an interpolation: {told}", hint="it is ${KEY}")
+        message = one_line(str(error).splitlines()[0])
+        return UserError(f"{name}: {error.full_key}: not an interpolation: {message}", hint="it is ${KEY}")
     except yaml.YAMLError as error:
         return UserError(f"{name}: not valid YAML: {one_line(str(error).splitlines()[0])}")
     except OSError as error:
@@ -100,35 +100,35 @@ def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserErr
         The keys of the tree, to name the nearest.
     """
     key = str(error.full_key or "")
-    told = str(error).splitlines()[0] if str(error) else type(error).__name__
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
     start = f"{one_line(key)}: " if key else ""
-    found = re.search(r"Missing mandatory value: ([\w.]+)", told)
-    if found:
-        return MissingValue(key if isinstance(error, MissingMandatoryValue) else found[1])
+    match = re.search(r"Missing mandatory value: ([\w.]+)", message)
+    if match:
+        return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
     if isinstance(error, InterpolationKeyError):
-        return _no_such_reference(key, told, keys)
-    found = re.search(r"Environment variable '([^']+)' (not found|is empty)", told)
-    if found:
-        state, remedy = ("empty", "give it a value") if found[2] == "is empty" else ("not set", "export it")
+        return _no_such_reference(key, message, keys)
+    match = re.search(r"Environment variable '([^']+)' (not found|is empty)", message)
+    if match:
+        state, remedy = ("empty", "give it a value") if match[2] == "is empty" else ("not set", "export it")
         return UserError(
-            f"{start}the environment variable {found[1]} is {state}",
+            f"{start}the environment variable {match[1]} is {state}",
             key=key,
-            hint=f"{remedy}, or give a default: ${{oc.env:{found[1]},DEFAULT}}",
+            hint=f"{remedy}, or give a default: ${{oc.env:{match[1]},DEFAULT}}",
         )
-    found = re.search(r"Unsupported interpolation type (\S+)", told)
-    if found:
-        near = nearest(found[1], _RESOLVERS)
+    match = re.search(r"Unsupported interpolation type (\S+)", message)
+    if match:
+        near = nearest(match[1], _RESOLVERS)
         hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(_RESOLVERS)}"
-        return UserError(f"{start}there is no resolver {found[1]!r}", key=key, hint=hint)
-    if "Recursive interpolation" in told:
+        return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=hint)
+    if "Recursive interpolation" in message:
         return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
-    found = re.search(r"node `([^`]*)` is not a container", told)
-    if found:
-        return UserError(f"{found[1]}: expected keys below it, not a value", key=found[1])
-    if "Cannot merge DictConfig with ListConfig" in told:
+    match = re.search(r"node `([^`]*)` is not a container", message)
+    if match:
+        return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
+    if "Cannot merge DictConfig with ListConfig" in message:
         return UserError(f"{start}expected a list, such as [a, b]", key=key)
-    told = re.sub(r"^\w+ raised while resolving interpolation: ", "", told)
-    return UserError(f"{start}{one_line(told[:1].lower() + told[1:])}", key=key or None)
+    message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
+    return UserError(f"{start}{one_line(message[:1].lower() + message[1:])}", key=key or None)
 
 
 class MissingValue(UserError):
@@ -138,10 +138,10 @@ class MissingValue(UserError):
         super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
 
 
-def _no_such_reference(key: str, told: str, keys: Sequence[str]) -> UserError:
+def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
     start = one_line(key)
-    found = re.search(r"Interpolation key '([^']*)' not found", told)
-    name = found[1] if found else ""
+    match = re.search(r"Interpolation key '([^']*)' not found", message)
+    name = match[1] if match else ""
     near = nearest(name, [other for other in keys if other != name])
     hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
     if name.isupper() and "." not in name:

@@ -61,8 +61,8 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     inner = detail.get("ctx", {}).get("error")
     if isinstance(inner, InvalidConstant):  # of all that the key holds, one value
         key = f"{key}.{inner.key}"
-        given = _set(key, inner.value[0]) if inner.value else one_line(key)
-        return UserError(f"{given}: {inner.problem}", key=key)
+        setting = _set(key, inner.value[0]) if inner.value else one_line(key)
+        return UserError(f"{setting}: {inner.problem}", key=key)
     value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
 

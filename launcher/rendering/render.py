@@ -88,17 +88,21 @@ class Rendered:
 
 def user_templates(template_dir: Path) -> dict[str, str]:
     """Return the user's own templates by name, with those that they include."""
-    found: dict[str, str] = {}
-    environment, wanted = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
-    while wanted:
-        name = wanted.pop()
+    templates: dict[str, str] = {}
+    environment, names = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
+    while names:
+        name = names.pop()
         path = template_dir / name
-        if name in found or not path.is_file() or not path.resolve().is_relative_to(template_dir.resolve()):
+        if (
+            name in templates
+            or not path.is_file()
+            or not path.resolve().is_relative_to(template_dir.resolve())
+        ):
             continue
-        found[name] = path.read_text(encoding="utf-8")
-        references = meta.find_referenced_templates(environment.parse(found[name]))
-        wanted += [reference for reference in references if reference is not None]
-    return found
+        templates[name] = path.read_text(encoding="utf-8")
+        references = meta.find_referenced_templates(environment.parse(templates[name]))
+        names += [reference for reference in references if reference is not None]
+    return templates
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
@@ -279,9 +283,9 @@ def _check_templates(template_dir: Path) -> None:
     names = sorted(path.name for path in TEMPLATE_DIR.glob("*.j2"))
     theirs = [template_dir / name for name in names if os.path.lexists(template_dir / name)]
     if not theirs and not any(template_dir.glob("*.Dockerfile.j2")):  # those are of images
-        found = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
+        entries = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
         raise UserError(
-            f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {found}",
+            f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {entries}",
             hint=f"valid: {', '.join(names)}",
         )
     for path in theirs:

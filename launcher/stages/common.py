@@ -114,7 +114,7 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
         return meant[0].name
     if meant:
         names = [gpu.name for gpu in meant]
-        what, hint = " or ".join(names), " or ".join(f"cluster.gpu={each}" for each in names)
+        what, hint = " or ".join(names), " or ".join(f"cluster.gpu={gpu_name}" for gpu_name in names)
     else:
         short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
         what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
@@ -128,10 +128,10 @@ def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
     letters, digits = _parts(name)
     if letters + digits in _OTHERS:
         return []
-    parts = {each: _parts(each) for each in nearest(name, valid, count=5)}
+    parts = {candidate: _parts(candidate) for candidate in nearest(name, valid, count=5)}
     return [
-        each
-        for each, (its_letters, its_digits) in parts.items()
+        candidate
+        for candidate, (its_letters, its_digits) in parts.items()
         if letters == its_letters or digits == its_digits
     ]
 
@@ -159,16 +159,18 @@ def _gpu_request(cluster: ClusterConfig) -> str:
             also=("cluster.gpus_per_node",),
             hint="make them agree, or set one of them to null",
         )
-    given = [key for key in ("gpus_per_task", "gpus_per_node", "gres") if getattr(cluster, key) is not None]
+    set_keys = [
+        key for key in ("gpus_per_task", "gpus_per_node", "gres") if getattr(cluster, key) is not None
+    ]
     request = cluster.gpu_request
     if request is None:
-        return given[0] if given else "none"
-    if request != "none" and request not in given:
+        return set_keys[0] if set_keys else "none"
+    if request != "none" and request not in set_keys:
         raise UserError(
             f"cluster.gpu_request={request}: cluster.{request} is null",
             key="cluster.gpu_request",
             also=(f"cluster.{request}",),
-            hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*given, 'none'])}",
+            hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*set_keys, 'none'])}",
         )
     return request
 
@@ -236,17 +238,17 @@ def python(config: RunConfig) -> str:
     Raises
     ------
     UserError
-        If it is given by a relative path: the job starts elsewhere.
+        If it is a relative path: the job starts elsewhere.
     """
-    given = config.cluster.python
-    if given is not None:
-        if not given or ("/" in given and not Path(given).is_absolute()):
+    interpreter = config.cluster.python
+    if interpreter is not None:
+        if not interpreter or ("/" in interpreter and not Path(interpreter).is_absolute()):
             raise UserError(
-                f"cluster.python={shown(given)}: a name or a whole path is needed",
+                f"cluster.python={shown(interpreter)}: a name or a whole path is needed",
                 key="cluster.python",
-                hint=f"cluster.python={Path(given).expanduser().absolute()}" if given else None,
+                hint=f"cluster.python={Path(interpreter).expanduser().absolute()}" if interpreter else None,
             )
-        return given
+        return interpreter
     return "python3" if config.container is not None else sys.executable
 
 

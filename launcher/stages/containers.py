@@ -54,23 +54,23 @@ def container(
         return None
     _check_image(config.container)
     mounts = mounts_of(writable, readable, config.container_mounts)
-    made = Container(config.container, mounts, _container_options(config.container_options))
+    job_container = Container(config.container, mounts, _container_options(config.container_options))
     _check_srun_args(config.cluster.srun_args)
-    _check_file(made)
-    return made
+    _check_file(job_container)
+    return job_container
 
 
-def _container_options(given: ContainerOptionsConfig) -> ContainerOptions:
+def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
     for key in ("stage_to", "workdir", "save"):
-        path = getattr(given, key)
+        path = getattr(options, key)
         if path is not None and not Path(path).is_absolute():
             raise UserError(
                 f"container_options.{key}={shown(path)}: a whole path is needed",
                 key=f"container_options.{key}",
             )
-    _check_container_name(given.name)
-    _check_variables(given.env)
-    return ContainerOptions(**{**given.model_dump(), "env": tuple(given.env)})
+    _check_container_name(options.name)
+    _check_variables(options.env)
+    return ContainerOptions(**{**options.model_dump(), "env": tuple(options.env)})
 
 
 def _check_container_name(name: str | None) -> None:
@@ -78,14 +78,14 @@ def _check_container_name(name: str | None) -> None:
     if name is None or (SAFE_NAME.fullmatch(name) and len(name) <= _LONGEST_CONTAINER_NAME):
         return
     key, stem = "container_options.name", name.partition(":")[0]
-    told, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
+    problem, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
     if name != stem and SAFE_NAME.fullmatch(stem):
-        told = f"a name alone is needed here, without Pyxis' {shown(name[len(stem) :])}"
+        problem = f"a name alone is needed here, without Pyxis' {shown(name[len(stem) :])}"
         hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
     elif len(name) > _LONGEST_CONTAINER_NAME:
-        told = f"{len(name)} characters are too many"
+        problem = f"{len(name)} characters are too many"
         hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
-    raise UserError(f"{key}={shown(name)}: {told}", key=key, hint=hint)
+    raise UserError(f"{key}={shown(name)}: {problem}", key=key, hint=hint)
 
 
 def _check_variables(names: Iterable[str]) -> None:
@@ -110,9 +110,9 @@ def _check_srun_args(arguments: Iterable[str]) -> None:
         name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
         if name:
             key = "cluster.srun_args"
-            told = f"{key}: {shown(text)}: a container with a name runs, whatever image it was made of"
+            message = f"{key}: {shown(text)}: a container with a name runs, whatever image it was made of"
             hint = f"container_options.name={name[1] or 'NAME'}, which is another container for another image"
-            raise UserError(told, key=key, hint=hint)
+            raise UserError(message, key=key, hint=hint)
 
 
 def check_saving(container: Container | None, resources: Resources) -> None:
@@ -174,10 +174,10 @@ def _check_file(container: Container) -> None:
             )
 
 
-def _needs_file(key: str, told: str, container: Container) -> UserError:
+def _needs_file(key: str, message: str, container: Container) -> UserError:
     image = container.image
     return UserError(
-        f"{told}, and container={image} is an image of a registry",
+        f"{message}, and container={image} is an image of a registry",
         key=key,
         also=("container",),
         hint=f"launch --build, or slipway image import {shlex.quote(image)} and container= its file",
@@ -281,14 +281,14 @@ def _target(path: str, text: str) -> str:
 
 
 def _check_words(path: str, text: str, key: str) -> None:
-    found = _EVALUATED.search(path)
-    if found is None:
+    match = _EVALUATED.search(path)
+    if match is None:
         return
     hint = 'rename it, or choose a path without $, `, ", \\ and line breaks'
-    if found[0] == "$" and key == KEY:
+    if match[0] == "$" and key == KEY:
         hint = "only $HOME is known here; of another variable: ${oc.env:NAME}"
     raise UserError(
-        f"{key}: {shown(text)} cannot be mounted: Enroot would evaluate its {shown(found[0])} on the nodes",
+        f"{key}: {shown(text)} cannot be mounted: Enroot would evaluate its {shown(match[0])} on the nodes",
         key=key,
         hint=hint,
     )

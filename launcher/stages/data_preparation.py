@@ -54,6 +54,6 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
 
 
 def _arguments(text: TextPreparationConfig) -> list[str]:
-    given = text.model_dump(exclude={"run", "inputs"}).items()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
+    options = text.model_dump(exclude={"run", "inputs"}).items()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options if value is not None]
     return ["--input", *(str(Path(path).absolute()) for path in text.inputs), *flags]

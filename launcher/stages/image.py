@@ -108,7 +108,7 @@ def _run_name(image: str) -> str:
 def image_cluster(config: RunConfig) -> ClusterConfig:
     """Return the cluster as `image_job` and `stage_cluster.image` change it; the latter wins."""
     own = config.stage_cluster.get("image", {})
-    given = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
-    changes = {**WITHOUT_GPUS, **{key: value for key, value in given.items() if value is not None}}
+    requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
+    changes = {**WITHOUT_GPUS, **{key: value for key, value in requested.items() if value is not None}}
     base = config.cluster.model_copy(update={key: value for key, value in changes.items() if key not in own})
     return stage_cluster(base, STAGE, own)

@@ -30,12 +30,14 @@ def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     training = config.training
     if training is None or training.trainer.get("accelerator", "gpu") != "gpu":
         return job
-    given = {*config.cluster.env_vars, *config.env_vars}
-    derived = {name: value for name, value in _environment(training.model).items() if name not in given}
+    own_variables = {*config.cluster.env_vars, *config.env_vars}
+    derived = {
+        name: value for name, value in _environment(training.model).items() if name not in own_variables
+    }
     job = replace(
         job,
         environment={**derived, **job.environment},
-        gpu_environment=_gpu_environment(training.model, given),
+        gpu_environment=_gpu_environment(training.model, own_variables),
     )
     if config.workspace is not None:
         return job  # its shell is no task to be bound to cores, traced or boosted
@@ -54,13 +56,13 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
     check_names("env_files", files)
     if config.wandb_api_key_file is not None:
         files.setdefault("WANDB_API_KEY", config.wandb_api_key_file)
-    found = {name: path for name, path in files.items() if path is not None}
-    for name, path in found.items():
+    by_name = {name: path for name, path in files.items() if path is not None}
+    for name, path in by_name.items():
         key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
         whole_path(path, key)
         if name in job.environment:
             raise UserError(f"{key}: env_vars.{name} is set too", key=key, hint=f"env_vars.{name}=null")
-    return found
+    return by_name
 
 
 def _environment(model: Mapping[str, Any]) -> dict[str, str]:
@@ -72,7 +74,7 @@ def _environment(model: Mapping[str, Any]) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if parallel > 1 else {}
 
 
-def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dict[str, str]]:
+def _gpu_environment(model: Mapping[str, Any], own_variables: set[str]) -> dict[int, dict[str, str]]:
     """Return the variables that NeMo's launcher sets by the layout and, in the job, the GPU's generation."""
     pipeline = _count(model, "pipeline_model_parallel_size")
     margins, hopper = {}, {}
@@ -83,11 +85,11 @@ def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dic
         # The ring exchange of tensor parallel all-gathers gets in the way of the pipeline's there, in bf16.
         hopper = {"NVTE_UB_SPLIT_AG": "0"}
     by_generation = {_HOPPER: {**margins, **hopper}, _BLACKWELL: margins, _BLACKWELL_WORKSTATION: margins}
-    wanted = {
-        generation: {name: value for name, value in variables.items() if name not in given}
+    added = {
+        generation: {name: value for name, value in variables.items() if name not in own_variables}
         for generation, variables in by_generation.items()
     }
-    return {generation: variables for generation, variables in wanted.items() if variables}
+    return {generation: variables for generation, variables in added.items() if variables}
 
 
 def _count(model: Mapping[str, Any], key: str) -> int:

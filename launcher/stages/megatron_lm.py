@@ -102,8 +102,8 @@ def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMO
     options.flag("--sequence-parallel", model.get("sequence_parallel"))
     options.flag("--tp-comm-overlap", model.get("ub_tp_comm_overlap"))
     if model.get("fsdp"):
-        told = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
-        raise UserError(told, key="training.model.fsdp", hint="training.model.fsdp=False")
+        message = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
+        raise UserError(message, key="training.model.fsdp", hint="training.model.fsdp=False")
     return options
 
 

@@ -350,8 +350,8 @@ class MegatronLMOptions(list[str]):
         if written:
             self += [name, *written]
 
-    def flag(self, name: str, wanted: object) -> None:
-        if wanted:
+    def flag(self, name: str, is_set: object) -> None:
+        if is_set:
             self.append(name)
 
     def __add__(self, other: list[str]) -> MegatronLMOptions:  # type: ignore[override]

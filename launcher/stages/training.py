@@ -52,10 +52,10 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
 def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
     least, most = _node_range(config) or (trainer.num_nodes, None)
     try:
-        asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+        requested = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
     except UserError as error:
         raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
-    return replace(asked, max_nodes=most)
+    return replace(requested, max_nodes=most)
 
 
 def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
@@ -73,8 +73,8 @@ def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: Traine
 
 def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
     """Return the least and the most nodes, if the job takes as many as are free."""
-    given = config.resilience.nodes
-    return None if given is None else (given.min, given.max if given.max != given.min else None)
+    nodes = config.resilience.nodes
+    return None if nodes is None else (nodes.min, nodes.max if nodes.max != nodes.min else None)
 
 
 def _checkpoints(written: Mapping[str, Any]) -> str:
@@ -175,8 +175,8 @@ def _check_resume(resume: ResumeNode, engine: str) -> None:
     for name, value in resume.model_dump(exclude={"accept_data"}).items():
         if value != getattr(ResumeNode(), name):
             key = f"training.resume.{name}"
-            told = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
-            raise UserError(told, key=key)
+            message = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
+            raise UserError(message, key=key)
 
 
 def _roots(training: TrainingConfig) -> dict[str, str]:
@@ -188,6 +188,6 @@ def _roots(training: TrainingConfig) -> dict[str, str]:
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     node = parent.setdefault(name, {})
     if not isinstance(node, dict):
-        told = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
-        raise UserError(told, key=f"{path}.{name}")
+        message = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
+        raise UserError(message, key=f"{path}.{name}")
     return node

@@ -98,15 +98,15 @@ def points_of(directory: Path) -> list[Path]:
 def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
     """Return each array's record by its file, oldest first; None for a broken one."""
     files = [path / SWEEP_FILE for _, path in sorted(_array_dirs(sweep_dir))]
-    found: dict[Path, ArrayRecord | None] = {}
+    records: dict[Path, ArrayRecord | None] = {}
     for path in files:
         try:
-            found[path] = _read(path)
+            records[path] = _read(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            found[path] = None
-    return found
+            records[path] = None
+    return records
 
 
 def _read(path: Path) -> ArrayRecord:
