@@ -89,8 +89,8 @@ def gathered(answers: Answers | None) -> Surroundings:
             False,
             "3.6.8 (/usr/libexec/platform-python), which keeps jobs",
         ),
-        ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6"),
-        ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6"),
+        ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6.2"),
+        ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6.2"),
         (None, True, "no python3: nothing keeps a job here"),
     ],
 )
