@@ -114,7 +114,7 @@ def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence
         return f"missing for this launch: {names}{more}"
     if unanswered:
         names = ", ".join(dict.fromkeys(row.line.what for row in unanswered))
-        return f"not known, and needed for this launch: {names}{more}"
+        return f"unknown, and needed for this launch: {names}{more}"
     where = "" if nodes else ", as far as can be seen from here"
     return f"nothing is missing for this launch{where}{more}"
 

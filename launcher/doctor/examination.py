@@ -211,7 +211,7 @@ def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
 def _job_python(node: Machine) -> Line:
     """Report the Python of a node, which runs the supervisor of a job."""
     if node.job_python == "":
-        return Line("python", Status.OK, f"{node.python} (which looked at this node)")
+        return Line("python", Status.OK, f"{node.python} (which examined this node)")
     version, _, path = (node.job_python or "").partition(" ")
     if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
         return Line("python", Status.OK, f"{version} ({path}), which keeps jobs", needed=True)
@@ -240,6 +240,4 @@ def _not_started(answers: Answers, count: int) -> Line:
 
 
 def _not_looked_at() -> Line:
-    return Line(
-        NODES, Status.UNKNOWN, "not looked at", "slipway doctor --nodes 1, or as many as a launch has"
-    )
+    return Line(NODES, Status.UNKNOWN, "not examined", "slipway doctor --nodes 1, or as many as a launch has")

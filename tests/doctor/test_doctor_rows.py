@@ -110,7 +110,7 @@ def test_nodes_that_say_nothing_are_not_taken_for_healthy() -> None:
         (("n2",), "python", "no Python: nothing keeps a job here")
     ]
     assert not unknown(apply_rules(gathered(None)))
-    assert "not looked at" in [row.line.found for row in apply_rules(gathered(None))]
+    assert "not examined" in [row.line.found for row in apply_rules(gathered(None))]
 
 
 _OF_PYXIS = """\
