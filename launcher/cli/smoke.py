@@ -82,11 +82,11 @@ def _followed(launched: Launched, *, quiet: bool) -> int:
     return code
 
 
-def _tell(made: Draft, launched: Launched, code: int) -> int | None:
+def _tell(draft: Draft, launched: Launched, code: int) -> int | None:
     from launcher.monitor.verification import RunCheck, RunVerdict
     from launcher.smoke import checks_of
 
-    name = made.plan.paths.run_name
+    name = draft.plan.paths.run_name
     if code == exit_codes.WATCHING_ENDED:
         _say(f"{name} itself was not launched")
         return code
@@ -106,7 +106,7 @@ def _tell(made: Draft, launched: Launched, code: int) -> int | None:
 
 
 def without_smoke(command: list[str]) -> list[str]:
-    """The command line of the launch alone, for its record: rendered again, it is not its smoke."""
+    """Return the command line without `--smoke`, for the record of the launch itself."""
     return list(_without(command))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import as_mistakes, check_drafts
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import Composition
-from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts
@@ -90,7 +90,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     """
     grid = read_grid(request.overrides, request.config_dir)
     grid_points = grid.points()
-    sweep = Sweep(grid.shared, request.config_dir)
+    sweep = BatchComposer(grid.shared, request.config_dir)
     first = sweep.compose(grid_points[0].overrides)
     try:
         stage, name, directory = _place(first, request)
