@@ -150,7 +150,7 @@ def test_layouts_are_those_that_there_are_gpus_for(
     assert (left.state, left.detail[: len(needed)]) == ("skipped", needed)
 
 
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
     (row,) = checks.check_throughput(machine(tmp_path), {"trainer": {"devices": 1}})
     assert row == Row("throughput", "skipped", "no GPU to measure")
     (row,) = checks.check_throughput(machine(tmp_path, gpus=[H100]), {"trainer": {"devices": 8}})

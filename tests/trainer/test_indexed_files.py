@@ -84,7 +84,7 @@ def test_all_read_the_same_documents(directory: Path, read: dict[str, Any], name
     assert read["we"][name] == {"tokens": tokens, "documents": len(documents)}
 
 
-def test_what_we_write_is_what_the_format_says_byte_for_byte(directory: Path, read: dict[str, Any]) -> None:
+def test_written_files_follow_the_format_byte_for_byte(directory: Path, read: dict[str, Any]) -> None:
     for name in BUILT:
         dtype, documents = ALL[name]
         indexed_files.write(directory / "again", documents, dtype)
