@@ -1,4 +1,4 @@
-"""Which checkpoint a launch starts from: an intervention is made once, however many launches follow."""
+"""The checkpoint that a launch starts from: an intervention is made once, however many launches follow."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Data:
         }
 
     def exchange_tokens(self) -> None:
-        """The same tokens in another order: the names, the sizes and the .idx stay."""
+        """Write the same tokens in another order: the names, the sizes and the .idx stay."""
         path = Path(f"{self.prefix}.bin")
         content = path.read_bytes()
         pairs = [content[at : at + 2] for at in range(0, len(content), 2)]

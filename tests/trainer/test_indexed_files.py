@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def read(directory: Path, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What megatron-core and we read of everything that the three writers wrote."""
+    """Return what megatron-core and we read of the files of the three writers."""
     for name, (dtype, documents) in HAND.items():
         indexed_files.write(directory / name, documents, dtype)
     _write_bad(directory)

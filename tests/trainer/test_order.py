@@ -1,4 +1,4 @@
-"""Which samples a training sees, in which order."""
+"""The samples of a training, and their order."""
 
 from __future__ import annotations
 

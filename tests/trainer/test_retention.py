@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""The checkpoints that are kept."""
 
 from __future__ import annotations
 

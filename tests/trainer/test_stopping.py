@@ -36,7 +36,7 @@ ENDLESS = {
 
 @pytest.fixture(scope="module")
 def whole(trainings: Any, pool: WarmPool) -> Run:
-    """A run that nothing stops."""
+    """Return a run that nothing stops."""
     run = Run(trainings, pool, "not_stopped", COMMON, 2)
     assert run.end() == [0, 0], run.said()
     return run

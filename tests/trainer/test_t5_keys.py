@@ -1,4 +1,4 @@
-"""What a T5's configuration may say, and what it may not."""
+"""The valid and the invalid keys of a T5's configuration."""
 
 from __future__ import annotations
 

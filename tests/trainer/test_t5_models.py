@@ -1,4 +1,4 @@
-"""What the keys of a T5's two stacks build."""
+"""The models of the keys of a T5's two stacks."""
 
 from __future__ import annotations
 

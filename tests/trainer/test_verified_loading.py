@@ -1,4 +1,4 @@
-"""What is loaded of a checkpoint: nothing damaged, nothing that executes, nobody else's unless trusted."""
+"""Loading of checkpoints: nothing damaged, nothing that executes, nobody else's unless trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the processes share the model and the batch."""
+"""The layout of the processes: their shares of the model and of the batch."""
 
 from __future__ import annotations
 
