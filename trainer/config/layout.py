@@ -1,4 +1,4 @@
-"""The layout of the processes: their shares of the model and of the batch."""
+"""Layout of the processes that share a model and a batch."""
 
 from __future__ import annotations
 
