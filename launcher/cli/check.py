@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
     require_known(args.no_check, (MACHINE, SCHEDULER))
     if args.plot is not None:
-        from launcher.cli.memory_figure import require_suffix
+        from launcher.cli.estimate_views import require_suffix
 
         require_suffix(args.plot)
     made = drafts(request_of(args, args.overrides))
@@ -189,7 +189,7 @@ def _scheduler(made: Draft) -> Iterator[Told]:
 
 def _draw(path: Path, looked: Sequence[Looked]) -> bool:
     """Draw the memory of the stage that has one; say so if none has."""
-    from launcher.cli.memory_figure import write_figure
+    from launcher.cli.estimate_views import write_figure
 
     for one in looked:
         if one.overview.memory is not None:

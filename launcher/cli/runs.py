@@ -41,7 +41,7 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def found(args: argparse.Namespace) -> Found:
+def selected_run(args: argparse.Namespace) -> Found:
     """The run that was asked for; `launch` is the number that was, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)

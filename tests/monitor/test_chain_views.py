@@ -124,7 +124,7 @@ def test_a_log_is_followed_from_link_to_link(
     assert [line for line in told.err.splitlines() if line.startswith("log-")] == [
         f"log-{JOB_NAME}_12.out:", f"log-{JOB_NAME}_13.out:",
     ]  # fmt: skip
-    assert "the job 13 is COMPLETED" in told.err
+    assert "job 13 is COMPLETED" in told.err
 
 
 def test_one_link_alone(
@@ -142,7 +142,7 @@ def test_one_link_alone(
         assert "has no such link" in capsys.readouterr().err
     runs.launch("alone")
     assert main(["logs", "alone", "--link", "1", "--base-results-dir", str(runs.base)]) == 2
-    assert "is no chain" in capsys.readouterr().err
+    assert "is not a chain" in capsys.readouterr().err
 
 
 def test_status_is_one_line(

@@ -1,17 +1,76 @@
-"""The memory of a GPU by pipeline stage: lines in a pipe, a table with bars on a terminal."""
+"""Time, computing and space of a training, in lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from launcher.checks.rules.files import told_bytes
+from launcher.checks.rules.time import told_days
+from launcher.errors import UserError, shown
+from launcher.estimates.cost import Amount, Cost
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.overview import MemoryEstimate
+from launcher.plan import Plan
+from launcher.ui.formatting import count
+from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+
+def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
+    """What each line is about, and the line."""
+    yield "time", _time(plan, cost)
+    yield "compute", _compute(plan, cost)
+    yield "space", _space(cost)
+
+
+def amount_lines(amount: Amount) -> Iterator[tuple[str, str]]:
+    """Return the same lines without a time, for a training whose step time is not modelled."""
+    yield "compute", _amount(amount)
+    yield "space", _space(amount)
+
+
+def _time(plan: Plan, cost: Cost) -> str:
+    told = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
+    limit = plan.job.resources.time_limit
+    if cost.links is None or limit is None:
+        return told
+    jobs = "one job" if cost.links == 1 else f"{cost.links:,} jobs"
+    return f"{told}; {jobs} of {limit}"
+
+
+def _compute(plan: Plan, cost: Cost) -> str:
+    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
+    told = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
+    price = plan.assumptions.gpu_hour_price
+    return told if cost.price is None or price is None else f"{told}, {cost.price:,.0f} at {price:g} each"
+
+
+def _amount(amount: Amount) -> str:
+    return (
+        f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
+        f" on {amount.gpus:,} GPUs"
+    )
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def _space(cost: Amount) -> str:
+    one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
+    kept = cost.kept_checkpoints
+    if cost.checkpoint_bytes == 0:
+        return "no checkpoint is written"
+    if kept is None:
+        return f"{one}, and all of them are kept"
+    return f"{one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}" if kept > 1 else one
+
 
 GIB = 2**30
 _MIB = 2**20
@@ -215,3 +274,85 @@ def _stages(stages: Sequence[StageMemory]) -> str:
 
 def _layers(stage: StageMemory) -> str:
     return f"{stage.layers} layer{'s' * (stage.layers != 1)}"
+
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_OVER_INK = "#c22f2f"
+# Totals stand above the bars where there is room for them.
+_MOST_LABELLED = 24
+
+
+def require_suffix(path: Path) -> None:
+    """Refuse a name that does not tell which kind of picture it is of.
+
+    Raises
+    ------
+    UserError
+        With those that there are.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UserError(
+            f"--plot {shown(str(path))}: not a picture's name",
+            hint=f"one that ends with {', '.join(_SUFFIXES)}",
+        )
+
+
+def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
+    """Draw the stages' memory against the GPU's into a file, replacing an older one at once.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is missing, or the file cannot be written.
+    """
+    figure = new_figure(max(9.0, min(16.0, 3.5 + 0.5 * len(memory.stages))), 5.2)
+    axes = figure.add_subplot()
+    _draw_stages(axes, memory)
+    _draw_capacity(axes, memory)
+    style_axes(axes, run, headline(memory))
+    axes.set_xlabel("pipeline stage", color=INK)
+    axes.set_ylabel("memory of a GPU at its peak [GiB]", color=INK)
+    axes.set_xlim(-0.6, len(memory.stages) - 0.4)
+    axes.set_ylim(0, 1.08 * max(memory.capacity, memory.fullest.total) / GIB)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    handles, labels = axes.get_legend_handles_labels()
+    # As the parts stand on each other, and below the title's lines, which are longer than the axes.
+    figure.legend(
+        handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
+    )
+    write_picture(path, rendered(figure, run, path.suffix.lower().removeprefix(".")))
+
+
+def _draw_stages(axes: Any, memory: MemoryEstimate) -> None:
+    at = [stage.stage for stage in memory.stages]
+    below = [0.0] * len(at)
+    for part in PARTS:
+        heights = [getattr(stage, part.name) / GIB for stage in memory.stages]
+        axes.bar(at, heights, width=0.72, bottom=below, color=part.colour, label=part.meaning, linewidth=0)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    if len(at) <= _MOST_LABELLED:
+        _label(axes, at, below, memory.capacity / GIB)
+
+
+def _label(axes: Any, at: Sequence[int], totals: Sequence[float], capacity: float) -> None:
+    for stage, total in zip(at, totals, strict=True):
+        axes.annotate(
+            f"{total:.1f}", (stage, total), xytext=(0, 3), textcoords="offset points", ha="center",
+            fontsize=8.5, fontweight="bold", color=_OVER_INK if total > capacity else INK,
+        )  # fmt: skip
+
+
+def _draw_capacity(axes: Any, memory: MemoryEstimate) -> None:
+    gpu, usable = memory.counted.gpu, memory.usable / GIB
+    capacity = memory.capacity / GIB
+    axes.axhline(capacity, color=_OVER_INK, linewidth=1.8, label=f"{gpu.name}: {capacity:.1f} GiB")
+    if memory.margin:
+        axes.axhspan(
+            usable,
+            capacity,
+            color=FAINT,
+            alpha=0.12,
+            linewidth=0,
+            label=f"margin {memory.margin:.0%}",
+            zorder=0,
+        )
