@@ -1,4 +1,4 @@
-"""Time, computing and space of a training, in lines."""
+"""Views of the estimates of a training: its time, compute and disk space, and the memory of its GPUs."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 
 def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
-    """What each line is about, and the line."""
+    """Yield the lines of time, compute and space, each with its name."""
     yield "time", _time(plan, cost)
     yield "compute", _compute(plan, cost)
     yield "space", _space(cost)
 
 
 def amount_lines(amount: Amount) -> Iterator[tuple[str, str]]:
-    """Return the same lines without a time, for a training whose step time is not modelled."""
+    """Yield the lines without the time, for a training whose step time is not modelled."""
     yield "compute", _amount(amount)
     yield "space", _space(amount)
 
 
 def _time(plan: Plan, cost: Cost) -> str:
-    told = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
+    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
     limit = plan.job.resources.time_limit
     if cost.links is None or limit is None:
-        return told
+        return time
     jobs = "one job" if cost.links == 1 else f"{cost.links:,} jobs"
-    return f"{told}; {jobs} of {limit}"
+    return f"{time}; {jobs} of {limit}"
 
 
 def _compute(plan: Plan, cost: Cost) -> str:
     mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
-    told = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
+    work = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
     price = plan.assumptions.gpu_hour_price
-    return told if cost.price is None or price is None else f"{told}, {cost.price:,.0f} at {price:g} each"
+    return work if cost.price is None or price is None else f"{work}, {cost.price:,.0f} at {price:g} each"
 
 
 def _amount(amount: Amount) -> str:
@@ -63,19 +63,21 @@ def _hours(hours: float) -> str:
 
 
 def _space(cost: Amount) -> str:
-    one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
+    size_of_one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
     kept = cost.kept_checkpoints
     if cost.checkpoint_bytes == 0:
         return "no checkpoint is written"
     if kept is None:
-        return f"{one}, and all of them are kept"
-    return f"{one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}" if kept > 1 else one
+        return f"{size_of_one}, and all of them are kept"
+    if kept == 1:
+        return size_of_one
+    return f"{size_of_one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}"
 
 
 GIB = 2**30
 _MIB = 2**20
 
-# A longer pipeline is told by its ends and its fullest stage.
+# Of a longer pipeline only the first, the last and the fullest stages are shown.
 MOST_ROWS = 10
 _FIRST, _LAST = 3, 2
 
@@ -84,7 +86,7 @@ _GAP = 2  # between two columns of a rich table
 
 
 class Part(NamedTuple):
-    """A part of a stage's memory: its field, its short name, and how it looks in a bar."""
+    """A part of a stage's memory: its field, its short name, and its colour and shade in a bar."""
 
     name: str
     short: str
@@ -93,7 +95,7 @@ class Part(NamedTuple):
     meaning: str
 
 
-# The shades tell the parts from each other where there are no colours.
+# The shades distinguish the parts without colours.
 PARTS = (
     Part("weights", "weights", "#2f6db5", "█", "weights"),
     Part("gradients", "grads", "#35a7a0", "▓", "gradients"),
@@ -107,14 +109,14 @@ Row = StageMemory | tuple[StageMemory, ...]
 
 
 def headline(memory: MemoryEstimate) -> str:
-    """What the fullest stage takes of which GPU, in one line."""
+    """Return the memory of the fullest stage and of its GPU in one line."""
     fullest, (gpu, source, _) = memory.fullest, memory.counted
     where = (
         f"stage {fullest.stage} is the fullest of {len(memory.stages)}: " if len(memory.stages) > 1 else ""
     )
     over = fullest.total - memory.capacity
     if over > 0:
-        held = f", {size(over)} more than the {size(memory.capacity)} that a GPU has"
+        held = f", {size(over)} more than the {size(memory.capacity)} of a GPU"
     else:
         held = f" of {size(memory.capacity)}"
         held += f", {size(memory.capacity - memory.usable)} of them margin" if memory.margin else ""
@@ -127,7 +129,7 @@ def size(number: int) -> str:
 
 
 def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
-    """A line for each row of the table."""
+    """Yield a line for each row of the table."""
     unit, name = _unit(memory)
     for row in folded(memory.stages):
         if isinstance(row, tuple):
@@ -156,11 +158,11 @@ def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
 
 
 def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int) -> list[tuple[int, int]]:
-    """Where the parts of a bar end, in cells, and what comes after them.
+    """Return the parts of a bar in cells.
 
     Returns
     -------
-    Pairs of a part's index and its cells; after the parts −1 is what is free, −2 the margin that is free.
+    Pairs of a part's index and its cells; after the parts, −1 is free memory and −2 the free margin.
     """
     ends, total = [], 0
     for part in parts:
@@ -175,7 +177,7 @@ def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int
 
 
 def _scale(memory: MemoryEstimate) -> int:
-    """The bytes of a bar's whole width."""
+    """Return the bytes of a bar's full width."""
     return max(memory.capacity, memory.fullest.total)
 
 
@@ -226,7 +228,7 @@ def _cells_of(row: Row, unit: int) -> list[str]:
 
 
 def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, console: Console) -> Text:
-    """A bar; the line in it is where the GPU's memory ends."""
+    """Draw a bar with a line at the end of the GPU's memory."""
     from rich.text import Text
 
     scale = _scale(memory)
@@ -259,7 +261,7 @@ def _legend(memory: MemoryEstimate, console: Console) -> Text:
 
 
 def _unit(memory: MemoryEstimate) -> tuple[int, str]:
-    """All rows in one unit, by the fullest of them."""
+    """Return the unit of all rows, by the fullest of them, and its name."""
     return (GIB, "GiB") if memory.fullest.total >= GIB else (_MIB, "MiB")
 
 
@@ -278,22 +280,22 @@ def _layers(stage: StageMemory) -> str:
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _OVER_INK = "#c22f2f"
-# Totals stand above the bars where there is room for them.
+# Totals are printed above at most so many bars.
 _MOST_LABELLED = 24
 
 
 def require_suffix(path: Path) -> None:
-    """Refuse a name that does not tell which kind of picture it is of.
+    """Refuse a file name without the suffix of a supported picture format.
 
     Raises
     ------
     UserError
-        With those that there are.
+        If the suffix is not one of them.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise UserError(
-            f"--plot {shown(str(path))}: not a picture's name",
-            hint=f"one that ends with {', '.join(_SUFFIXES)}",
+            f"--plot {shown(str(path))}: unknown picture format",
+            hint=f"choose a name that ends with {', '.join(_SUFFIXES)}",
         )
 
 
@@ -316,7 +318,7 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     axes.set_ylim(0, 1.08 * max(memory.capacity, memory.fullest.total) / GIB)
     axes.xaxis.get_major_locator().set_params(integer=True)
     handles, labels = axes.get_legend_handles_labels()
-    # As the parts stand on each other, and below the title's lines, which are longer than the axes.
+    # In the order in which the parts are stacked, beside the axes: the title's lines are longer than these.
     figure.legend(
         handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
     )

@@ -1,4 +1,4 @@
-"""`slipway launch --smoke`: two steps on one node first, and what is said of them."""
+"""`slipway launch --smoke`: two steps of the training on one node before the launch."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def add_smoke(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         OPTION,
         action="store_true",
-        help="first two steps of it on one node, as run <name>_smoke; launch only if they went well. With"
-        " --dry-run: print the script of these",
+        help="run two steps on one node first, as run <name>_smoke, and launch only if they succeed. With"
+        " --dry-run: print the script of the smoke test",
     )
 
 
 def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry: bool) -> int | None:
-    """Run the smoke of a launch and say how it went.
+    """Run the smoke test of a launch and report its result.
 
     Returns
     -------
     int or None
-        ``None`` to go on with the launch, else what to exit with.
+        ``None`` to continue with the launch, else the exit code.
 
     Raises
     ------
     UserError
-        If the launch or its smoke would be refused; nothing is written then.
+        If the launch or its smoke test would be refused; nothing is written then.
     """
     from launcher.smoke import judge, launch_smoke, plan_smoke
 
@@ -66,7 +66,7 @@ def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry:
 
 
 def _followed(launched: Launched, *, quiet: bool) -> int:
-    """Follow the smoke to its end; with `quiet` stdout is for programs, and people read stderr."""
+    """Follow the smoke test to its end; with `quiet` on stderr, as stdout is for programs."""
     from launcher.monitor.follow import follow_and_tell
 
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
@@ -87,20 +87,20 @@ def _tell(made: Draft, launched: Launched, code: int) -> int | None:
     checks: list[RunCheck] = checks_of(launched)
     failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
     if failed or code:
-        for check in failed if code == 0 else ():  # of a job that failed the end of its log was shown
+        for check in failed if code == 0 else ():  # after a failed job, the end of its log was printed
             _say(f"{check.name}: failed: {check.evidence}")
         where = short(launched.paths.run_dir)
-        _say(f"it failed, and {name} was not launched; all that the smoke left is in {where}")
+        _say(f"failed, and {name} was not launched; the files of the smoke test are in {where}")
         return exit_codes.WENT_WRONG
     for check in checks:
         if check.verdict is RunVerdict.UNKNOWN:
             _say(f"{check.name}: cannot tell: {check.evidence}")
-    _say(f"it went well; now {name}")
+    _say(f"passed; launching {name}")
     return None
 
 
 def without_smoke(command: list[str]) -> list[str]:
-    """The command line of the launch alone, for its record: rendered again, it is not its smoke."""
+    """Return the command line without the option, for the record: a replay runs no smoke test."""
     return list(_without(command))
 
 

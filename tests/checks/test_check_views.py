@@ -272,6 +272,6 @@ def test_a_picture_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_pictures_is_refused() -> None:
     require_suffix(Path("Memory.PNG"))
-    with pytest.raises(UserError, match=r"--plot 'memory.jpg': not a picture's name") as raised:
+    with pytest.raises(UserError, match=r"--plot 'memory.jpg': unknown picture format") as raised:
         require_suffix(Path("memory.jpg"))
     assert raised.value.hint == "one that ends with .png, .svg, .pdf"

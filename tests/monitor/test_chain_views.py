@@ -193,7 +193,7 @@ def test_history_tells_of_each_link(
     assert told[1].split()[:3] == ["1", "13", "RUNNING"]
     assert told[2].startswith("link 1  11") and told[3].strip() == "it saved and left"
     below_second = [line.strip() for line in told[told.index(told[4]) + 1 :]]
-    assert below_second[0] == "was not to run on n4"
+    assert below_second[0] == "excluded nodes: n4"
     assert below_second[1].startswith("exit code 1; a GPU was lost") and "n1" in below_second[1]
     told_json = row.to_json()["lives"][1]
     assert (told_json["link"], told_json["avoids"]) == (2, "n4")
