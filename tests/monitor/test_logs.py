@@ -154,7 +154,7 @@ def test_logs_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "4") == 1
     assert "no log yet, job 11_4 is PENDING" in capsys.readouterr().err
     (directory / "x_submission.sh").write_text("#SBATCH --array=0-10%1\n")
-    with pytest.raises(UserError, match="launch 1 of gpt3_tiny has no task 11"):
+    with pytest.raises(UserError, match="launch 1 of gpt3_tiny is not an array: it has no task 11"):
         slipway(runs, "logs", "gpt3_tiny", "--task", "11", "-f")
     # Task 0 has ended, whatever the others do.
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "0", "-f") == 0
@@ -182,7 +182,7 @@ def test_following_an_array_goes_on_to_the_next_task(
 
 def test_no_task_of_a_job_that_is_no_array(runs: Runs, scheduler: FakeScheduler) -> None:
     log(runs.launch()).write_text("one\n")
-    with pytest.raises(UserError, match="launch 1 of gpt3_tiny has no task 1"):
+    with pytest.raises(UserError, match="launch 1 of gpt3_tiny is not an array: it has no task 1"):
         slipway(runs, "logs", "gpt3_tiny", "--task", "1")
 
 
@@ -225,4 +225,4 @@ def test_ctrl_c_ends_the_following_alone(
     monkeypatch.setattr(log_reading, "read_all", interrupt)
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 130
     told = capsys.readouterr().err
-    assert "the job 11 goes on" in told and "cancel it:  slipway cancel" in told
+    assert "job 11 continues" in told and "cancel it:  slipway cancel" in told
