@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.sandbox.fixtures", "tests.warm"]
+from tests.shipped_files import parse_shipped_files_once
+
+pytest_plugins = ["tests.zygotes", "tests.sandbox.fixtures", "tests.warm"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -36,28 +35,7 @@ for number in signal.valid_signals() - _OF_PYTHON:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def _parse_shipped_files_once() -> None:
-    """Have Hydra parse each file of conf/ once a process: that is a third of each of many compositions.
-
-    Nothing changes these files; what lies elsewhere is read each time.
-    """
-    Plugins.instance()  # registers the sources
-    files: Any = SourcesRegistry.instance().resolve("file")
-    load, shipped = files.load_config, str(REPOSITORY / "conf")
-    parsed: dict[str, bytes] = {}
-
-    def load_config(source: Any, config_path: str) -> Any:
-        if source.path != shipped:
-            return load(source, config_path)
-        key = f"{source.provider} {config_path}"
-        if key not in parsed:
-            parsed[key] = pickle.dumps(load(source, config_path))
-        return pickle.loads(parsed[key])
-
-    files.load_config = load_config
-
-
-_parse_shipped_files_once()
+parse_shipped_files_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,6 +62,30 @@ _LONG = (
     "tests/trainer/test_continuation.py",
     "tests/runs/test_killed_launchers.py",
 )
+# What takes many seconds, and is no part of the inner loop: what needs one of these, and the files below.
+_SLOW_FIXTURES = {"sandbox", "plain_sandbox", "accounting_sandbox", "no_accounting_sandbox", "pool"}
+_SLOW = (
+    "tests/cli/test_broken_outputs.py",
+    "tests/cli/test_mistakes.py",
+    "tests/config/test_many.py",
+    "tests/config/test_secrets.py",
+    "tests/integration/test_replay.py",
+    "tests/launching/test_earlier_training.py",
+    "tests/monitor/test_hostile_runs.py",
+    "tests/packaging/",
+    "tests/rendering/test_quoting.py",
+    "tests/resilience/",
+    "tests/runs/test_settling.py",
+    "tests/supervisor/test_every_python.py",
+    "tests/tracking/test_finding.py",
+)
+for name in (*sum(_TOGETHER.values(), ()), *_LONG, *_SLOW):
+    assert (REPOSITORY / name).exists(), f"{name}, which tests/conftest.py names, has moved"
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    needs_slow = not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return needs_slow or item.get_closest_marker("slurm") is not None or item.nodeid.startswith(_SLOW)
 
 
 def _group(nodeid: str) -> str:
@@ -92,9 +94,13 @@ def _group(nodeid: str) -> str:
     return next((name for name, files in _TOGETHER.items() if file.startswith(files)), file)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: place for place, group in enumerate((*_TOGETHER, *_LONG))}
     items.sort(key=lambda item: order.get(_group(item.nodeid), len(order)))
+    for item in items:
+        if _is_slow(item):
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,8 +17,8 @@ from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
-from launcher.images.credentials import HUB_MACHINES, login_file
 from launcher.images.references import DOCKER_HUB
+from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
@@ -137,15 +137,17 @@ def image_named(name: str, key: str) -> Image:
     UserError
         If it is no image's name.
     """
-    from launcher.images import contents
+    from launcher.images import resolve
     from launcher.images.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
-        known = contents.of_file(reference.path)
+        known = resolve.contents_of_file(reference.path)
         return _of_file(replace(image, path=str(reference.path), contents=known))
-    return _of_registry(replace(image, contents=contents.of_reference(reference)), reference.for_skopeo)
+    return _of_registry(
+        replace(image, contents=resolve.contents_of_reference(reference)), reference.for_skopeo
+    )
 
 
 def _of_file(image: Image) -> Image:
@@ -166,7 +168,7 @@ def _of_file(image: Image) -> Image:
 
 def _of_registry(image: Image, name: str | None) -> Image:
     if name is None:
-        return replace(image, why="it is looked into when it is imported")
+        return replace(image, why="its contents are read when it is imported")
     try:
         answer = run(
             ["skopeo", "inspect", "--config", name],
@@ -175,11 +177,11 @@ def _of_registry(image: Image, name: str | None) -> Image:
             notify=False,
         )
     except Unreachable:
-        return replace(image, why="skopeo is not here to ask the registry")
+        return replace(image, why="no skopeo on this machine to ask the registry")
     except TimeoutError:
         return replace(image, why="the registry did not answer")
     if answer.code != 0:
-        return replace(image, why=f"the registry did not tell: {end_of(one_line(_complaint(answer.stderr)))}")
+        return replace(image, why=f"the registry's error: {end_of(one_line(_complaint(answer.stderr)))}")
     try:
         variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):

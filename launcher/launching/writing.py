@@ -12,10 +12,9 @@ from pathlib import Path
 from launcher import __version__
 from launcher.checks.gathering.data import data_identity
 from launcher.checks.gathering.earlier import differences_on_record
-from launcher.config.stored import stored_text
+from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request
 from launcher.plan import Plan
-from launcher.rendering.config_text import config_text
 from launcher.rendering.render import user_templates
 from launcher.runs import paths as names
 from launcher.runs import provenance
@@ -57,9 +56,9 @@ def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Orig
     if image is None or not image.startswith("/"):
         return origin
     # Imported late: many launches have no image.
-    from launcher.images.choice import digest_of
+    from launcher.images.resolve import recorded_digest
 
-    digest = digest_of(image)
+    digest = recorded_digest(image)
     return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
 
 

@@ -12,10 +12,10 @@ from arithmetic.gpus import GPUS
 from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
 from launcher.checks.facts import Facts
-from launcher.checks.suggesting import Suggester
+from launcher.checks.layout_search import LayoutSearch
 from launcher.estimates.layout import Layout, layout_of
 from launcher.estimates.parallelism import read_parallel_config
-from launcher.estimates.speed import Speed, Work, running_of, work_of
+from launcher.estimates.speed import ModelWork, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
 
@@ -103,7 +103,7 @@ class Published:
         return Values(self.config)
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> ModelWork:
         work = work_of(self.values, self.devices, "nemo")
         assert work is not None
         return work
@@ -154,7 +154,7 @@ LAYOUTS = _distinct_layouts()
 def rating(step: Published) -> tuple[float, str]:
     """Return a layout's seconds in parts of those of the first suggestion for its GPUs, and that one."""
     resources = {"nodes": step.nodes, "gpu": step.gpu, "tasks_per_node": step.devices}
-    first = next(Suggester(plan_of(step.config, engine="nemo", resources=resources), Facts()).best())
+    first = next(LayoutSearch(plan_of(step.config, engine="nemo", resources=resources), Facts()).best())
     assert first.seconds is not None
     layout = first.layout
     sizes = f"t{layout.tensor}p{layout.pipeline}v{layout.virtual or 1}c{layout.context}m{layout.micro}"

@@ -154,7 +154,7 @@ def test_logs_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "4") == 1
     assert "no log yet, job 11_4 is PENDING" in capsys.readouterr().err
     (directory / "x_submission.sh").write_text("#SBATCH --array=0-10%1\n")
-    with pytest.raises(UserError, match="launch 1 of gpt3_tiny is not an array: it has no task 11"):
+    with pytest.raises(UserError, match="launch 1 of gpt3_tiny has no task 11"):
         slipway(runs, "logs", "gpt3_tiny", "--task", "11", "-f")
     # Task 0 has ended, whatever the others do.
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "0", "-f") == 0

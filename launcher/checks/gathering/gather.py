@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
+from launcher.checks.gathering.host import supervisor_python_problem
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.gathering.paths import lost_secrets, open_secrets, path_facts
@@ -23,7 +24,7 @@ from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
-from launcher.stages.stage_cluster import stage_cluster
+from launcher.stages.common import stage_cluster
 
 VerdictOf = Callable[[Plan], str | None]
 ClusterOf = Callable[[Plan], ClusterFacts | None]
@@ -62,6 +63,7 @@ def gather(
         cluster=(cluster_of or _cluster)(made.plan) if look else None,
         node_gpus=_node_gpus(made),
         lacks_gpus=_lacks_gpus(made.plan) if look else None,
+        supervisor_python=supervisor_python_problem() if look else None,
         trainer_verdict=(verdict_of or trainer_verdict)(made.plan),
     )
 
