@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from launcher.cli.runs import add_run, found
+from launcher.cli.runs import add_run, selected_run
 from launcher.control.attaching import Attachment, Place, attach
 from launcher.errors import UserError
 from launcher.slurm.commands import WITHOUT_SLURM
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     # A line that is only printed is for a terminal, wherever it is printed.
     is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
     place = Place(args.rank, args.node, inside=not args.outside)
-    attachment = attach(found(args), place, args.command, is_terminal)
+    attachment = attach(selected_run(args), place, args.command, is_terminal)
     print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
     return 0 if args.print else _become(attachment)
 

@@ -1,41 +1,61 @@
-"""`slipway hold`: keep waiting jobs from starting."""
+"""`slipway hold` and `slipway release`: keep pending jobs from starting, and let held jobs start."""
 
 from __future__ import annotations
 
 import argparse
 
 from launcher.cli.acting import add_targets, hold_and_tell
-from launcher.control.holding import hold
+from launcher.control.holding import hold, release
 
-_DESCRIPTION = """\
-Keep the jobs of runs that wait from starting, and of an array the tasks that wait, until `slipway release`.
-What runs goes on; `slipway cancel --save` lets it save and leave. Holding what is held changes nothing.
+_EXIT_CODES = """
+exit code:
+  0  {done}
+  1  the scheduler refused
+  2  there is no such run, or none of its jobs is pending
+  3  the state of some job is unknown, or the scheduler did not answer
+  4  jobs were {done}, and the output could not be written: stderr names them"""
+
+_HOLD = """\
+Keep the pending jobs of runs from starting until `slipway release`; of an array its pending tasks. Running
+jobs continue; `slipway cancel --save` lets them save and end. Holding a held job changes nothing.
 
 examples:
-  slipway hold gpt3_126m                all launches of the run that wait
+  slipway hold gpt3_126m                all pending launches of the run
   slipway hold 4711                     only this job
   slipway release gpt3_126m
+"""
 
-exit code:
-  0  held
-  1  the scheduler refused
-  2  there is no such run, or nothing of it waits
-  3  the state of some job is not known, or the scheduler did not answer
-  4  jobs were held, and the output could not be written: stderr names them"""
+_RELEASE = """\
+Let jobs of runs start that `slipway hold` held. Pending jobs that are not held stay as they are; only an
+administrator can release a job that an administrator holds.
+
+examples:
+  slipway release gpt3_126m             all held launches of the run
+  slipway release 4711                  only this job
+"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "hold",
-        help="keep waiting jobs from starting",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_targets(parser)
-    parser.set_defaults(run=run)
+    """Add both verbs."""
+    for name, summary, description, run in (
+        ("hold", "keep pending jobs from starting", _HOLD + _EXIT_CODES.format(done="held"), run_hold),
+        ("release", "let held jobs start", _RELEASE + _EXIT_CODES.format(done="released"), run_release),
+    ):
+        parser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_targets(parser)
+        parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Hold the jobs."""
+def run_hold(args: argparse.Namespace) -> int:
+    """Hold the jobs; return the exit code."""
     return hold_and_tell(args, hold, "held")
+
+
+def run_release(args: argparse.Namespace) -> int:
+    """Release the jobs; return the exit code."""
+    return hold_and_tell(args, release, "released")

@@ -1,4 +1,4 @@
-"""What the verbs about runs share: how a run is named on the command line."""
+"""The arguments that name a run on the command line, shared by the verbs about runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from launcher.sweeps.record import points_of, read_records
 from launcher.tracking.finding import Found, find
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
-RUNS_HELP = f"{RUN_HELP}; a sweep is all of its points"
+RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the run that a verb is about, and one of its launches."""
+    """Add the arguments for a run and one of its launches."""
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_launch(parser)
     add_base_results_dir(parser)
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of one launch."""
+    """Add the option for one launch."""
     parser.add_argument("--launch", type=int, metavar="N", help="which launch (default: the newest)")
 
 
@@ -37,20 +37,20 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("results"),
         metavar="DIR",
-        help="where runs are looked for by name (default: results)",
+        help="directory in which runs are found by name (default: results)",
     )
 
 
-def found(args: argparse.Namespace) -> Found:
-    """The run that was asked for; `launch` is the number that was, or that of the job."""
+def selected_run(args: argparse.Namespace) -> Found:
+    """Return the run that the arguments name; `launch` is the requested number, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)
 
 
 def find_all(words: Sequence[str], base_results_dir: Path) -> list[Found]:
-    """The runs that were asked for, in their order; what else a word could have meant is told.
+    """Return the runs that the words name, in their order, and print notes about ambiguous words.
 
-    A sweep is all of its points, and so is the array that they are.
+    A sweep, or the id of its job array, stands for all of its points.
     """
     runs = [run for word in words for run in _named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
@@ -59,25 +59,26 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[Found]:
 
 
 def find_one(word: str, base_results_dir: Path) -> Found:
-    """The one run that was asked for.
+    """Return the one run that a word names.
 
     Raises
     ------
     UserError
-        If it is a sweep, which is several.
+        If it names a sweep of several points.
     """
     runs = find_all([word], base_results_dir)
     if len(runs) > 1:
-        point, sweep = (one_line(shlex.quote(short(it))) for it in (runs[0].run_dir, runs[0].run_dir.parent))
+        run_dir = runs[0].run_dir
+        point, sweep = (one_line(shlex.quote(short(path))) for path in (run_dir, run_dir.parent))
         raise UserError(
-            f"{one_line(word)} is a sweep of {len(runs)} points: name one, such as {point}",
-            hint=f"all of them: slipway sweep --results {sweep}",
+            f"{one_line(word)} is a sweep of {len(runs)} points: name one of them, such as {point}",
+            hint=f"to show all of them: slipway sweep --results {sweep}",
         )
     return runs[0]
 
 
 def _named(word: str, base_results_dir: Path) -> list[Found]:
-    """What one word names."""
+    """Return the runs that one word names."""
     points = _points(word, base_results_dir)
     if points:
         return points
@@ -85,18 +86,18 @@ def _named(word: str, base_results_dir: Path) -> list[Found]:
     return _array(run) or [run] if run.job == word else [run]
 
 
-def _array(one: Found) -> list[Found]:
-    """All points of the array that one of them was found by, each in the launch that was a task of it."""
-    sweep_dir, own = one.run_dir.parent, (one.run_dir.name, one.launch)
+def _array(point: Found) -> list[Found]:
+    """Return all points of the array that a point belongs to, each with the launch that was its task."""
+    sweep_dir, own = point.run_dir.parent, (point.run_dir.name, point.launch)
     for record in read_records(sweep_dir):
-        points = [(str(point["name"]), point.get("launch")) for point in record.points]
+        points = [(str(entry["name"]), entry.get("launch")) for entry in record.points]
         if own in points:
-            return [replace(one, run_dir=sweep_dir / name, launch=number) for name, number in points]
+            return [replace(point, run_dir=sweep_dir / name, launch=number) for name, number in points]
     return []
 
 
 def _points(word: str, base_results_dir: Path) -> list[Found]:
-    """The points of a sweep, if it is one that a word names: by its directory, or below the base."""
+    """Return the points of the sweep that a word names, by its path or below the base directory."""
     for directory in (Path(word), base_results_dir / word):
         if word and (points := points_of(directory)):
             return [Found(run_dir) for run_dir in points]
