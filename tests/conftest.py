@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
-_TOGETHER = ("tests/chains/", "tests/tracking/")
+_TOGETHER = ("tests/chains/", "tests/jobs/on_slurm/")
 # They take more than a minute each: while the last one ends, the other workers have nothing to do.
 _LONG = (
     "tests/integration/test_readme.py",

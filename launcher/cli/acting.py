@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
-from launcher.control.acting import Done, Outcome, exit_code, in_order
-from launcher.control.targets import Target
-from launcher.control.targets import targets as targets_of
 from launcher.errors import UserError
+from launcher.jobs.acting import Effect, Outcome, exit_code, in_order
+from launcher.jobs.status import LaunchStatus
+from launcher.jobs.status import named_statuses as targets_of
 from launcher.monitor import formatting
 from launcher.monitor.overview import links_to_json
 from launcher.monitor.progress import Progress
@@ -30,7 +30,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each job")
 
 
-def chosen(args: argparse.Namespace) -> list[Target]:
+def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
     """The jobs that were asked for, in the order in which to act on them.
 
     Raises
@@ -47,7 +47,7 @@ def chosen(args: argparse.Namespace) -> list[Target]:
 
 
 def hold_and_tell(
-    args: argparse.Namespace, act: Callable[[Sequence[Target]], list[Outcome]], verb: str
+    args: argparse.Namespace, act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str
 ) -> int:
     """Hold or release the jobs that were asked for, and tell what came of it; return the exit code."""
     outcomes = act(chosen(args))
@@ -56,7 +56,10 @@ def hold_and_tell(
 
 
 def act_and_tell(
-    args: argparse.Namespace, targets: Sequence[Target], act: Callable[[Target], Outcome], verb: str
+    args: argparse.Namespace,
+    targets: Sequence[LaunchStatus],
+    act: Callable[[LaunchStatus], Outcome],
+    verb: str,
 ) -> list[Outcome]:
     """Act on each job and tell at once what came of it.
 
@@ -89,29 +92,28 @@ def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
 
 def tell(outcome: Outcome, verb: str) -> None:
     """Print one line: on stderr, if it is not what was asked for."""
-    name, how, words = name_of(outcome.target), how_it_was(outcome.target), outcome.words
-    match outcome.done:
-        case Done.HELD | Done.RELEASED if outcome.target.links and outcome.target.runs:
-            line = (
-                f"{outcome.done.value} job {outcome.target.waiting_id}, the next link of {name}: it is {how}"
-            )
-        case Done.HELD | Done.RELEASED if outcome.target.runs:
-            line = f"{outcome.done.value} the waiting tasks of {name}: it was {how}"
-        case Done.CANCELLED | Done.HELD | Done.RELEASED:
-            line = f"{outcome.done.value} {name}: it was {how}"
-        case Done.SAVING:
+    name, how, words = name_of(outcome.target), how_it_was(outcome.target), outcome.message
+    match outcome.effect:
+        case Effect.HELD | Effect.RELEASED if outcome.target.chain and outcome.target.runs:
+            waiting = outcome.target.waiting_id
+            line = f"{outcome.effect.value} job {waiting}, the next link of {name}: it is {how}"
+        case Effect.HELD | Effect.RELEASED if outcome.target.runs:
+            line = f"{outcome.effect.value} the waiting tasks of {name}: it was {how}"
+        case Effect.CANCELLED | Effect.HELD | Effect.RELEASED:
+            line = f"{outcome.effect.value} {name}: it was {how}"
+        case Effect.SAVING:
             line = f"told {name} to save and leave: it is {how}"
-        case Done.AS_ASKED:
+        case Effect.AS_ASKED:
             line = f"{name}: {words}: {how}"
-        case Done.GIVEN_UP:
+        case Effect.GIVEN_UP:
             line = f"gave up {name}: {words}"
-        case Done.LEFT:
+        case Effect.LEFT:
             line = f"left {name} alone: it is {how}" + (f"; {words}" if words else "")
-        case Done.NOT_VALID:
+        case Effect.NOT_VALID:
             return _complain(f"{name} cannot be {verb}: it is {how}", words)
-        case Done.REFUSED:
+        case Effect.REFUSED:
             return _complain(f"{name} was not {verb}: {_without_name(outcome, verb)}")
-        case Done.UNKNOWN:
+        case Effect.UNKNOWN:
             return _complain(f"{name}: whether it could be {verb} is not known", words)
     return print(line, flush=True)
 
@@ -120,22 +122,22 @@ def tell_end(outcome: Outcome) -> None:
     """Print how a job ended that was waited for."""
     name = name_of(outcome.target)
     if outcome.end is None:
-        return _complain(f"{name}: whether it has ended is not known", outcome.words)
+        return _complain(f"{name}: whether it has ended is not known", outcome.message)
     after = f" after {outcome.end.elapsed}" if outcome.end.elapsed and outcome.target.runs else ""
     reason = f" ({outcome.end.reason})" if outcome.end.reason else ""
     return print(f"{name} has ended: {outcome.end.state.value}{reason}{after}", flush=True)
 
 
-def name_of(target: Target) -> str:
+def name_of(target: LaunchStatus) -> str:
     """The job for people."""
-    link = f", link {target.links}" if target.links else ""
+    link = f", link {target.chain}" if target.chain else ""
     launch = f" (launch {target.number}{link})" if target.number else ""
     return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"
 
 
-def how_it_was(target: Target) -> str:
+def how_it_was(target: LaunchStatus) -> str:
     """How the job was when it was looked at: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
-    status = target.tracked.status
+    status = target.status
     parts = [target.state.value]
     if status.reason and not target.task:
         # Of why it waits Slurm's word is enough here, and of the tasks of an array how many.
@@ -150,17 +152,17 @@ def how_it_was(target: Target) -> str:
     return " ".join(parts) + ("" if step == formatting.UNKNOWN else f", step {step}")
 
 
-def _steps(target: Target) -> tuple[int | None, int | None]:
+def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    restarted = target.tracked.status.has_restarted
+    restarted = target.status.has_restarted
     progress = Progress(newest_events(target.launch, restarted=restarted))
     return progress.step, progress.max_steps
 
 
 def _without_name(outcome: Outcome, verb: str) -> str:
     """A refusal without what was said of the job already."""
-    return (outcome.words or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
+    return (outcome.message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
 
 
 def _complain(line: str, words: str | None = None) -> None:
@@ -169,17 +171,17 @@ def _complain(line: str, words: str | None = None) -> None:
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
-    target, status, end = outcome.target, outcome.target.tracked.status, outcome.end
+    target, status, end = outcome.target, outcome.target.status, outcome.end
     step, max_steps = _steps(target)
     return {
         "run": target.run,
-        "run_dir": str(target.tracked.run_dir),
+        "run_dir": str(target.run_dir),
         "launch": target.number,
         "job_id": target.job_id,
-        "link": target.links.current if target.links else None,
-        "links": links_to_json(target.links),
-        "done": outcome.done.value,
-        "words": outcome.words,
+        "link": target.chain.current if target.chain else None,
+        "links": links_to_json(target.chain),
+        "done": outcome.effect.value,
+        "words": outcome.message,
         "state": target.state.value,
         "reason": status.reason,
         "node_list": status.nodes,
@@ -190,6 +192,6 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def told_any(outcomes: Iterable[Outcome], done: Done) -> bool:
+def told_any(outcomes: Iterable[Outcome], done: Effect) -> bool:
     """Whether something came of acting on some job."""
-    return any(outcome.done is done for outcome in outcomes)
+    return any(outcome.effect is done for outcome in outcomes)

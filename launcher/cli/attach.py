@@ -7,8 +7,8 @@ import os
 import sys
 
 from launcher.cli.runs import add_run, found
-from launcher.control.attaching import Attachment, Place, attach
 from launcher.errors import UserError
+from launcher.jobs.attaching import Attachment, AttachPoint, attach
 from launcher.slurm.commands import WITHOUT_SLURM
 
 _DESCRIPTION = """\
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the line, and become it."""
     # A line that is only printed is for a terminal, wherever it is printed.
     is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
-    place = Place(args.rank, args.node, inside=not args.outside)
+    place = AttachPoint(args.rank, args.node, inside=not args.outside)
     attachment = attach(found(args), place, args.command, is_terminal)
     print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
     return 0 if args.print else _become(attachment)

@@ -16,11 +16,11 @@ from launcher.cli.acting import (
     tell_end,
     told_any,
 )
-from launcher.control.acting import Done, Outcome, wait_for_ends
-from launcher.control.cancelling import cancel
-from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.exit_codes import WATCHING_ENDED
+from launcher.jobs.acting import Effect, Outcome, wait_for_ends
+from launcher.jobs.cancelling import cancel
+from launcher.jobs.status import LaunchStatus
 
 _DESCRIPTION = """\
 End the jobs of runs: those that run and those that wait, which are ended first so that none of them starts
@@ -75,19 +75,19 @@ def run(args: argparse.Namespace) -> int:
         tell_all(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
-    elif told_any(outcomes, Done.SAVING) and not args.json:
+    elif told_any(outcomes, Effect.SAVING) and not args.json:
         _hint("its log tells how it saves: slipway logs -f RUN; launching it again continues it")
     return finish(args, outcomes)
 
 
-def _ask_first(target: Target, args: argparse.Namespace) -> Outcome:
+def _ask_first(target: LaunchStatus, args: argparse.Namespace) -> Outcome:
     if target.may_live and not _agrees(target):
-        return Outcome(target, Done.LEFT)
+        return Outcome(target, Effect.LEFT)
     (outcome,) = cancel([target], args.save)
     return outcome
 
 
-def _agrees(target: Target) -> bool:
+def _agrees(target: LaunchStatus) -> bool:
     print(f"cancel {name_of(target)}, {how_it_was(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
     try:
@@ -102,13 +102,13 @@ def _wait(outcomes: list[Outcome], quietly: bool) -> list[Outcome]:
     ended = {}
     try:
         for outcome in wait_for_ends(outcomes):
-            ended[outcome.target.tracked.run_dir, outcome.target.number, outcome.target.task] = outcome
+            ended[outcome.target.run_dir, outcome.target.number, outcome.target.task] = outcome
             if not quietly:
                 tell_end(outcome)
     except KeyboardInterrupt:
         _hint("the jobs end without being waited for")
         raise SystemExit(WATCHING_ENDED) from None
-    return [ended.get((o.target.tracked.run_dir, o.target.number, o.target.task), o) for o in outcomes]
+    return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
 
 
 def _hint(text: str) -> None:

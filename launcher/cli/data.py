@@ -9,7 +9,7 @@ from launcher.cli.launch import add_launch_options, draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, file_mode
-from launcher.tracking.launches import open_launch
+from launcher.jobs.launches import open_launch
 
 _EPILOG = """\
 examples:

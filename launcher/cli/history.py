@@ -19,7 +19,7 @@ from launcher.slurm.states import State
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.failures import Reading
+    from launcher.jobs.diagnosis import Diagnosis
 
 _DESCRIPTION = """\
 Tell what became of each launch of a run: a line for each, below it why it ended and which overrides differ
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _tell_origin(run_dir: Path, number: int, *, as_json: bool) -> int:
     # Imported late: the launches alone need none of it.
+    from launcher.jobs.launches import open_launch
     from launcher.monitor.origin import origin, rows
     from launcher.monitor.tables import print_pairs
-    from launcher.tracking.launches import open_launch
 
     launch = open_launch(run_dir, number)
     if as_json:
@@ -206,7 +206,7 @@ def _told_below(row: LaunchRow) -> list[str]:
     return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]
 
 
-def _reasons(state: str, reason: str | None, reading: Reading | None) -> list[str]:
+def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[str]:
     if reading is None:
         return [reason] if reason else []
     first, *more = reading.lines()

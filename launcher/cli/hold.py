@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from launcher.cli.acting import add_targets, hold_and_tell
-from launcher.control.holding import hold
+from launcher.jobs.acting import hold
 
 _DESCRIPTION = """\
 Keep the jobs of runs that wait from starting, and of an array the tasks that wait, until `slipway release`.

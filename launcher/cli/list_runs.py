@@ -11,11 +11,11 @@ from typing import Any
 
 from launcher.cli.printing import print_listing
 from launcher.errors import one_line
+from launcher.jobs.locator import RunLocator
 from launcher.monitor.formatting import text
 from launcher.monitor.moments import moment
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
-from launcher.tracking.known import Known
 
 _COLUMNS = ("RUN", "LAUNCHES", "LAST LAUNCHED", "USER", "JOB", "IN")
 
@@ -50,7 +50,7 @@ class Listed:
 
 def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int:
     """Print the runs, those launched last coming first; return the exit code."""
-    known = Known(base_results_dir)
+    known = RunLocator(base_results_dir)
     entries = known.launches(None if everywhere else [base_results_dir])
     listed = _by_run(known.originals(entries) if everywhere else entries)
     if as_json:

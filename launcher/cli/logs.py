@@ -12,6 +12,8 @@ from pathlib import Path
 from launcher.cli.runs import add_run, found
 from launcher.errors import UserError, one_line
 from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
+from launcher.jobs.launches import Launch, open_launch
+from launcher.jobs.status import poll
 from launcher.monitor.log_files import (
     job_logs,
     link_log,
@@ -28,8 +30,6 @@ from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.hostlists import compress_tasks
 from launcher.terminal import LogWriter
-from launcher.tracking.launches import Launch, open_launch
-from launcher.tracking.polling import ask
 
 _DESCRIPTION = """\
 Print the log of a run's job; with -f as it grows, until the job has ended. A job that was requeued goes on in
@@ -250,7 +250,7 @@ def _rank_log(launch: Launch, rank: int) -> Shown:
 def _print(launch: Launch, shown: Shown, lines: int | None) -> int:
     path = shown.logs[-1]
     if not path.is_file():
-        status = of_part(ask([launch])[0], shown.task, shown.link)
+        status = of_part(poll([launch])[0].status, shown.task, shown.link)
         _tell(f"no log yet, the job {_job(launch, shown, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
     read_all(_write_earlier(shown, lines), _write)

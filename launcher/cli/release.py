@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from launcher.cli.acting import add_targets, hold_and_tell
-from launcher.control.holding import release
+from launcher.jobs.acting import release
 
 _DESCRIPTION = """\
 Let the jobs of runs start that `slipway hold` kept from it. What is not held just waits on; what an

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, one_line
+from launcher.jobs.lookup import RunRef, find_run
 from launcher.runs.paths import short
 from launcher.sweeps.record import points_of, read_records
-from launcher.tracking.finding import Found, find
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep is all of its points"
@@ -41,13 +41,13 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def found(args: argparse.Namespace) -> Found:
+def found(args: argparse.Namespace) -> RunRef:
     """The run that was asked for; `launch` is the number that was, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)
 
 
-def find_all(words: Sequence[str], base_results_dir: Path) -> list[Found]:
+def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
     """The runs that were asked for, in their order; what else a word could have meant is told.
 
     A sweep is all of its points, and so is the array that they are.
@@ -58,7 +58,7 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[Found]:
     return runs
 
 
-def find_one(word: str, base_results_dir: Path) -> Found:
+def find_one(word: str, base_results_dir: Path) -> RunRef:
     """The one run that was asked for.
 
     Raises
@@ -76,16 +76,16 @@ def find_one(word: str, base_results_dir: Path) -> Found:
     return runs[0]
 
 
-def _named(word: str, base_results_dir: Path) -> list[Found]:
+def _named(word: str, base_results_dir: Path) -> list[RunRef]:
     """What one word names."""
     points = _points(word, base_results_dir)
     if points:
         return points
-    run = find(word, base_results_dir)
+    run = find_run(word, base_results_dir)
     return _array(run) or [run] if run.job == word else [run]
 
 
-def _array(one: Found) -> list[Found]:
+def _array(one: RunRef) -> list[RunRef]:
     """All points of the array that one of them was found by, each in the launch that was a task of it."""
     sweep_dir, own = one.run_dir.parent, (one.run_dir.name, one.launch)
     for record in read_records(sweep_dir):
@@ -95,9 +95,9 @@ def _array(one: Found) -> list[Found]:
     return []
 
 
-def _points(word: str, base_results_dir: Path) -> list[Found]:
+def _points(word: str, base_results_dir: Path) -> list[RunRef]:
     """The points of a sweep, if it is one that a word names: by its directory, or below the base."""
     for directory in (Path(word), base_results_dir / word):
         if word and (points := points_of(directory)):
-            return [Found(run_dir) for run_dir in points]
+            return [RunRef(run_dir) for run_dir in points]
     return []

@@ -13,12 +13,12 @@ from pathlib import Path
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED
-from launcher.monitor.overview import RunStatus, as_table, gone, survey
+from launcher.jobs.lookup import RunRef, runs_in
+from launcher.monitor.overview import StatusRow, as_table, gone, survey
 from launcher.monitor.tables import print_table
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
-from launcher.tracking.finding import Found, runs_in
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
-def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
+def _look(wanted: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
     """Look at what was asked for; by default at all runs that there are by now."""
     if not wanted:
         return survey(runs_in(base))
@@ -117,7 +117,7 @@ def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
     return [*seen, *(gone(run_dir) for run_dir in run_dirs if run_dir not in there)]
 
 
-def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
+def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     from launcher.monitor.board import Board
     from launcher.monitor.board_views import watch
 

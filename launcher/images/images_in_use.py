@@ -9,10 +9,10 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.images.pruning import Use
+from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.locator import RunLocator
+from launcher.jobs.status import poll
 from launcher.slurm.states import State
-from launcher.tracking.known import Known
-from launcher.tracking.launches import Launch, adopt, read_launch
-from launcher.tracking.polling import ask
 
 
 def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Use]]:
@@ -28,8 +28,9 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Us
     """
     given = _given(base_results_dir, directory.resolve())
     launches = adopt([launch for launch, _ in given])
-    asked = [launch for launch in launches if not launch.is_without_job]
-    states = {launch.paths.directory: status.state for launch, status in zip(asked, ask(asked), strict=True)}
+    submitted = [launch for launch in launches if not launch.is_without_job]
+    statuses = zip(submitted, poll(submitted), strict=True)
+    states = {launch.paths.directory: item.status.state for launch, item in statuses}
     uses: dict[Path, list[Use]] = defaultdict(list)
     for launch, (_, image) in zip(launches, given, strict=True):
         state = states.get(launch.paths.directory)
@@ -42,7 +43,7 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Us
 
 
 def _given(base_results_dir: Path, directory: Path) -> Sequence[tuple[Launch, Path]]:
-    known = Known(base_results_dir)
+    known = RunLocator(base_results_dir)
     entries = known.originals(known.launches())
     if known.index.trouble:
         raise UserError(f"which runs there are is not known: {known.index.trouble}")

@@ -1,1 +1,1 @@
-"""Launches on disk and the jobs that they became: found, and asked about."""
+"""The jobs of launches: find them, ask about them, act on them."""

@@ -1,4 +1,4 @@
-"""Why a life of a job ended, for the user: as the job itself judged, or as its traces say."""
+"""Why an attempt of a job ended, for the user: by the job's own judgement, or by its logs and marks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from supervisor.evidence import evidence, left_by_ranks
 from supervisor.judging import Facts, judge, rule_named
-from supervisor.marks import Life
+from supervisor.marks import JobAttempt
 
-# Of these the machine or whoever ended it is to blame, and what ranks said of it explains nothing.
+# The machine, or whoever ended the job, is the cause of these, and the errors of ranks explain nothing.
 _NOT_OF_RANKS = (
     "done",
     "saved",
@@ -27,23 +27,23 @@ _NOT_OF_RANKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What became of a life.
+class Diagnosis:
+    """Why an attempt ended.
 
     Attributes
     ----------
     rule
-        The name of the rule that it is after.
+        The name of the rule that matched.
     verdict
-        What follows for its chain.
+        The consequence for its chain.
     why
-        What happened, in a sentence.
+        The cause, in a sentence.
     nodes
-        Those at fault.
+        The nodes at fault.
     first
-        Which rank failed first, and what it said.
+        The rank that failed first, and its error.
     advice
-        What the user can do about it, if anything.
+        What the user can do, if anything.
     """
 
     rule: str | None
@@ -69,8 +69,8 @@ class Reading:
         }
 
 
-def read_life(
-    life: Life,
+def diagnose(
+    attempt: JobAttempt,
     logs: Sequence[Path] = (),
     failures: Path | None = None,
     *,
@@ -78,45 +78,48 @@ def read_life(
     reason: str | None = None,
     save: str | None = None,
     tasks_per_node: int = 1,
-) -> Reading | None:
-    """Read why a life ended; ``None`` where it has not, as far as anybody can tell.
+) -> Diagnosis | None:
+    """Return why an attempt ended; ``None`` if it has not ended, as far as is known.
 
     Parameters
     ----------
     logs
-        The job's own, which are looked into only if it did not judge itself.
+        The job's logs, which are read only if it did not judge itself.
     failures
-        The directory with what its ranks left when they failed.
+        The directory with the errors of its ranks.
     state, reason
-        The scheduler's words for it, now that it has ended; ``None`` while it lives, or if it is not known.
+        The scheduler's words for its end; ``None`` while it lives, or if they are not known.
     save
-        The signal that its payload takes as: save now.
+        The signal that tells its payload to save.
     """
-    if life.verdict and life.why:
-        found = _as_marked(life)
-    elif life.is_over or state is not None:
-        facts = Facts(life.exit_code, life.state or state, reason, signal=life.signal, save=save)
-        hosts = life.nodes.split(",") if life.nodes else []
-        told = judge(facts, evidence(logs, failures, life.started or 0.0), hosts, tasks_per_node)
-        found = Reading(told.rule.name, told.verdict, told.rule.means, told.nodes, advice=told.rule.advice)
+    if attempt.verdict and attempt.why:
+        diagnosis = _as_marked(attempt)
+    elif attempt.is_over or state is not None:
+        facts = Facts(attempt.exit_code, attempt.state or state, reason, signal=attempt.signal, save=save)
+        hosts = attempt.nodes.split(",") if attempt.nodes else []
+        judged = judge(facts, evidence(logs, failures, attempt.started or 0.0), hosts, tasks_per_node)
+        rule = judged.rule
+        diagnosis = Diagnosis(rule.name, judged.verdict, rule.means, judged.nodes, advice=rule.advice)
     else:
         return None
-    return found if found.rule in _NOT_OF_RANKS else replace(found, first=_first(life, failures))
+    if diagnosis.rule in _NOT_OF_RANKS:
+        return diagnosis
+    return replace(diagnosis, first=_first_failure(attempt, failures))
 
 
-def _as_marked(life: Life) -> Reading:
-    rule = rule_named(life.rule)
-    nodes = tuple(life.excluded.split(",")) if life.excluded else ()
-    verdict = life.verdict if life.verdict in ("done", "exclude", "stop") else "continue"
-    return Reading(life.rule, verdict, life.why or "", nodes, advice=rule.advice if rule else None)
+def _as_marked(attempt: JobAttempt) -> Diagnosis:
+    rule = rule_named(attempt.rule)
+    nodes = tuple(attempt.excluded.split(",")) if attempt.excluded else ()
+    verdict = attempt.verdict if attempt.verdict in ("done", "exclude", "stop") else "continue"
+    return Diagnosis(attempt.rule, verdict, attempt.why or "", nodes, advice=rule.advice if rule else None)
 
 
-def _first(life: Life, failures: Path | None) -> str | None:
-    """Say which rank failed first: as it said itself, else as the job found."""
-    # Marks have whole seconds; a rank of a later link writes over what one of an earlier link left.
-    until = math.inf if life.ended is None else life.ended + 1
-    for left in [] if failures is None else left_by_ranks(failures, life.started or 0.0, until):
+def _first_failure(attempt: JobAttempt, failures: Path | None) -> str | None:
+    """Describe the rank that failed first: by its own error, else by the job's judgement."""
+    # Marks have whole seconds; a rank of a later link overwrites the error of an earlier link.
+    until = math.inf if attempt.ended is None else attempt.ended + 1
+    for left in [] if failures is None else left_by_ranks(failures, attempt.started or 0.0, until):
         return f"rank {left.rank} on {left.host} failed first: {left.error}"
-    if life.rank is None:
+    if attempt.rank is None:
         return None
-    return f"rank {life.rank}{f' on {life.host}' if life.host else ''} failed first"
+    return f"rank {attempt.rank}{f' on {attempt.host}' if attempt.host else ''} failed first"

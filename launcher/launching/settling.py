@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
+from launcher.jobs.launches import Launch, by_scheduler, read_launch, scheduler_of
 from launcher.launching.directory import record_job
 from launcher.launching.submitting import Tell, keep_one
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
-from launcher.tracking.launches import Launch, by_scheduler, read_launch, scheduler_of
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 # More than launchers that die one after the other leave behind.

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launcher.monitor.overview import RunStatus
+from launcher.monitor.overview import StatusRow
 from launcher.monitor.poller import Poller, backoff
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -31,7 +31,7 @@ class Look:
     words. `is_over` tells that there is nothing more to wait for.
     """
 
-    rows: Sequence[RunStatus]
+    rows: Sequence[StatusRow]
     silent: float | None
     why: str | None
     is_over: bool
@@ -55,7 +55,7 @@ class Board:
 
     def __init__(
         self,
-        survey: Callable[[], Sequence[RunStatus]],
+        survey: Callable[[], Sequence[StatusRow]],
         interval: float,
         patience: float = PATIENCE,
         blind_patience: float = BLIND_PATIENCE,
@@ -65,7 +65,7 @@ class Board:
         self._patience, self._blind_patience = patience, blind_patience
         self._failures = 0
         self._heard = self._told = time.monotonic()
-        self._last: dict[Path, RunStatus] = {}
+        self._last: dict[Path, StatusRow] = {}
         self._poller = Poller(self._ask, lambda _: backoff(self._interval, self._failures))
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class Board:
         given_up = age > self._blind_patience or (not is_silent and now - self._told > self._patience)
         return Look(rows, age if is_silent else None, why, not waits or given_up)
 
-    def _ask(self) -> Sequence[RunStatus]:
+    def _ask(self) -> Sequence[StatusRow]:
         rows = self._survey()
         now = time.monotonic()
         if any(row.unanswered for row in rows):
@@ -103,7 +103,7 @@ class Board:
             self._told = now
         return rows
 
-    def _as_known(self, row: RunStatus, is_old: bool) -> RunStatus:
+    def _as_known(self, row: StatusRow, is_old: bool) -> StatusRow:
         last = self._last.get(_place(row))
         unheard = row.unanswered is not None or is_old
         if row.status.state.is_final or not unheard or last is None:
@@ -115,5 +115,5 @@ class Board:
         return replace(row, status=known)
 
 
-def _place(row: RunStatus) -> Path:
+def _place(row: StatusRow) -> Path:
     return row.launch.paths.directory if row.launch else row.run_dir

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import one_line
 from launcher.monitor import formatting
 from launcher.monitor.board import Board, Look
-from launcher.monitor.overview import RunStatus, as_table
+from launcher.monitor.overview import StatusRow, as_table
 from launcher.monitor.tables import colour, print_table, reasons, rich_table
 from launcher.terminal import open_console
 
@@ -33,7 +33,7 @@ def watch(board: Board, interval: float, *, lines_of_json: bool = False) -> Look
     return watch_on_screen(board, interval) if sys.stdout.isatty() else watch_in_lines(board, as_line)
 
 
-def watch_in_lines(board: Board, write: Callable[[RunStatus], str]) -> Look:
+def watch_in_lines(board: Board, write: Callable[[StatusRow], str]) -> Look:
     """Print a line for each launch, and again whenever its state, its reason or its nodes change."""
     told: dict[str, tuple[object, ...]] = {}
     with board:
@@ -49,7 +49,7 @@ def watch_in_lines(board: Board, write: Callable[[RunStatus], str]) -> Look:
             time.sleep(_REDRAW_SECONDS)
 
 
-def as_line(row: RunStatus) -> str:
+def as_line(row: StatusRow) -> str:
     """A change for people."""
     status, progress = row.status, row.progress
     link = f" (link {status.chain})" if status.chain else ""
@@ -70,7 +70,7 @@ def as_line(row: RunStatus) -> str:
     return one_line("  ".join(part for part in parts if part))
 
 
-def as_json(row: RunStatus) -> str:
+def as_json(row: StatusRow) -> str:
     """A change for programs: one line."""
     return json.dumps(row.to_json())
 
@@ -127,15 +127,15 @@ def _heading(look: Look) -> Text:
     return head
 
 
-def _most_important(rows: Sequence[RunStatus], room: int) -> list[RunStatus]:
+def _most_important(rows: Sequence[StatusRow], room: int) -> list[StatusRow]:
     chosen = sorted(range(len(rows)), key=lambda index: rows[index].status.state.is_final)[: max(room, 1)]
     return [rows[index] for index in sorted(chosen)]
 
 
-def _launch(row: RunStatus) -> int | None:
+def _launch(row: StatusRow) -> int | None:
     return row.launch.paths.number if row.launch else None
 
 
-def _seen(row: RunStatus) -> tuple[object, ...]:
+def _seen(row: StatusRow) -> tuple[object, ...]:
     status = row.status
     return status.state, status.reason, status.nodes, status.restarts, str(status.chain)

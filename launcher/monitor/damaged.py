@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.tracking.launches import Launch
+from launcher.jobs.launches import Launch
 from supervisor.files import open_regular, unix_time
 
 FILE_NAME = "damaged_checkpoints.jsonl"

@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 from launcher.errors import one_line
 from launcher.exit_codes import WATCHING_ENDED
+from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import Event
 from launcher.monitor.log_files import newest_log, rank_failures
 from launcher.monitor.logs import last_lines
@@ -20,7 +21,6 @@ from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch, open_launch
 
 _FAILURE_LINES = 20
 # Of what was told between two looks, and before the first one: as many as a view can show.

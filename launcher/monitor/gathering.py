@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
+from launcher.jobs.launches import Launch, adopt, open_launch, read_launch
+from launcher.jobs.status import LaunchStatus, current_statuses, poll
 from launcher.monitor.curves import Curves
 from launcher.monitor.error_signs import LogSigns, find_signs
 from launcher.monitor.evidence import Evidence
@@ -20,9 +22,6 @@ from launcher.monitor.saved import find_saved
 from launcher.runs.paths import launch_numbers
 from launcher.runs.reading import read_yaml
 from launcher.schedulers.base import JobStatus
-from launcher.tracking.current import Tracked, look
-from launcher.tracking.launches import Launch, adopt, open_launch, read_launch
-from launcher.tracking.polling import ask
 from supervisor.files import open_regular, whole
 
 _ERROR_LOG = "nemo_error_log.txt"
@@ -49,19 +48,19 @@ def gather(run_dir: Path, number: int | None = None) -> Gathered:
     UserError
         If there is no such launch, or it cannot be read.
     """
-    tracked = _tracked(run_dir, number)
-    if tracked.launch is None:
-        raise UserError(f"the run in {run_dir} cannot be read: {tracked.status.reason}")
-    launch, status = tracked.launch, tracked.status
+    item = _status_of(run_dir, number)
+    if item.launch is None:
+        raise UserError(f"the run in {run_dir} cannot be read: {item.status.reason}")
+    launch, status = item.launch, item.status
     read = _read_training if launch.manifest.stage == "training" else _read_data_preparation
     return Gathered(launch, read(launch, status))
 
 
-def _tracked(run_dir: Path, number: int | None) -> Tracked:
-    if number is None and (found := look([run_dir])):
-        return found[0]
+def _status_of(run_dir: Path, number: int | None) -> LaunchStatus:
+    if number is None and (current := current_statuses([run_dir])):
+        return current[0]
     launch = open_launch(run_dir, number)
-    return Tracked(run_dir, launch, ask([launch])[0])
+    return poll([launch])[0]
 
 
 def _read_training(launch: Launch, status: JobStatus) -> Evidence:

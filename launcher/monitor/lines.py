@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Self
 
 from launcher.errors import one_line
+from launcher.jobs.launches import Launch
 from launcher.monitor import formatting
 from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
 from launcher.monitor.progress import Progress
 from launcher.schedulers.base import JobStatus
-from launcher.tracking.launches import Launch
 
 _EVERY = 5.0
 

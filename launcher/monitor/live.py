@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.errors import one_line
+from launcher.jobs.launches import Launch
 from launcher.monitor import formatting
 from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
@@ -25,7 +26,6 @@ from launcher.monitor.tables import colour
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.terminal import open_console
-from launcher.tracking.launches import Launch
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.tracking.launches import Launch
+from launcher.jobs.launches import Launch
 from supervisor.files import read_json, unix_time, whole
 
 FAILURES = "failures"
@@ -103,7 +103,7 @@ def began(launch: Launch) -> float:
 
     Errors before it are no longer true.
     """
-    lives = launch.lives
+    lives = launch.attempts
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import one_line
+from launcher.jobs.launches import Launch
 from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch
 from supervisor.files import open_regular
 
 _BLOCK = 1 << 16

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.jobs.launches import Launch
 from launcher.monitor import formatting
 from launcher.monitor.moments import moment
 from launcher.runs.paths import short
 from launcher.secrecy import recorded
-from launcher.tracking.launches import Launch
 from supervisor.files import open_regular, read_json
 from supervisor.marks import image_digest
 

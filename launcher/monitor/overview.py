@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import one_line
+from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor import formatting
 from launcher.monitor.changes import Difference, difference_of
 from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints, summary
@@ -24,8 +25,6 @@ from launcher.monitor.transitions import Transitions, transitions_of
 from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.current import Tracked, look
-from launcher.tracking.launches import Launch
 
 _GONE = JobStatus(State.UNKNOWN, "it has no launch, or is no longer there")
 
@@ -52,24 +51,12 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class RunStatus:
-    """A launch, as the scheduler and the trainer tell it.
+class StatusRow(LaunchStatus):
+    """The status of a launch, with the progress of its trainer."""
 
-    `launch` is ``None`` where it could not be read; the status then says why. `unanswered` says why the
-    scheduler could not be asked, if it could not.
-    """
-
-    run_dir: Path
-    launch: Launch | None
-    status: JobStatus
-    progress: Progress
-    unanswered: str | None = None
+    progress: Progress = field(default_factory=Progress)
     transitions: Transitions = field(default_factory=Transitions)
     damaged: Sequence[DamagedCheckpoint] = ()
-
-    @property
-    def run(self) -> str:
-        return self.launch.manifest.run if self.launch else self.run_dir.name
 
     @property
     def eta(self) -> float | None:
@@ -136,11 +123,7 @@ class RunStatus:
             "run_dir": str(self.run_dir),
             "launch": self.launch.paths.number if self.launch else None,
             "stage": manifest.stage if manifest else None,
-            "job_id": self.status.chain.job_id
-            if self.status.chain
-            else manifest.job_id
-            if manifest
-            else None,
+            "job_id": self.job_id,
             "state": self.status.state.value,
             "reason": self.status.reason,
             "why": self.status.why,
@@ -178,7 +161,7 @@ def finite(number: float | None) -> float | str | None:
     return number if number is None or math.isfinite(number) else str(number)
 
 
-def as_table(rows: Sequence[RunStatus]) -> tuple[Sequence[str], list[list[str]]]:
+def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:
     """The columns and their values; which link it is only where some row is a chain."""
     shown = [name for name in COLUMNS if name != LINK or any(row.status.chain for row in rows)]
     cells = [dict(zip(COLUMNS, row.cells(), strict=True)) for row in rows]
@@ -202,17 +185,17 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
     ]
 
 
-def gone(run_dir: Path) -> RunStatus:
+def gone(run_dir: Path) -> StatusRow:
     """A run that was asked for and has no launch: it must not look as if it had ended well."""
-    return RunStatus(run_dir, None, _GONE, Progress())
+    return StatusRow(run_dir, None, _GONE)
 
 
-def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None) -> list[RunStatus]:
-    """Look at runs, in their order; the parameters are those of `launcher.tracking.current.look`."""
-    return [_with_progress(item) for item in look(run_dirs, only)]
+def survey(run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None) -> list[StatusRow]:
+    """Look at runs, in their order; the parameters are those of `launcher.jobs.status.current_statuses`."""
+    return [_with_progress(item) for item in current_statuses(run_dirs, only)]
 
 
-def _with_progress(item: Tracked) -> RunStatus:
+def _with_progress(item: LaunchStatus) -> StatusRow:
     events: list[Event] = []
     transitions = Transitions()
     damaged: Sequence[DamagedCheckpoint] = ()
@@ -222,4 +205,12 @@ def _with_progress(item: Tracked) -> RunStatus:
         with contextlib.suppress(OSError):  # a colleague's that may not be read
             events = newest_events(item.launch, restarted=item.status.has_restarted)
     progress = Progress(events)
-    return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)
+    return StatusRow(
+        item.run_dir,
+        item.launch,
+        item.status,
+        item.unanswered,
+        progress=progress,
+        transitions=transitions,
+        damaged=damaged,
+    )

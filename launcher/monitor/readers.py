@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.jobs.launches import Launch
 from launcher.monitor.ends import read_ends
 from launcher.monitor.events import Event, EventReader, newest
 from launcher.monitor.log_files import job_logs, newest_log
-from launcher.tracking.launches import Launch
 
 if TYPE_CHECKING:
     from launcher.monitor.nemo import NemoReader

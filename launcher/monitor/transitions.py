@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from launcher.jobs.launches import Launch
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.slurm.times import parse_time_limit
-from launcher.tracking.launches import Launch
-from supervisor.marks import Life, cancelled_at, chain_end
+from supervisor.marks import JobAttempt, cancelled_at, chain_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     job_id = status.chain.job_id if status.chain else launch.manifest.job_id
     if job_id is None:
         return Transitions(submitted=created)
-    lives = [life for life in launch.lives if job_id in (life.job_id, life.job_id.partition("_")[0])]
+    lives = [life for life in launch.attempts if job_id in (life.job_id, life.job_id.partition("_")[0])]
     newest = list({life.job_id: life for life in lives}.values())  # of each task, or of the one job
     if status.state is State.PENDING:
         # It may have begun before, and been requeued; or the link before it has just ended.
-        return Transitions(created, last=_latest([created, *(life.ended for life in launch.lives)]))
+        return Transitions(created, last=_latest([created, *(life.ended for life in launch.attempts)]))
     started, ended = _started(newest, status), None
     if status.state.is_final:
         ended = _ended(launch, job_id, newest, status, started)
@@ -58,7 +58,7 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     return Transitions(created, started, last=None if status.state is State.UNKNOWN else started)
 
 
-def _started(lives: Sequence[Life], status: JobStatus) -> float | None:
+def _started(lives: Sequence[JobAttempt], status: JobStatus) -> float | None:
     begun = [life.started for life in lives if life.started is not None]
     # A life that is over is not the one that runs.
     if begun and (status.state.is_final or not all(life.is_over for life in lives)):
@@ -68,7 +68,7 @@ def _started(lives: Sequence[Life], status: JobStatus) -> float | None:
 
 
 def _ended(
-    launch: Launch, job_id: str, lives: Sequence[Life], status: JobStatus, started: float | None
+    launch: Launch, job_id: str, lives: Sequence[JobAttempt], status: JobStatus, started: float | None
 ) -> float | None:
     """The end that the job recorded, else that of who ended it, else when its time was over, else Slurm's."""
     if lives and all(life.ended is not None for life in lives):

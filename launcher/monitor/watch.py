@@ -6,11 +6,11 @@ import time
 from types import TracebackType
 from typing import Self
 
+from launcher.jobs.launches import Launch
+from launcher.jobs.status import poll
 from launcher.monitor.poller import Poller, backoff
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch
-from launcher.tracking.polling import ask
 
 # A busy controller serves thousands of users: never more often than this, in seconds.
 INTERVAL = 2.0
@@ -67,7 +67,7 @@ class StatusWatch:
         self._seen = time.monotonic()
 
     def _ask(self) -> JobStatus:
-        status = ask([self._launch])[0]
+        status = poll([self._launch])[0].status
         if status.state is State.UNKNOWN:
             self._failures += 1
         else:

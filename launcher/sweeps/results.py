@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import one_line
 from launcher.monitor import formatting
-from launcher.monitor.overview import RunStatus, gone, survey
+from launcher.monitor.overview import StatusRow, gone, survey
 from launcher.monitor.tables import REASON
 from launcher.runs.paths import short
 from launcher.slurm.states import State
@@ -25,7 +25,7 @@ class Result:
 
     name: str
     values: dict[str, str]
-    status: RunStatus
+    status: StatusRow
 
     @property
     def state(self) -> State:
@@ -87,7 +87,7 @@ def gather(sweep_dir: Path) -> Results:
         labels |= record.labels
         values |= {str(point["name"]): point["values"] for point in record.points}
     run_dirs = [sweep_dir / name for name in values]
-    found: dict[Path, RunStatus] = {}
+    found: dict[Path, StatusRow] = {}
     for status in survey(run_dirs):
         # Of several launches that live the newest: it comes first.
         found.setdefault(status.run_dir, status)
@@ -111,7 +111,7 @@ def failures(sweep_dir: Path) -> list[str]:
     return [*refused, *broken]
 
 
-def _measured(status: RunStatus) -> list[str]:
+def _measured(status: StatusRow) -> list[str]:
     progress = status.progress
     return [
         status.status.state.value,

@@ -8,7 +8,7 @@ import time
 
 from supervisor.marks import ChainEnd, end_chain
 from tests.chains.chain_yard import CHAIN, PREFIX, Yard
-from tests.tracking.zoo import Done, program
+from tests.jobs.on_slurm.zoo import Done, program
 
 # Who ends the chain of `unbegun`.
 SOMEBODY = "somebody"

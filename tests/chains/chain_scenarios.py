@@ -10,7 +10,7 @@ from tests.chains.chain_training import interrupted, rewound
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
 from tests.chains.spoilt_training import SPOILT, spoilt
-from tests.tracking.zoo import program
+from tests.jobs.on_slurm.zoo import program
 
 Scenario = Callable[[Yard, str], object]
 

@@ -1,31 +1,43 @@
-"""Two zoos, with accounting and without, populated at the same time: most of it is waiting for Slurm."""
+"""Fixtures: a project that launches jobs of a few lines of shell, and cancels what is left of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from control_project import Project
 
-from tests.sandbox.fixtures import booted
-from tests.tracking.scenarios import populate
-from tests.tracking.zoo import Zoo, open_zoo
-
-
-@pytest.fixture(scope="session")
-def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
-    """On sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
-    with booted(accounting=True) as sandbox, booted(accounting=False) as plain_sandbox:
-        both = {
-            "accounting": open_zoo(tmp_path_factory.mktemp("accounting"), sandbox),
-            "plain": open_zoo(tmp_path_factory.mktemp("plain"), plain_sandbox),
-        }
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(populate, both.values()))
-        yield both
+from launcher.sandbox import Sandbox
 
 
-@pytest.fixture(params=["accounting", "plain"])
-def zoo(request: pytest.FixtureRequest, zoos: dict[str, Zoo]) -> Zoo:
-    """The runs of a sandbox, with accounting and then without."""
-    return zoos[request.param]
+@pytest.fixture
+def project(
+    tmp_path: Path,
+    plain_sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Project]:
+    """On a Slurm without accounting."""
+    monkeypatch.setenv("SLURM_CONF", plain_sandbox.environment()["SLURM_CONF"])
+    yield from _project(tmp_path, monkeypatch, capsys, "cluster=sandbox")
+
+
+@pytest.fixture
+def local_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Project]:
+    """On this machine, without Slurm."""
+    yield from _project(tmp_path, monkeypatch, capsys, "cluster=local")
+
+
+def _project(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cluster: str
+) -> Iterator[Project]:
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+    project = Project(directory, cluster, capsys)
+    try:
+        yield project
+    finally:
+        project.cancel_all()

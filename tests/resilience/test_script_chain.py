@@ -19,7 +19,7 @@ from launcher.plan import Chain, Payload, Plan, Queue
 from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
 from supervisor.excluded import ExcludedNode
-from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_lives
+from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_attempts
 from tests.launch_files import write_files
 
 TAG = "0123abcd"
@@ -146,7 +146,7 @@ def test_a_link_after_the_end_of_its_chain_does_nothing(tmp_path: Path) -> None:
     assert code == 0
     assert "leaves without doing anything" in told and "job 17" in told
     assert not made.called("srun") and not made.called("sbatch")
-    assert [life.job_id for life in read_lives(made.directory)] == ["17"]
+    assert [life.job_id for life in read_attempts(made.directory)] == ["17"]
 
 
 def test_of_two_jobs_that_are_one_link_one_leaves(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_the_exit_code_decides_whether_it_goes_on(
     assert made.ended()["verdict"] == verdict
     assert (chain_end(made.directory) is not None) == ends
     assert made.called("scancel") == (["scancel 18"] if ends else [])
-    (life,) = read_lives(made.directory)
+    (life,) = read_attempts(made.directory)
     assert (life.exit_code, life.link, life.verdict) == (code, 1, verdict)
     assert life.why
 
@@ -397,7 +397,7 @@ def test_a_node_that_failed_is_excluded_where_slurm_can_do_without_it(tmp_path: 
     assert line.split("\t")[0::2] == ["n2", "17"]
     made.run("2", TAG, job="18", ANSWER="19")
     assert "--exclude=n9,n2 " in made.submitted()[0]
-    assert read_lives(made.directory)[-1].avoids == "n9,n2"
+    assert read_attempts(made.directory)[-1].avoids == "n9,n2"
 
 
 def test_a_node_that_is_needed_is_not_excluded_and_that_is_said(tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_a_training_that_went_back_goes_on_link_by_link(tmp_path: Path) -> None:
             echo '{{"step": {step}, "serial": {link + 2}}}' >{into}/complete.json; exit 1""")
         made.run(*([TAG] if link == 1 else [str(link), TAG]), job=str(16 + link), ANSWER=str(17 + link))
         assert made.ended(str(16 + link))["verdict"] == "continue"
-    assert [life.checkpoint for life in read_lives(made.directory)] == [1000, 400, 600, 800]
+    assert [life.checkpoint for life in read_attempts(made.directory)] == [1000, 400, 600, 800]
     made.tasks("exit 1")
     for link in (5, 6):
         assert chain_end(made.directory) is None
@@ -546,7 +546,7 @@ def test_a_link_that_may_have_been_requeued_does_not_end_its_chain(
     code, told = made.run(SLURM_RESTART_COUNT="1")
     assert code == 0, told
     assert made.submitted() == [], "the next link is there already"
-    assert [(life.number, life.verdict) for life in read_lives(made.directory)] == [
+    assert [(life.number, life.verdict) for life in read_attempts(made.directory)] == [
         (0, "continue"),
         (1, "done"),
     ]

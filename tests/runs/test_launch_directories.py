@@ -16,6 +16,8 @@ import pytest
 
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
+from launcher.jobs.launches import open_launch
+from launcher.jobs.status import poll
 from launcher.launching import Launched, launch
 from launcher.runs.checkouts import checkout_of
 from launcher.runs.files import link_atomic
@@ -26,8 +28,6 @@ from launcher.runs.write import LaunchExists, link_newest, write_launch
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import State
-from launcher.tracking.launches import open_launch
-from launcher.tracking.polling import ask
 from supervisor.files import write_atomic
 
 
@@ -277,6 +277,6 @@ def test_nobody_is_told_that_there_is_no_job_while_the_scheduler_cannot_be_asked
     lost = replace(made.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
     write_manifest(made.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
     found = open_launch(made.paths.run_dir)
-    (told,) = ask([found])
+    (told,) = poll([found])
     assert told.state is State.UNKNOWN
     assert "gone.conf" in (told.reason or "")

@@ -9,8 +9,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.monitor.board_views import as_line
-from launcher.monitor.overview import RunStatus
-from launcher.monitor.progress import Progress
+from launcher.monitor.overview import StatusRow
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.sweeps.record import Record, write_record
@@ -68,7 +67,7 @@ def test_an_array_whose_record_is_broken_is_told(
 def test_why_a_point_failed_is_told(tmp_path: Path) -> None:
     """What the job found out about its end, and not the exit code alone."""
     status = JobStatus(State.FAILED, "exit code 1", exit_code=1, why="a library was missing")
-    row = RunStatus(tmp_path / "seed=7", None, status, Progress())
+    row = StatusRow(tmp_path / "seed=7", None, status)
     (cells,) = Results({SEED: "seed"}, [Result("seed=7", {SEED: "7"}, row)]).rows()
     assert cells[-1] == "exit code 1: a library was missing"
     assert "FAILED (exit code 1: a library was missing)" in as_line(row)

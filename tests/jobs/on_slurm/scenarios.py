@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tests.jobs.on_slurm.zoo import PATIENCE_SECONDS, Zoo, program
+
 from tests.sandbox.fixtures import slurm_is_at_least
-from tests.tracking.zoo import PATIENCE_SECONDS, Zoo, program
 
 LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
 SLEEP = LIFE + "exec sleep 3600\n"

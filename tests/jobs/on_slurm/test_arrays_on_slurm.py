@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from tests.tracking.zoo import Row, Zoo
+from tests.jobs.on_slurm.zoo import Row, Zoo
 
 pytestmark = pytest.mark.slurm
 

@@ -1,0 +1,31 @@
+"""Two zoos, with accounting and without, populated at the same time: most of it is waiting for Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.jobs.on_slurm.scenarios import populate
+from tests.jobs.on_slurm.zoo import Zoo, open_zoo
+
+from tests.sandbox.fixtures import booted
+
+
+@pytest.fixture(scope="session")
+def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
+    """On sandboxes of their own: what runs, waits or is broken there stays so for all of these tests."""
+    with booted(accounting=True) as sandbox, booted(accounting=False) as plain_sandbox:
+        both = {
+            "accounting": open_zoo(tmp_path_factory.mktemp("accounting"), sandbox),
+            "plain": open_zoo(tmp_path_factory.mktemp("plain"), plain_sandbox),
+        }
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(populate, both.values()))
+        yield both
+
+
+@pytest.fixture(params=["accounting", "plain"])
+def zoo(request: pytest.FixtureRequest, zoos: dict[str, Zoo]) -> Zoo:
+    """The runs of a sandbox, with accounting and then without."""
+    return zoos[request.param]
