@@ -14,13 +14,12 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-from tests.jobs.on_slurm.zoo import Done, Zoo
-
 from launcher.runs.paths import launch_numbers
 from launcher.sandbox import Sandbox, processes
 from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
 from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
+from tests.jobs.on_slurm.zoo import Done, Zoo
 
 PREFIX = "chain-"
 NODES = 12

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from tests.jobs.on_slurm.scenarios import populate
 from tests.jobs.on_slurm.zoo import Zoo, open_zoo
-
 from tests.sandbox.fixtures import booted
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.jobs.on_slurm.zoo import PATIENCE_SECONDS, Zoo, program
-
 from tests.sandbox.fixtures import slurm_is_at_least
 
 LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.jobs.on_slurm.scenarios import REFUSED, STRANGER
 from tests.jobs.on_slurm.zoo import Zoo
 

@@ -6,10 +6,10 @@ import json
 import shutil
 
 import pytest
-from tests.jobs.on_slurm.scenarios import SCENARIOS, STRANGER, Scenario
-from tests.jobs.on_slurm.zoo import Row, Zoo, program
 
 from tests.job_marks import ends
+from tests.jobs.on_slurm.scenarios import SCENARIOS, STRANGER, Scenario
+from tests.jobs.on_slurm.zoo import Row, Zoo, program
 
 pytestmark = pytest.mark.slurm
 

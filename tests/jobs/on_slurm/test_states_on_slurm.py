@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import pytest
+
 from tests.jobs.on_slurm.scenarios import GRACE_IS_PREEMPTION, IS_REQUEUED_TWICE, REFUSED
 from tests.jobs.on_slurm.zoo import Zoo
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.on_slurm.scenarios import REQUEUE, begin_again
-from tests.jobs.on_slurm.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
 
 from launcher.sandbox import Sandbox
 from supervisor.marks import chain_end, link_jobs
+from tests.jobs.on_slurm.scenarios import REQUEUE, begin_again
+from tests.jobs.on_slurm.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
 
 pytestmark = pytest.mark.slurm
 
