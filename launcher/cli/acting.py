@@ -1,4 +1,4 @@
-"""What the verbs that act on jobs share: which jobs they are about, and how they tell what came of it."""
+"""Shared parts of the verbs that act on jobs: their targets, and the messages about the outcomes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
 from launcher.errors import UserError
 from launcher.jobs.acting import Effect, Outcome, exit_code, in_order
-from launcher.jobs.status import LaunchStatus
-from launcher.jobs.status import named_statuses as targets_of
+from launcher.jobs.lookup import RunRef
+from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor import formatting
 from launcher.monitor.overview import links_to_json
 from launcher.monitor.progress import Progress
@@ -31,56 +31,56 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
-    """The jobs that were asked for, in the order in which to act on them.
+    """Return the jobs that the command line names, in the order in which to act on them.
 
     Raises
     ------
     UserError
         If one of them is not known: then nothing is done to the others either.
     """
-    found = find_all(args.runs, args.base_results_dir)
+    refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
-        if len(found) > 1:
-            raise UserError(f"--launch {args.launch}: of which run? {len(found)} are named")
-        found = [type(one)(one.run_dir, args.launch) for one in found]
-    return in_order(targets_of(found))
+        if len(refs) > 1:
+            raise UserError(f"--launch {args.launch}: of which run? {len(refs)} are named")
+        refs = [RunRef(ref.run_dir, args.launch) for ref in refs]
+    return in_order(named_statuses(refs))
 
 
-def hold_and_tell(
+def act_on_all(
     args: argparse.Namespace, act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str
 ) -> int:
-    """Hold or release the jobs that were asked for, and tell what came of it; return the exit code."""
+    """Act on the jobs that the command line names, and print the outcomes; return the exit code."""
     outcomes = act(chosen(args))
-    tell_all(args, outcomes, verb)
+    print_outcomes(args, outcomes, verb)
     return finish(args, outcomes)
 
 
-def act_and_tell(
+def act_one_by_one(
     args: argparse.Namespace,
     targets: Sequence[LaunchStatus],
     act: Callable[[LaunchStatus], Outcome],
     verb: str,
 ) -> list[Outcome]:
-    """Act on each job and tell at once what came of it.
+    """Act on each job, and print its outcome at once.
 
     Parameters
     ----------
     verb
-        What is done to a job, as in `was not cancelled`.
+        The participle of the action, as in `was not cancelled`.
     """
     outcomes = []
     for target in targets:
         outcome = act(target)
         outcomes.append(outcome)
         if not args.json:
-            tell(outcome, verb)
+            print_outcome(outcome, verb)
     return outcomes
 
 
-def tell_all(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
-    """Tell what came of acting on jobs at once; `verb` is as in `act_and_tell`."""
+def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
+    """Print the outcomes of acting on jobs; `verb` is as in `act_one_by_one`."""
     for outcome in () if args.json else outcomes:
-        tell(outcome, verb)
+        print_outcome(outcome, verb)
 
 
 def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
@@ -90,9 +90,9 @@ def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
     return exit_code(outcomes)
 
 
-def tell(outcome: Outcome, verb: str) -> None:
-    """Print one line: on stderr, if it is not what was asked for."""
-    name, how, words = name_of(outcome.target), how_it_was(outcome.target), outcome.message
+def print_outcome(outcome: Outcome, verb: str) -> None:
+    """Print one line: on stderr, if the request failed."""
+    name, how, message = name_of(outcome.target), describe(outcome.target), outcome.message
     match outcome.effect:
         case Effect.HELD | Effect.RELEASED if outcome.target.chain and outcome.target.runs:
             waiting = outcome.target.waiting_id
@@ -104,22 +104,22 @@ def tell(outcome: Outcome, verb: str) -> None:
         case Effect.SAVING:
             line = f"told {name} to save and leave: it is {how}"
         case Effect.AS_ASKED:
-            line = f"{name}: {words}: {how}"
+            line = f"{name}: {message}: {how}"
         case Effect.GIVEN_UP:
-            line = f"gave up {name}: {words}"
+            line = f"gave up {name}: {message}"
         case Effect.LEFT:
-            line = f"left {name} alone: it is {how}" + (f"; {words}" if words else "")
+            line = f"left {name} alone: it is {how}" + (f"; {message}" if message else "")
         case Effect.NOT_VALID:
-            return _complain(f"{name} cannot be {verb}: it is {how}", words)
+            return _complain(f"{name} cannot be {verb}: it is {how}", message)
         case Effect.REFUSED:
             return _complain(f"{name} was not {verb}: {_without_name(outcome, verb)}")
         case Effect.UNKNOWN:
-            return _complain(f"{name}: whether it could be {verb} is not known", words)
+            return _complain(f"{name}: whether it could be {verb} is not known", message)
     return print(line, flush=True)
 
 
-def tell_end(outcome: Outcome) -> None:
-    """Print how a job ended that was waited for."""
+def print_end(outcome: Outcome) -> None:
+    """Print how a job ended, after waiting for it."""
     name = name_of(outcome.target)
     if outcome.end is None:
         return _complain(f"{name}: whether it has ended is not known", outcome.message)
@@ -129,18 +129,18 @@ def tell_end(outcome: Outcome) -> None:
 
 
 def name_of(target: LaunchStatus) -> str:
-    """The job for people."""
+    """Return the job's name for people."""
     link = f", link {target.chain}" if target.chain else ""
     launch = f" (launch {target.number}{link})" if target.number else ""
     return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"
 
 
-def how_it_was(target: LaunchStatus) -> str:
-    """How the job was when it was looked at: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
+def describe(target: LaunchStatus) -> str:
+    """Describe a job's status: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
     status = target.status
     parts = [target.state.value]
     if status.reason and not target.task:
-        # Of why it waits Slurm's word is enough here, and of the tasks of an array how many.
+        # Slurm's word is enough for why it waits, and the counts for the tasks of an array.
         end = ";" if status.tasks else ":"
         is_short = target.state is State.PENDING or (status.tasks and target.state.is_live)
         parts.append(f"({status.reason.partition(end)[0] if is_short else status.reason})")
@@ -161,13 +161,13 @@ def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
 
 
 def _without_name(outcome: Outcome, verb: str) -> str:
-    """A refusal without what was said of the job already."""
+    """Return the message of a refusal without the job's name."""
     return (outcome.message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
 
 
-def _complain(line: str, words: str | None = None) -> None:
-    lines = [*line.splitlines(), *(words or "").splitlines()]
-    print("slipway: " + "\n  ".join(one.strip() for one in lines), file=sys.stderr, flush=True)
+def _complain(line: str, message: str | None = None) -> None:
+    lines = [*line.splitlines(), *(message or "").splitlines()]
+    print("slipway: " + "\n  ".join(line.strip() for line in lines), file=sys.stderr, flush=True)
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
@@ -192,6 +192,6 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def told_any(outcomes: Iterable[Outcome], done: Effect) -> bool:
-    """Whether something came of acting on some job."""
-    return any(outcome.effect is done for outcome in outcomes)
+def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
+    """Return True if acting on some job had an effect."""
+    return any(outcome.effect is effect for outcome in outcomes)

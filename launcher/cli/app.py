@@ -44,7 +44,7 @@ _VERBS = {
     "history": "launcher.cli.history",
     "cancel": "launcher.cli.cancel",
     "hold": "launcher.cli.hold",
-    "release": "launcher.cli.release",
+    "release": "launcher.cli.hold",
     "attach": "launcher.cli.attach",
     "verify": "launcher.cli.verify",
     "data": "launcher.cli.data",
@@ -318,8 +318,8 @@ def _parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"slipway {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     chosen = [given[0]] if given and given[0] in _VERBS else list(_VERBS)
-    for verb in chosen:
-        importlib.import_module(_VERBS[verb]).add_parser(subparsers)
+    for module in dict.fromkeys(_VERBS[verb] for verb in chosen):
+        importlib.import_module(module).add_parser(subparsers)
     end = given.index("--") if given[0] in _WITH_COMMAND and "--" in given else len(given)
     args, rest = parser.parse_known_args(given[:end])
     if given[0] in _WITH_COMMAND:

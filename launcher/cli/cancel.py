@@ -1,4 +1,4 @@
-"""`slipway cancel`: end the jobs of runs, at once or with a checkpoint."""
+"""`slipway cancel`: cancel the jobs of runs, at once or with a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import sys
 
 from launcher.cli.acting import (
-    act_and_tell,
+    act_one_by_one,
     add_targets,
     chosen,
+    describe,
     finish,
-    how_it_was,
+    has_effect,
     name_of,
-    tell_all,
-    tell_end,
-    told_any,
+    print_end,
+    print_outcomes,
 )
 from launcher.errors import UserError
 from launcher.exit_codes import WATCHING_ENDED
@@ -23,21 +23,22 @@ from launcher.jobs.cancelling import cancel
 from launcher.jobs.status import LaunchStatus
 
 _DESCRIPTION = """\
-End the jobs of runs: those that run and those that wait, which are ended first so that none of them starts
-in between. Launching a run again continues it from its newest checkpoint; what it did since then may be
-lost, unless --save lets it save first.
+Cancel the jobs of runs: the waiting ones first, so that none of them starts in between, then the running
+ones. Launching a run again continues it from its newest checkpoint; progress since then may be lost, unless
+--save lets it save first.
 
-Like scancel and `kubectl delete` this does not ask: it acts on what you name and says what that was. -i asks.
+Like scancel and `kubectl delete` this does not ask: it acts on the jobs that you name, and lists them. -i
+asks.
 
 examples:
-  slipway cancel gpt3_126m               all launches of the run that wait or run
+  slipway cancel gpt3_126m               all waiting and running launches of the run
   slipway cancel --save --wait gpt3_126m let the trainer save and leave, and wait until it has
   slipway cancel gpt3_126m --launch 2    only this launch
   slipway cancel 4711 4712_3             only these jobs; of the array only this task
   slipway cancel --json gpt3_126m | jq -r '.[] | select(.done == "cancelled") | .job_id'
 
 exit code:
-  0    nothing of it waits or runs any more, or is about to end
+  0    all jobs have ended, or are about to end
   1    the scheduler refused to end some job
   2    there is no such run or launch
   3    the state of some job is not known, or the scheduler did not answer
@@ -49,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "cancel",
-        help="end the jobs of runs",
+        help="cancel the jobs of runs",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--save",
         action="store_true",
-        help="let what runs save and leave, as before a time limit; what waits is cancelled",
+        help="let running jobs save and leave, as before a time limit; waiting ones are cancelled",
     )
     parser.add_argument("--wait", action="store_true", help="wait until the scheduler confirms the end")
     parser.add_argument("-i", "--interactive", action="store_true", help="ask before each job")
@@ -69,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: there is no terminal to ask on")
     if args.interactive:
-        outcomes = act_and_tell(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
+        outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
     else:
         outcomes = cancel(chosen(args), args.save)
-        tell_all(args, outcomes, "cancelled")
+        print_outcomes(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
-    elif told_any(outcomes, Effect.SAVING) and not args.json:
+    elif has_effect(outcomes, Effect.SAVING) and not args.json:
         _hint("its log tells how it saves: slipway logs -f RUN; launching it again continues it")
     return finish(args, outcomes)
 
@@ -88,7 +89,7 @@ def _ask_first(target: LaunchStatus, args: argparse.Namespace) -> Outcome:
 
 
 def _agrees(target: LaunchStatus) -> bool:
-    print(f"cancel {name_of(target)}, {how_it_was(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"cancel {name_of(target)}, {describe(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
     try:
         answer = sys.stdin.readline()
@@ -104,7 +105,7 @@ def _wait(outcomes: list[Outcome], quietly: bool) -> list[Outcome]:
         for outcome in wait_for_ends(outcomes):
             ended[outcome.target.run_dir, outcome.target.number, outcome.target.task] = outcome
             if not quietly:
-                tell_end(outcome)
+                print_end(outcome)
     except KeyboardInterrupt:
         _hint("the jobs end without being waited for")
         raise SystemExit(WATCHING_ENDED) from None

@@ -117,7 +117,7 @@ def commands() -> Iterator[Command]:
 
     parser = argparse.ArgumentParser(prog="slipway")
     subparsers = parser.add_subparsers()
-    for module in _VERBS.values():
+    for module in dict.fromkeys(_VERBS.values()):
         import_module(module).add_parser(subparsers)
     yield from _commands("", parser)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from launcher.cli.runs import add_run, found
+from launcher.cli.runs import add_run, named_run
 from launcher.monitor.follow import follow_and_tell
 
 _DESCRIPTION = """\
@@ -20,7 +20,7 @@ exit code:
   0    the job completed
   1    it did not
   2    there is no such run
-  3    its state could not be told for a minute
+  3    its state was not known for a minute
   75   the training was interrupted: launching it again continues
   130  Ctrl-C; the job goes on"""
 
@@ -40,5 +40,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Follow the launch."""
-    chosen = found(args)
-    return follow_and_tell(chosen.run_dir, chosen.launch)
+    ref = named_run(args)
+    return follow_and_tell(ref.run_dir, ref.launch)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.cli.runs import add_run, found
+from launcher.cli.runs import add_run, named_run
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN
 from launcher.monitor import formatting
@@ -69,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the launches, or one; return the exit code."""
-    chosen = found(args)
+    chosen = named_run(args)
     if chosen.launch is not None:
         return _tell_origin(chosen.run_dir, chosen.launch, as_json=args.json)
     rows = history(chosen.run_dir)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cli.runs import add_run, found
+from launcher.cli.runs import add_run, named_run
 from launcher.errors import UserError, one_line
 from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
 from launcher.jobs.launches import Launch, open_launch
@@ -116,7 +116,7 @@ def _number(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Print the log."""
-    chosen = found(args)
+    chosen = named_run(args)
     launch = open_launch(chosen.run_dir, chosen.launch)
     task = args.task if args.task is not None or chosen.task is None else int(chosen.task)
     if args.rank is not None:

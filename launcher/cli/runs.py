@@ -1,4 +1,4 @@
-"""What the verbs about runs share: how a run is named on the command line."""
+"""Shared parts of the verbs about runs: how a command line names a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNS_HELP = f"{RUN_HELP}; a sweep is all of its points"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the run that a verb is about, and one of its launches."""
+    """Add the run of a verb, and one of its launches."""
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_launch(parser)
     add_base_results_dir(parser)
@@ -37,20 +37,20 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("results"),
         metavar="DIR",
-        help="where runs are looked for by name (default: results)",
+        help="the directory to search for runs by name (default: results)",
     )
 
 
-def found(args: argparse.Namespace) -> RunRef:
-    """The run that was asked for; `launch` is the number that was, or that of the job."""
+def named_run(args: argparse.Namespace) -> RunRef:
+    """Return the run that the command line names; `launch` is the number of --launch, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)
 
 
 def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
-    """The runs that were asked for, in their order; what else a word could have meant is told.
+    """Return the runs that words name, in their order; print other meanings of the words to stderr.
 
-    A sweep is all of its points, and so is the array that they are.
+    A sweep, or its array, stands for all of its points.
     """
     runs = [run for word in words for run in _named(word, base_results_dir)]
     for note in dict.fromkeys(note for run in runs for note in run.notes):
@@ -59,12 +59,12 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
 
 
 def find_one(word: str, base_results_dir: Path) -> RunRef:
-    """The one run that was asked for.
+    """Return the only run that a word names.
 
     Raises
     ------
     UserError
-        If it is a sweep, which is several.
+        If it is a sweep of several runs.
     """
     runs = find_all([word], base_results_dir)
     if len(runs) > 1:
@@ -77,26 +77,26 @@ def find_one(word: str, base_results_dir: Path) -> RunRef:
 
 
 def _named(word: str, base_results_dir: Path) -> list[RunRef]:
-    """What one word names."""
+    """Return the runs that one word names."""
     points = _points(word, base_results_dir)
     if points:
         return points
-    run = find_run(word, base_results_dir)
-    return _array(run) or [run] if run.job == word else [run]
+    ref = find_run(word, base_results_dir)
+    return _array(ref) or [ref] if ref.job == word else [ref]
 
 
-def _array(one: RunRef) -> list[RunRef]:
-    """All points of the array that one of them was found by, each in the launch that was a task of it."""
-    sweep_dir, own = one.run_dir.parent, (one.run_dir.name, one.launch)
+def _array(ref: RunRef) -> list[RunRef]:
+    """Return all points of the array of a point, each with the launch that was a task of it."""
+    sweep_dir, own = ref.run_dir.parent, (ref.run_dir.name, ref.launch)
     for record in read_records(sweep_dir):
         points = [(str(point["name"]), point.get("launch")) for point in record.points]
         if own in points:
-            return [replace(one, run_dir=sweep_dir / name, launch=number) for name, number in points]
+            return [replace(ref, run_dir=sweep_dir / name, launch=number) for name, number in points]
     return []
 
 
 def _points(word: str, base_results_dir: Path) -> list[RunRef]:
-    """The points of a sweep, if it is one that a word names: by its directory, or below the base."""
+    """Return the points of a sweep that a word names by its directory or below the base; empty otherwise."""
     for directory in (Path(word), base_results_dir / word):
         if word and (points := points_of(directory)):
             return [RunRef(run_dir) for run_dir in points]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher import exit_codes
-from launcher.cli.runs import add_run, found
+from launcher.cli.runs import add_run, named_run
 from launcher.errors import one_line
 from launcher.monitor.gathering import Gathered, gather
 from launcher.monitor.tables import align
@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the checks and the verdict."""
-    asked = found(args)
+    asked = named_run(args)
     gathered = gather(asked.run_dir, asked.launch)
     checks = verify(gathered.evidence)
     code = exit_code(gathered.evidence, checks)
