@@ -1,4 +1,4 @@
-"""Arithmetic of trainings that the launcher and the trainer share: FLOPs, GPUs, parameters, layouts.
+"""Arithmetic that the launcher and the trainer share: FLOPs, peaks of GPUs, parameters, layout rules.
 
-The standard library alone. The launcher imports it, and a launch copies it beside the trainer.
+It needs the standard library alone. The launcher imports it, and a launch copies it beside the trainer.
 """

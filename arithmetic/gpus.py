@@ -40,10 +40,10 @@ class Gpu(NamedTuple):
     nvlink
         Bytes per second in one direction, 0.0 without NVLink.
     nvlink_gpus
-        How many GPUs NVLink connects: 8 in a DGX, 72 in an NVL72, 2 by a bridge, 1 without NVLink.
+        GPUs that NVLink connects: 8 in a DGX, 72 in an NVL72, 2 by a bridge, 1 without NVLink.
     nic
-        A GPU's share of the network in bytes per second, as in NVIDIA's own machines; None where nobody
-        publishes one.
+        A GPU's share of the network in bytes per second, as in NVIDIA's own machines; None where it is not
+        published.
     nodes
         The same by well-known machine, such as ``AWS p5``.
     names
@@ -83,7 +83,7 @@ class Gpu(NamedTuple):
 
 
 def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
-    """Read a row of the table; its values are valid."""
+    """Return the GPU of a row of the table, whose values are valid."""
     nic = row.get("nic_gbit_s")
     major, minor = row["capability"]
     return Gpu(
@@ -101,7 +101,7 @@ def gpu_from(name: str, row: Mapping[str, Any]) -> Gpu:
 
 
 def with_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
-    """Return the GPUs that a site adds or changes, from what it says of them; the table has the rest.
+    """Return the GPUs that a site adds or changes; figures that it leaves out are those of the table.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def with_site(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Gpu]:
 
 
 class MissingFigures(Exception):
-    """A GPU of the site's without figures that nothing can be counted without."""
+    """A GPU of a site that lacks figures which every estimate needs."""
 
     def __init__(self, name: str, keys: list[str]) -> None:
         super().__init__(name)
@@ -132,7 +132,7 @@ class MissingFigures(Exception):
 
 
 def trainer_rows(gpus: Mapping[str, Gpu]) -> list[dict[str, Any]]:
-    """Return what the trainer must know of a site's GPUs and does not find in its table: names and peaks."""
+    """Return the names and peaks of a site's GPUs that differ from the table, for the trainer."""
     rows = []
     for name, gpu in gpus.items():
         known = GPUS.get(name)
@@ -170,7 +170,7 @@ def plain_name(name: str) -> str:
 
 
 def named(name: str, table: Mapping[str, Gpu]) -> list[Gpu]:
-    """Return the GPUs that a name may mean: none is unknown, and of several the name says too little."""
+    """Return the GPUs that a name may mean: none for an unknown name, several for an ambiguous one."""
     if name in table:
         return [table[name]]
     plain = plain_name(name)
@@ -191,5 +191,5 @@ def _read() -> dict[str, dict[str, Any]]:
 ROWS: Mapping[str, Mapping[str, Any]] = MappingProxyType(_read())
 GPUS: Mapping[str, Gpu] = MappingProxyType({name: gpu_from(name, row) for name, row in ROWS.items()})
 
-# What the shipped sizes are for, where nobody says which GPU there is.
+# The GPU that the shipped sizes are for, where the configuration names none.
 ASSUMED = GPUS["a100-80gb"]

@@ -1,4 +1,4 @@
-"""How many parameters a model has, counted from its configuration.
+"""Parameters of a model, counted from its configuration.
 
 Sources: GPT and BERT, the parts of the models in Narayanan et al. 2021 (arXiv:2104.04473, section 5.1), whose
 equation 2 is the sum for a GPT without options; grouped queries, Ainslie et al. 2023 (arXiv:2305.13245);
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 Node = Mapping[str, Any]
 
-# What is known of a tokenizer that is named but not at hand: the published sizes of its vocabulary.
+# Published sizes of the vocabularies of tokenizers that are named, but not at hand.
 VOCABULARIES = {
     "GPT2BPETokenizer": 50_257,
     "BertWordPieceLowerCase": 30_522,
@@ -33,9 +33,9 @@ VOCABULARIES = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A number of parameters: those that tensor parallelism divides, and those that each of its ranks has.
+    """A number of parameters: `split` by tensor parallelism, and `whole` on each of its ranks.
 
-    `routed` are those of the experts that a router chooses from, which expert parallelism divides, and expert
+    `routed` are those of the experts that a router chooses from: expert parallelism divides them, and expert
     tensor parallelism in turn.
     """
 
@@ -54,14 +54,14 @@ class Size:
         return self.split + self.whole + self.routed
 
     def on_rank(self, tensor: int) -> int:
-        """Return what one tensor parallel rank of so many has, routed experts apart."""
+        """Return the parameters of one of `tensor` tensor parallel ranks, routed experts apart."""
         return self.split // tensor + self.whole
 
 
 class StackParameters(NamedTuple):
-    """A stack of layers: one of them, and the norm behind the last.
+    """Parameters of a stack of layers: those of one layer, and of the norm behind the last.
 
-    `sparse` is a layer whose MLP is a mixture of experts, and `sparse_layers` is how many of the layers are.
+    `sparse` is a layer whose MLP is a mixture of experts; `sparse_layers` counts such layers.
     """
 
     layers: int
@@ -77,10 +77,10 @@ class StackParameters(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a model is made of.
+    """Parts of a model.
 
-    `embedding` is that of the words, their positions and their kinds; `words` the matrix in it that the
-    output shares if it `is_tied`; `output` all that comes behind the last stack.
+    `embedding` is that of words, positions and token types; `words` the matrix in it that the output shares
+    if it `is_tied`; `output` everything behind the last stack.
     """
 
     embedding: Size
@@ -94,7 +94,7 @@ _NOT_LEARNED = ("rope", "relative", "none", "alibi", "kerple", "sandwich")
 
 
 def vocabulary_size(model: Node) -> int | None:
-    """The size of a model's vocabulary, padded as Megatron pads it; ``None`` if its tokenizer is not known.
+    """Return the size of a model's vocabulary, padded as Megatron pads it; None for an unknown tokenizer.
 
     Megatron pads to a multiple of `make_vocab_size_divisible_by` × the tensor parallel size.
     """
@@ -104,9 +104,9 @@ def vocabulary_size(model: Node) -> int | None:
     size = override or next((size for name, size in VOCABULARIES.items() if name in named), None)
     if size is None:
         return None
-    # Those of a T5, which stand for what was taken out of a text, follow the tokenizer's own.
+    # The sentinels of a T5, which stand for what was taken out of a text, follow the tokenizer's own tokens.
     size = int(size) + (0 if override else int(tokenizer.get("num_sentinel_tokens") or 0))
-    # A size that is given is the model's: as in NeMo it is not padded, but for what the ranks share evenly.
+    # As in NeMo, a size of the model's own is padded only to what the ranks share evenly.
     multiple = 1 if override else model.get("make_vocab_size_divisible_by") or 1
     return padded_vocabulary(size, multiple, model.get("tensor_model_parallel_size") or 1)
 
@@ -121,7 +121,7 @@ def padded_vocabulary(size: int, divisor: int, tensor: int) -> int:
 
 
 def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> int:
-    """The parameters of the whole model, whatever it is divided among.
+    """Return the parameters of the whole model, whatever it is divided among.
 
     Parameters
     ----------
@@ -137,10 +137,10 @@ def count_parameters(model: Node, vocabulary: int, model_type: str = "gpt") -> i
 
 
 def parts_of(model: Node, vocabulary: int, model_type: str = "gpt") -> Parts:
-    """The same, by the parts that a pipeline deals out. What tensor parallelism divides is Megatron's choice.
+    """Return the parameters by the parts that a pipeline deals out, split as Megatron splits them.
 
-    Shoeybi et al. 2019 (arXiv:1909.08053, section 3): the matrices, and the biases of those that are divided
-    by their rows; norms, positions, and the biases behind a sum over the ranks are whole.
+    Shoeybi et al. 2019 (arXiv:1909.08053, section 3): tensor parallelism divides the matrices, and the biases
+    of those that are divided by rows; norms, positions, and biases behind a sum over the ranks are whole.
     """
     return {"gpt": _gpt, "t5": _t5, "bert": _bert}[model_type](model, vocabulary)
 
@@ -156,13 +156,13 @@ def _gpt(model: Node, vocabulary: int) -> Parts:
 
 
 def _t5(model: Node, vocabulary: int) -> Parts:
-    """One embedding for both stacks and the output; each stack ends with a norm."""
+    """Count one embedding for both stacks and the output; each stack ends with a norm."""
     encoder, decoder = ({**model, **(model.get(stack) or {})} for stack in ("encoder", "decoder"))
     words = Size(vocabulary * int(encoder["hidden_size"]))
     # A tied output has a bias; an untied one has none, and a matrix of its own.
     tied = bool(model.get("share_decoder_tokens_head_embeddings", True))
     output = (Size(vocabulary) if model.get("tokens_head_bias", True) else Size()) if tied else words
-    # Of all layers of a stack.
+    # All layers of a stack share the biases of relative positions.
     buckets = encoder.get("relative_attention_num_buckets") or 32
     relative = buckets if encoder.get("position_embedding_type") == "relative" else 0
     stacks = tuple(
@@ -183,7 +183,7 @@ def _bert(model: Node, vocabulary: int) -> Parts:
     heads = Size(vocabulary, hidden * hidden + hidden) + _norm(model)
     kinds = Size()
     if model.get("bert_binary_head", True):
-        # Which of two sentences a token is in, the pooler, and whether the second follows the first.
+        # The sentence that a token is in, the pooler, and the prediction of the next sentence.
         kinds = Size(0, 2 * hidden)
         heads += Size(0, hidden * hidden + hidden + 2 * hidden + 2)
     stack = StackParameters(int(model["num_layers"]), _layer(model), _norm(model))
@@ -197,12 +197,12 @@ def _positions(model: Node) -> Size:
 
 
 def has_learned_positions(model: Node) -> bool:
-    """Whether a model, or a stack, has a parameter for each position."""
+    """Return True if a model, or a stack, has a parameter for each position."""
     return model.get("position_embedding_type", "learned_absolute") not in _NOT_LEARNED
 
 
 def _layer(model: Node, attentions: int = 1) -> Size:
-    """One transformer layer: its attentions, the MLP, and a norm in front of each."""
+    """Count one transformer layer: its attentions, the MLP, and a norm in front of each."""
     return _attention(model) * attentions + _mlp(model) + _norm(model) * (attentions + 1)
 
 
@@ -211,7 +211,7 @@ def _attention(model: Node) -> Size:
         return _latent_attention(model)
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
     width = (model.get("kv_channels") or hidden // heads) * heads
-    # Keys and values are shared by the queries of a group.
+    # The queries of a group share keys and values.
     both = 2 * width * (model.get("num_query_groups") or heads) // heads
     count = hidden * (width + both) + width * hidden
     norms = _norm(model, width // heads) * 2 if model.get("qk_layernorm") else Size()
@@ -221,9 +221,10 @@ def _attention(model: Node) -> Size:
 
 
 def _latent_attention(model: Node) -> Size:
-    """Multi-latent attention: queries, keys and values come out of narrow vectors.
+    """Count multi-latent attention, whose queries, keys and values come out of narrow vectors.
 
-    The matrices into these are whole on each rank, as in megatron-core from 0.13 on; 0.12 divides them.
+    The matrices into these vectors are whole on each rank, as in megatron-core from 0.13 on; 0.12 divides
+    them.
     """
     hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
     rank, query_rank = int(model["kv_lora_rank"]), int(model.get("q_lora_rank") or 0)
@@ -262,7 +263,7 @@ def expert_width(model: Node) -> int:
 
 
 def _sparse(model: Node) -> Size:
-    """A layer with experts: its attention, its router, the shared expert, all routed ones, and two norms."""
+    """Count a layer with experts: attention, router, shared expert, all routed experts, and two norms."""
     experts = int(model.get("num_moe_experts") or 0)
     if not experts:
         return Size()

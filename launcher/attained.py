@@ -1,7 +1,6 @@
-"""The constants of the speed model: the parts of the peaks of GPUs and links that trainings attain.
+"""Constants of the speed model: the shares of the peaks of GPUs and links that trainings attain.
 
-They stand in `attained.json`, with their sources; a site changes some of them with
-`estimates.attained`.
+`attained.json` has them with their sources; a site changes some of them with `estimates.attained`.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _TABLE = Path(__file__).resolve().with_name("attained.json")
-# What the file says about itself.
+# Keys of the file that are no constants.
 _TEXTS = frozenset({"about", "fitted", "sources", "assumed"})
 # Keys whose values are tables that a site may add rows to.
 _OPEN = frozenset({"gpus", "like"})
 _ROWS = frozenset({"half", "fp8", "attention"})
-# What a number may be, by the beginning of its key: from, to, whether `from` itself is one, and what it is.
+# Bounds of a number, by the beginning of its key: from, to, whether `from` itself is valid, and its meaning.
 _BOUNDS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("gpus.", 0, 1, False, "a part of the peak"),
     ("memory", 0, 1, False, "a part of the bandwidth"),
@@ -35,24 +34,24 @@ _BOUNDS: tuple[tuple[str, float, float, bool, str], ...] = (
     ("engines.", 0.1, 100, True, "a factor"),
     ("families.", 0.1, 100, True, "a factor"),
 )
-# Whoever is not in the table is taken for the one of the same compute capability.
+# GPUs that are not in the table count as those of the same compute capability.
 _BY_CAPABILITY = {7: "v100", 8: "a100", 9: "h100", 10: "b200", 12: "b200"}
 
 
-class NotAttained(ValueError):
-    """A change to the constants that is none: `key` is what it is about, below `estimates.attained`."""
+class InvalidConstant(ValueError):
+    """An invalid change to the constants; `key` is the one below `estimates.attained`."""
 
-    def __init__(self, key: str, told: str, *value: Any) -> None:
-        super().__init__(f"{key}{''.join(f'={one}' for one in value)}: {told}")
-        self.key, self.told, self.value = key, told, value
+    def __init__(self, key: str, problem: str, *value: Any) -> None:
+        super().__init__(f"{key}{''.join(f'={part}' for part in value)}: {problem}")
+        self.key, self.problem, self.value = key, problem, value
 
 
 class Products(NamedTuple):
-    """Parts of a GPU's dense peak that large matrix products and the core of attention attain.
+    """Shares of a GPU's dense peak that large matrix products and the core of attention attain.
 
-    `half` is of 16-bit operands; `fp8` is None where a GPU has no FP8; `attention` is of the core's forward
-    pass, in 16 bits, by a fused kernel. `measured` is the GPU whose published trainings say so; `is_alike` if
-    it is this one, or one with its chip.
+    `half` is that of 16-bit operands; `fp8` is None where a GPU has no FP8; `attention` is that of the core's
+    forward pass, in 16 bits, by a fused kernel. `measured` is the GPU of the published trainings; `is_alike`
+    is True if it is this one, or one with its chip.
     """
 
     half: float
@@ -68,23 +67,23 @@ class Attained(NamedTuple):
     Attributes
     ----------
     memory, links
-        Parts of the bandwidth of the memory, and of NVLink and the network.
+        Shares of the bandwidth of the memory, and of NVLink and the network.
     tile_half, tile_fp8
-        What each side of a matrix product is longer by, for tiles, prologue and epilogue.
+        Rows or columns added to each side of a matrix product, for tiles, prologue and epilogue.
     casts
-        Bytes that FP8 reads and writes besides for each operand of a product.
+        Bytes that FP8 reads and writes in addition for each operand of a product.
     rings
-        Bytes that context parallel reads and writes of a value of the output for each other rank.
+        Bytes that context parallel reads and writes for a value of the output and each other rank.
     exposed_tensor, exposed_pipeline, exposed_data
-        Parts of what is sent that computing does not hide where the two overlap.
+        Shares of the communication that computing does not hide where the two overlap.
     launch
-        Seconds of a layer's forward pass at the least.
+        Least seconds of a layer's forward pass.
     step
-        Seconds of each step for what is done once: the norm of the gradients, data, logging.
+        Seconds of each step for the norm of the gradients, data and logging.
     straggling
-        What a step takes longer with each doubling of the nodes.
+        The share by which a step is longer with each doubling of the nodes.
     engines, families
-        Seconds of a step, by engine and by family of models, in parts of those of NeMo's GPT.
+        Factors to the seconds of a step of NeMo's GPT, by engine and by family of models.
     """
 
     gpus: Mapping[str, Mapping[str, float]]
@@ -105,7 +104,7 @@ class Attained(NamedTuple):
     families: Mapping[str, float]
 
     def products(self, generation: str, capability: tuple[int, int]) -> Products:
-        """Return what a GPU attains, or the one that it is most like."""
+        """Return the shares that a GPU attains, or the GPU that is most like it."""
         name = self.like.get(generation, generation)
         is_alike = name in self.gpus
         if not is_alike:
@@ -119,7 +118,7 @@ def attained(changes: Mapping[str, Any] | None = None) -> Attained:
 
     Raises
     ------
-    NotAttained
+    InvalidConstant
         For an unknown key, or a value out of its bounds: the message names both, and what would be valid.
     """
     if not changes:
@@ -127,28 +126,28 @@ def attained(changes: Mapping[str, Any] | None = None) -> Attained:
     table = _merged(_read(), changes, "")
     for name, alike in table["like"].items():
         if not isinstance(alike, str) or alike not in table["gpus"]:
-            raise NotAttained(f"like.{name}", f"expected one of {', '.join(table['gpus'])}", alike)
+            raise InvalidConstant(f"like.{name}", f"expected one of {', '.join(table['gpus'])}", alike)
     return _of(table)
 
 
 def assumed(engine: str, measured: str, *, is_fp8: bool) -> tuple[str | None, list[str]]:
-    """Return whose trainings say what a GPU attains, ``None`` for nobody's, and what is assumed then.
+    """Return the GPU whose trainings are published, None for none, and the assumptions.
 
-    `measured` is the row of the table that is taken.
+    `measured` is the row of the table that an estimate uses.
     """
-    table, told = _table()["assumed"], []
+    table, assumptions = _table()["assumed"], []
     whose: str | None = measured
     if measured not in _read()["gpus"]:
         whose = None  # a row of the site's own
     elif measured in table["gpus"] and not is_fp8:
         whose = table["gpus"][measured]
-        told.append(f"nobody publishes trainings on {measured}{' in bf16' if whose else ''}")
+        assumptions.append(f"nobody publishes trainings on {measured}{' in bf16' if whose else ''}")
     known = table["engines"].get(engine)
     if known == []:
-        told.append("nobody measured our trainer")
+        assumptions.append("nobody measured our trainer")
     elif known is not None and measured not in known:
-        told.append(f"Megatron-LM is measured on {', '.join(known)} alone")
-    return whose, told
+        assumptions.append(f"Megatron-LM is measured on {', '.join(known)} alone")
+    return whose, assumptions
 
 
 @cache
@@ -191,39 +190,39 @@ def _of(table: Mapping[str, Any]) -> Attained:
 
 
 def _merged(table: Mapping[str, Any], changes: Mapping[str, Any], parent: str) -> dict[str, Any]:
-    """Return a table with changes to it; `parent` is the key that it is at, for messages."""
+    """Return a table with changes to it; `parent` is its own key, for messages."""
     merged = dict(table)
     for name, value in changes.items():
         key = f"{parent}{name}"
         if name not in table and parent.rstrip(".") not in _OPEN:
-            raise NotAttained(key, f"no such key{_nearest(str(name), table)}")
+            raise InvalidConstant(key, f"no such key{_nearest(str(name), table)}")
         merged[str(name)] = _changed(key, table.get(name), value)
     return merged
 
 
 def _changed(key: str, before: Any, value: Any) -> Any:
     if key.startswith("like."):
-        return value  # looked at when all GPUs are known
+        return value  # checked when all GPUs are known
     if isinstance(before, Mapping) or (key.startswith("gpus.") and key.count(".") == 1):
         if not isinstance(value, Mapping):
-            raise NotAttained(key, "expected a mapping", value)
+            raise InvalidConstant(key, "expected a mapping", value)
         if not key.startswith("gpus."):
             return _merged(before, value, f"{key}.")
         row = _merged(before or dict.fromkeys(_ROWS), value, f"{key}.")
         row = {name: part for name, part in row.items() if part is not None}
         missing = {"half", "attention"} - set(row)
         if missing:
-            raise NotAttained(key, f"needed too: {', '.join(sorted(missing))}")
+            raise InvalidConstant(key, f"needed too: {', '.join(sorted(missing))}")
         return row
     return _bounded(key, value)
 
 
 def _bounded(key: str, value: Any) -> float:
-    _, least, most, is_least_one, what = next(bounds for bounds in _BOUNDS if key.startswith(bounds[0]))
+    _, least, most, is_least_valid, meaning = next(bounds for bounds in _BOUNDS if key.startswith(bounds[0]))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most or (value == least and not is_least_one):
-        start = f"from {least:g}" if is_least_one else f"above {least:g}"
-        raise NotAttained(key, f"expected {what}, {start} and up to {most:g}", value)
+    if not is_number or not least <= value <= most or (value == least and not is_least_valid):
+        start = f"from {least:g}" if is_least_valid else f"above {least:g}"
+        raise InvalidConstant(key, f"expected {meaning}, {start} and up to {most:g}", value)
     return float(value)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from launcher.runs.reading import read_stored_text
 from launcher.runs.trust import why_untrusted
 from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
-from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 
 if TYPE_CHECKING:
     from launcher.images.choice import Choice
@@ -243,7 +241,6 @@ def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = 
         number or manifest.launch,
         tag or manifest.tag,
         _require_trusted(templates) if templates.is_dir() else None,
-        excluded_from_json(manifest.excluded),
     )
 
 
@@ -289,8 +286,7 @@ def _draft(composition: Composition, request: Request, work: ImageWork | None = 
     if work is None and (stored := _stored(run_dir, request)) is not None:
         return stored
     tag = request.tag or provenance.new_tag()
-    nodes = avoided(composition, run_dir, request.number)
-    return render_launch(composition, number, tag, request.template_dir, nodes, work)
+    return render_launch(composition, number, tag, request.template_dir, work)
 
 
 def _image_directory(config: RunConfig, work: ImageWork) -> Path:
@@ -299,23 +295,11 @@ def _image_directory(config: RunConfig, work: ImageWork) -> Path:
     return image_directory(config, work)
 
 
-def avoided(composition: Composition, run_dir: Path, replayed: int | None = None) -> tuple[ExcludedNode, ...]:
-    """The nodes that failed under the run's jobs; of a launch that is rendered again, those of then."""
-    if replayed is not None:
-        with contextlib.suppress(UserError):
-            return excluded_from_json(read_manifest(run_dir / LAUNCHES / str(replayed)).excluded)
-    config = composition.config
-    if config.resilience.exclude_hours == 0 or config.cluster.scheduler != "slurm":
-        return ()
-    return read_excluded(run_dir, time.time())
-
-
 def render_launch(
     composition: Composition,
     number: int,
     tag: str,
     template_dir: Path | None,
-    avoided: Sequence[ExcludedNode] = (),
     work: ImageWork | None = None,
 ) -> Draft:
     """Plan and render one launch; the same arguments give the same bytes."""
@@ -323,22 +307,20 @@ def render_launch(
         check_references(composition.references)
         if work is None:
             config = with_image(composition, template_dir)
-            plan = plan_launch(config, number=number, tag=tag, avoided=avoided)
+            plan = plan_launch(config, number=number, tag=tag)
         else:
             from launcher.stages.image import image_plan  # late: few launches make an image
 
-            plan = image_plan(composition.config, work, number=number, tag=tag, avoided=avoided)
+            plan = image_plan(composition.config, work, number=number, tag=tag)
         rendered = render(plan, template_dir)
         if template_dir is not None:
             check_texts(rendered.texts(plan.paths), f"--template-dir {template_dir}")
         return Draft(composition, plan, rendered, template_dir, work)
 
 
-def render_again(
-    made: Draft, number: int, template_dir: Path | None, avoided: Sequence[ExcludedNode]
-) -> Draft:
-    """The same draft with another number, or with other nodes to avoid."""
-    return render_launch(made.composition, number, made.plan.tag, template_dir, avoided, made.work)
+def render_again(made: Draft, number: int, template_dir: Path | None) -> Draft:
+    """Render the same draft with another number."""
+    return render_launch(made.composition, number, made.plan.tag, template_dir, made.work)
 
 
 def results_key(made: Draft) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from arithmetic.gpus import Gpu
 from launcher.runs.paths import LaunchPaths
-from supervisor.excluded import ExcludedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class Resources:
 class Queue:
     """Where in the cluster a job waits, for what, and what becomes of it; in Slurm's words.
 
-    `exclude` is the user's own, and `avoided` are the nodes that failed under the run's jobs. `further` holds
-    other flags of sbatch, ``True`` for those without a value.
+    `exclude` is the user's own: nodes that failed under the run's jobs are excluded when it is submitted.
+    `further` holds other flags of sbatch, ``True`` for those without a value.
     """
 
     partition: str | None = None
@@ -63,7 +62,6 @@ class Queue:
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
-    avoided: tuple[ExcludedNode, ...] = ()
     switches: str | None = None
     licenses: str | None = None
     begin: str | None = None
@@ -75,12 +73,6 @@ class Queue:
     mail_user: str | None = None
     comment: str | None = None
     further: Mapping[str, str | Literal[True]] = field(default_factory=dict)
-
-    @property
-    def exclude_all(self) -> str | None:
-        """All nodes that the job is not to run on, as sbatch takes them."""
-        own = self.exclude.split(",") if self.exclude else []
-        return ",".join([*own, *(one.node for one in self.avoided if one.node not in own)]) or None
 
 
 # What Pyxis takes in the place of a mount's source: memory, and the removal of what is mounted there.

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m scripts.fit_attained [--fit | --layouts]
 
-Of tests/preflight/published_steps.json, the rows of the half `calibration` are fitted to, those of the half
+Of tests/checks/published_steps.json, the rows of the half `calibration` are fitted to, those of the half
 `held-out` only shown. Least squares of the logarithm of estimate / published, each series of rows (a model, a
 layout, growing numbers of GPUs) weighing as much as one; each constant is drawn to the value that it starts
 from, in launcher/attained.json. Without --fit nothing is fitted. --layouts compares each
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from launcher.attained import Attained, attained
-from tests.preflight.published import CALIBRATION, HELD_OUT, LAYOUTS, STEPS, Published, rating
+from tests.checks.published import CALIBRATION, HELD_OUT, LAYOUTS, STEPS, Published, rating
 
 FITTED = (
     "gpus.h100.half",

@@ -261,7 +261,7 @@ class Link:
         avoided = ",".join(self._avoided())
         for attempt in range(1, _SUBMISSION_ATTEMPTS + 1):
             given = list(flags)
-            if avoided or self._chain.header_excludes:
+            if avoided:
                 given.append("--exclude=" + avoided)  # in place of the header's
             if self._chain.begin:
                 given.append("--begin=now")  # the header's was for the first

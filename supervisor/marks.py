@@ -53,8 +53,9 @@ _MARK_BYTES = 1 << 20
 _COUNT = r"[0-9]{1,9}"
 _HIGHEST_EXIT_CODE = 255
 _LIFE_MARK = rf"(?s)([^.].*)\.(?:{STARTED}|{ENDED})\.json"
-# Of the second link of a chain, or a further one.
+# Claims of the second link of a chain, or a further one; with the job's id in its name one that is empty.
 _LATER_CLAIM = rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})"
+_EMPTY_CLAIM = rf"{_LATER_CLAIM}\.([0-9]{{1,12}})"
 
 
 class JobAttempt(NamedTuple):
@@ -300,14 +301,17 @@ def link_jobs(launch_dir: AnyPath) -> List[str]:
 def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str]:
     """Return the same without the first, which the launcher knows, by the numbers of their links.
 
-    A claim that could not be written, as on a full disk, hides none after it; its job's own marks stand in.
-    `tags` is as in `read_attempts`.
+    A claim that could not be written, as on a full disk, hides none after it: an empty one or its job's own
+    marks stand in. `tags` is as in `read_attempts`.
     """
     names = names_in(_path(launch_dir))
     matches = (re.fullmatch(_LATER_CLAIM, name) for name in names)
     links = [int(match[1]) for match in matches if match]
     claimed = {link: job_of(launch_dir, link) for link in links}
     jobs = {link: job for link, job in claimed.items() if job}
+    for match in (re.fullmatch(_EMPTY_CLAIM, name) for name in names):
+        if match:
+            jobs.setdefault(int(match[1]), match[2])
     marked = {name.partition(".")[0] for name in names if re.fullmatch(_LIFE_MARK, name)}
     unclaimed = marked - {job_of(launch_dir), *jobs.values()}
     if unclaimed:
@@ -337,10 +341,17 @@ def claim(launch_dir: AnyPath, holder: str, link: int = 1) -> str:
     Of a chain it is a `link` that is claimed.
 
     Where nothing can be read or written, that is `holder`: a mark that cannot be left stops nobody.
+    A full disk mostly still takes an empty file: the id stands in its name then.
     """
+    path = _path(launch_dir, _claim_name(link))
     with contextlib.suppress(OSError):
         make_directory(launch_dir)
-        write_once(_path(launch_dir, _claim_name(link)), f"{holder}\n")
+        try:
+            write_once(path, f"{holder}\n")
+        except OSError:
+            if link == 1:  # the launcher knows the first
+                raise
+            os.close(os.open(f"{path}.{holder}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     return claimant(launch_dir, link) or holder
 
 

@@ -31,8 +31,6 @@ class ChainSettings(NamedTuple):
         Time for which a node that failed is avoided; 0 excludes none.
     exclude
         Nodes that the user excludes, separated by commas.
-    header_excludes
-        The script's header has an ``--exclude``.
     singleton
         The script's header has ``--dependency=singleton``.
     begin
@@ -44,7 +42,6 @@ class ChainSettings(NamedTuple):
     max_failures: int = 3
     exclude_seconds: int = 86400
     exclude: str = ""
-    header_excludes: bool = False
     singleton: bool = False
     begin: bool = False
 

@@ -11,7 +11,13 @@ from supervisor.job import Job
 
 # With these srun exits with 0 all the same (22.05).
 _NEVER_RAN = r"srun: .*(?:aborted before step completely launched|Timed out waiting for job step to complete)"
-_ABORTED = r"srun: Job step aborted: Waiting up to ([0-9]{1,5}) seconds for job step to finish"
+_ABORTED = (
+    r"srun: (?:Job step aborted: Waiting up to ([0-9]{1,5}) seconds for job step to finish"
+    r"|(?:launch/slurm: _step_signal: )?Terminating StepId=[0-9_+]+\.0\b)"
+)
+# Where it says the second alone, its request to end the tasks is itself without an answer. (The srun of a
+# task has another step than the first.)
+_UNTOLD_SECONDS = 60
 # Beyond what srun itself says that it waits, in seconds. It waits for ever for a node that was started again
 # before Slurm missed it.
 _PATIENCE = 60
@@ -56,12 +62,15 @@ class Step(NamedTuple):
 
         ``None`` where it has ended none.
         """
-        matches = (re.match(_ABORTED, line) for line in self.lines())
-        match = next(filter(None, matches), None)
-        if not match:
+        matches = [match for match in (re.match(_ABORTED, line) for line in self.lines()) if match]
+        if not matches:
             return None
+        seconds = [int(match.group(1)) for match in matches if match.group(1)]
         logs = [os.path.splitext(self.log)[0] + extension for extension in (".out", ".err")]
-        return [int(match.group(1)), sum(os.path.getsize(log) for log in logs if os.path.exists(log))]
+        return [
+            seconds[0] if seconds else _UNTOLD_SECONDS,
+            sum(os.path.getsize(log) for log in logs if os.path.exists(log)),
+        ]
 
 
 def begin_step(job: Job) -> Step:

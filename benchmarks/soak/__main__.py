@@ -118,6 +118,10 @@ class Soak:
             problems = [*trial.violations, f"the soak itself: {traceback.format_exc(limit=-3)}"]
         finally:
             revive(trial)
+            if trial.is_forgotten:
+                # It would give numbers anew that the nodes still know, and they refuse such jobs.
+                cluster.kill_controller(signal.SIGTERM)
+                cluster.start_controller(forgetful=True)
             cluster.resume_nodes()
             for node in nodes:
                 cluster.set_clock(node, None)

@@ -24,7 +24,7 @@ _TRAINING = (
 _LAUNCHING = (
     "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
     "launcher.launching", "launcher.drafting", "launcher.schedulers.submission", "launcher.monitor.overview",
-    "launcher.config.schema", "launcher.preflight.registry", "launcher.inspection.gathering",
+    "launcher.config.schema", "launcher.checks.registry", "launcher.checks.gathering.gather",
     "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
 )  # fmt: skip
 

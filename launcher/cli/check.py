@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher import readiness
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Severity
+from launcher.checks.gate import as_mistakes
+from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.host import check_host
+from launcher.checks.registry import CHECKS
+from launcher.checks.rules.gpus import CHECK as GPUS
+from launcher.checks.rules.memory import why_not_told
+from launcher.checks.runner import has_all, is_asked, require_known, run_checks
 from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
 from launcher.cli.launch import add_tree_options, request_of
@@ -19,13 +27,6 @@ from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
-from launcher.inspection import as_mistakes, gather
-from launcher.preflight.asking import has_all, is_asked, require_known, run_checks
-from launcher.preflight.facts import Facts
-from launcher.preflight.findings import Severity
-from launcher.preflight.gpus import CHECK as GPUS
-from launcher.preflight.memory import why_not_told
-from launcher.preflight.registry import CHECKS
 from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
@@ -156,7 +157,7 @@ def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[st
 def _machine(made: Draft) -> Iterator[Told]:
     """What a launch would look at on this machine."""
     try:
-        for warning in readiness.check(made):
+        for warning in check_host(made):
             yield Told(Severity.WARNING, MACHINE, warning)
     except UserError as error:
         for mistake in error.mistakes:

@@ -15,7 +15,7 @@ from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_styled
 from launcher.config.compose import Composition, compose
 from launcher.config.stored import stored_text
-from launcher.drafting import Draft, avoided, render_launch, stages_of, stored_config
+from launcher.drafting import Draft, render_launch, stages_of, stored_config
 from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest
@@ -81,9 +81,7 @@ def _of_stage(args: argparse.Namespace, composition: Composition) -> list[str]:
     try:
         number = _chosen(run_dir, args.launch)
         manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
-        made = render_launch(
-            composition, number, manifest.tag, args.template_dir, avoided(composition, run_dir)
-        )
+        made = render_launch(composition, number, manifest.tag, args.template_dir)
         return list(_differences(manifest, made))
     except OSError as error:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error

@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from launcher.checks.findings import Severity
+from launcher.checks.gate import as_mistakes, inspect_draft, refuse
+from launcher.checks.runner import require_known
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
-from launcher.inspection import as_mistakes, inspect_draft, refuse
-from launcher.preflight.asking import require_known
-from launcher.preflight.findings import Severity
 
 # What is looked at beside the checks, which are pure functions of the plan: what this machine has, and what
 # the scheduler says.
@@ -42,7 +42,7 @@ def stop_at_errors(made: Sequence[Draft], skipped: Sequence[str], *, look: bool)
     errors: list[UserError] = []
     cluster_of = None
     if look and len(made) > 1:  # imported late: a dry run asks no cluster, and one stage asks once
-        from launcher.inspection.cluster import remembered
+        from launcher.checks.gathering.cluster import remembered
 
         cluster_of = remembered()
     for one in made:

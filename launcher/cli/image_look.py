@@ -194,8 +194,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _engines(path: Path, versions: dict[str, str | None]) -> dict[str, dict[str, Any]]:
     """Judge for each engine whether an image has its programs, as `check` and `doctor` do."""
+    from launcher.checks.rules.images import JUDGED, engine_fit
     from launcher.images.contents import of_file
-    from launcher.preflight.images import JUDGED, engine_fit
     from launcher.releases import Contents, with_installed
 
     contents = with_installed(of_file(path) or Contents(path.name), versions)

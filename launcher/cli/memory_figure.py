@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.cli.memory_view import GIB, PARTS, headline
 from launcher.errors import UserError, shown
-from launcher.estimates.overview import Memory
+from launcher.estimates.overview import MemoryEstimate
 from launcher.monitor.pictures import FAINT, INK, dress, new_figure, rendered, write_picture
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -32,7 +32,7 @@ def require_suffix(path: Path) -> None:
         )
 
 
-def write_figure(path: Path, run: str, memory: Memory) -> None:
+def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     """Draw the stages' memory against the GPU's into a file, replacing an older one at once.
 
     Raises
@@ -58,7 +58,7 @@ def write_figure(path: Path, run: str, memory: Memory) -> None:
     write_picture(path, rendered(figure, run, path.suffix.lower().removeprefix(".")))
 
 
-def _draw_stages(axes: Any, memory: Memory) -> None:
+def _draw_stages(axes: Any, memory: MemoryEstimate) -> None:
     at = [stage.stage for stage in memory.stages]
     below = [0.0] * len(at)
     for part in PARTS:
@@ -77,7 +77,7 @@ def _label(axes: Any, at: Sequence[int], totals: Sequence[float], capacity: floa
         )  # fmt: skip
 
 
-def _draw_capacity(axes: Any, memory: Memory) -> None:
+def _draw_capacity(axes: Any, memory: MemoryEstimate) -> None:
     gpu, usable = memory.counted.gpu, memory.usable / GIB
     capacity = memory.capacity / GIB
     axes.axhline(capacity, color=_OVER, linewidth=1.8, label=f"{gpu.name}: {capacity:.1f} GiB")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.estimates.memory import StageMemory
-from launcher.estimates.overview import Memory
+from launcher.estimates.overview import MemoryEstimate
 from launcher.terminal import open_console
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _OVER = "bold red"
 Row = StageMemory | tuple[StageMemory, ...]
 
 
-def headline(memory: Memory) -> str:
+def headline(memory: MemoryEstimate) -> str:
     """What the fullest stage takes of which GPU, in one line."""
     fullest, (gpu, source, _) = memory.fullest, memory.counted
     where = (
@@ -67,7 +67,7 @@ def size(number: int) -> str:
     return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / _MIB:.0f} MiB"
 
 
-def plain_lines(memory: Memory) -> Iterator[str]:
+def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
     """A line for each row of the table."""
     unit, name = _unit(memory)
     for row in folded(memory.stages):
@@ -115,7 +115,7 @@ def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int
     ]
 
 
-def _scale(memory: Memory) -> int:
+def _scale(memory: MemoryEstimate) -> int:
     """The bytes of a bar's whole width."""
     return max(memory.capacity, memory.fullest.total)
 
@@ -124,7 +124,7 @@ def _cells(number: int, width: int, scale: int) -> int:
     return round(number * width / scale)
 
 
-def print_table(memory: Memory) -> bool:
+def print_table(memory: MemoryEstimate) -> bool:
     """Print the table, its bars as wide as the terminal leaves them; return False if it is too narrow."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -154,7 +154,7 @@ def print_table(memory: Memory) -> bool:
     return True
 
 
-def _is_over(row: Row, memory: Memory) -> bool:
+def _is_over(row: Row, memory: MemoryEstimate) -> bool:
     return any(stage.total > memory.capacity for stage in (row if isinstance(row, tuple) else (row,)))
 
 
@@ -166,7 +166,7 @@ def _cells_of(row: Row, unit: int) -> list[str]:
     return [str(row.stage), str(row.layers), *parts, f"{row.total / unit:.1f}"]
 
 
-def _drawn(stage: StageMemory, memory: Memory, width: int, console: Console) -> Text:
+def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, console: Console) -> Text:
     """A bar; the line in it is where the GPU's memory ends."""
     from rich.text import Text
 
@@ -188,7 +188,7 @@ def _shade(part: Part, console: Console) -> str:
     return part.shade if console.no_color or console.color_system is None else "█"
 
 
-def _legend(memory: Memory, console: Console) -> Text:
+def _legend(memory: MemoryEstimate, console: Console) -> Text:
     from rich.text import Text
 
     text = Text()
@@ -199,7 +199,7 @@ def _legend(memory: Memory, console: Console) -> Text:
     return text
 
 
-def _unit(memory: Memory) -> tuple[int, str]:
+def _unit(memory: MemoryEstimate) -> tuple[int, str]:
     """All rows in one unit, by the fullest of them."""
     return (GIB, "GiB") if memory.fullest.total >= GIB else (_MIB, "MiB")
 

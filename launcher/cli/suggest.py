@@ -9,23 +9,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from launcher.cli.launch import add_tree_options, request_of
-from launcher.cli.printing import print_listing, print_styled
-from launcher.drafting import Draft, draft
-from launcher.errors import UserError
-from launcher.estimates.layout import Recompute, with_changes
-from launcher.estimates.parallelism import NODES
-from launcher.estimates.speed import untimed
-from launcher.estimates.training import uncounted
-from launcher.estimates.values import Values, count
-from launcher.inspection import gather, refuse
-from launcher.plan import Plan
-from launcher.preflight.asking import run_checks
-from launcher.preflight.facts import Facts
-from launcher.preflight.fitting import trainer_problems
-from launcher.preflight.memory import has_gpus, why_not_told
-from launcher.preflight.registry import CHECKS
-from launcher.preflight.suggesting import (
+from launcher.checks.facts import Facts
+from launcher.checks.fitting import trainer_problems
+from launcher.checks.gate import refuse
+from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.registry import CHECKS
+from launcher.checks.rules.memory import has_gpus, why_not_told
+from launcher.checks.runner import run_checks
+from launcher.checks.suggesting import (
     GRADIENTS,
     Suggester,
     Suggestion,
@@ -36,7 +28,16 @@ from launcher.preflight.suggesting import (
     own_with_half_gradients,
     why_none,
 )
-from launcher.verdict import trainer_verdicts
+from launcher.cli.launch import add_tree_options, request_of
+from launcher.cli.printing import print_listing, print_styled
+from launcher.drafting import Draft, draft
+from launcher.errors import UserError
+from launcher.estimates.layout import Recompute, with_changes
+from launcher.estimates.parallelism import NODES
+from launcher.estimates.speed import untimed
+from launcher.estimates.training import uncounted
+from launcher.estimates.values import Values, count
+from launcher.plan import Plan
 
 _EPILOG = """\
 examples:

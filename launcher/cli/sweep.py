@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.checks.runner import require_known
 from launcher.cli.findings import add_no_check, refuse_to_skip
 from launcher.cli.launch import add_tree_options
 from launcher.cli.printing import print_listing
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
-from launcher.preflight.asking import require_known
 from launcher.runs.paths import short
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from launcher.attained import NotAttained
+from launcher.attained import InvalidConstant
 from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
 from launcher.secrecy import MASK, hidden
 
@@ -59,10 +59,10 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     if detail["type"] == "number_for_text":
         return NumberForText(key, detail["input"])
     inner = detail.get("ctx", {}).get("error")
-    if isinstance(inner, NotAttained):  # of all that the key holds, one value
+    if isinstance(inner, InvalidConstant):  # of all that the key holds, one value
         key = f"{key}.{inner.key}"
         given = _set(key, inner.value[0]) if inner.value else one_line(key)
-        return UserError(f"{given}: {inner.told}", key=key)
+        return UserError(f"{given}: {inner.problem}", key=key)
     value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
 

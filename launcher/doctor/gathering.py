@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from launcher.checks.rules.images import engine_of_image
 from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
 from launcher.drafting import Draft
@@ -19,7 +20,6 @@ from launcher.errors import UserError, end_of, one_line
 from launcher.images.credentials import HUB_MACHINES, login_file
 from launcher.images.references import DOCKER_HUB
 from launcher.plan import Plan
-from launcher.preflight.images import engine_of_image
 from launcher.runs.provenance import user
 from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
 from launcher.slurm.commands import Unreachable, error_text, run
@@ -271,12 +271,12 @@ def own_python() -> str:
 
 def trainer_of(made: Draft, needs: Needs) -> tuple[bool, str] | None:
     """Whether the tasks' interpreter will do here, and what there is to say; ``None`` if none is used."""
-    from launcher import readiness
+    from launcher.checks.gathering.host import check_host
 
     if not needs.trainer:
         return None
     try:
-        told = readiness.check(made)
+        told = check_host(made)
     except UserError as error:
         # Of others, such as an allocation that is too small, the launch is told.
         return (False, str(error)) if error.key == "cluster.python" else (True, "")

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.checks.gathering.gather import gather
 from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.overview import overview
 from launcher.images.interrupts import ending_cleanly
-from launcher.inspection import gather
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs.files import copy_package

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from launcher.checks.rules.images import engine_fit
 from launcher.doctor.cuda import fulfils, verdict, version
 from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Needs
 from launcher.doctor.lines import Line, Status, gib
 from launcher.doctor.proven import PYTHON, judge
 from launcher.images.tools import how_to_get
-from launcher.preflight.images import engine_fit
 from launcher.releases import Contents
 
 _WANTED_COMPRESSORS = ("lz4", "zstd")

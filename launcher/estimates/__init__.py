@@ -1,1 +1,1 @@
-"""What a training will take, told from its configuration alone: memory, time, money, space."""
+"""Estimates of a training from its configuration alone: memory, time, cost and disk space."""

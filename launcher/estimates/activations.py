@@ -1,11 +1,11 @@
-"""The activations that a layer keeps for its backward pass.
+"""Activations that a layer keeps for its backward pass.
 
 Korthikanti et al. 2022 (arXiv 2205.05198), section 4: a GPT's layer keeps s b h (34 + 5 a s / h) bytes in 16
 bits (equation 1); tensor parallelism divides 24 of the 34 and all of the scores (equation 2), sequence
 parallelism the other 10 too (equation 4); what attention computes inside, 5 a s² b, is not kept where it is
 recomputed ("selective", equation 6) or never written (Dao et al. 2022, FlashAttention, arXiv 2205.14135).
-Here it is counted tensor by tensor, so that other widths, gated MLPs, grouped queries, rotary positions and
-absent dropouts have their own numbers. What a mixture of experts and multi-latent attention keep is that of
+This module counts tensor by tensor, so that other widths, gated MLPs, grouped queries, rotary positions and
+absent dropouts have their own numbers. Mixtures of experts and multi-latent attention keep what they keep in
 megatron-core 0.12 to 0.16 (megatron/core/transformer/moe/, multi_latent_attention.py).
 """
 
@@ -27,19 +27,22 @@ _DROPOUT = 0.1
 
 
 class Kept(NamedTuple):
-    """Bytes that tensor parallelism divides, those that only sequence parallelism divides, and the others."""
+    """Bytes: `split` by tensor parallelism, `whole` unless sequence parallelism divides them, and `fixed`."""
 
     split: float = 0
     whole: float = 0
     fixed: float = 0
 
     def plus(self, other: Kept) -> Kept:
+        """Return the sum; ``+`` of a tuple is another thing."""
         return Kept(self.split + other.split, self.whole + other.whole, self.fixed + other.fixed)
 
     def times(self, number: float) -> Kept:
+        """Return the multiple."""
         return Kept(self.split * number, self.whole * number, self.fixed * number)
 
     def on_rank(self, tensor: int, sequence_parallel: bool) -> float:
+        """Return the bytes of one tensor parallel rank."""
         return self.split / tensor + self.whole / (tensor if sequence_parallel else 1) + self.fixed
 
 
@@ -72,13 +75,13 @@ class Experts(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What a layer's activations depend on; widths are those of all tensor-parallel ranks together.
+    """Properties of a layer that its activations depend on; widths are those of all tensor parallel ranks.
 
-    `bytes` of an element, `residual` of one of the sum that runs through the layers, `factor` of one that a
-    matrix is multiplied with. `score` is what there is of the attention of one token to one other, 0 if it is
-    never written; `keeps_scores` whether it is kept. `rotated` are the widths of queries and keys that are
-    kept beside what they were rotated from, `angles` is what rotating keeps of the angles, for each token.
-    `forgotten` are the parts that selective recomputing computes again, as megatron-core names them.
+    `bytes` are those of an element, `residual` of one of the sum that runs through the layers, `factor` of
+    one that a matrix is multiplied with. `score` are the bytes for the attention of one token to another, 0
+    if they are never written; with `keeps_scores` they are kept. `rotated` are the widths of queries and keys
+    that are kept beside the unrotated ones, `angles` the bytes of a token's cosines and sines. `forgotten`
+    are the parts that selective recomputing computes again, as megatron-core names them.
     """
 
     hidden: int
@@ -101,7 +104,7 @@ class Layer(NamedTuple):
 
 
 def layer_of(training: Training, stack: Stack) -> Layer:
-    """Read a stack's keys."""
+    """Return the layer of a stack, from its keys."""
     values, node = training.values, stack.node
     hidden, heads = stack.hidden or 0, stack.heads or 0
     latent = _latent(training, heads)
@@ -136,11 +139,11 @@ def layer_of(training: Training, stack: Stack) -> Layer:
 
 
 def _forgotten(values: Values, node: str) -> frozenset[str]:
-    """Return what selective recomputing computes again: attention's core, unless it names the parts."""
+    """Return the parts that are recomputed selectively: attention's core unless the key names others."""
     if values.raw(f"{node}.activations_checkpoint_granularity") != "selective":
         return frozenset()
-    named = values.raw("model.recompute_modules")
-    return frozenset(map(str, named)) if isinstance(named, (list, tuple)) else frozenset({"core_attn"})
+    modules = values.raw("model.recompute_modules")
+    return frozenset(map(str, modules)) if isinstance(modules, (list, tuple)) else frozenset({"core_attn"})
 
 
 def _latent(training: Training, heads: int) -> Latent | None:
@@ -154,7 +157,7 @@ def _latent(training: Training, heads: int) -> Latent | None:
 
 
 def _experts(training: Training, forgotten: frozenset[str]) -> Experts | None:
-    """Read the keys of a mixture of experts, each of which is as busy as the others.
+    """Return the mixture of experts, if there is one, each expert as busy as the others.
 
     With a capacity each expert takes as many copies as its share times the capacity, or no more than these.
     """
@@ -170,7 +173,7 @@ def _experts(training: Training, forgotten: frozenset[str]) -> Experts | None:
     return Experts(
         number=number,
         copies=copies,
-        shared_by=training.shape.expert_tensor,
+        shared_by=training.parallel.expert_tensor,
         width=expert_width(model),
         shared_width=values.whole("model.moe_shared_expert_intermediate_size", 0, least=0) or 0,
         hidden_units=_hidden_units(training, "model") + (0 if _is_fused(values, "model") else 1),
@@ -179,11 +182,11 @@ def _experts(training: Training, forgotten: frozenset[str]) -> Experts | None:
 
 
 def _keeps_unrotated(training: Training, node: str) -> bool:
-    """Return True if queries, keys and values are kept as they came, in one, beside the rotated ones.
+    """Return True if the fused queries, keys and values are kept beside the rotated ones.
 
-    The values are a part of what came, and keep all of it where attention is PyTorch's or megatron-core's.
-    Transformer Engine's makes copies of what is not contiguous (transformer_engine/pytorch/attention/
-    dot_product_attention/utils.py, get_qkv_layout), and nobody needs the rest any more.
+    The values are a view of the fused tensor, and keep all of it where attention is PyTorch's or
+    megatron-core's. Transformer Engine copies views that are not contiguous (transformer_engine/pytorch/
+    attention/dot_product_attention/utils.py, get_qkv_layout), which frees the fused tensor.
     """
     values = training.values
     has_engine = training.engine != "megatron" and values.flag("model.transformer_engine")
@@ -191,10 +194,10 @@ def _keeps_unrotated(training: Training, node: str) -> bool:
 
 
 def _hidden_units(training: Training, node: str) -> int:
-    """What an MLP keeps, in times of its width: what goes into its function, and what comes out.
+    """Return the multiples of its width that an MLP keeps: the input and the output of its function.
 
-    Of a gated one two halves and their product; without the fused kernel also the half behind the function,
-    and in megatron-core 0.16 the other half with its offset.
+    A gated MLP keeps two halves and their product; without the fused kernel also the half behind the
+    function, and in megatron-core 0.16 the other half with its offset.
     """
     activation = str(training.values.raw(f"{node}.activation") or "gelu")
     if not activation.endswith("glu"):
@@ -205,9 +208,9 @@ def _hidden_units(training: Training, node: str) -> int:
 
 
 def _is_fused(values: Values, node: str) -> bool:
-    """Return True if one kernel computes a gated function; that of experts weighs its result, too.
+    """Return True if one kernel computes a gated function, and weighs the result of experts.
 
-    Without it the weighing keeps what it weighs (megatron/core/transformer/moe/experts.py).
+    Without it the weighing keeps its input (megatron/core/transformer/moe/experts.py).
     """
     activation = str(values.raw(f"{node}.activation") or "gelu")
     gated = activation.endswith("glu") and activation != "reglu"
@@ -215,18 +218,22 @@ def _is_fused(values: Values, node: str) -> bool:
 
 
 def _angles(training: Training, node: str, head: int) -> float:
-    """Cosines and sines of queries and keys, of one micro batch's positions, unless the kernel is fused."""
+    """Return the bytes of cosines and sines of a micro batch's positions, by token; 0 with a fused kernel."""
     values = training.values
     if values.raw(f"{node}.position_embedding_type") != "rope" or values.flag("model.apply_rope_fusion"):
         return 0
     element = 4 if training.precision == "32" else 2
     return (
-        4 * element * head * (values.number(f"{node}.rotary_percentage", 1.0) or 1.0) / training.shape.micro
+        4
+        * element
+        * head
+        * (values.number(f"{node}.rotary_percentage", 1.0) or 1.0)
+        / training.parallel.micro
     )
 
 
 def _score(training: Training, node: str, element: int) -> int:
-    """The softmax, and behind a dropout its mask and its result; 0 where a fused kernel writes none.
+    """Return the bytes of a score: softmax, dropout's mask and result; 0 where a fused kernel writes none.
 
     megatron-core's own attention computes its softmax in fp32 for our trainer.
     """
@@ -240,34 +247,34 @@ def _score(training: Training, node: str, element: int) -> int:
 
 
 def kept_by_layer(layer: Layer, length: int) -> Kept:
-    """A layer of self-attention and an MLP, for each of its tokens, of sequences of some length."""
+    """Return the bytes that a layer of self-attention and an MLP keeps, by token."""
     return _self_attention(layer, length).plus(_mlp(layer))
 
 
 def kept_by_sparse_layer(layer: Layer, length: int) -> Kept:
-    """Count the same of a layer whose MLP is a mixture of experts."""
+    """Return the bytes that a layer with a mixture of experts keeps, by token."""
     return _self_attention(layer, length).plus(_mixture(layer)) if layer.experts else Kept()
 
 
 def kept_by_decoder_layer(layer: Layer, length: int, source: int) -> Kept:
-    """A layer of a T5's decoder for each of its tokens: it attends to `source` tokens of the encoder too."""
+    """Return the bytes of a T5's decoder layer, by token, with `source` tokens of the encoder."""
     memory = Kept(split=2 * layer.keys * layer.bytes * source / length)
     queries = Kept(split=2 * layer.query * layer.bytes + _scores(layer, source))
     return kept_by_layer(layer, length).plus(queries).plus(memory).plus(_around(layer))
 
 
 def kept_by_output(layer: Layer) -> Kept:
-    """The last norm and its result, which the output multiplies."""
+    """Return the bytes of the last norm's input and result, by token."""
     return Kept(whole=layer.hidden * (layer.residual + layer.bytes))
 
 
 def kept_by_embedding(layer: Layer) -> Kept:
-    """The mask of its dropout; the sum itself is the first layer's input."""
+    """Return the bytes of the dropout's mask, by token; the sum itself is the first layer's input."""
     return Kept(whole=layer.hidden * _MASK if layer.has_dropout else 0)
 
 
 def working_memory(layer: Layer, length: int) -> Kept:
-    """What the backward pass of a layer has beside what was kept, for each token, by and large.
+    """Estimate the bytes that the backward pass of a layer needs beside the kept ones, by token.
 
     The gradients of the MLP's hidden units and of its input and output, which are whole on each rank while it
     multiplies them; or those of the scores, which selective recomputing has to write first.
@@ -285,7 +292,7 @@ def working_memory(layer: Layer, length: int) -> Kept:
 
 
 def _self_attention(layer: Layer, length: int) -> Kept:
-    """Count queries, keys and values, and the result, of which FP8 keeps a narrow copy, too."""
+    """Count queries, keys, values and the result, of which FP8 keeps a narrow copy too."""
     if layer.latent is not None:
         return _latent_attention(layer, layer.latent, length)
     result = layer.query * (layer.bytes + _copy(layer))
@@ -296,7 +303,7 @@ def _self_attention(layer: Layer, length: int) -> Kept:
 def _latent_attention(layer: Layer, latent: Latent, length: int) -> Kept:
     """Count the narrow vectors, before and behind their norms; queries, keys and values of all heads.
 
-    These are copies of what they are put together from, which is not kept.
+    These are concatenations, whose parts are not kept.
     """
     narrow = latent.query + latent.rank
     whole = layer.bytes * (narrow + latent.rotated) + layer.factor * narrow
@@ -315,12 +322,12 @@ def _mlp(layer: Layer) -> Kept:
 
 
 def _hidden_kept(layer: Layer, width: float, times: int) -> float:
-    """Count hidden units, the last of which are what the matrix on the way out is multiplied with."""
+    """Count hidden units; those that the matrix on the way out multiplies may be in FP8."""
     return width * (layer.bytes * (times - 1) + layer.factor)
 
 
 def _mixture(layer: Layer) -> Kept:
-    """Count the router's scores, the copies of a token that experts are given, and the experts' hidden units.
+    """Count the router's scores, the copies of a token for its experts, and the experts' hidden units.
 
     megatron/core/transformer/moe: the router keeps logits, scores and probabilities in fp32 and a mask. The
     copies are those behind the last permutation, on each of the GPUs that share an expert.
@@ -341,17 +348,17 @@ def _mixture(layer: Layer) -> Kept:
 
 
 def _around(layer: Layer, forgets_result: bool = False) -> Kept:
-    """The norm's input and result in front of a part of a layer, and the dropout's mask behind it."""
+    """Count the norm's input and result in front of a part of a layer, and the dropout's mask behind it."""
     mask = _MASK if layer.has_dropout else 0
     result = 0 if forgets_result else layer.factor
     return Kept(whole=layer.hidden * (layer.residual + result + mask))
 
 
 def _copy(layer: Layer) -> int:
-    """Return the bytes that FP8 keeps beside an element that is needed as it is."""
+    """Return the bytes of the FP8 copy of an element that is needed in 16 bits too."""
     return layer.factor if layer.factor < layer.bytes else 0
 
 
 def _scores(layer: Layer, length: int) -> float:
-    """Those of a token, or the logarithm of its softmax's sum."""
+    """Return the bytes of a token's scores, or of the logarithm of its softmax's sum."""
     return (layer.score * length if layer.keeps_scores else _LOG_SUM) * layer.heads

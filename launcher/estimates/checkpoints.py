@@ -1,10 +1,10 @@
-"""The space that checkpoints take: one of them, and those that lie on the disk at a time."""
+"""The disk space of checkpoints: of one, and of all that lie there at a time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.estimates.model import Sized
+from launcher.estimates.model import ModelSize
 from launcher.estimates.values import Values, is_whole
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"
@@ -19,9 +19,9 @@ _MASTER = 4
 class Checkpoints(NamedTuple):
     """Checkpoints of a training.
 
-    `size` is of one, in bytes. `kept` is how many lie there at most, ``None`` where all are kept; `beside` of
-    them are not among the best: the newest, and one that is being written before an older one goes. `saves`
-    is how many are written from the first step to the last.
+    `size` is that of one, in bytes. `kept` counts those that lie there at most, None where all are kept;
+    `beside` of them are not among the best: the newest, and one that is being written before an older one
+    goes. `saves` counts those that are written from the first step to the last.
     """
 
     size: int
@@ -31,12 +31,12 @@ class Checkpoints(NamedTuple):
 
     @property
     def most(self) -> int:
-        """How many there are at most."""
+        """The most checkpoints that lie there at a time."""
         return self.saves if self.kept is None else min(self.kept, self.saves)
 
 
-def checkpoints_of(values: Values, model: Sized, engine: str) -> Checkpoints | None:
-    """What a training saves; ``None`` if it saves nothing, or that cannot be told."""
+def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints | None:
+    """Return the checkpoints of a training; None if it saves nothing, or that is unknown."""
     steps = values.whole("trainer.max_steps")
     saves = _saves(values, steps) if steps is not None else None
     if saves is None:
@@ -46,8 +46,8 @@ def checkpoints_of(values: Values, model: Sized, engine: str) -> Checkpoints | N
     return Checkpoints(_size(values, model, engine), kept, beside, saves)
 
 
-def _size(values: Values, model: Sized, engine: str) -> int:
-    """Weights, Adam's moments, and master weights where there are any.
+def _size(values: Values, model: ModelSize, engine: str) -> int:
+    """Return the bytes of weights, Adam's moments, and master weights where there are any.
 
     NeMo without `megatron_amp_O2` computes in 16 bits on weights in 32, which ours and Megatron-LM never do.
     """
@@ -60,7 +60,7 @@ def _size(values: Values, model: Sized, engine: str) -> int:
 
 
 def _best(values: Values, engine: str) -> int | None:
-    """`save_top_k`, three unless told otherwise; ``None`` is all of them, and Megatron-LM removes none."""
+    """Return `save_top_k`, by default 3; None for all of them, as Megatron-LM removes none."""
     best = values.raw(KEEP)
     best = 3 if best is None else best
     if engine == "megatron_lm" or not is_whole(best) or best < 0:
@@ -69,13 +69,16 @@ def _best(values: Values, engine: str) -> int | None:
 
 
 def _beside(values: Values, engine: str) -> int:
-    """Ours: trainer/checkpoint/retention.py; NeMo's `save_last`: exp_manager.py, CallbackParams."""
+    """Return the checkpoints beside the best ones.
+
+    Our trainer: trainer/checkpoint/retention.py; NeMo's `save_last`: exp_manager.py, CallbackParams.
+    """
     has_last = engine != "nemo" or values.flag(f"{_CALLBACK}.save_last", default=True)
     return 2 if has_last else 1
 
 
 def _saves(values: Values, steps: int) -> int | None:
-    """After each validation unless `every_n_train_steps` says otherwise, and at the end."""
+    """Count the saves: one after each validation, or by `every_n_train_steps`, and one at the end."""
     if not values.flag("exp_manager.create_checkpoint_callback", default=True):
         return None
     every = values.raw(f"{_CALLBACK}.every_n_train_steps")

@@ -1,4 +1,4 @@
-"""How long a training takes, and what it costs."""
+"""The time and the cost of a training."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from launcher.attained import assumed, attained
 from launcher.estimates.checkpoints import checkpoints_of
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.layout import layout_of
-from launcher.estimates.model import Sized, sized
+from launcher.estimates.model import ModelSize, model_size
 from launcher.estimates.parallelism import RAMPUP, read_parallel_config
 from launcher.estimates.speed import Running, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from launcher.plan import Plan
 from launcher.slurm.times import training_seconds
 
-# Of a batch that grows in more steps than these the end alone is looked at.
+# A batch that grows in more steps than these counts as grown from the start.
 _MOST_BATCHES = 10_000
-# Whose published step times an engine's are told by.
+# The engines whose published step times ours are taken from.
 _WORLDS = {"nemo": "NeMo", "megatron_lm": "Megatron-LM", "megatron": "Megatron-LM"}
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What all steps of a training are, however long they take.
+    """The work of all steps of a training, however long it takes.
 
-    `tokens` are all that it reads; `flops` the model's own, whatever is recomputed; `flops_per_token` of one
-    of them. `checkpoint_bytes` is one checkpoint, `kept_checkpoints` how many lie on the disk at most,
-    ``None`` where all of them are kept; both are 0 where none is written.
+    `tokens` are all that it reads; `flops` the model's own, without recomputing; `flops_per_token` those of
+    one of the tokens. `checkpoint_bytes` are those of one checkpoint; `kept_checkpoints` lie on the disk at
+    most, None where all of them are kept; both are 0 where none is written.
     """
 
     parameters: int
@@ -45,11 +45,12 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Cost(Amount):
-    """An estimate for all steps of a training.
+    """The time and the price of all steps of a training.
 
-    `mfu` is the part of `peak` (FLOP/s of one GPU, in 16 bits) that it reaches, and `mfu_source` who says so.
-    `seconds` is computing alone: neither queueing nor saving; `seconds_per_step` is of a step with the whole
-    batch. `links` are the jobs that the time limit makes of it, ``None`` without a limit.
+    `mfu` is the share of `peak` (FLOP/s of one GPU, in 16 bits) that it reaches, and `mfu_source` the source
+    of that. `seconds` are those of computing alone, without queueing and saving; `seconds_per_step` those of
+    a step with the whole batch. `links` counts the jobs that the time limit makes of it, None without a
+    limit.
     """
 
     peak: float
@@ -62,57 +63,61 @@ class Cost(Amount):
     links: int | None
 
 
-class _Counted(NamedTuple):
-    """A training whose sizes are all known."""
+class _SizedTraining(NamedTuple):
+    """A training with all its sizes known."""
 
     values: Values
-    model: Sized
-    shape: ParallelConfig
+    model: ModelSize
+    parallel: ParallelConfig
     samples: int
     amount: Amount
 
 
 def amount_of(plan: Plan) -> Amount | None:
-    """Return what a plan's training is on GPUs, also of models whose steps are not timed."""
-    counted = _counted(plan)
-    if counted is None or counted.values.raw("trainer.accelerator") == "cpu":
+    """Return the work of a plan's training on GPUs, also for models whose steps are not timed."""
+    training = _sized_training(plan)
+    if training is None or training.values.raw("trainer.accelerator") == "cpu":
         return None
-    return counted.amount
+    return training.amount
 
 
-def _counted(plan: Plan) -> _Counted | None:
+def _sized_training(plan: Plan) -> _SizedTraining | None:
     job, values = plan.job, Values(plan.job.config or {})
-    shape, model, steps = read_parallel_config(values), sized(values), values.whole("trainer.max_steps")
-    if shape is None or model is None or steps is None or not fits(shape, job.resources.nodes):
+    parallel, model, steps = (
+        read_parallel_config(values),
+        model_size(values),
+        values.whole("trainer.max_steps"),
+    )
+    if parallel is None or model is None or steps is None or not fits(parallel, job.resources.nodes):
         return None
-    samples, saved = samples_in(values, shape.batch, steps), checkpoints_of(values, model, job.engine)
+    samples, saved = samples_in(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
     amount = Amount(
         parameters=model.parameters,
         steps=steps,
         tokens=samples * model.tokens,
         flops_per_token=model.flops / model.tokens,
         flops=float(samples * model.flops),
-        gpus=job.resources.nodes * shape.devices,
+        gpus=job.resources.nodes * parallel.devices,
         checkpoint_bytes=saved.size if saved is not None else 0,
         kept_checkpoints=saved.kept if saved is not None else 0,
     )
-    return _Counted(values, model, shape, samples, amount)
+    return _SizedTraining(values, model, parallel, samples, amount)
 
 
 def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
-    """What a plan's training takes, at the least number of nodes that it may get.
+    """Return the cost of a plan's training, on the least number of nodes that it may get.
 
-    ``None`` where it cannot be told: it has no GPUs, its layout does not fit its nodes, a value is missing or
-    wrong, or the vocabulary is not known.
+    None where it is unknown: the training has no GPUs, its layout does not fit its nodes, a value is missing
+    or wrong, or the vocabulary is unknown.
     """
-    counted = _counted(plan)
-    if counted is None:
+    training = _sized_training(plan)
+    if training is None:
         return None
-    values, model, shape, samples, amount = counted
-    pace = _pace(plan, gpu_types, values, model, shape)
+    values, model, parallel, samples, amount = training
+    pace = _pace(plan, gpu_types, values, model, parallel)
     if pace is None:
         return None
-    seconds = samples * pace.seconds / shape.batch
+    seconds = samples * pace.seconds / parallel.batch
     hours, price = amount.gpus * seconds / 3600, plan.assumptions.gpu_hour_price
     return Cost(
         **asdict(amount),
@@ -128,7 +133,7 @@ def estimate_cost(plan: Plan, gpu_types: Sequence[str] = ()) -> Cost | None:
 
 
 def samples_in(values: Values, batch: int, steps: int) -> int:
-    """The samples of so many steps, the first of which may have smaller batches.
+    """Return the samples of so many steps, the first of which may have smaller batches.
 
     megatron/core/num_microbatches_calculator.py: the batch grows by an increment at a time, after equal
     shares of the samples of the ramp-up.
@@ -143,13 +148,13 @@ def samples_in(values: Values, batch: int, steps: int) -> int:
     consumed = 0
     for number, size in enumerate(batches, start=1):
         left = samples * number / len(batches) - consumed
-        taken = min(steps, max(0, -int(-left // size)))
-        consumed, steps = consumed + taken * size, steps - taken
+        passed = min(steps, max(0, -int(-left // size)))
+        consumed, steps = consumed + passed * size, steps - passed
     return consumed + steps * batch
 
 
 class _Pace(NamedTuple):
-    """The seconds of a step with the whole batch, the MFU that they are of `peak`, and who says so."""
+    """The seconds of a step with the whole batch, the MFU that they are of `peak`, and the source of that."""
 
     seconds: float
     mfu: float
@@ -158,48 +163,48 @@ class _Pace(NamedTuple):
 
 
 def _pace(
-    plan: Plan, gpu_types: Sequence[str], values: Values, model: Sized, shape: ParallelConfig
+    plan: Plan, gpu_types: Sequence[str], values: Values, model: ModelSize, parallel: ParallelConfig
 ) -> _Pace | None:
-    """Return how fast a step is: by the MFU that the user states, else by the speed model for the layout."""
+    """Return the time of a step: from the MFU that the user states, else from the layout's speed model."""
     if values.raw("trainer.accelerator") == "cpu":
         return None
     job, stated = plan.job, plan.assumptions.mfu
     gpu = gpu_of(job.resources, gpu_types).gpu
-    at_peak = shape.batch * model.flops / (job.resources.nodes * shape.devices * gpu.peak)
+    at_peak = parallel.batch * model.flops / (job.resources.nodes * parallel.devices * gpu.peak)
     if stated is not None:
         return _Pace(at_peak / stated, stated, gpu.peak, "estimates.mfu")
-    work = work_of(values, shape.devices, job.engine)
+    work = work_of(values, parallel.devices, job.engine)
     if work is None or str(values.raw("trainer.precision")).startswith("32"):
-        return None  # no tensor cores, and nobody publishes how fast that is
+        return None  # no tensor cores, and no published step times
     running = running_of(values, job.engine, work.vocabulary)
     speed = Speed(work, running, gpu, job.resources.nodes, attained(plan.assumptions.attained))
-    seconds = speed.step(layout_of(values, shape), shape)
+    seconds = speed.step(layout_of(values, parallel), parallel)
     source = _source(job.engine, gpu.generation, running, speed, plan.assumptions.attained)
     return _Pace(seconds, at_peak / seconds, gpu.peak, source)
 
 
 def _source(engine: str, generation: str, running: Running, speed: Speed, changes: Mapping[str, Any]) -> str:
-    """Return whose trainings a step's time is by, and what of it is assumed, or the site's."""
+    """Return the trainings that a step's time is derived from, with assumptions and the site's changes."""
     measured, is_alike = speed.products.measured, speed.products.is_alike
     whose, guesses = assumed(engine, measured, is_fp8=speed.counts_fp8)
     if not is_alike:
         guesses.insert(0, f"nobody publishes trainings on {generation}")
     # On other GPUs an engine's factor is that of the H100, and the rest NeMo's.
     world = _WORLDS[engine] if measured == "h100" else "NeMo"
-    told = ["this layout's" if whose is None else f"this layout's, by {world} on {whose}"]
-    told += [f"assumed: {', '.join(guesses)}"] if guesses else []
+    parts = ["this layout's" if whose is None else f"this layout's, by {world} on {whose}"]
+    parts += [f"assumed: {', '.join(guesses)}"] if guesses else []
     if generation in changes.get("like", {}):
-        told.append(f"{generation} taken for {measured} by estimates.attained")
+        parts.append(f"{generation} taken for {measured} by estimates.attained")
     elif changes:
-        told.append("changed by estimates.attained")
-    told += ["FP8 not counted"] if running.fp8 and not speed.counts_fp8 else []
-    return "; ".join(told)
+        parts.append("changed by estimates.attained")
+    parts += ["FP8 not counted"] if running.fp8 and not speed.counts_fp8 else []
+    return "; ".join(parts)
 
 
 def _links(seconds: float, limit: str | None) -> int | None:
-    """The jobs that it takes, each of which leaves a part of its limit for the last checkpoint."""
+    """Count the jobs of a training, each of which leaves a part of its limit for the last checkpoint."""
     try:
         each = training_seconds(limit)
     except ValueError:
-        return None  # time.limit tells
+        return None  # the check time.limit reports it
     return max(1, -int(-seconds // each)) if each else None

@@ -37,13 +37,28 @@ from launcher.estimates.activations import (
 )
 from launcher.estimates.training import Chunk, Training, layers_of, parameters_of, stages_of, training_of
 
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+_HALF = ("bf16", "bfloat16")
+_MASTER = 4
+_REMAINDER = 2
+# The moments that an optimizer keeps of a parameter, in fp32: two for Adam, and for optimizers without a name
+# here.
+_ADAM = 8
+_MOMENTS = {"sgd": 4, "lion": 4, "adafactor": 0}
+# A weight in FP8, and its transpose.
+_QUANTIZED = 2
+# The softmax of the logits in fp32, and their gradient in 16 bits; megatron-core's fused loss has a
+# second copy in fp32.
+_LOGIT = 4
+_LOGIT_GRADIENT = 2
+
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What the fullest GPU of a pipeline stage holds at its peak, in bytes.
+    """The bytes that the fullest GPU of a pipeline stage holds at its peak.
 
-    `layers` are the transformer layers of the stage; `parameters` those of one GPU. `logits` is what the last
-    stage needs for the vocabulary and the loss.
+    `layers` counts the transformer layers of the stage, `parameters` those of one GPU. `logits` are the bytes
+    of the last stage for the vocabulary and the loss.
     """
 
     stage: int
@@ -57,27 +72,28 @@ class StageMemory:
 
     @property
     def total(self) -> int:
+        """All of them together."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits
 
 
 def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple[StageMemory, ...] | None:
-    """The memory of each pipeline stage, the first one first.
+    """Return the memory of each pipeline stage, the first one first.
 
-    ``None`` where it cannot be told: a value is missing or wrong, the layout does not fit the nodes, the
-    vocabulary is not known, or the tasks have no GPU; nor of what `reading.uncounted` names.
+    None where it is unknown: a value is missing or wrong, the layout does not fit the nodes, the vocabulary
+    is unknown, the tasks have no GPU, or the training has a feature that `training.uncounted` names.
     """
     training = training_of(config, nodes, engine)
     stages = stages_of(training) if training is not None else None
     if training is None or stages is None:
         return None
-    each, tensor = bytes_per_parameter(training), training.shape.tensor
-    found = []
+    each, tensor = bytes_per_parameter(training), training.parallel.tensor
+    estimates = []
     for number, (stage, kept) in enumerate(zip(stages, activations_of(training, stages), strict=True)):
         held = parameters_of(training.parts, stage)
         dense, routed = held.on_rank(tensor), _routed(training, held)
         parameters = dense + routed
         matrices = _matrices(training, stage) if each.quantized else 0
-        found.append(
+        estimates.append(
             StageMemory(
                 stage=number,
                 layers=sum(sum(chunk.layers) for chunk in stage),
@@ -90,34 +106,21 @@ def estimate_memory(config: Mapping[str, Any], nodes: int, engine: str) -> tuple
                 logits=kept.logits,
             )
         )
-    return tuple(found)
+    return tuple(estimates)
 
 
 def _routed(training: Training, size: Size) -> int:
     """Return the parameters of routed experts on one GPU."""
-    return size.routed // (training.shape.expert * training.shape.expert_tensor)
+    return size.routed // (training.parallel.expert * training.parallel.expert_tensor)
 
 
 def _matrices(training: Training, stage: tuple[Chunk, ...]) -> int:
-    """Return the parameters of the layers' matrices on one GPU, which FP8 has copies of."""
+    """Return the parameters of the layers' matrices on one GPU, of which FP8 keeps copies."""
     total = Size()
     for chunk in stage:
         for layers, stack in zip(chunk.layers, training.parts.stacks, strict=True):
             total += layers_of(stack, layers, chunk.sparse)
-    return total.split // training.shape.tensor + _routed(training, total)
-
-
-_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
-_HALF = ("bf16", "bfloat16")
-_MASTER = 4
-_REMAINDER = 2
-# What an optimizer remembers of a parameter, in fp32; Adam's are two moments, and so for what is not named.
-_ADAM = 8
-_MOMENTS = {"sgd": 4, "lion": 4, "adafactor": 0}
-
-
-# A weight in FP8, and its transpose.
-_QUANTIZED = 2
+    return total.split // training.parallel.tensor + _routed(training, total)
 
 
 class ParameterBytes(NamedTuple):
@@ -136,7 +139,7 @@ class ParameterBytes(NamedTuple):
 
 
 def bytes_per_parameter(training: Training) -> ParameterBytes:
-    """Return what the engine allocates for a parameter."""
+    """Return the bytes that the engine allocates for a parameter."""
     each = _of_weights(training)
     has_copies = training.has_fp8 and not training.values.flag("model.fp8_params")
     return each._replace(quantized=_QUANTIZED) if has_copies else each
@@ -144,7 +147,7 @@ def bytes_per_parameter(training: Training) -> ParameterBytes:
 
 def _of_weights(training: Training) -> ParameterBytes:
     name = str(training.values.raw("model.optim.name") or "")
-    shared_by = training.data * training.shape.context, training.expert_data
+    shared_by = training.data * training.parallel.context, training.expert_data
     if name not in _DISTRIBUTED:
         shared_by = 1, 1
     moments = _MOMENTS.get(name, _ADAM)
@@ -159,27 +162,23 @@ def _of_weights(training: Training) -> ParameterBytes:
         gradient = 2
     master = _MASTER
     if training.engine == "nemo" and name == "distributed_fused_adam" and training.precision == "bf16":
-        # Apex keeps what a bf16 weight lacks of an fp32 one (NeMo's megatron_base_model.py:
-        # store_param_remainders).
+        # Apex keeps the 16 bits by which an fp32 weight differs from a bf16 one (NeMo's
+        # megatron_base_model.py: store_param_remainders).
         master = _REMAINDER
     return ParameterBytes(2, gradient, master + moments, *shared_by)
 
 
 def _half_precision(moments: int) -> tuple[int, int, int]:
-    """Return the bytes in fp16: gradients too, and these again in fp32 beside the master weights.
+    """Return the bytes in fp16: gradients are in 16 bits, and again in fp32 beside the master weights.
 
     megatron/core/optimizer.
     """
     return 2, 2, 4 + _MASTER + moments
 
 
-# The softmax of the logits in fp32, and their gradient in 16 bits; megatron-core's fused loss has a
-# second copy in fp32.
-_LOGIT = 4
-_LOGIT_GRADIENT = 2
-
-
 class StageActivations(NamedTuple):
+    """Bytes of a stage that are no parameters'."""
+
     activations: int
     logits: int
 
@@ -192,7 +191,7 @@ class _Recompute(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A stack as its activations go: bytes of one micro batch; `sparse` is a layer with experts."""
+    """The activations of a stack, in bytes of one micro batch; `sparse` is a layer with experts."""
 
     layer: Kept
     sparse: Kept
@@ -204,7 +203,7 @@ class _Part(NamedTuple):
 
 
 def activations_of(training: Training, stages: tuple[tuple[Chunk, ...], ...]) -> Iterator[StageActivations]:
-    """Of each pipeline stage."""
+    """Yield the activations of each pipeline stage."""
     parts = [_part(training, number) for number in range(len(training.stacks))]
     logits = _logits(training)
     known: dict[tuple[object, ...], StageActivations] = {}
@@ -223,7 +222,7 @@ def _stage(
     for number, chunk in enumerate(stage):
         kept = kept.plus(_chunk(training, parts, chunk).times(in_flight.get(number, 0)))
         working = max(working, _working(parts, chunk), key=sum)
-    tensor, divided = training.shape.tensor, training.sequence_parallel
+    tensor, divided = training.parallel.tensor, training.sequence_parallel
     has_logits = any(chunk.has_output for chunk in stage)
     # The logits are gone before the layers' gradients are computed.
     extra = working.on_rank(tensor, divided) - (logits if has_logits else 0)
@@ -231,26 +230,26 @@ def _stage(
 
 
 def _in_flight(training: Training, stage: int) -> Counter[int]:
-    """How many micro batches each chunk of a stage has begun when the first of them goes back."""
-    shape, number = training.shape, training.micro_batches
-    if shape.virtual is None:
-        return Counter({0: min(shape.pipeline - stage, number)})
+    """Count the micro batches that each chunk of a stage has begun when the first of them goes back."""
+    parallel, number = training.parallel, training.micro_batches
+    if parallel.virtual is None:
+        return Counter({0: min(parallel.pipeline - stage, number)})
     # megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches and get_schedule_table.
-    begun = 2 * (shape.pipeline - stage - 1) + (shape.virtual - 1) * shape.group + 1
-    found: Counter[int] = Counter()
-    for start in range(0, number, shape.group):
-        size = min(shape.group, number - start)
-        for chunk in range(shape.virtual):
+    begun = 2 * (parallel.pipeline - stage - 1) + (parallel.virtual - 1) * parallel.group + 1
+    counts: Counter[int] = Counter()
+    for start in range(0, number, parallel.group):
+        size = min(parallel.group, number - start)
+        for chunk in range(parallel.virtual):
             taken = min(size, begun)
-            found[chunk] += taken
+            counts[chunk] += taken
             begun -= taken
         if begun == 0:
             break
-    return found
+    return counts
 
 
 def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
-    """What one micro batch leaves in a chunk."""
+    """Return what one micro batch leaves in a chunk."""
     total = Kept()
     for number, (part, layers) in enumerate(zip(parts, chunk.layers, strict=True)):
         if chunk.embeds and layers:
@@ -259,9 +258,9 @@ def _chunk(training: Training, parts: list[_Part], chunk: Chunk) -> Kept:
         if chunk.closes[number]:
             total = total.plus(part.closing)
     if len(parts) > 1 and chunk.layers[1]:
-        # What the encoder found, for the attention of the decoder's layers.
+        # The encoder's output, for the attention of the decoder's layers.
         total = total.plus(parts[0].input)
-    if training.engine == "megatron" and training.shape.pipeline > 1 and not chunk.has_output:
+    if training.engine == "megatron" and training.parallel.pipeline > 1 and not chunk.has_output:
         # Our trainer does not free what it has sent to the next stage.
         total = total.plus(parts[-1].input)
     return total
@@ -280,24 +279,24 @@ def _layers(part: _Part, layers: int, sparse: int) -> Kept:
 
 
 def _working(parts: list[_Part], chunk: Chunk) -> Kept:
-    """What the backward pass of a layer takes, with what was recomputed for it."""
-    found = Kept()
+    """Return the working memory of a layer's backward pass, with what was recomputed for it."""
+    most = Kept()
     for part, layers in zip(parts, chunk.layers, strict=True):
         if not layers:
             continue
-        needed = part.working
+        working = part.working
         if part.recompute is not None:
             again = part.recompute.layers if part.recompute.method == "uniform" else 1
-            most = part.sparse if chunk.sparse else part.layer
-            needed = needed.plus(most.times(min(again, layers)))
-        found = max(found, needed, key=sum)
-    return found
+            largest = part.sparse if chunk.sparse else part.layer
+            working = working.plus(largest.times(min(again, layers)))
+        most = max(most, working, key=sum)
+    return most
 
 
 def _part(training: Training, number: int) -> _Part:
     layer = layer_of(training, training.stacks[number])
     length = training.lengths[number]
-    tokens = training.shape.micro * length / training.shape.context
+    tokens = training.parallel.micro * length / training.parallel.context
     if number == 0:
         kept = kept_by_layer(layer, length)
     else:
@@ -324,10 +323,10 @@ def _recompute(training: Training, node: str, layer: Layer) -> _Recompute | None
 
 
 def _logits(training: Training) -> int:
-    """The loss of one micro batch: it goes back as soon as it is there."""
-    shape, values = training.shape, training.values
-    tokens = shape.micro * training.lengths[-1] / shape.context
-    width = training.vocabulary / shape.tensor
+    """Return the bytes of the loss of one micro batch, which goes back at once."""
+    parallel, values = training.parallel, training.values
+    tokens = parallel.micro * training.lengths[-1] / parallel.context
+    width = training.vocabulary / parallel.tensor
     half = training.precision != "32"
     fused = values.flag("model.cross_entropy_loss_fusion")
     each = _LOGIT * (2 if fused else 1) + (_LOGIT_GRADIENT if half else 0)
@@ -335,15 +334,17 @@ def _logits(training: Training) -> int:
 
 
 def _deferred(training: Training, width: float) -> float:
-    """For each token, what waits until the end of the step for the gradient of the output's weights.
+    """Return the bytes of a token that wait until the end of the step for the output's gradient.
 
-    megatron/core/tensor_parallel/layers.py: the gradients of the logits of so many micro batches, and what
-    was multiplied with the weights.
+    megatron/core/tensor_parallel/layers.py: the gradients of the logits of so many micro batches, and the
+    inputs that the weights were multiplied with.
     """
     values = training.values
-    if not values.flag("model.defer_embedding_wgrad_compute") or training.shape.pipeline == 1:
+    if not values.flag("model.defer_embedding_wgrad_compute") or training.parallel.pipeline == 1:
         return 0
     limit = values.whole("model.wgrad_deferral_limit", 0, least=0) or training.micro_batches
-    hidden = (training.stacks[-1].hidden or 0) / (training.shape.tensor if training.sequence_parallel else 1)
+    hidden = (training.stacks[-1].hidden or 0) / (
+        training.parallel.tensor if training.sequence_parallel else 1
+    )
     element = 4 if training.precision == "32" else 2
     return min(limit, training.micro_batches) * element * (width + hidden)

@@ -1,4 +1,4 @@
-"""The model of a job: what estimates need before they may count with it, and its sizes."""
+"""The model of a job: its kind, its sizes, and the FLOPs of a sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_MODEL = (
     "model.moe_ffn_hidden_size",
     "model.moe_shared_expert_intermediate_size",
 )
-# What multi-latent attention is made of, each a size that must be there, and one that may be none.
+# Sizes of multi-latent attention: those that it needs, and one that may be missing.
 LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 LATENT_QUERY = "q_lora_rank"
 _NODES = ("model.tokenizer", "model.data")
@@ -31,7 +31,7 @@ _PRECISIONS = ("bf16", "16", "32")
 
 
 def is_countable(values: Values) -> bool:
-    """Whether all sizes of a model are there, and are sizes: what is counted with them then never fails."""
+    """Return True if a model has all its sizes, and each is one: counting with them then never fails."""
     stacks = stacks_of(values)
     needed = [size for stack in stacks for size in (stack.layers, stack.hidden, stack.heads, stack.ffn)]
     needed.append(values.whole("model.seq_length" if is_encoder_decoder(values) else _LENGTH))
@@ -62,50 +62,49 @@ def _has_latent_sizes(values: Values) -> bool:
 
 
 def has_layer_flags(values: Values, name: str, is_used: object) -> bool:
-    """Return True if a key that tells which layers have something is a number, or a flag for each layer."""
-    given = values.raw(f"model.{name}")
-    if not is_used or given is None or values.whole(f"model.{name}") is not None:
+    """Return True if a key that selects layers is a number, or has a flag for each layer."""
+    value = values.raw(f"model.{name}")
+    if not is_used or value is None or values.whole(f"model.{name}") is not None:
         return True
-    flags = isinstance(given, (list, tuple)) and all(flag in (0, 1) for flag in given)
-    return flags and len(given) == values.whole("model.num_layers")
+    are_flags = isinstance(value, (list, tuple)) and all(flag in (0, 1) for flag in value)
+    return are_flags and len(value) == values.whole("model.num_layers")
 
 
 def _is_left_out(values: Values, key: str) -> bool:
-    """Megatron reads 0 as none."""
-    found = values.raw(key)
-    return found is None or found == 0
+    # Megatron reads 0 as none.
+    return values.raw(key) in (None, 0)
 
 
 def model_type_of(values: Values) -> str:
-    """``gpt``, ``t5`` or ``bert``, by the keys that only these have."""
+    """Return ``gpt``, ``t5`` or ``bert``, by the keys that only these have."""
     if is_encoder_decoder(values):
         return "t5"
     return "bert" if "bert_binary_head" in (values.node("model") or {}) else "gpt"
 
 
 def precision_of(values: Values) -> str:
-    """``bf16``, ``16`` or ``32``."""
-    named = str(values.raw("trainer.precision") or 32)
-    return next((name for name in _PRECISIONS if named.startswith(name)), "32")
+    """Return ``bf16``, ``16`` or ``32``."""
+    precision = str(values.raw("trainer.precision") or 32)
+    return next((name for name in _PRECISIONS if precision.startswith(name)), "32")
 
 
 def has_fused_attention(values: Values, node: str, engine: str) -> bool:
-    """Whether a kernel does the core of attention without writing its scores; `node` is that of a stack.
+    """Return True if a kernel computes the core of attention without writing its scores.
 
-    Our trainer has PyTorch's fused attention on GPUs where it has not got Transformer Engine's, unless it is
-    asked for megatron-core's own.
+    Our trainer has PyTorch's fused attention on GPUs without Transformer Engine, unless the configuration
+    asks for megatron-core's own. `node` is that of a stack.
     """
     if engine == "megatron":
         return bool(values.raw("model.attention_backend") != "local")
-    asked = ("model.use_flash_attention", f"{node}.use_flash_attention", "model.transformer_engine")
-    return precision_of(values) != "32" and any(values.flag(key) for key in asked)
+    switches = ("model.use_flash_attention", f"{node}.use_flash_attention", "model.transformer_engine")
+    return precision_of(values) != "32" and any(values.flag(key) for key in switches)
 
 
-class Sized(NamedTuple):
-    """A model whose sizes are all known.
+class ModelSize(NamedTuple):
+    """A model's sizes, all of them known.
 
-    `vocabulary` is padded. `flops` are the model FLOPs of one sample, forward and backward, and `tokens` what
-    it counts as. `has_experts` tells a mixture of experts, `parameters` those of all of them.
+    `vocabulary` is padded. `flops` are the model FLOPs of one sample, forward and backward, and `tokens`
+    those that it counts as. `parameters` include all experts of a mixture.
     """
 
     model_type: str
@@ -116,15 +115,15 @@ class Sized(NamedTuple):
     has_experts: bool = False
 
 
-def sized(values: Values) -> Sized | None:
-    """Return a job's model; ``None`` where a size is missing or none, or the vocabulary is not known."""
+def model_size(values: Values) -> ModelSize | None:
+    """Return the sizes of a job's model; None where one is missing or invalid, or the vocabulary unknown."""
     model, model_type = values.node("model"), model_type_of(values)
     if model is None or not is_countable(values):
         return None
     vocabulary = vocabulary_size(model)
     if vocabulary is None:
         return None
-    return Sized(
+    return ModelSize(
         model_type,
         vocabulary,
         count_parameters(model, vocabulary, model_type),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from arithmetic.layout import ParallelConfig, fits
 from launcher.estimates.values import Values
 
-# The most nodes that are looked at when others are suggested.
+# The most nodes that suggestions are for.
 MOST_NODES = 1024
 
 TENSOR = "model.tensor_model_parallel_size"
@@ -29,8 +29,8 @@ DEVICES = "trainer.devices"
 class Stack(NamedTuple):
     """A stack of transformer layers: that of a GPT or BERT, or one of the two of a T5.
 
-    `node` is where its keys are, `stages` how many of the pipeline's stages it has, ``None`` if that cannot
-    be told. `ffn`, `groups` and `kv_channels` are ``None`` where they follow from the others.
+    `node` is the node of its keys; `stages` counts its pipeline stages, None if unknown. `ffn`, `groups` and
+    `kv_channels` are None where they follow from the others.
     """
 
     node: str
@@ -98,7 +98,7 @@ def _stack(values: Values, node: str, stages: int | None) -> Stack:
     )
 
 
-def node_counts(shape: ParallelConfig) -> list[int]:
+def node_counts(parallel: ParallelConfig) -> list[int]:
     """Return the numbers of nodes, up to `MOST_NODES`, that a layout fits on."""
-    step = shape.model // math.gcd(shape.model, shape.devices)  # others leave a part of a model over
-    return [nodes for nodes in range(step, MOST_NODES + 1, step) if fits(shape, nodes)]
+    step = parallel.model // math.gcd(parallel.model, parallel.devices)  # others leave a part of a model over
+    return [nodes for nodes in range(step, MOST_NODES + 1, step) if fits(parallel, nodes)]

@@ -1,9 +1,9 @@
-"""How long a step takes in one layout, on one type of GPU: what `check` tells and `suggest` ranks by.
+"""The time of a step in one layout, on one type of GPU, which `check` prints and `suggest` ranks by.
 
-What is counted: the matrix products, with their tiles; the core of attention; what is read and written
-besides; what tensor, context, pipeline and data parallel send and the GPUs wait for; what is recomputed; the
-slowest pipeline stage, and its bubble; the optimizer. docs/suggest.md has the formulas, their sources and
-what they were compared with; the constants are in `attained.json`.
+The model counts matrix products, with their tiles; the core of attention; other reads and writes of memory;
+the communication of tensor, context, pipeline and data parallel that GPUs wait for; recomputing; the slowest
+pipeline stage, and its bubble; the optimizer. docs/suggest.md has the formulas, their sources and their
+comparison with published times; the constants are in `launcher/attained.json`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,144 @@ from launcher.estimates.model import has_fused_attention, is_countable, model_ty
 from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
 from launcher.estimates.values import Values, full
 
-# Nobody publishes the network of some GPUs: that of the A100's machines is taken, 200 Gbit/s for each.
+# GPUs without a published network get that of the A100's machines, 200 Gbit/s for each.
 _NETWORK = 25e9
 # PCIe 4.0 × 16, for GPUs without NVLink.
 _PCIE = 32e9
 # The two products of attention's core are five in its backward pass, as a fused kernel computes the scores
 # once more: Dao 2023 (arXiv 2307.08691), section 4.1.
 _FUSED_BACKWARD = 2.5
-# What an optimizer reads and writes of a parameter: its gradient, a master copy, two moments, and the weight.
+# Reads and writes of an optimizer, by parameter: its gradient, a master copy, two moments, and the weight.
 _OPTIMIZER_BYTES = 30
 _ADAM_AT_LEAST = 10
 # From here on a T5's vocabulary is that of mT5.
 _LARGE_VOCABULARY = 200_000
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 _HALF = ("bf16", "bfloat16")
+# Features whose step time is unknown, as people call them.
+_NOT_TIMED = {
+    "model.num_moe_experts": "how long experts take is not estimated",
+    "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
+    "model.window_size": "how long attention to a sliding window takes is not estimated",
+}
+# The size of a vocabulary whose tokenizer is unknown.
+_VOCABULARY = 50_304
+
+
+class TimedStack(NamedTuple):
+    """A stack of equal layers, whose attentions look at sequences of the lengths `attends_to`.
+
+    `width` and `kv_width` are those of all queries and of all keys, `ways_in` the matrices on the way into
+    the MLP.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    width: int
+    kv_width: int
+    ffn: int
+    ways_in: int
+    length: int
+    attends_to: tuple[int, ...]
+    causal: bool
+
+    @property
+    def reductions(self) -> int:
+        """The sums over tensor parallel ranks in a forward pass."""
+        return len(self.attends_to) + 1
+
+    def products(self, tensor: int) -> Iterator[tuple[float, float]]:
+        """Yield the matrices of a layer on one tensor parallel rank: inner side × columns."""
+        for _ in self.attends_to:
+            yield self.hidden, (self.width + 2 * self.kv_width) / tensor
+            yield self.width / tensor, self.hidden
+        yield self.hidden, self.ways_in * self.ffn / tensor
+        yield self.ffn / tensor, self.hidden
+
+
+class Work(NamedTuple):
+    """A model, and the communication that its configuration overlaps with computing."""
+
+    stacks: tuple[TimedStack, ...]
+    vocabulary: int
+    parameters: int
+    devices: int
+    flash: bool
+    overlaps_tensor: bool
+    overlaps_pipeline: bool
+    overlaps_data: bool
+
+    def stages(self, stack: TimedStack, pipeline: int) -> int:
+        """Return the pipeline stages of a stack: a T5's encoder has the first half of them."""
+        if len(self.stacks) == 1 or pipeline == 1:
+            return pipeline
+        return pipeline // 2 if stack is self.stacks[0] else pipeline - pipeline // 2
+
+
+def work_of(values: Values, devices: int, engine: str) -> Work | None:
+    """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
+    model, stacks = values.node("model"), _stacks(values)
+    if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
+        return None
+    vocabulary = vocabulary_size(model) or _VOCABULARY
+    return Work(
+        stacks=stacks,
+        vocabulary=vocabulary,
+        parameters=count_parameters(model, vocabulary, model_type_of(values)),
+        devices=devices,
+        flash=all(has_fused_attention(values, stack.node, engine) for stack in stacks_of(values)),
+        overlaps_tensor=values.flag("model.ub_tp_comm_overlap"),
+        overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
+        overlaps_data=values.flag("model.optim.overlap_grad_sync"),
+    )
+
+
+def untimed(values: Values) -> str | None:
+    """Return why the steps of a valid configuration are not timed, with the key; None if they are."""
+    for key, why in _NOT_TIMED.items():
+        if values.raw(key):
+            return f"{full(key)}={values.raw(key)}: {why}"
+    return None
+
+
+def _stacks(values: Values) -> tuple[TimedStack, ...]:
+    is_t5 = is_encoder_decoder(values)
+    length = values.whole("model.seq_length" if is_t5 else "model.encoder_seq_length")
+    stacks = stacks_of(values)
+    if length is None or any(None in (stack.layers, stack.hidden, stack.heads) for stack in stacks):
+        return ()
+    if not is_t5:
+        return tuple(_stack(values, stack, length, (length,)) for stack in stacks)
+    inner = values.whole("model.data.seq_length_dec", length) or length
+    encoder, decoder = stacks
+    # Both look at themselves, and the decoder at the encoder too.
+    return _stack(values, encoder, length, (length,)), _stack(values, decoder, inner, (inner, length))
+
+
+def _stack(values: Values, stack: Stack, length: int, attends_to: tuple[int, ...]) -> TimedStack:
+    assert stack.layers and stack.hidden and stack.heads
+    head = stack.kv_channels or max(stack.hidden // stack.heads, 1)
+    return TimedStack(
+        layers=stack.layers,
+        hidden=stack.hidden,
+        heads=stack.heads,
+        width=head * stack.heads,
+        kv_width=head * (stack.groups or stack.heads),
+        ffn=stack.ffn or 4 * stack.hidden,
+        ways_in=2 if str(values.raw(f"{stack.node}.activation")).endswith("glu") else 1,
+        length=length,
+        attends_to=attends_to,
+        causal=stack.node != "model.encoder",
+    )
 
 
 class Running(NamedTuple):
-    """How an engine runs a model, as far as its speed depends on it.
+    """The properties of an engine's run that its speed depends on.
 
-    `gradient_bytes` are those of a gradient that is sent, `shares_optimizer` whether data parallel ranks
-    share the optimizer. `own_ends` are the layers that the first and the last stage are told to have, and
-    `counted_ends` whether the embedding and the loss count as one.
+    `gradient_bytes` are those of a gradient that is sent; with `shares_optimizer` data parallel ranks share
+    the optimizer. `own_ends` are the configured layers of the first and the last stage; `counted_ends` are
+    True where the embedding and the loss count as a layer.
     """
 
     engine: str
@@ -55,7 +171,7 @@ class Running(NamedTuple):
 
 
 def running_of(values: Values, engine: str, vocabulary: int) -> Running:
-    """Read from a job's configuration how its engine runs the model."""
+    """Return the properties of a job's run, from its configuration."""
     family = model_type_of(values)
     if family == "t5" and vocabulary >= _LARGE_VOCABULARY:
         family = "mt5"
@@ -106,34 +222,35 @@ class Speed:
 
     @property
     def products(self) -> Products:
-        """What the GPU attains, and whose figures say so."""
+        """The rates that the GPU attains, and their source."""
         return self._products
 
     @property
     def counts_fp8(self) -> bool:
-        """Whether products are in FP8: it is asked for, the GPU has it, and somebody says how fast it is."""
+        """True if products are in FP8: the job asks for it, the GPU has it, and its rate is published."""
         return self._is_fp8
 
     def bytes_at_least(self, parts: int) -> float:
-        """Return what a GPU keeps of parameters at the least, where so many GPUs share a copy of the model.
+        """Return the least bytes of parameters on a GPU, where so many GPUs share a copy of the model.
 
-        A weight in 16 bits, its gradient, and Adam's states: Apex keeps but what a weight lacks of 32 bits.
+        A weight in 16 bits, its gradient, and Adam's states, of which Apex keeps the least: the 16 bits by
+        which a weight differs from fp32.
         """
         each = 2.0 + self._running.gradient_bytes
         if self._running.shares_optimizer:
             each += _ADAM_AT_LEAST * parts / self._world
         return self._work.parameters / parts * each
 
-    def step(self, layout: Layout, shape: ParallelConfig) -> float:
-        """Return the seconds of a step; `shape` is that of the layout.
+    def step(self, layout: Layout, parallel: ParallelConfig) -> float:
+        """Return the seconds of a step; `parallel` is that of the layout.
 
         The pipeline's bubble is (p - 1) / v micro batches: Narayanan et al. 2021 (arXiv 2104.04473), section
-        2.2.2. The others wait for the slowest stage, which may be the last, for its logits.
+        2.2.2. The other stages wait for the slowest one, which may be the last, for its logits.
         """
         slowest = self._slowest(layout)
         bubble = (layout.pipeline - 1) / (layout.virtual or 1)
-        seconds = slowest * (shape.micro_batches(self._nodes) + bubble)
-        seconds += self._data_parallel(layout, shape, slowest) + self._optimizer(layout, shape)
+        seconds = slowest * (parallel.micro_batches(self._nodes) + bubble)
+        seconds += self._data_parallel(layout, parallel, slowest) + self._optimizer(layout, parallel)
         table = self._attained
         seconds += table.step
         seconds *= 1 + table.straggling * log2(self._nodes)
@@ -165,12 +282,11 @@ class Speed:
 
     def _stage(self, stack: TimedStack, layout: Layout, layers: int) -> float:
         """Return the seconds of layers for a micro batch, forward and backward, with what is recomputed."""
-        # Only what of a layout a layer depends on; thousands of layouts share it.
+        # The parts of a layout that a layer depends on, which thousands of layouts share.
         alike = stack, layout.tensor, layout.context, layout.micro, layout.sequence_parallel
-        found = self._layers.get(alike)
-        if found is None:
-            found = self._layers[alike] = self._layer(stack, layout)
-        forward, backward, core = found
+        if alike not in self._layers:
+            self._layers[alike] = self._layer(stack, layout)
+        forward, backward, core = self._layers[alike]
         recompute = layout.recompute
         again = recompute.part(-(-layers // (layout.virtual or 1))) * forward
         if recompute.granularity == "selective":
@@ -205,7 +321,7 @@ class Speed:
         return _Layer(forward, backward, core)
 
     def _core(self, stack: TimedStack, layout: Layout) -> tuple[float, float]:
-        """Return the seconds of attention's core, forward and backward, with the keys that go around."""
+        """Return the seconds of attention's core, forward and backward, with the ring of keys and values."""
         tensor, context = layout.tensor, layout.context
         forward = backward = 0.0
         for attended in stack.attends_to:
@@ -243,7 +359,7 @@ class Speed:
         return self._ends[key]
 
     def _handing_over(self, stack: TimedStack, layout: Layout) -> float:
-        """Return what each chunk of a stage sends on and back for a micro batch, and waits for.
+        """Return the seconds that a stage waits for sending a micro batch on and back.
 
         Megatron numbers the ranks by tensor, context, data and pipeline (megatron/core/parallel_state.py):
         the next stage is in another node, if there is one.
@@ -253,13 +369,13 @@ class Speed:
         waits = 2 * (layout.virtual or 1) * size / link
         return waits * (self._attained.exposed_pipeline if self._work.overlaps_pipeline else 1)
 
-    def _data_parallel(self, layout: Layout, shape: ParallelConfig, micro_batch: float) -> float:
-        """Return the seconds that data parallel waits for: gradients, and parameters that others updated.
+    def _data_parallel(self, layout: Layout, parallel: ParallelConfig, micro_batch: float) -> float:
+        """Return the seconds that data parallel waits for gradients, and for updated parameters.
 
         Where it overlaps, gradients are sent during the last micro batch's backward pass, and parameters
         during the first one's forward pass; with model chunks, while the other chunks are computed too.
         """
-        group = shape.data(self._nodes) * layout.context
+        group = parallel.data(self._nodes) * layout.context
         if group == 1:
             return 0.0
         link = self._ring(layout.tensor, group)
@@ -271,7 +387,7 @@ class Speed:
             return gradients + parameters
         chunks = layout.virtual or 1
         hidden = micro_batch * (1 + (layout.pipeline - 1) * (chunks - 1) / chunks)
-        # What is hidden takes SMs and memory bandwidth from what hides it.
+        # Hidden communication takes SMs and memory bandwidth from computing.
         least = self._attained.exposed_data
         waits = max(gradients * least, gradients - hidden * 2 / 3)
         return waits + max(parameters * least, parameters - hidden / 3)
@@ -287,11 +403,11 @@ class Speed:
             return self._node
         return min(self._node, members * self._network)
 
-    def _optimizer(self, layout: Layout, shape: ParallelConfig) -> float:
+    def _optimizer(self, layout: Layout, parallel: ParallelConfig) -> float:
         """Return the seconds of the optimizer, which reads and writes its states once."""
         mine = self._work.parameters / (layout.tensor * layout.pipeline)
         if self._running.shares_optimizer:
-            mine /= shape.data(self._nodes) * layout.context
+            mine /= parallel.data(self._nodes) * layout.context
         return _OPTIMIZER_BYTES * mine / self._memory
 
     def _link(self, group: int) -> float:
@@ -307,120 +423,3 @@ def _product(rows: float, inner: float, columns: float, rate: float, tile: float
     """
     ideal = 2 * rows * inner * columns / rate
     return ideal * (1 + tile / rows) * (1 + tile / inner) * (1 + tile / columns)
-
-
-# What the time of a step is not known of, as people call it.
-_NOT_TIMED = {
-    "model.num_moe_experts": "how long experts take is not estimated",
-    "model.multi_latent_attention": "how long multi-latent attention takes is not estimated",
-    "model.window_size": "how long attention to a sliding window takes is not estimated",
-}
-# A vocabulary of this size is counted with where the tokenizer's is not known.
-_VOCABULARY = 50_304
-
-
-class TimedStack(NamedTuple):
-    """Layers that are alike. `attends_to` has the length of what each attention of a layer looks at.
-
-    `width` and `kv_width` are those of all queries and of all keys, `ways_in` the matrices on the way into
-    the MLP, `reductions` how often tensor parallel ranks add up their parts in a forward pass.
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    width: int
-    kv_width: int
-    ffn: int
-    ways_in: int
-    length: int
-    attends_to: tuple[int, ...]
-    causal: bool
-
-    @property
-    def reductions(self) -> int:
-        return len(self.attends_to) + 1
-
-    def products(self, tensor: int) -> Iterator[tuple[float, float]]:
-        """The matrices of a layer, as a rank of tensor parallel has them: inner side × columns."""
-        for _ in self.attends_to:
-            yield self.hidden, (self.width + 2 * self.kv_width) / tensor
-            yield self.width / tensor, self.hidden
-        yield self.hidden, self.ways_in * self.ffn / tensor
-        yield self.ffn / tensor, self.hidden
-
-
-class Work(NamedTuple):
-    """A model, and what its configuration lets overlap with computing."""
-
-    stacks: tuple[TimedStack, ...]
-    vocabulary: int
-    parameters: int
-    devices: int
-    flash: bool
-    overlaps_tensor: bool
-    overlaps_pipeline: bool
-    overlaps_data: bool
-
-    def stages(self, stack: TimedStack, pipeline: int) -> int:
-        """The pipeline's stages that a stack has: a T5's encoder the first half of them."""
-        if len(self.stacks) == 1 or pipeline == 1:
-            return pipeline
-        return pipeline // 2 if stack is self.stacks[0] else pipeline - pipeline // 2
-
-
-def work_of(values: Values, devices: int, engine: str) -> Work | None:
-    """What a job's model comes to; ``None`` if one of its sizes is not known, or how long it takes."""
-    model, stacks = values.node("model"), _stacks(values)
-    if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
-        return None
-    vocabulary = vocabulary_size(model) or _VOCABULARY
-    return Work(
-        stacks=stacks,
-        vocabulary=vocabulary,
-        parameters=count_parameters(model, vocabulary, model_type_of(values)),
-        devices=devices,
-        flash=all(has_fused_attention(values, one.node, engine) for one in stacks_of(values)),
-        overlaps_tensor=values.flag("model.ub_tp_comm_overlap"),
-        overlaps_pipeline=values.flag("model.overlap_p2p_comm"),
-        overlaps_data=values.flag("model.optim.overlap_grad_sync"),
-    )
-
-
-def untimed(values: Values) -> str | None:
-    """Return why the steps of a good configuration are not timed, with the key; ``None`` if they are."""
-    for key, why in _NOT_TIMED.items():
-        if values.raw(key):
-            return f"{full(key)}={values.raw(key)}: {why}"
-    return None
-
-
-def _stacks(values: Values) -> tuple[TimedStack, ...]:
-    two = is_encoder_decoder(values)
-    length = values.whole("model.seq_length" if two else "model.encoder_seq_length")
-    found = stacks_of(values)
-    if length is None or any(None in (one.layers, one.hidden, one.heads) for one in found):
-        return ()
-    if not two:
-        return tuple(_stack(values, one, length, (length,)) for one in found)
-    inner = values.whole("model.data.seq_length_dec", length) or length
-    encoder, decoder = found
-    # Both look at themselves, and the decoder at the encoder too.
-    return _stack(values, encoder, length, (length,)), _stack(values, decoder, inner, (inner, length))
-
-
-def _stack(values: Values, found: Stack, length: int, attends_to: tuple[int, ...]) -> TimedStack:
-    assert found.layers and found.hidden and found.heads
-    head = found.kv_channels or max(found.hidden // found.heads, 1)
-    return TimedStack(
-        layers=found.layers,
-        hidden=found.hidden,
-        heads=found.heads,
-        width=head * found.heads,
-        kv_width=head * (found.groups or found.heads),
-        ffn=found.ffn or 4 * found.hidden,
-        ways_in=2 if str(values.raw(f"{found.node}.activation")).endswith("glu") else 1,
-        length=length,
-        attends_to=attends_to,
-        causal=found.node != "model.encoder",
-    )

@@ -1,4 +1,4 @@
-"""A training as memory is estimated: what a job's configuration says, and the layers of each pipeline stage.
+"""A training whose memory can be estimated, and the layers of each of its pipeline stages.
 
 The interleaved order is that of Narayanan et al. 2021 (arXiv:2104.04473, section 2.2): with v model chunks a
 stage, stage i of p has chunks i, p + i, 2 p + i, ... Uneven stages as in megatron/core/transformer/
@@ -18,7 +18,7 @@ from launcher.estimates.model import is_countable, model_type_of, precision_of
 from launcher.estimates.parallelism import Stack, is_encoder_decoder, read_parallel_config, stacks_of
 from launcher.estimates.values import Values, full
 
-# Features that put weights or activations elsewhere than is counted here, as people call them.
+# Features whose weights or activations are not counted, as people call them.
 _NOT_COUNTED = {
     "model.mtp_num_layers": "multi-token prediction is not counted yet",
     "model.moe_latent_size": "experts in a latent space are not counted yet",
@@ -30,15 +30,15 @@ _NOT_COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training that can be counted with: its values, its layout, and what its model is made of.
+    """A training that can be counted with: its values, its layout, and the parts of its model.
 
-    `stacks` are those of the layout, in the order of `parts.stacks`; `lengths` the tokens of each
-    of their sequences.
+    `stacks` are those of the layout, in the order of `parts.stacks`; `lengths` are the tokens of their
+    sequences.
     """
 
     values: Values
     engine: str
-    shape: ParallelConfig
+    parallel: ParallelConfig
     data: int
     micro_batches: int
     vocabulary: int
@@ -48,16 +48,18 @@ class Training:
 
     @property
     def is_encoder_decoder(self) -> bool:
+        """True for a T5."""
         return len(self.stacks) > 1
 
     @property
     def sequence_parallel(self) -> bool:
-        return self.shape.tensor > 1 and self.values.flag("model.sequence_parallel")
+        """True if tensor parallel ranks share norms and dropouts too."""
+        return self.parallel.tensor > 1 and self.values.flag("model.sequence_parallel")
 
     @property
     def expert_data(self) -> int:
         """The copies of each routed expert (megatron/core/parallel_state.py: expert data parallel)."""
-        return max(self.data * self.shape.model // self.shape.experts, 1)
+        return max(self.data * self.parallel.model // self.parallel.experts, 1)
 
     @property
     def precision(self) -> str:
@@ -66,23 +68,23 @@ class Training:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether the matrices of the layers are multiplied in FP8, by Transformer Engine."""
+        """True if Transformer Engine multiplies the matrices of the layers in FP8."""
         has_engine = self.engine != "megatron" and self.values.flag("model.transformer_engine")
         return has_engine and self.values.flag("model.fp8") and self.precision != "32"
 
     @property
     def has_half_weights(self) -> bool:
-        """Whether weights are in 16 bits; NeMo casts 32-bit ones on the way without `megatron_amp_O2`."""
+        """True if weights are in 16 bits; NeMo without `megatron_amp_O2` casts 32-bit ones on the way."""
         if self.precision == "32":
             return False
         return self.engine != "nemo" or self.values.flag("model.megatron_amp_O2")
 
 
 def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training | None:
-    """Read a job's configuration; ``None`` where it cannot be counted with."""
+    """Return the training of a job's configuration; None if it cannot be counted with."""
     values = Values(config)
-    shape, model = read_parallel_config(values), values.node("model")
-    if shape is None or model is None or not is_countable(values) or not fits(shape, nodes):
+    parallel, model = read_parallel_config(values), values.node("model")
+    if parallel is None or model is None or not is_countable(values) or not fits(parallel, nodes):
         return None
     if values.raw("trainer.accelerator") == "cpu" or any(values.raw(key) for key in _NOT_COUNTED):
         return None
@@ -96,9 +98,9 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
     return Training(
         values,
         engine,
-        shape,
-        shape.data(nodes),
-        shape.micro_batches(nodes),
+        parallel,
+        parallel.data(nodes),
+        parallel.micro_batches(nodes),
         vocabulary,
         parts,
         stacks,
@@ -107,7 +109,7 @@ def training_of(config: Mapping[str, Any], nodes: int, engine: str) -> Training 
 
 
 def uncounted(values: Values) -> str | None:
-    """Why a training of a good configuration cannot be counted with, if it cannot."""
+    """Return why a training of a valid configuration cannot be counted with; None if it can."""
     for key, why in _NOT_COUNTED.items():
         if values.raw(key):
             return f"{full(key)}={values.raw(key)}: {why}"
@@ -128,10 +130,10 @@ def _lengths(values: Values) -> tuple[int, ...] | None:
 
 
 class Chunk(NamedTuple):
-    """What a GPU computes of the model in one go.
+    """A model chunk: the layers that a GPU computes in one go.
 
-    `layers` are those of each stack. `embeds` and `closes`: whether the embedding is in it, and the end of
-    each stack, with its norm; the end of the last stack has the output too. `sparse` of the layers, which are
+    `layers` are those of each stack. `embeds` is True if the embedding is in it, `closes` if the end of a
+    stack is, with its norm; the end of the last stack has the output too. `sparse` of the layers, which are
     of one stack, have a mixture of experts.
     """
 
@@ -142,14 +144,15 @@ class Chunk(NamedTuple):
 
     @property
     def has_output(self) -> bool:
+        """True if the output layer is in it."""
         return self.closes[-1]
 
 
 def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
-    """The chunks of each pipeline stage; ``None`` if the layers cannot be shared out."""
-    pipeline = training.shape.pipeline
+    """Return the chunks of each pipeline stage; None if the layers cannot be shared out."""
+    pipeline = training.parallel.pipeline
     if not training.is_encoder_decoder:
-        return _of_one_stack(training.values, training.stacks[0], pipeline, training.shape.virtual or 1)
+        return _of_one_stack(training.values, training.stacks[0], pipeline, training.parallel.virtual or 1)
     if pipeline == 1:
         layers = tuple(stack.layers or 0 for stack in training.stacks)
         return ((Chunk(layers, embeds=True, closes=(True, True)),),)
@@ -157,7 +160,10 @@ def stages_of(training: Training) -> tuple[tuple[Chunk, ...], ...] | None:
 
 
 def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
-    """What a stage has. The last one has a copy of a tied embedding's words, unless it embeds itself."""
+    """Return the parameters of a stage.
+
+    The last stage has a copy of a tied embedding's words, unless it embeds itself.
+    """
     embeds = any(chunk.embeds for chunk in stage)
     total = Size()
     for chunk in stage:
@@ -175,7 +181,7 @@ def parameters_of(parts: Parts, stage: tuple[Chunk, ...]) -> Size:
 
 
 def layers_of(stack: StackParameters, layers: int, sparse: int) -> Size:
-    """Return what some layers of a stack have, `sparse` of them with experts."""
+    """Return the parameters of some layers of a stack, `sparse` of them with experts."""
     return stack.layer * (layers - sparse) + stack.sparse * sparse
 
 
@@ -204,14 +210,14 @@ def _of_one_stack(
 
 def _sparse_by_chunk(values: Values, counts: list[list[int]]) -> list[list[int]]:
     """Count the layers with experts of each stage's chunks: the first chunks of all stages come first."""
-    model, found, start = values.node("model") or {}, [[0] * len(chunks) for chunks in counts], 0
+    model, sparse, start = values.node("model") or {}, [[0] * len(chunks) for chunks in counts], 0
     if not model.get("num_moe_experts"):
-        return found
+        return sparse
     for chunk in range(len(counts[0])):
         for stage, chunks in enumerate(counts):
-            found[stage][chunk] = sparse_layers(model, start, start + chunks[chunk])
+            sparse[stage][chunk] = sparse_layers(model, start, start + chunks[chunk])
             start += chunks[chunk]
-    return found
+    return sparse
 
 
 def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] | None:
@@ -229,7 +235,7 @@ def _layers_by_stage(values: Values, stack: Stack, pipeline: int) -> list[int] |
 
 
 def _of_two_stacks(stacks: tuple[Stack, ...]) -> tuple[tuple[Chunk, ...], ...] | None:
-    """The encoder's stages, then the decoder's, whose first one embeds too."""
+    """Return the encoder's stages, then the decoder's, whose first one embeds too."""
     encoder, decoder = stacks
     if not encoder.stages or not decoder.stages or not encoder.layers or not decoder.layers:
         return None

@@ -1,4 +1,4 @@
-"""NeMo's nodes as a job's configuration holds them: read, and not judged."""
+"""Values of a job's configuration, read by dotted keys such as ``model.num_layers``."""
 
 from __future__ import annotations
 
@@ -22,53 +22,56 @@ def full(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Dotted keys such as ``model.num_layers`` of a job's configuration.
+    """The values of a job's configuration.
 
-    A value of the wrong type is ``None``, as one that is not there: `types` tells of it, and the arithmetic
-    leaves alone what it cannot count with.
+    A value of the wrong type is None, like a missing one: the checks of types report it, and arithmetic skips
+    it.
     """
 
     config: Mapping[str, Any]
 
     def raw(self, key: str) -> Any:
+        """Return the value of a key as it stands; None where there is none."""
         node: Any = self.config
         for name in key.split("."):
-            # A dict is told from the rest without asking an abstract class: thousands of layouts are read.
+            # Asking an abstract class is slow, and a layout search reads thousands of layouts.
             if not isinstance(node, (dict, Mapping)) or name not in node:
                 return None
             node = node[name]
         return node
 
     def node(self, key: str) -> Mapping[str, Any] | None:
-        """The keys below a key; ``None`` if it holds a value, or nothing."""
-        found = self.raw(key)
-        return found if isinstance(found, (dict, Mapping)) else None
+        """Return the keys below a key; None if it holds a value, or nothing."""
+        value = self.raw(key)
+        return value if isinstance(value, (dict, Mapping)) else None
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
-        """A whole number of at least `least`; the default where there is none."""
-        found = self.raw(key)
-        if found is None:
+        """Return a whole number of at least `least`; the default where there is none."""
+        value = self.raw(key)
+        if value is None:
             return default
-        return found if is_whole(found) and found >= least else None
+        return value if is_whole(value) and value >= least else None
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        found = self.raw(key)
-        if found is None:
+        """Return a finite number; the default where there is none."""
+        value = self.raw(key)
+        if value is None:
             return default
-        return found if is_number(found) else None
+        return value if is_number(value) else None
 
     def flag(self, key: str, default: bool = False) -> bool:
-        found = self.raw(key)
-        return found if isinstance(found, bool) else default
+        """Return a switch; the default for a missing one, and for another type."""
+        value = self.raw(key)
+        return value if isinstance(value, bool) else default
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number that can be counted with: no job's has more than 63 bits."""
+    """Return True for a whole number of at most 63 bits: no job has a larger one."""
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64
 
 
 def is_number(value: Any) -> bool:
-    """A number that can be counted with: neither infinite, nor nan, nor too large to be a float."""
+    """Return True for a number that is neither infinite, nor nan, nor too large to be a float."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
@@ -78,24 +81,25 @@ def is_number(value: Any) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """What a positive number can be divided by, ascending."""
+    """Return the divisors of a positive number, ascending."""
     return list(_divisors(number))
 
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """Asked of the same few numbers for each layout and each number of nodes."""
+    # A search asks for the same few numbers at each layout and each number of nodes.
     tried = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)
     small = [candidate for candidate in tried if number % candidate == 0]
     return tuple(sorted({*small, *(number // candidate for candidate in small)}))
 
 
 def listed(numbers: list[int], most: int = 12) -> str:
-    """Numbers in one line; of many the first ones and the last."""
+    """Return numbers in one line; of many the first ones and the last."""
     if len(numbers) <= most:
         return ", ".join(map(str, numbers))
     return f"{', '.join(map(str, numbers[: most - 1]))}, ... {numbers[-1]}"
 
 
 def count(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

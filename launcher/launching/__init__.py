@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request, results_key
 from launcher.errors import UserError
 from launcher.launching.directory import record_job, write
-from launcher.launching.judging import judged
 from launcher.launching.links import submit_links
 from launcher.launching.settling import settle
-from launcher.launching.submitting import Patience, Tell, submit
+from launcher.launching.submitting import Patience, Tell, submit, validate
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, short
@@ -24,8 +24,10 @@ from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
+from supervisor.excluded import ExcludedNode, read_excluded
+from supervisor.marks import GIVEN_UP, claimant
 
-__all__ = ["Launched", "Patience", "launch", "launch_stages"]
+__all__ = ["Launched", "Patience", "launch", "launch_stages", "nodes_to_avoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,17 @@ def launch_stages(
 def _prepare(made: Draft, request: Request, tell: Tell, patience: Patience) -> _Ready:
     """Look at everything that can refuse a launch, and at what became of the one before it."""
     scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
-    warnings = [*readiness.check(made), *scheduler.ignored_environment()]
+    warnings = [*check_host(made), *scheduler.ignored_environment()]
     settle(made.plan.paths.run_dir, tell)
-    made, told = judged(scheduler, made, request.template_dir, tell, patience)
-    return _Ready(made, scheduler, [*warnings, *told])
+    waits = validate(scheduler, made.rendered.script, tell, patience)
+    return _Ready(made, scheduler, [*warnings, *([waits] if waits is not None else [])])
+
+
+def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
+    """Return the nodes that failed under earlier jobs of the run and that its next job keeps off."""
+    if draft.composition.config.resilience.exclude_hours == 0 or draft.plan.scheduler != "slurm":
+        return ()
+    return read_excluded(draft.plan.paths.run_dir, time.time())
 
 
 def _write_all(ready: Sequence[_Ready], request: Request, *, several: bool) -> list[tuple[_Ready, Manifest]]:
@@ -140,7 +149,8 @@ def _write_all(ready: Sequence[_Ready], request: Request, *, several: bool) -> l
     try:
         for one in ready:
             with one.made.composition.naming_sources():
-                made, manifest = write(one.made, replace(request, stage=one.stage) if several else request)
+                of_stage = replace(request, stage=one.stage) if several else request
+                made, manifest = write(one.made, of_stage, nodes_to_avoid(one.made))
                 written.append((replace(one, made=made), manifest))
                 make_directories(made.plan.job.directories, results_key(made))
     except BaseException:
@@ -158,7 +168,8 @@ def _submitted(
     if before is not None:
         assert before.manifest.job_id is not None
         manifest = replace(manifest, after=one.depending_on(before.manifest.job_id, before.manifest.stage))
-    manifest = manifest.submitted_as(_submit(one.scheduler, paths, manifest, tell, patience))
+    manifest, refused = _submit(one, manifest, tell, patience)
+    warnings += refused
     assert manifest.job_id is not None
     try:
         record_job(paths, manifest)
@@ -168,19 +179,47 @@ def _submitted(
         warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
     Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
     if manifest.links > 1 and not manifest.from_job:
-        warnings += submit_links(one.scheduler, paths, manifest, one.dependency, tell, patience)
+        exclude = _exclude(one, manifest)
+        warnings += submit_links(one.scheduler, paths, manifest, one.dependency, exclude, tell, patience)
     return Launched(paths, manifest, warnings)
 
 
-def _submit(
-    scheduler: Scheduler, paths: LaunchPaths, manifest: Manifest, tell: Tell, patience: Patience
-) -> str:
-    """Submit, and keep on record why there is no job, or why nobody knows."""
+def _exclude(one: _Ready, manifest: Manifest) -> str | None:
+    """Return what ``sbatch --exclude`` is given in place of the header's; None where no node is avoided."""
+    if not manifest.excluded:
+        return None
+    own = (one.made.plan.job.queue.exclude or "").split(",")
+    return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in manifest.excluded)])))
+
+
+def _submit(one: _Ready, manifest: Manifest, tell: Tell, patience: Patience) -> tuple[Manifest, list[str]]:
+    """Submit, and keep on record why there is no job, or why nobody knows.
+
+    Returns
+    -------
+    The manifest with the job's id, and a warning where the nodes to avoid could not be avoided.
+    """
+    paths = one.paths
     submission = PendingSubmission(
-        manifest.tag, paths.script, manifest.user, manifest.created, after=manifest.after
+        manifest.tag,
+        paths.script,
+        manifest.user,
+        manifest.created,
+        after=manifest.after,
+        exclude=_exclude(one, manifest),
     )
     try:
-        return submit(scheduler, submission, tell, patience)
+        try:
+            return manifest.submitted_as(submit(one.scheduler, submission, tell, patience)), []
+        except NoAnswer:
+            raise
+        except UserError as error:
+            if not manifest.excluded or claimant(paths.directory) == GIVEN_UP:
+                raise
+            # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
+            job_id = submit(one.scheduler, replace(submission, exclude=None), tell, patience)
+            warning = _not_avoided(manifest, error)
+            return replace(manifest, excluded=[]).submitted_as(job_id), [warning]
     except NoAnswer as error:
         _keep(paths, manifest.lost(error.message))
         where = shlex.quote(short(paths.run_dir))
@@ -195,6 +234,11 @@ def _submit(
     except UserError as error:
         write_manifest(paths.directory, manifest.refused(str(error)))
         raise
+
+
+def _not_avoided(manifest: Manifest, refusal: UserError) -> str:
+    nodes = [f"{node['node']} (job {node['job']} failed there)" for node in manifest.excluded]
+    return f"{', '.join(nodes)} not avoided: {refusal.message}"
 
 
 def _keep(paths: LaunchPaths, manifest: Manifest) -> None:

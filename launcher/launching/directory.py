@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
+from launcher.checks.gathering.data_identity import data_identity
+from launcher.checks.gathering.earlier import differences_on_record
 from launcher.config.stored import stored_text
 from launcher.drafting import Draft, Request, render_again, results_key, stored_config
-from launcher.inspection.data_identity import data_identity
-from launcher.inspection.earlier import differences_on_record
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.rendering.render import user_templates
@@ -24,11 +24,17 @@ from launcher.runs.paths import LaunchPaths, next_launch_number
 from launcher.runs.write import LaunchExists, link_newest, write_launch
 from launcher.schedulers.job_status import declared_tasks
 from launcher.secrecy import recorded
+from supervisor.excluded import ExcludedNode
 from supervisor.files import write_atomic
 
 
-def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
+def write(made: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> tuple[Draft, Manifest]:
     """Write the launch, taking the next number for as long as other launchers take ours.
+
+    Parameters
+    ----------
+    avoided
+        The nodes that it is to be submitted to avoid, for the record.
 
     Raises
     ------
@@ -40,15 +46,14 @@ def write(made: Draft, request: Request) -> tuple[Draft, Manifest]:
     image = container.image if container else None
     origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
     while True:
-        manifest = manifest_of(made, request, origin)
+        manifest = manifest_of(made, request, origin, avoided)
         files = files_of(made, manifest, request)
         files |= {made.plan.paths.directory / name: text for name, text in origin.files.items()}
         try:
             write_launch(made.plan.paths, files, _code(made.plan), results_key(made))
         except LaunchExists:
             number = next_launch_number(made.plan.paths.run_dir)
-            avoided = made.plan.job.queue.avoided
-            made = render_again(made, number, request.template_dir, avoided)
+            made = render_again(made, number, request.template_dir)
             continue
         break
     return made, manifest
@@ -137,8 +142,10 @@ def _code(plan: Plan) -> Sequence[Path]:
     return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
 
 
-def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Manifest:
-    """What is launched, before it is a job."""
+def manifest_of(
+    made: Draft, request: Request, origin: provenance.Origin, avoided: Sequence[ExcludedNode] = ()
+) -> Manifest:
+    """Return the manifest of a launch that is no job yet."""
     plan, job = made.plan, made.plan.job
     return Manifest(
         run=plan.paths.run_name,
@@ -163,7 +170,7 @@ def manifest_of(made: Draft, request: Request, origin: provenance.Origin) -> Man
         launcher_pid=os.getpid(),
         links=job.chain.links,
         from_job=job.chain.from_job,
-        excluded=[node.to_json() for node in job.queue.avoided],
+        excluded=[node.to_json() for node in avoided],
         max_nodes=job.resources.max_nodes,
         data=data_identity(made),
         differs=differences_on_record(made),

@@ -16,6 +16,7 @@ def submit_links(
     paths: LaunchPaths,
     manifest: Manifest,
     dependency: str | None,
+    exclude: str | None,
     tell: Tell,
     patience: Patience,
 ) -> list[str]:
@@ -25,6 +26,8 @@ def submit_links(
     ----------
     dependency
         What the script's header says that its job waits for.
+    exclude
+        The nodes that the first link was submitted to avoid.
 
     Returns
     -------
@@ -38,7 +41,7 @@ def submit_links(
     for link in range(2, manifest.links + 1):
         after = combined_dependency(own, f"afterany:{before}", key)
         submission = PendingSubmission(
-            manifest.tag, paths.script, manifest.user, manifest.created, link, after
+            manifest.tag, paths.script, manifest.user, manifest.created, link, after, exclude
         )
         which = f"link {link} of {manifest.links}"
         try:

@@ -160,7 +160,11 @@ def _after_refusal(
 
 def _submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
     return scheduler.submit(
-        submission.script, submission.tag, link=submission.link or 1, after=submission.after
+        submission.script,
+        submission.tag,
+        link=submission.link or 1,
+        after=submission.after,
+        exclude=submission.exclude,
     )
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, results_key
 from launcher.errors import UserError
 from launcher.plan import Plan
@@ -38,7 +38,7 @@ def prepare(made: Draft) -> list[str]:
     program = _PROGRAMS.get(plan.scheduler)
     if program is not None and shutil.which(program) is None:
         raise UserError(f"{program} is not on this machine: there is no Slurm here", hint=WITHOUT_SLURM)
-    told = [*readiness.check(made), *ignored(plan, os.environ)]
+    told = [*check_host(made), *ignored(plan, os.environ)]
     if plan.scheduler == "slurm":
         # In sbatch's words what salloc would say later, and what keeps the shell waiting.
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(empty_script(plan))

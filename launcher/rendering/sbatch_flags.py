@@ -16,7 +16,7 @@ FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
     ("reservation", lambda job: job.queue.reservation),
     ("constraint", lambda job: job.queue.constraint),
     ("nodelist", lambda job: job.queue.nodelist),
-    ("exclude", lambda job: job.queue.exclude_all),
+    ("exclude", lambda job: job.queue.exclude),
     ("switches", lambda job: job.queue.switches),
     ("licenses", lambda job: job.queue.licenses),
     ("nodes", lambda job: _nodes(job.resources)),

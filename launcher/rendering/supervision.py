@@ -85,7 +85,6 @@ def _chain(job: Job) -> ChainSettings:
         max_failures=chain.max_failures,
         exclude_seconds=round(chain.exclude_hours * 3600),
         exclude=queue.exclude or "",
-        header_excludes=queue.exclude_all is not None,
         singleton=_is_singleton(job),
         begin=queue.begin is not None,
     )

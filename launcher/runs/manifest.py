@@ -54,8 +54,8 @@ class Manifest:
     otherwise were submitted with it; `after` is what a stage waits for, such as ``afterok:17``; `excluded`
     are the nodes that it was to avoid when it was launched (`supervisor.excluded`). `nodes` is the least
     that it takes where `max_nodes` is set. `data` is the identity of the files that the training reads, as
-    far as the launching machine sees them (`launcher.inspection.data_identity`). `differs` tells the keys by
-    which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
+    far as the launching machine sees them (`launcher.checks.gathering.data_identity`). `differs` has the keys
+    by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
     [{"key": ..., "old": ..., "new": ...}]}``.
     """
 

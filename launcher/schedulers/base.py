@@ -205,6 +205,8 @@ class PendingSubmission:
         The link of a chain; ``None`` is all of them.
     after
         The job's dependency besides its header's, as ``sbatch --dependency`` takes it.
+    exclude
+        The nodes to avoid in place of its header's, as ``sbatch --exclude`` takes them.
     """
 
     tag: str
@@ -213,6 +215,7 @@ class PendingSubmission:
     since: str
     link: int | None = 1
     after: str | None = None
+    exclude: str | None = None
 
 
 class Scheduler(Protocol):
@@ -235,7 +238,9 @@ class Scheduler(Protocol):
             With the scheduler's own words, if it would refuse the script or cannot be reached.
         """
 
-    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+    def submit(
+        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
+    ) -> str:
         """Submit a script that lies in its launch directory; return the job's id.
 
         Parameters
@@ -248,6 +253,8 @@ class Scheduler(Protocol):
         after
             A dependency, such as ``afterok:17``, that replaces the header's. If it can never be satisfied,
             the job is cancelled.
+        exclude
+            The nodes to avoid, in place of the header's.
 
         Raises
         ------

@@ -49,9 +49,11 @@ class LocalScheduler:
         """Return nothing: no option is read from the shell's environment."""
         return []
 
-    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+    def submit(
+        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
+    ) -> str:
         """Start a script in a session of its own, so that it outlives the launcher and its terminal."""
-        assert link == 1 and after is None, "without a queue nothing waits for another"
+        assert link == 1 and after is None and exclude is None, "without a queue nothing waits for another"
         script = script.resolve()
         with Path(os.devnull).open("r+b") as null:
             # Not Popen, which warns of a child that nobody waits for.

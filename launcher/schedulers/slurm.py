@@ -94,7 +94,9 @@ class SlurmScheduler:
         """Describe the variables that sbatch would have read; see `Scheduler.ignored_environment`."""
         return describe_ignored(os.environ)
 
-    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+    def submit(
+        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
+    ) -> str:
         """Submit a script; see `Scheduler.submit`."""
         # Imported late: a dry run needs no submitit.
         from launcher.schedulers.submission import submit_script
@@ -106,7 +108,7 @@ class SlurmScheduler:
             link_or_copy(named, script)
         except OSError as error:
             raise UserError(f"cannot write {named}: {error.strerror}") from error
-        return submit_script(named, arguments, unset, self._slurm_conf, after)
+        return submit_script(named, arguments, unset, self._slurm_conf, after, exclude)
 
     def find(self, submissions: Sequence[PendingSubmission]) -> Mapping[str, Sequence[str]]:
         """Find jobs by the names of their scripts, in the queue and in the accounting."""

@@ -75,6 +75,7 @@ def submit_script(
     unset: Sequence[str],
     slurm_conf: str | None,
     after: str | None = None,
+    exclude: str | None = None,
 ) -> str:
     """Submit a written script with submitit; return the job's id.
 
@@ -86,6 +87,8 @@ def submit_script(
         The names of variables that sbatch must not see.
     after
         A dependency that replaces the header's.
+    exclude
+        The nodes to avoid, in place of the header's.
 
     Raises
     ------
@@ -96,7 +99,8 @@ def submit_script(
     """
     # Without it a job whose dependency can never be satisfied would wait for ever.
     waits = [] if after is None else [f"--dependency={after}", "--kill-on-invalid-dep=yes"]
-    sbatch_arguments = [*waits, str(script), *arguments]
+    avoids = [] if exclude is None else [f"--exclude={exclude}"]
+    sbatch_arguments = [*waits, *avoids, str(script), *arguments]
     try:
         # Not beside the script: submitit would interpret a % in the name of a run's directory. The message of
         # a failure is printed once its meaning is known.

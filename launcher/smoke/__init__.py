@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher import readiness
+from launcher.checks.gate import inspect_draft, refuse
+from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request, draft
-from launcher.inspection import inspect_draft, refuse
 from launcher.launching import Launched, launch
 from launcher.monitor.gathering import gather
 from launcher.monitor.verification import Check, verify_smoke
@@ -61,7 +61,7 @@ def judge(made: Draft) -> None:
     UserError
         If the launch would be refused.
     """
-    readiness.check(made)
+    check_host(made)
     scheduler_for(made.plan.scheduler, made.plan.slurm_conf).validate(made.rendered.script)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
@@ -16,7 +15,6 @@ from launcher.plan import Assumptions, Chain, Job, Payload, Plan
 from launcher.stages import common
 from launcher.stages.data_preparation import WITHOUT_GPUS
 from launcher.stages.stage_cluster import stage_cluster
-from supervisor.excluded import ExcludedNode
 
 STAGE = "image"
 
@@ -47,9 +45,7 @@ class ImageWork:
     target: Path
 
 
-def image_plan(
-    config: RunConfig, work: ImageWork, *, number: int, tag: str, avoided: Sequence[ExcludedNode] = ()
-) -> Plan:
+def image_plan(config: RunConfig, work: ImageWork, *, number: int, tag: str) -> Plan:
     """Plan the job that makes an image. A pure function of its arguments.
 
     Raises
@@ -71,7 +67,7 @@ def image_plan(
         stage=STAGE,
         engine=STAGE,
         resources=common.resources(cluster, node, nodes=1, tasks=1),
-        queue=replace(common.queue(cluster, node), avoided=tuple(avoided)),
+        queue=common.queue(cluster, node),
         payload=Payload(
             argv=(sys.executable, "-u", "-m", "launcher.cli.app", *work.arguments),
             working_dir=str(paths.directory),

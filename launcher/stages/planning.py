@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from launcher.config.overrides import STAGES
@@ -25,7 +23,6 @@ from launcher.stages.surroundings import surround
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job
-from supervisor.excluded import ExcludedNode
 
 
 def run_directory(config: RunConfig) -> Path:
@@ -118,15 +115,13 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
     return stage, node.run
 
 
-def plan_launch(config: RunConfig, *, number: int, tag: str, avoided: Sequence[ExcludedNode] = ()) -> Plan:
+def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
     """Plan one launch of a run. A pure function of its arguments.
 
     Parameters
     ----------
     config
         That of one stage.
-    avoided
-        The nodes that failed under earlier jobs of the run.
     """
     config = _for_stage(config)
     check_secrets(config)
@@ -137,7 +132,7 @@ def plan_launch(config: RunConfig, *, number: int, tag: str, avoided: Sequence[E
         tag=tag,
         scheduler=config.cluster.scheduler,
         slurm_conf=config.cluster.slurm_conf,
-        job=replace(job, queue=replace(job.queue, avoided=tuple(avoided))),
+        job=job,
         assumptions=Assumptions(**config.estimates.model_dump()),
     )
 

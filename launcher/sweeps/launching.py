@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launcher import readiness
+from launcher.checks.gathering.host import check_host
 from launcher.errors import UserError, explain_os_error
 from launcher.launching.directory import record_job
 from launcher.launching.settling import settle
@@ -106,7 +106,7 @@ def _machine(points: Sequence[Point]) -> list[str]:
         needed = (job.container, job.engine, job.payload.argv[0], environment)
         if needed not in seen:
             seen.add(needed)
-            told += readiness.check(point.draft)
+            told += check_host(point.draft)
     return list(dict.fromkeys(told))
 
 

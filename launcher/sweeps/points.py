@@ -7,6 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.gate import as_mistakes
+from launcher.checks.gathering.cluster import remembered
+from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.runner import run_checks
 from launcher.config.compose import Composition
 from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
@@ -14,18 +20,13 @@ from launcher.config.schema import RunConfig
 from launcher.config.secrets import check_references
 from launcher.drafting import Draft, with_image
 from launcher.errors import Mistakes, UserError, explain_os_error, one_line
-from launcher.inspection import as_mistakes, gather
-from launcher.inspection.cluster import remembered
 from launcher.plan import Plan
-from launcher.preflight.asking import run_checks
-from launcher.preflight.findings import Finding, Severity
 from launcher.rendering.render import render
 from launcher.runs import provenance
 from launcher.runs.paths import LAUNCHES, next_launch_number
 from launcher.stages.planning import plan_launch
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.sweeps.grid import Grid, Spot, read_grid
-from launcher.verdict import trainer_verdicts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}")
 
@@ -171,9 +172,8 @@ def as_job(point: Point, job_name: str, number: int, template_dir: Path | None) 
     """The same point as a launch of this number, in a job of this name: all tasks of an array have one."""
     made = point.draft
     with made.composition.naming_sources():
-        avoided = made.plan.job.queue.avoided
         config = with_image(made.composition, template_dir)
-        plan = plan_launch(config, number=number, tag=made.plan.tag, avoided=avoided)
+        plan = plan_launch(config, number=number, tag=made.plan.tag)
         plan = replace(plan, paths=replace(plan.paths, job_name=job_name))
         return replace(point, draft=replace(made, plan=plan, rendered=render(plan, template_dir)))
 

@@ -15,7 +15,7 @@ from launcher.errors import UserError
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.values import Values
 from launcher.smoke import Smoke, plan_smoke
-from tests.preflight.shelves import stock
+from tests.checks.shelves import stock
 
 IMAGE = "container=nvcr.io#nvidia/nemo:24.07"
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.gathering.images import fetched_at_once, lost_image
+from launcher.checks.gathering.path_resolver import Ground
+from launcher.checks.path_facts import Lack
 from launcher.cli.app import main
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
@@ -15,13 +18,10 @@ from launcher.images.choice import choose, digest_of
 from launcher.images.importing import ImportOptions
 from launcher.images.progress import Silent
 from launcher.images.store import Sidecar
-from launcher.inspection.ground import Ground
-from launcher.inspection.images import fetched_at_once, lost_image
 from launcher.launching.images import Needed, make_here, needed_image
-from launcher.preflight.path_facts import Lack
 from launcher.sweeps.points import Request as SweepRequest
 from launcher.sweeps.points import draft as draft_sweep
-from tests.preflight.shelves import image
+from tests.checks.shelves import image
 
 Capsys = pytest.CaptureFixture[str]
 

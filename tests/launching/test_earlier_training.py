@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.checks.shelves import data_set, stock
 from tests.forked_slipway import run_forked
 from tests.integration.conftest import SLIPWAY, run_command
-from tests.preflight.shelves import data_set, stock
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.drafting import Draft, Request, avoided, draft, render_launch
+from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
-from launcher.launching import launch
-from launcher.plan import Queue
+from launcher.launching import launch, nodes_to_avoid
 from launcher.runs.manifest import read_manifest
 from supervisor.excluded import ExcludedNode, excluded_from_json, read_excluded
 from tests.launching.fake_slurm import FakeSlurm, install, overrides
@@ -83,95 +82,71 @@ def test_what_a_manifest_has_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "nodes", "all_of_them"),
+    ("own", "nodes", "exclude"),
     [
-        (None, [], None),
-        ("n[1-3],n7", [], "n[1-3],n7"),
         (None, ["n1", "n2"], "n1,n2"),
+        ("n[1-3],n7", ["n9"], "n[1-3],n7,n9"),
         ("n1,n9", ["n1", "n2"], "n1,n9,n2"),
     ],
 )
-def test_they_are_excluded_beside_the_users_own(
-    own: str | None, nodes: list[str], all_of_them: str | None
+def test_nodes_that_failed_are_excluded_beside_the_users_own(
+    tmp_path: Path, slurm: FakeSlurm, own: str | None, nodes: list[str], exclude: str
 ) -> None:
-    queue = Queue(exclude=own, avoided=tuple(ExcludedNode(node, 1, "7", "why") for node in nodes))
-    assert queue.exclude_all == all_of_them
+    note(tmp_path, *(f"{node}\t{FAR}\t7\tXid 79" for node in nodes))
+    made, request = drafted(tmp_path, *([f"cluster.exclude='{own}'"] if own else []))
+    launch(made, request)
+    (submission,) = slurm.submitted()
+    assert submission.startswith(f"--exclude={exclude} ")
 
 
-def test_the_next_launch_avoids_them_and_says_so(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_the_next_launch_avoids_them_and_its_manifest_says_so(tmp_path: Path, slurm: FakeSlurm) -> None:
     note(tmp_path, f"n2\t{FAR}\t7\tXid 79", "n3\t5\t6\tlong ago")
     made, request = drafted(tmp_path, "cluster.exclude=n9")
-    assert header(made) == ["#SBATCH --exclude=n9,n2"]
-    assert made.plan.job.queue.exclude == "n9", "a later link may use the others again, once they expire"
     done = launch(made, request)
     assert done.warnings == []
-    found = read_manifest(done.paths.directory).excluded
-    assert found == [{"node": "n2", "until": FAR, "job": "7", "why": "Xid 79"}]
+    assert header(made) == ["#SBATCH --exclude=n9"], "a later link may use the others again, once they expire"
+    assert slurm.submitted()[0].startswith("--exclude=n9,n2 ")
+    excluded = read_manifest(done.paths.directory).excluded
+    assert excluded == [{"node": "n2", "until": FAR, "job": "7", "why": "Xid 79"}]
 
 
-def test_the_script_of_a_launch_again_avoids_what_it_did_then(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_links_submitted_at_launch_avoid_them_too(tmp_path: Path, slurm: FakeSlurm) -> None:
     note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
+    made, request = drafted(tmp_path, "resilience.links=3", "resilience.submit=launch")
+    launch(made, request)
+    assert len(slurm.submitted()) == 3
+    assert all("--exclude=n2 " in submission for submission in slurm.submitted())
+
+
+def test_sbatch_judges_a_launch_once(tmp_path: Path, slurm: FakeSlurm) -> None:
+    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"n4\t{FAR}\t9\tdied")
     made, request = drafted(tmp_path)
-    done = launch(made, request)
-    note(tmp_path, f"n4\t{FAR}\t8\tXid 79")
-    again = draft(Request(request.overrides, [], number=1, tag=done.manifest.tag))
-    assert again.rendered.script == done.paths.script.read_text()
-    next_one, _ = drafted(tmp_path)
-    assert header(next_one) == ["#SBATCH --exclude=n4"]
-
-
-def test_another_launcher_that_took_the_number_changes_nothing_about_them(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
-    first, request = drafted(tmp_path)
-    second, _ = drafted(tmp_path)
-    launch(first, request)
-    done = launch(second, request)
-    assert done.paths.number == 2
-    assert "#SBATCH --exclude=n2\n" in done.paths.script.read_text()
+    launch(made, request)
+    assert len([call for call in slurm.calls() if call.startswith("judged ")]) == 1
 
 
 @pytest.mark.parametrize("more", ["resilience.exclude_hours=0", "cluster.scheduler=local"])
-def test_who_does_not_want_them_avoided_need_not(tmp_path: Path, more: str) -> None:
-    run_dir = note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
-    made, _ = drafted(tmp_path, more)
-    assert avoided(made.composition, run_dir) == ()
-    assert header(made) == []
+def test_nodes_are_not_avoided_where_that_is_switched_off_or_no_slurm_is(tmp_path: Path, more: str) -> None:
+    note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
+    assert nodes_to_avoid(drafted(tmp_path)[0])
+    assert nodes_to_avoid(drafted(tmp_path, more)[0]) == ()
 
 
-def test_a_node_that_slurm_does_not_take_is_not_avoided_and_that_is_said(
+def test_a_node_that_slurm_does_not_take_does_not_keep_the_run_from_being_launched(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    """It may be gone from the cluster: that must not keep the run from being launched."""
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"gone\t{FAR}\t8\tdied", f"n4\t{FAR}\t9\tdied")
-    slurm.judge(gone="Invalid node name specified")
+    """It may be gone from the cluster."""
+    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"gone\t{FAR}\t8\tdied")
+    slurm.refuse("--exclude=")
     made, request = drafted(tmp_path)
     done = launch(made, request)
-    assert "#SBATCH --exclude=n2,n4\n" in done.paths.script.read_text()
-    (warning,) = done.warnings
-    assert warning.startswith("gone is not avoided, on which job 8 failed: ")
-    assert "Invalid node name specified" in warning
-    assert [one["node"] for one in done.manifest.excluded] == ["n2", "n4"]
-
-
-def test_nodes_without_which_the_job_would_wait_are_not_avoided(tmp_path: Path, slurm: FakeSlurm) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79", f"n4\t{FAR}\t9\tdied")
-    slurm.judge(**{"n2,n4": "Requested node configuration is not available"})
-    made, request = drafted(tmp_path)
-    done = launch(made, request)
-    assert "#SBATCH --exclude=n2\n" in done.paths.script.read_text()
-    assert done.warnings[0].startswith("n4 is not avoided, on which job 9 failed: as the cluster is now, ")
-
-
-def test_a_job_that_waits_in_any_case_avoids_them_all_the_same(tmp_path: Path, slurm: FakeSlurm) -> None:
-    note(tmp_path, f"n2\t{FAR}\t7\tXid 79")
-    slurm.judge(gpt3_tiny="Requested nodes are busy")
-    made, request = drafted(tmp_path)
-    done = launch(made, request)
-    assert "#SBATCH --exclude=n2\n" in done.paths.script.read_text()
-    (warning,) = done.warnings
-    assert "Requested nodes are busy" in warning
+    assert [("--exclude" in submission) for submission in slurm.submitted()] == [True, False]
+    assert done.warnings == [
+        "n2 (job 7 failed there), gone (job 8 failed there) not avoided: Slurm refused the job: no --exclude="
+    ]
+    assert done.manifest.excluded == []
+    assert read_manifest(done.paths.directory).excluded == []
+    assert done.manifest.job_id == "102"
 
 
 def test_what_slurm_refuses_for_another_reason_is_refused_in_its_words(
@@ -183,12 +158,3 @@ def test_what_slurm_refuses_for_another_reason_is_refused_in_its_words(
     with pytest.raises(UserError, match="Invalid account"):
         launch(made, request)
     assert not (tmp_path / "results" / "gpt3_tiny" / "launches").exists()
-
-
-def test_rendering_asks_nobody(tmp_path: Path) -> None:
-    """The same arguments, the same bytes: what is avoided is one of them."""
-    made, _ = drafted(tmp_path)
-    nodes = [ExcludedNode("n5", 1, "7", "why")]
-    again = render_launch(made.composition, 1, made.plan.tag, None, nodes)
-    assert header(again) == ["#SBATCH --exclude=n5"]
-    assert render_launch(made.composition, 1, made.plan.tag, None).rendered == made.rendered

@@ -117,7 +117,9 @@ class Lossy:
         self.taken: list[tuple[int, str | None]] = []
         self.cancelled: list[str] = []
 
-    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+    def submit(
+        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
+    ) -> str:
         self.taken.append((link, after))
         raise NoAnswer("Slurm did not answer: Socket timed out")
 

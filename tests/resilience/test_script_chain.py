@@ -18,7 +18,6 @@ from launcher.config.compose import compose
 from launcher.plan import Chain, Payload, Plan, Queue
 from launcher.runs.paths import submitted_name
 from launcher.stages.planning import plan_launch
-from supervisor.excluded import ExcludedNode
 from supervisor.marks import ChainEnd, chain_end, claim, link_jobs, note_cancelled, read_attempts
 from tests.launch_files import write_files
 
@@ -446,13 +445,12 @@ def test_an_exclusion_expires_and_a_strange_one_is_ignored(tmp_path: Path) -> No
     assert "--exclude=n2 " in made.submitted()[0]
 
 
-def test_what_the_header_excluded_may_have_expired_for_the_next_link(tmp_path: Path) -> None:
-    failed = ExcludedNode("n2", until=1, job="9", why="a node of it failed")
-    made = script(tmp_path, queue=Queue(avoided=(failed,), begin="now+1hour"))
+def test_the_begin_of_the_header_is_for_the_first_link_alone(tmp_path: Path) -> None:
+    made = script(tmp_path, queue=Queue(begin="now+1hour"))
     made.tasks("exit 75")
     made.run()
-    assert "#SBATCH --exclude=n2\n" in made.plan.paths.script.read_text()
-    assert " --exclude= --begin=now " in made.submitted()[0]
+    assert " --begin=now " in made.submitted()[0]
+    assert "--exclude" not in made.submitted()[0]
 
 
 def test_a_log_can_neither_name_nodes_of_others_nor_run_anything(tmp_path: Path) -> None:

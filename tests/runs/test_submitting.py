@@ -41,7 +41,9 @@ class Answers:
         self.submissions, self.looks = list(submissions), list(looks)
         self.calls: list[str] = []
 
-    def submit(self, script: Path, tag: str, *, link: int = 1, after: str | None = None) -> str:
+    def submit(
+        self, script: Path, tag: str, *, link: int = 1, after: str | None = None, exclude: str | None = None
+    ) -> str:
         self.calls.append("submit")
         answer = self.submissions.pop(0) if len(self.submissions) > 1 else self.submissions[0]
         if isinstance(answer, UserError):

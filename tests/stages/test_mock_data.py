@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.gathering.mounts import lost_mounts
+from launcher.checks.gathering.path_resolver import Ground
 from launcher.config.compose import compose
 from launcher.drafting import Request, draft
-from launcher.inspection.ground import Ground
-from launcher.inspection.mounts import lost_mounts
 from launcher.stages.planning import plan_launch
 
 MOCK = "training.model.data.data_impl=mock"

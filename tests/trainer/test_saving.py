@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.estimates import checkpoints
-from launcher.estimates.model import sized
+from launcher.estimates.model import model_size
 from launcher.estimates.values import Values
 from tests.trainer.conftest import edited
 from tests.trainer.ranks import Run
@@ -80,7 +80,7 @@ def test_a_checkpoint_takes_what_is_estimated_beforehand(trainings: Any, precisi
     (directory,) = (trainings.root / f"sized_{precision}" / "checkpoints").glob("megatron_gpt*")
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     values = Values(edited({**changes, "model.override_vocab_size": 304}))
-    model = sized(values)
+    model = model_size(values)
     assert model is not None
     assert model.parameters == 2 * (12 * 256**2 + 13 * 256) + (304 + 32) * 256 + 2 * 256
     estimated = checkpoints.checkpoints_of(values, model, "megatron")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import unittest
+from unittest import mock
 
 from supervisor import marks
 from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
@@ -146,6 +147,15 @@ class Marks(InDirectory):
         write_atomic(os.path.join(self.directory, "marks", "job.6"), "$(touch x)\n")
         self.assertEqual(marks.later_jobs(self.directory, (TAG,)), {2: "18", 3: "19", 4: "20", 11: "27"})
         self.assertEqual(marks.link_jobs(self.directory)[:2], ["17", "18"])
+
+    def test_a_link_on_a_full_disk_is_known_by_an_empty_claim(self) -> None:
+        marks.claim(self.directory, "17")
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with mock.patch.object(marks, "write_once", side_effect=full):
+            self.assertEqual(marks.claim(self.directory, "18", 2), "18")
+            self.assertEqual(marks.claim(self.directory, "19", 3), "19")
+        marks.claim(self.directory, "20", 4)
+        self.assertEqual(marks.link_jobs(self.directory), ["17", "18", "19", "20"])
 
     def test_who_ends_a_chain_first_is_on_record(self) -> None:
         self.assertIsNone(marks.chain_end(self.directory))

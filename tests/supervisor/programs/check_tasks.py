@@ -261,18 +261,23 @@ class Steps(WithSignals):
         self.assertFalse(step.never_ran())  # a step of its own is what one of its ranks could not start
 
     def test_an_srun_that_waits_for_a_lost_node_is_killed(self):
-        patience, every = srun._PATIENCE, srun._EVERY
-        self.addCleanup(lambda: (setattr(srun, "_PATIENCE", patience), setattr(srun, "_EVERY", every)))
-        srun._PATIENCE, srun._EVERY = 0, 0.05
-        waits = srun.Patience(srun.begin_step(self.job))
-        polling = hooks.Polling(self.job, self.signals, [waits.hook])
-        self.addCleanup(polling.stop)
-        aborted = "srun: Job step aborted: Waiting up to 1 seconds for job step to finish."
-        command = task(f"trap '' TERM; echo '{aborted}' >>{self.log}; exec sleep 60")
-        begun = time.monotonic()
-        code = run([command], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
-        self.assertEqual(code, 137)
-        self.assertTrue(1 <= time.monotonic() - begun < 50)
+        for name in ("_PATIENCE", "_UNTOLD_SECONDS", "_EVERY"):
+            self.addCleanup(setattr, srun, name, getattr(srun, name))
+        srun._PATIENCE, srun._UNTOLD_SECONDS, srun._EVERY = 0, 1, 0.05
+        for words in (
+            "Job step aborted: Waiting up to 1 seconds for job step to finish.",
+            "launch/slurm: _step_signal: Terminating StepId=17.0",
+            "Terminating StepId=17.0",  # 23.02 and later
+        ):
+            with self.subTest(words):
+                waits = srun.Patience(srun.begin_step(self.job))
+                polling = hooks.Polling(self.job, self.signals, [waits.hook])
+                self.addCleanup(polling.stop)
+                command = task(f"trap '' TERM; echo 'srun: {words}' >>{self.log}; exec sleep 60")
+                begun = time.monotonic()
+                code = run([command], self.signals, forwarding(SLURM, None), polling.poll, waits.is_over)
+                self.assertEqual(code, 137)
+                self.assertTrue(1 <= time.monotonic() - begun < 50)
 
     def test_an_srun_whose_job_goes_on_writing_is_left_alone(self):
         patience, every = srun._PATIENCE, srun._EVERY

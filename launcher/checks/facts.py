@@ -1,0 +1,134 @@
+"""What is known of files and of the cluster when a plan is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from launcher.checks.path_facts import PathFacts
+from launcher.releases import Contents
+from launcher.slurm.cluster import ClusterFacts
+
+
+class LostSecret(NamedTuple):
+    """A file of a secret that the job may not be able to read.
+
+    `key` is where the configuration names it; `certain` is whether this machine has its directory, so that
+    what it lacks there the nodes lack too.
+    """
+
+    key: str
+    path: str
+    why: str
+    certain: bool
+
+
+class Change(NamedTuple):
+    """A key of the configuration that an earlier launch of the run had another value of.
+
+    `is_grave` is whether no checkpoint of the one fits the other.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    is_grave: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTraining:
+    """What the newest launch of the run was, beside the one that is planned.
+
+    Attributes
+    ----------
+    launch
+        Its number; ``None`` if there is none that was a training.
+    goes_on
+        Whether the planned launch may go on from what the run has saved, or is about to save.
+    changes
+        How the configurations differ, less what may change between two launches of a training.
+    data
+        The files of the data that were exchanged since, each as old → new; ``None`` if it is not known.
+    data_since
+        What the data are compared with: the checkpoint, or the launch.
+    accept
+        The value of `training.resume.accept_data` that accepts the exchange.
+    accepted
+        The value that is given.
+    missing
+        By part, why it could not be found out.
+    """
+
+    launch: int | None
+    goes_on: bool
+    changes: tuple[Change, ...] | None = None
+    data: tuple[str, ...] | None = None
+    data_since: str = ""
+    accept: str | None = None
+    accepted: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What is known to be in the job's image; `missing` says why nothing is."""
+
+    contents: Contents | None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Gathered beforehand and read-only; ``None`` is unknown, and skips the checks that need it.
+
+    Attributes
+    ----------
+    added_keys
+        Keys of `trainer`, `exp_manager` and `model` that no shipped file shows and no check reads, such as
+        ``model.micro_batchsize``.
+    shipped_keys
+        Those that the shipped files show or the checks read, to find the nearest.
+    same_job_name
+        Other run directories whose newest launch has the name of this plan's job.
+    open_secrets
+        Files of secrets that others may read, by the variable that is read from them.
+    lost_secrets
+        Files of secrets that are not there, or cannot be read.
+    paths
+        What this machine has of the files and directories that the job uses.
+    image
+        What is in the job's image; ``None`` if it runs in none, or nobody looked.
+    earlier
+        The newest launch of the run; ``None`` if no training is planned.
+    cluster
+        What the cluster says of itself; each of its parts may be missing.
+    array_tasks
+        How many tasks of job arrays are submitted with this plan's; ``None`` if it is a job of its own.
+    node_gpus
+        The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
+    lacks_gpus
+        Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
+    trainer_verdict
+        What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
+        or if another program is going to train.
+    """
+
+    added_keys: tuple[str, ...] | None = None
+    shipped_keys: frozenset[str] | None = None
+    same_job_name: tuple[str, ...] | None = None
+    open_secrets: Mapping[str, str] | None = None
+    lost_secrets: tuple[LostSecret, ...] | None = None
+    paths: PathFacts | None = None
+    image: ImageFacts | None = None
+    earlier: EarlierTraining | None = None
+    cluster: ClusterFacts | None = None
+    array_tasks: int | None = None
+    node_gpus: int | None = None
+    lacks_gpus: str | None = None
+    trainer_verdict: str | None = None
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPU that the cluster has; none where they are not known."""
+        return (self.cluster.gpu_types if self.cluster is not None else None) or ()

@@ -1,0 +1,1 @@
+"""The gathering of facts, by reading alone."""

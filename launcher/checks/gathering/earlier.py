@@ -1,0 +1,233 @@
+"""The newest launch of a run beside the planned one: whether it is the same training, on the same data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.checks.facts import Change, EarlierTraining
+from launcher.checks.gathering.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
+from launcher.checks.gathering.data_identity import ask_identity
+from launcher.checks.gathering.path_resolver import Ground
+from launcher.drafting import Draft
+from launcher.errors import UserError
+from launcher.estimates.values import Values, full
+from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
+from launcher.runs.paths import LAUNCHES, LaunchPaths
+from launcher.runs.reading import read_yaml
+from launcher.secrecy import hidden
+from supervisor.marks import cancelled_by, read_attempts
+
+# What the shapes of the weights depend on, in either stack of a T5's.
+_SHAPE = re.compile(
+    r"model\.((encoder|decoder)\.)?"
+    r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels"
+    r"|max_position_embeddings|position_embedding_type|activation|openai_gelu|normalization"
+    r"|share_embeddings_and_output_weights|share_token_embeddings|share_decoder_tokens_head_embeddings|bias"
+    r"|layernorm_1p|apply_layernorm_1p|transformer_block_type|relative_attention_\w+|qk_layernorm"
+    r"|num_moe_experts|moe_ffn_hidden_size|moe_shared_expert_intermediate_size|moe_layer_freq"
+    r"|multi_latent_attention|q_lora_rank|kv_lora_rank|qk_head_dim|qk_pos_emb_head_dim|v_head_dim"
+    r"|override_vocab_size|arch|encoder_arch|decoder_arch)"
+)
+_TOKENIZER = re.compile(r"model\.tokenizer\.(library|type|model|vocab_file|merge_file|num_sentinel_tokens)")
+_TOKENIZER_FILES = ("model", "vocab_file", "merge_file", "type")
+_KIND = "run.model_type"
+# What may change between two launches of one training: how many share it, where, for how long, what is told
+# of it and how it is computed.
+_FREE = re.compile(
+    r"run\.(?!model_type|blending_alpha).*|resume\..*|exp_manager\..*|name"
+    r"|trainer\.(?!precision$|gradient_clip_val$|accumulate_grad_batches$).*"
+    r"|model\.(\w+_model_parallel_\w+|expert_tensor_parallel_size|account_for_\w+|context_parallel_size"
+    r"|sequence_parallel|micro_batch_size|fsdp\w*"
+    r"|((encoder|decoder)\.)?activations_checkpoint\w*|((encoder|decoder)\.)?recompute_\w+|num_micro_batches\w*"
+    r"|ub_tp_comm_overlap\w*|tp_comm\w*|nsys_profile\..*|gc_interval|\w*fusion|gradient_as_bucket_view"
+    r"|sync_batch_comm|use_cpu_initialization|onnx_safe|use_flash_attention|attention_backend|transformer_engine"
+    r"|data\.(num_workers|index_mapping_dir|dataloader_type|shuffle_documents|exchange_indices_distributed|pin_memory)"
+    r"|optim\.(overlap_\w+|bucket_cap_mb|contiguous_grad_buffer|grad_sync_dtype|dgrad\w*))"
+)
+
+
+def earlier_training(made: Draft) -> EarlierTraining | None:
+    """Compare a planned training with the newest launch of its run; ``None`` for what is no training."""
+    plan = made.plan
+    if plan.job.stage != "training" or plan.job.config is None:
+        return None
+    paths, manifest = _newest(made) or (None, None)
+    ground, training = Ground(made), made.composition.config.training
+    goes_on = _goes_on(ground, manifest)
+    earlier = EarlierTraining(
+        launch=manifest.launch if manifest is not None else None,
+        goes_on=goes_on,
+        changes=_changes(ground, paths, manifest) if paths is not None and manifest is not None else (),
+        data=(),
+        accepted=training.resume.accept_data if training is not None else None,
+    )
+    return _with_data(earlier, made, ground, manifest) if goes_on else earlier
+
+
+def differences_on_record(made: Draft) -> dict[str, Any] | None:
+    """How a launch differs from the one before it, for its manifest; ``None`` if it is the same training."""
+    found = _newest(made)
+    if found is None or made.plan.job.config is None:
+        return None
+    paths, manifest = found
+    changes = _changes(Ground(made), paths, manifest)
+    if not changes:
+        return None
+    told = [{"key": full(change.key), "old": change.old, "new": change.new} for change in changes]
+    return {"launch": paths.number, "changes": told}
+
+
+def _newest(made: Draft) -> tuple[LaunchPaths, Manifest] | None:
+    """The newest launch of the run that became a job, if it was a training."""
+    run_dir = made.plan.paths.run_dir
+    try:
+        number = newest_submitted(run_dir)
+        if made.plan.job.stage != "training" or number is None:
+            return None
+        manifest = read_manifest(run_dir / LAUNCHES / str(number))
+    except (OSError, UserError):
+        return None
+    paths = LaunchPaths(run_dir, manifest.run, manifest.job_name, number)
+    return (paths, manifest) if manifest.stage == "training" else None
+
+
+def _goes_on(ground: Ground, manifest: Manifest | None) -> bool:
+    """Whether there is something to go on from, now or when the job begins."""
+    values = Values(ground.plan.job.config or {})
+    if not values.flag("exp_manager.resume_if_exists"):
+        return False
+    directory = checkpoint_directory(ground)
+    if directory is None or has_entries(directory) or values.raw("resume.checkpoint") is not None:
+        return True
+    if manifest is None:
+        return False
+    # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
+    launch_dir = ground.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
+    lives = read_attempts(launch_dir)
+    if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
+        return any(not life.is_over for life in lives)
+    return not lives or any(life.exit_code in (None, 0) for life in lives)
+
+
+def _with_data(
+    earlier: EarlierTraining, made: Draft, ground: Ground, manifest: Manifest | None
+) -> EarlierTraining:
+    known, since = _trained_on(ground, manifest)
+    if not known:
+        return earlier
+    answer = ask_identity(made, known)
+    if answer is None:
+        return replace(earlier, data=None, missing={"data": "the data could not be read"})
+    return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
+
+
+def _trained_on(ground: Ground, manifest: Manifest | None) -> tuple[list[Any], str]:
+    """The identity of the data so far, and of what it is: the checkpoint's own before the launch's."""
+    if ground.plan.job.engine == "megatron":
+        chosen = chosen_checkpoint(ground)
+        data = chosen.content.get("data") if chosen is not None else None
+        if chosen is not None and isinstance(data, list) and data:
+            return data, f"the checkpoint {chosen.path.name}"
+    return (manifest.data, f"launch {manifest.launch} of this run") if manifest is not None else ([], "")
+
+
+def _changes(ground: Ground, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:
+    """How the configuration differs from that of a launch; ``None`` if the latter cannot be read."""
+    try:
+        before = read_yaml(paths.config)
+    except (OSError, ValueError, TypeError):
+        return None
+    if not isinstance(before, dict):
+        return None
+    old, new = dict(_flat(before)), dict(_flat(ground.plan.job.config or {}))
+    differing = (key for key in {**new, **old} if not _same(old.get(key), new.get(key)))
+    keys = [key for key in differing if not _FREE.fullmatch(key)]
+    if any(_is_file(key) or _is_prefix(key) for key in keys):
+        same = _same_files(ground, manifest, old, new)
+        keys = [key for key in keys if key not in same]
+    engine, before_it = ground.plan.job.engine, manifest.engine
+    engines = () if engine == before_it else (Change("engine", before_it, engine, True),)
+    return engines + tuple(
+        Change(key, _kept(key, old.get(key)), _kept(key, new.get(key)), _is_grave(key, ground))
+        for key in keys
+    )
+
+
+def _same_files(
+    ground: Ground, manifest: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> frozenset[str]:
+    """The keys that name files of the same content elsewhere, or such that `data.identity` compares."""
+    answer = ask_identity(ground.made, [])
+    now = answer.identity if answer is not None else []
+    moved = _contents(manifest.data) == _contents(now) != []
+    prefixes = {key for key in {**old, **new} if _is_prefix(key)}
+    same = {key for key in prefixes if moved and _weights(old.get(key)) == _weights(new.get(key))}
+    return _compared_keys(manifest.data, now) | same
+
+
+def _is_file(key: str) -> bool:
+    return bool(_TOKENIZER.fullmatch(key)) and key.rpartition(".")[2] in _TOKENIZER_FILES
+
+
+def _is_prefix(key: str) -> bool:
+    return key == "model.data.data_prefix" or key.startswith("model.data.data_prefix.")
+
+
+def _compared_keys(before: Sequence[Any], now: Sequence[Any]) -> frozenset[str]:
+    """The keys of the tokenizer whose files both launches have seen: `data.identity` compares these."""
+    seen = ({str(file.get("key")).partition("/")[0] for file in _files(each)} for each in (before, now))
+    return frozenset(filter(_is_file, set.intersection(*seen)))
+
+
+def _contents(files: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """What the data sets hold, in their order and whatever their names."""
+    return [(file.get("size"), file.get("checksum")) for file in _files(files) if file.get("kind") == "data"]
+
+
+def _files(files: Sequence[Any]) -> list[dict[str, Any]]:
+    return [file for file in files if isinstance(file, dict)]
+
+
+def _weights(given: Any) -> list[Any]:
+    """A list of data sets without their names."""
+    return [_number(item) for item in given] if isinstance(given, list) else []
+
+
+def _number(item: Any) -> float | None:
+    try:
+        return float(item)
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_grave(key: str, ground: Ground) -> bool:
+    if key == "trainer.precision":
+        return ground.plan.job.engine == "megatron"  # whose checkpoints are of one precision
+    return key == _KIND or bool(_SHAPE.fullmatch(key) or _TOKENIZER.fullmatch(key))
+
+
+def _kept(key: str, value: Any) -> Any:
+    return hidden(full(key), value)
+
+
+def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, child in node.items():
+        if isinstance(child, Mapping):
+            yield from _flat(child, f"{prefix}{name}.")
+        elif child is not None:  # as if it were not there
+            yield f"{prefix}{name}", child
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether two values mean the same: ``1e-4`` is a text in YAML, and 0.0001 the number."""
+    if old == new:
+        return isinstance(old, bool) is isinstance(new, bool)
+    if isinstance(old, bool) or isinstance(new, bool) or old is None or new is None:
+        return False
+    try:
+        return float(old) == float(new)
+    except (TypeError, ValueError, OverflowError):
+        return str(old) == str(new)

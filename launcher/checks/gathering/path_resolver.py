@@ -1,0 +1,141 @@
+"""Where a job's paths are on this machine, and whether this machine can tell that they are not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.checks.path_facts import Lack
+from launcher.drafting import Draft
+from launcher.errors import file_mode
+from launcher.file_systems import is_shared
+from launcher.plan import SOURCES_WITHOUT_PATH, Plan
+from launcher.sandbox import is_sandbox
+
+
+class Ground:
+    """The job of a draft as it stands on this machine."""
+
+    def __init__(self, made: Draft) -> None:
+        self.made = made
+        self.plan: Plan = made.plan
+        # Without Slurm a job runs without its container.
+        self.in_container = made.plan.job.container is not None and made.plan.scheduler != "local"
+        self.nodes_are_here = made.plan.scheduler == "local" or _is_in_sandbox(made)
+
+    def host(self, given: str) -> Path | None:
+        """A path of the job's as this machine has it; ``None`` if it lies in the container's image."""
+        path, container = Path(given), self.plan.job.container
+        if container is None or not self.in_container:
+            return path
+        inside = [mount for mount in container.mounts if path.is_relative_to(mount.target)]
+        if not inside:
+            return None
+        # The innermost covers the others, and of two with one target the later one.
+        closest = max(enumerate(inside), key=lambda item: (len(Path(item[1].target).parts), item[0]))[1]
+        if closest.source in SOURCES_WITHOUT_PATH:
+            return None
+        return Path(closest.source) / path.relative_to(closest.target)
+
+    def input(self, key: str, given: str, whole: str) -> Path | Lack | None:
+        """Where something that the job reads is to be looked for.
+
+        A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `whole`
+        is what to write in place of a relative path.
+        """
+        if not Path(given).is_absolute():
+            return Lack(key, given, "a whole path is needed: the job starts elsewhere", True, whole)
+        path = self.host(given)
+        if path is None:
+            why = "no mount of the container has it, so that it must be in the image"
+            return Lack(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
+        return None if self.comes_later(path) else path
+
+    def makes(self, directory: Path) -> bool:
+        """Whether the launch makes a directory, or one below it, before the job begins."""
+        made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
+        return any(path.is_relative_to(directory) for path in made)
+
+    def comes_later(self, path: Path) -> bool:
+        """Whether a stage before this one, of the same launch, is going to write a file."""
+        return any(path.is_relative_to(made) for made in self._made_before())
+
+    def _made_before(self) -> Iterator[Path]:
+        for config in self.made.composition.before:
+            text = config.data_preparation
+            if text is not None:
+                yield from (Path(text.output_prefix), Path(text.tokenizer_dir))
+
+    def tells_of(self, path: Path) -> bool:
+        """Whether what this machine has at a path, or lacks there, is what the nodes have, or lack.
+
+        The disks that it has for itself may be other ones there, mounted at the same place.
+        """
+        return tells_of(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
+
+    def lost(self, key: str, given: str, why: str, *, certain: bool, fix: str | None = None) -> Lack:
+        """Something that the job would not find; `certain` is whether a machine like this one can tell."""
+        dependency = self.plan.job.queue.dependency
+        if self.plan.scheduler == "local":
+            return Lack(key, given, why, True, fix)
+        if dependency not in (None, "singleton"):
+            return Lack(key, given, f"{why} yet; the job waits for {dependency}", False, fix)
+        if not certain:
+            return Lack(key, given, f"{why} on this machine; every node must have it", False, fix)
+        return Lack(key, given, why, True, fix)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something at a path, be it that we may not look at it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def tells_of(path: Path) -> bool:
+    """Whether this machine has the directory of a path, so that what it lacks there the nodes lack too."""
+    try:
+        return stat.S_ISDIR(file_mode(path.parent))
+    except PermissionError:
+        return True  # it is there, and not ours to look into
+    except OSError:
+        return False
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file to read it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or is no file: to open a pipe would wait for somebody to write into it.
+    """
+    kind = path.stat().st_mode
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise OSError(errno.EINVAL, "not a file")
+    return path.open("rb")
+
+
+def told(error: OSError) -> str:
+    """Why the system does not let us read something."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return "there is no such file"
+    if isinstance(error, IsADirectoryError):
+        return "a directory, not a file"
+    return f"it cannot be read: {(error.strerror or str(error)).lower()}"
+
+
+def _is_in_sandbox(made: Draft) -> bool:
+    """The nodes of a sandbox are this machine."""
+    if made.composition.choices.get("cluster") == "sandbox":
+        return True
+    conf = made.plan.slurm_conf or os.environ.get("SLURM_CONF")
+    return conf is not None and is_sandbox(Path(conf).parent.parent)

@@ -1,0 +1,113 @@
+"""The files of a tokenizer."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.checks.gathering.path_resolver import Ground, opened, told
+from launcher.checks.path_facts import Lack
+from launcher.errors import file_mode, nearest_files
+from launcher.estimates.values import Values
+
+_NODE = "model.tokenizer"
+_WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")
+_MAKE = "`slipway data tokenize` writes vocab.json and merges.txt"
+# What lies in the place of a large file of a repository until it is fetched.
+_LFS = b"version https://git-lfs"
+
+
+def lost_tokenizer(ground: Ground) -> tuple[Lack, ...] | None:
+    """The files that the payload cannot do without, as far as they are not there.
+
+    ``None`` if it needs none.
+    """
+    values = _values(ground)
+    if values is None or _does_without(ground, values):
+        return None
+    lacks = [_looked_at(ground, key, given) for key, given in tokenizer_files(ground)]
+    if ground.plan.job.engine != "nemo":  # which downloads those that are not named
+        lacks += [_not_set(key) for key in _needed(values) if values.raw(key) is None]
+    return tuple(lack for lack in lacks if lack is not None)
+
+
+def tokenizer_files(ground: Ground) -> Iterator[tuple[str, str]]:
+    """Keys and paths of the files, or of the directory, of the tokenizer."""
+    values = _values(ground)
+    for key in _needed(values) if values is not None else ():
+        given = values.raw(key) if values is not None else None
+        if isinstance(given, str) and given and "://" not in given:
+            yield key, given
+
+
+def _values(ground: Ground) -> Values | None:
+    config = ground.plan.job.config
+    return Values(config) if config is not None else None
+
+
+def _does_without(ground: Ground, values: Values) -> bool:
+    """Our trainer takes known sizes for mock data, where there are no files."""
+    return ground.plan.job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"
+
+
+def _needed(values: Values) -> tuple[str, ...]:
+    """The keys whose files the tokenizer of this library and type reads."""
+    library, kind = values.raw(f"{_NODE}.library"), values.raw(f"{_NODE}.type")
+    if library == "sentencepiece":
+        return (f"{_NODE}.model",)
+    if library == "huggingface":
+        # A name on the hub is no path.
+        return (f"{_NODE}.type",) if _is_absolute(kind) else ()
+    if library != "megatron":
+        names = ("model", "vocab_file", "merge_file")
+        return tuple(f"{_NODE}.{name}" for name in names if values.raw(f"{_NODE}.{name}") is not None)
+    if kind in _WORDPIECES:
+        return (f"{_NODE}.vocab_file",)
+    return (f"{_NODE}.vocab_file", f"{_NODE}.merge_file")
+
+
+def _is_absolute(given: Any) -> bool:
+    return isinstance(given, str) and Path(given).is_absolute()
+
+
+def _not_set(key: str) -> Lack:
+    return Lack(key, "null", "it is not set", True, _MAKE)
+
+
+def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
+    path = ground.input(key, given, f"training.{key}={Path(given).absolute()}")
+    if not isinstance(path, Path):
+        return path
+    why = _why_lost(path, key)
+    if why is None:
+        return None
+    fix = nearest_files(path, path.suffix)
+    if path.name in ("vocab.json", "merges.txt"):
+        fix += f"\n{_MAKE}"
+    return ground.lost(key, given, why, certain=ground.tells_of(path), fix=fix)
+
+
+def _why_lost(path: Path, key: str) -> str | None:
+    if key.endswith(".type"):
+        return _why_no_directory(path)
+    try:
+        with opened(path) as stream:
+            head = stream.read(64)
+    except OSError as error:
+        return told(error)
+    if not head:
+        return "an empty file"
+    if head.startswith(_LFS):
+        return "not the file, but a pointer of Git LFS's to it: git lfs pull"
+    if path.suffix == ".json" and not head.lstrip().startswith(b"{"):
+        return "not a vocabulary: it does not begin with {"
+    return None
+
+
+def _why_no_directory(path: Path) -> str | None:
+    try:
+        return None if stat.S_ISDIR(file_mode(path)) else "there is no such directory"
+    except OSError as error:
+        return told(error)

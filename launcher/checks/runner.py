@@ -1,0 +1,96 @@
+"""The checks are asked: what each finds, and what could not be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.fitting import TRAINER, Check
+from launcher.checks.registry import CHECKS
+from launcher.errors import UserError, did_you_mean
+from launcher.plan import Plan
+
+# What is looked at beside the keys: the trainer says nothing of these.
+_OF_OTHERS = ("path.", "image.", "secret.", "cluster.", "memory.", "space.", "run.", "data.identity")
+
+
+def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Finding]:
+    """Ask every check that is not to be skipped.
+
+    Returns
+    -------
+    Errors first, then warnings, then what could not be looked at.
+    """
+    found = [finding for check in CHECKS if check.id not in skipped for finding in _ask(check, plan, facts)]
+    if any(finding.severity is Severity.ERROR and _is_of_keys(finding) for finding in found):
+        # The trainer stops at the first mistake, which is among the others.
+        found = [finding for finding in found if finding.id != TRAINER]
+    order = list(Severity)
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def _is_of_keys(finding: Finding) -> bool:
+    """Whether a finding is one that our trainer, which is asked of the keys alone, may have too."""
+    return finding.id != TRAINER and not finding.id.startswith(_OF_OTHERS)
+
+
+def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
+    """Refuse ids that no check has, nor the `others` that a verb looks at beside the checks.
+
+    Raises
+    ------
+    UserError
+        With the nearest id.
+    """
+    known = [*(check.id for check in CHECKS), *others]
+    for name in ids:
+        if name not in known:
+            told = f"--no-check={name}: there is no such check"
+            raise UserError(told, hint=did_you_mean(name, known))
+
+
+def is_asked(check: Check, facts: Facts) -> bool:
+    """Whether a check has something to look at, or is told to have been skipped."""
+    return all(_part(facts, name) is not _NOT_NEEDED for name in check.needs)
+
+
+def has_all(check: Check, facts: Facts) -> bool:
+    """Return True if each fact that a check needs is there."""
+    return all(_part(facts, name) is None for name in check.needs)
+
+
+class _Missing(NamedTuple):
+    """Why a check has nothing to look at; nothing is told of what nobody asked for."""
+
+    why: str | None
+
+
+_NOT_NEEDED = _Missing(None)
+_UNKNOWN = _Missing("")
+
+
+def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
+    parts = [_part(facts, name) for name in check.needs]
+    if _NOT_NEEDED in parts:
+        return ()
+    missing = [part for part in parts if part is not None]
+    if missing:
+        why = missing[0].why
+        told = f"not looked at: {check.tells}" + (f" ({why})" if why else "")
+        return [Finding(check.id, Severity.SKIPPED, None, told, why=why or None)]
+    return check.find(plan, facts)
+
+
+def _part(facts: Facts, name: str) -> _Missing | None:
+    """Why a fact is not there; ``None`` if it is."""
+    whole, dot, part = name.partition(".")
+    found = getattr(facts, whole)
+    if not dot:
+        return _UNKNOWN if found is None else None
+    if found is None:
+        return _NOT_NEEDED
+    if getattr(found, part) is not None:
+        return None
+    return _Missing(found.missing[part]) if part in found.missing else _NOT_NEEDED

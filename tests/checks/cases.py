@@ -1,0 +1,151 @@
+"""Cases of checks: changes to a configuration, and what a check says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from launcher.checks.facts import Change, EarlierTraining, Facts, ImageFacts, LostSecret
+from launcher.checks.findings import Severity
+from launcher.checks.path_facts import Lack, LocalPath, LocalPaths, PathFacts
+from launcher.plan import Container
+from launcher.releases import contents_of
+from tests.checks.clusters import CLUSTER
+from tests.checks.plans import GPT, KNOWN
+
+T = "model.tensor_model_parallel_size"
+P = "model.pipeline_model_parallel_size"
+V = "model.virtual_pipeline_model_parallel_size"
+C = "model.context_parallel_size"
+E = "model.expert_model_parallel_size"
+ETP = "model.expert_tensor_parallel_size"
+SPLIT = "model.pipeline_model_parallel_split_rank"
+B = "model.global_batch_size"
+RECOMPUTE = "model.activations_checkpoint"
+WARMUP, CONSTANT = "model.optim.sched.warmup_steps", "model.optim.sched.constant_steps"
+LIMIT = "exp_manager.max_time_per_run"
+SHIPPED = frozenset(
+    {"model.micro_batch_size", "model.rotary_percentage", "model.optim.lr", "trainer.max_steps"}
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Changes to a configuration, and what the check says of it: words of its finding, or nothing."""
+
+    id: str
+    changes: dict[str, Any]
+    words: tuple[str, ...] = ()
+    base: dict[str, Any] = field(default_factory=lambda: GPT)
+    severity: Severity = Severity.ERROR
+    plan: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = KNOWN
+
+
+def bad(id: str, changes: dict[str, Any], *words: str, **more: Any) -> Case:
+    return Case(id, changes, words, **more)
+
+
+def warns(id: str, changes: dict[str, Any], *words: str, **more: Any) -> Case:
+    return Case(id, changes, words, severity=Severity.WARNING, **more)
+
+
+def good(id: str, changes: dict[str, Any], **more: Any) -> Case:
+    return Case(id, changes, (), **more)
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in GPT["model"].items() if key != name}
+
+
+def per_task(each: int, node: int | None) -> dict[str, Any]:
+    """A job that asks for GPUs by the task, on nodes of so many."""
+    asked = {"gpus_per_node": None, "gpus_per_task": each}
+    return {"plan": {"resources": asked}, "facts": replace(KNOWN, node_gpus=node)}
+
+
+def of_type(gpu_type: str) -> dict[str, Any]:
+    """What a job asks for that names the type of its GPUs in `--gres`."""
+    return {"gpus_per_node": None, "gres": f"gpu:{gpu_type}:8", "gpu_type": gpu_type}
+
+
+def node_range(least: int, most: int, **more: Any) -> dict[str, Any]:
+    """A job on as many nodes as there are."""
+    return {"resources": {"nodes": least, "max_nodes": most, **more}}
+
+
+def chained(links: int = 3, **queue: Any) -> dict[str, Any]:
+    """A job that is the first of a chain."""
+    return {"links": links, "queue": {"requeue": False, "signal": "B:USR1@300", **queue}}
+
+
+def lost(certain: bool) -> Facts:
+    secret = LostSecret("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
+    return replace(KNOWN, lost_secrets=(secret,))
+
+
+def lacking(part: str, key: str, certain: bool = True) -> Facts:
+    lack = Lack(key, "/no/x", "there is no such file", certain, "another")
+    return replace(KNOWN, paths=PathFacts(**{part: (lack,)}))  # type: ignore[arg-type]
+
+
+def earlier(*changes: Change, data: tuple[str, ...] = (), **accept: str) -> Facts:
+    """An earlier launch of the run, whose checkpoints are gone on from."""
+    found = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **accept)  # type: ignore[arg-type]
+    return replace(KNOWN, earlier=found)
+
+
+def on_disks(results: int, inputs: int) -> Facts:
+    """So many results and inputs on a disk of this machine's own."""
+    found = LocalPath("base_results_dir", "/x", "ext4", "/"), LocalPath("container", "/y", "xfs", "/y")
+    return replace(KNOWN, paths=PathFacts(local=LocalPaths(found[:1] * results, found[1:] * inputs)))
+
+
+def asking(resources: dict[str, Any] | None = None, **queue: Any) -> dict[str, Any]:
+    """A job that asks the cluster of `clusters` for something."""
+    return {
+        "plan": {"resources": resources or {}, "queue": queue},
+        "facts": replace(KNOWN, cluster=CLUSTER),
+    }
+
+
+def with_array(tasks: int) -> dict[str, Any]:
+    return {"facts": replace(KNOWN, cluster=CLUSTER, array_tasks=tasks)}
+
+
+def in_container(pyxis: bool) -> dict[str, Any]:
+    return {
+        "plan": {"container": Container("nvcr.io#nvidia/nemo:24.07", ())},
+        "facts": replace(KNOWN, cluster=replace(CLUSTER, pyxis=pyxis)),
+    }
+
+
+def in_image(tag: str, engine: str = "nemo", **environment: str) -> dict[str, Any]:
+    """A job in one of NVIDIA's images of NeMo."""
+    contents = contents_of("nvcr.io", "nvidia/nemo", tag)
+    container = Container(f"nvcr.io#nvidia/nemo:{tag}", ())
+    return {
+        "plan": {"container": container, "engine": engine, "environment": environment},
+        "facts": replace(KNOWN, image=ImageFacts(contents)),
+    }
+
+
+PREFIX = "model.data.data_prefix"
+MMAP = {"model.data.data_impl": "mmap"}
+
+MEGATRON_LM = {"engine": "megatron_lm"}
+MOE = {
+    "model.num_moe_experts": 8,
+    "model.moe_router_topk": 2,
+    E: 8,
+    T: 2,
+    "model.sequence_parallel": True,
+}
+LATENT = {
+    "model.multi_latent_attention": True,
+    "model.q_lora_rank": None,
+    "model.kv_lora_rank": 512,
+    "model.qk_head_dim": 128,
+    "model.qk_pos_emb_head_dim": 64,
+    "model.v_head_dim": 128,
+}

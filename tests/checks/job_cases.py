@@ -1,0 +1,231 @@
+"""Cases of the checks that look at the job: its time, its names, its files, its cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.checks.facts import Change, Facts
+from launcher.checks.path_facts import PathFacts
+from tests.checks.cases import (
+    LIMIT,
+    PREFIX,
+    SHIPPED,
+    asking,
+    bad,
+    chained,
+    earlier,
+    good,
+    in_container,
+    in_image,
+    lacking,
+    lost,
+    on_disks,
+    warns,
+    with_array,
+)
+from tests.checks.plans import KNOWN
+
+# Those of which one plan that asks for nothing unusual is a good case.
+CLUSTER_CHECKS = (
+    "cluster.partition",
+    "cluster.time_limit",
+    "cluster.nodes",
+    "cluster.gpus",
+    "cluster.cpus",
+    "cluster.memory",
+    "cluster.account",
+    "cluster.qos",
+)
+
+JOB_CASES = [
+    # chains of jobs; further cases are in test_resilience_checks.py
+    bad("chain.requeue", {}, "cluster.requeue=true", "the chain of 3 jobs", plan=chained(requeue=True)),
+    bad("chain.requeue", {}, "whatever the site's default is", plan=chained(requeue=None)),
+    good("chain.requeue", {}, plan=chained()),
+    bad("chain.dependency", {}, "alternatives", plan=chained(dependency="afterok:1?afterok:2")),
+    good("chain.dependency", {}, plan=chained(dependency="afterok:1,singleton")),
+    bad("chain.resume", {"exp_manager.resume_if_exists": False}, "begin anew", plan=chained()),
+    good("chain.resume", {"exp_manager.resume_if_exists": False}, plan=chained(links=1)),
+    bad("time.save", {}, "as soon as it begins", plan=chained(links=1, signal="B:USR1@86400")),
+    good("time.save", {}, plan=chained(links=1, signal="B:USR1@86399")),
+    # images; further cases are in test_image_checks.py
+    bad(
+        "image.engine",
+        {},
+        "nemo:26.04 lacks NeMo's",
+        "container=nvcr.io#nvidia/nemo:25.07",
+        **in_image("26.04"),
+    ),
+    good("image.engine", {}, **in_image("25.07")),
+    warns("image.network", {}, "spcx", "libnccl-net.so", **in_image("26.08", FI_PROVIDER="efa")),
+    good("image.network", {}, **in_image("26.08")),
+    bad("path.script", {}, "nemo_path='/no/x': there is no such file", facts=lacking("script", "nemo_path")),
+    good("path.script", {}, facts=replace(KNOWN, paths=PathFacts(script=()))),
+    # time
+    bad(
+        "time.limit",
+        {},
+        "training.run.time_limit='banana'",
+        "MINUTES",
+        plan={"resources": {"time_limit": "banana"}},
+    ),
+    *(
+        good("time.limit", {}, plan={"resources": {"time_limit": text}})
+        for text in ("30", "30:00", "1:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED", None)
+    ),
+    warns(
+        "time.max_time",
+        {"trainer.max_time": "01:00:00:00"},
+        "time limit, 1-00:00:00",
+        "'00:23:30:00' or less",
+    ),
+    bad("time.max_time", {"trainer.max_time": 1800}, "max_time=1800: expected days:hours:minutes:seconds"),
+    bad("time.max_time", {LIMIT: "23:30:00"}, "max_time_per_run='23:30:00'"),
+    bad("time.max_time", {"trainer.max_time": None, LIMIT: 30}, "training.trainer.max_time=30"),
+    good("time.max_time", {"trainer.max_time": "09:00:00:00", LIMIT: "00:23:00:00"}),
+    good("time.max_time", {"trainer.max_time": "09:00:00:00"}, plan={"resources": {"time_limit": None}}),
+    good("time.max_time", {"trainer.max_time": None}),
+    # names
+    warns(
+        "keys.unknown",
+        {"model.micro_batchsize": 4},
+        "training.model.micro_batchsize=4: no shipped configuration has this key",
+        "did you mean training.model.micro_batch_size?",
+        facts=Facts(("model.micro_batchsize",), SHIPPED, (), {}),
+    ),
+    good("keys.unknown", {"model.max_step": 4}, facts=Facts(("model.max_step",), SHIPPED, (), {})),
+    good("keys.unknown", {"model.rotary_base": 4}, facts=Facts(("model.rotary_base",), SHIPPED, (), {})),
+    bad(
+        "engine.megatron",
+        {},
+        "training.model.activation='gleu': expected one of gelu; did you mean 'gelu'?",
+        facts=replace(
+            KNOWN, trainer_verdict="model.activation='gleu': expected one of gelu; did you mean 'gelu'?"
+        ),
+    ),
+    good("engine.megatron", {}),
+    warns(
+        "run.singleton",
+        {},
+        "jobs of /a, /b, /c, ... are called nemo-megatron-run too",
+        "training.run.dependency=null",
+        facts=Facts((), frozenset(), ("/a", "/b", "/c", "/d"), {}),
+    ),
+    good(
+        "run.singleton",
+        {},
+        plan={"dependency": None},
+        facts=Facts((), frozenset(), ("/a",), {}),
+    ),
+    warns(
+        "secret.permissions",
+        {},
+        "/home/u/key, which WANDB_API_KEY is read from",
+        "chmod 600 /home/u/key",
+        facts=Facts((), frozenset(), (), {"WANDB_API_KEY": "/home/u/key"}),
+    ),
+    good("secret.permissions", {}),
+    bad("secret.file", {}, "env_files.HF_TOKEN='/no/x': there is no such file", facts=lost(True)),
+    warns("secret.file", {}, "there is no such file on this machine; every node", facts=lost(False)),
+    good("secret.file", {}),
+    # paths
+    bad(
+        "path.tokenizer",
+        {},
+        "tokenizer.model='/no/x': there",
+        facts=lacking("tokenizer", "model.tokenizer.model"),
+    ),
+    good("path.tokenizer", {}, facts=replace(KNOWN, paths=PathFacts(tokenizer=()))),
+    bad("path.data", {}, "data_prefix='/no/x': there is no such file", facts=lacking("data", PREFIX)),
+    warns("path.data", {}, "data_prefix='/no/x': there", facts=lacking("data", PREFIX, certain=False)),
+    good("path.data", {}, facts=replace(KNOWN, paths=PathFacts(data=()))),
+    bad(
+        "path.checkpoint",
+        {},
+        "resume.checkpoint='/no/x': there",
+        facts=lacking("checkpoint", "resume.checkpoint"),
+    ),
+    good("path.checkpoint", {}, facts=replace(KNOWN, paths=PathFacts(checkpoint=()))),
+    bad(
+        "run.training",
+        {},
+        "launch 2 of this run trains another model or tokenizer: training.model.num_layers 12 → 24",
+        "unique_output_dir=true",
+        facts=earlier(Change("model.num_layers", 12, 24, True), Change("model.seed", 1, 2, False)),
+    ),
+    warns(
+        "run.training",
+        {},
+        "launch 2 of this run was another training: training.model.seed 1 → 2",
+        "goes on from its checkpoints",
+        facts=earlier(Change("model.seed", 1, 2, False)),
+    ),
+    good("run.training", {}, facts=earlier()),
+    bad(
+        "data.identity",
+        {},
+        "training.resume.accept_data=null: launch 2 was trained on other data: x.bin",
+        "to go on with the new ones: training.resume.accept_data=data-1",
+        facts=earlier(data=("x.bin",), accept="data-1"),
+    ),
+    warns(
+        "data.identity",
+        {},
+        "accepted are other data than those of launch 2: x.bin",
+        facts=earlier(data=("x.bin",), accept="data-1", accepted="data-1"),
+    ),
+    good("data.identity", {}, facts=earlier()),
+    bad("path.image", {}, "container='/no/x': there is no such file", facts=lacking("image", "container")),
+    good("path.image", {}, facts=replace(KNOWN, paths=PathFacts(image=()))),
+    warns(
+        "image.fetch",
+        {},
+        "container='/no/x': there is no such file",
+        facts=lacking("fetched", "container", certain=False),
+    ),
+    good("image.fetch", {}, facts=replace(KNOWN, paths=PathFacts(fetched=()))),
+    bad("path.mounts", {}, "data_dir='/no/x': there is no such", facts=lacking("mounts", "data_dir")),
+    good("path.mounts", {}, facts=replace(KNOWN, paths=PathFacts(mounts=()))),
+    bad("path.writable", {}, "base_results_dir='/no/x'", facts=lacking("results", "base_results_dir")),
+    good("path.writable", {}, facts=replace(KNOWN, paths=PathFacts(results=()))),
+    warns("path.shared", {}, "(ext4, mounted at /); the job's 2 nodes write", facts=on_disks(1, 0)),
+    warns("path.shared", {}, "container='/y': it lies", "each of the job's 2 nodes", facts=on_disks(0, 1)),
+    good("path.shared", {"trainer.num_nodes": 1}, facts=on_disks(1, 1)),
+    good("path.shared", {}, facts=on_disks(0, 0)),
+    # memory
+    bad(
+        "memory.fits",
+        {"model.micro_batch_size": 16},
+        "micro_batch_size=16: a GPU needs",
+        "a100-80gb has 80.0 GiB (cluster.gpu)",
+        "GiB too little",
+        "would fit: training.model.",
+        plan={"resources": {"gpu": "a100-80gb"}},
+    ),
+    bad("memory.fits", {"model.num_layers": 240}, "which is assumed", "(cluster.gpu=... says which)"),
+    warns("memory.fits", {"model.micro_batch_size": 8}, "which is assumed", "too little", "would fit:"),
+    good("memory.fits", {"model.micro_batch_size": 8}, plan={"resources": {"gpu": "h200-141gb"}}),
+    good("memory.fits", {"model.num_layers": 96, "trainer.accelerator": "cpu"}),
+    good("memory.fits", {}),
+    # what it takes; further cases are in test_training_time.py and test_checkpoint_space.py
+    warns("time.training", {"trainer.max_steps": 10**7}, "more than a year"),
+    good("time.training", {}),
+    bad(
+        "space.checkpoints", {}, "and 1 GB are free", facts=replace(KNOWN, paths=PathFacts(free_bytes=10**9))
+    ),
+    good("space.checkpoints", {}, facts=replace(KNOWN, paths=PathFacts(free_bytes=10**15))),
+    # the cluster; further cases are in test_cluster_checks.py
+    bad("cluster.partition", {}, "no partition gup", **asking(partition="gup")),
+    bad("cluster.time_limit", {}, "1-00:00:00 at most", **asking({"time_limit": "2-00:00:00"})),
+    bad("cluster.nodes", {"trainer.num_nodes": 16}, "partition gpu has 4 nodes", **asking()),
+    bad("cluster.gpus", {}, "no node of partition gpu can give 16 GPUs", **asking({"gpus_per_node": 16})),
+    bad("cluster.cpus", {}, "can give 128 CPUs for 8 tasks", **asking({"cpus_per_task": 16})),
+    bad("cluster.memory", {}, "can give 1048576M of memory", **asking({"memory": "1T"})),
+    bad("cluster.account", {}, "you have no such account", **asking(account="reserch")),
+    bad("cluster.qos", {}, "no such QOS", **asking(qos="debgu")),
+    bad("cluster.array", {}, "this Slurm has room for", **with_array(10_001)),
+    warns("cluster.pyxis", {}, "container-image", **in_container(pyxis=False)),
+    *(good(check, {}, **asking()) for check in CLUSTER_CHECKS),
+    good("cluster.array", {}, **with_array(9)),
+    good("cluster.pyxis", {}, **in_container(pyxis=True)),
+]

@@ -1,0 +1,58 @@
+"""Jobs whose paths are looked at: on a file system that machines share, with all that a GPT needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import file_systems as systems
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding
+from launcher.checks.gathering.paths import path_facts
+from launcher.checks.path_facts import PathFacts
+from launcher.checks.runner import run_checks
+from launcher.config.many import Sweep
+from launcher.drafting import Draft
+from launcher.rendering.render import Rendered
+from launcher.stages.planning import plan_launch
+
+SLURM = ("training=gpt3/126m", "cluster=bcm")
+BARE = (*SLURM, "container=null")
+LOCAL = ("training=gpt3/tiny", "cluster=local")
+MOCK = "training.model.data.data_impl=mock"
+PREFIX = "training.model.data.data_prefix"
+TOKENIZER = "training.model.tokenizer"
+
+
+def mounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    (tmp_path / "mountinfo").write_text(text)
+    monkeypatch.setattr(systems, "MOUNTS", tmp_path / "mountinfo")
+
+
+# Composes each of many configurations from what it has parsed.
+TREE = Sweep(())
+
+
+def drafted(*overrides: str) -> Draft:
+    composition = TREE.compose((f"launcher_scripts_path={Path.cwd()}", *overrides))
+    plan = plan_launch(composition.config, number=1, tag="tag")
+    return Draft(composition, plan, Rendered("", "", None, "", "", ""))  # no check reads a script
+
+
+def facts(*overrides: str) -> PathFacts:
+    return path_facts(drafted(*overrides))
+
+
+def found(*overrides: str) -> list[Finding]:
+    """What the checks of paths find."""
+    return found_in(drafted(*overrides))
+
+
+def found_in(made: Draft) -> list[Finding]:
+    findings = run_checks(made.plan, Facts(paths=path_facts(made)))
+    return [one for one in findings if one.id.startswith("path.")]
+
+
+def told(*overrides: str) -> list[tuple[str, str, str]]:
+    return [(one.id, one.severity.value, one.message) for one in found(*overrides)]

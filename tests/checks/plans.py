@@ -1,0 +1,134 @@
+"""Plans to check, made of literals: a small GPT on two nodes of eight GPUs, and changes to it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from launcher.checks.facts import Facts
+from launcher.plan import Job, Payload, Plan, Queue, Resources
+from launcher.runs.paths import LaunchPaths
+
+# All is known, and there is nothing wrong with it.
+KNOWN = Facts((), frozenset(), same_job_name=(), open_secrets={}, lost_secrets=(), trainer_verdict="")
+
+GPT: dict[str, Any] = {
+    "trainer": {
+        "num_nodes": 2,
+        "devices": 8,
+        "accelerator": "gpu",
+        "precision": "bf16",
+        "max_steps": 1000,
+        "max_time": "00:23:30:00",
+        "val_check_interval": 100,
+        "accumulate_grad_batches": 1,
+    },
+    "exp_manager": {"resume_if_exists": True, "checkpoint_callback_params": {"every_n_train_steps": None}},
+    "model": {
+        "micro_batch_size": 4,
+        "global_batch_size": 256,
+        "rampup_batch_size": None,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "virtual_pipeline_model_parallel_size": None,
+        "context_parallel_size": 1,
+        "sequence_parallel": False,
+        "megatron_amp_O2": True,
+        "encoder_seq_length": 2048,
+        "override_vocab_size": 51_200,
+        "max_position_embeddings": 2048,
+        "num_layers": 24,
+        "hidden_size": 4096,
+        "ffn_hidden_size": 16384,
+        "num_attention_heads": 32,
+        "num_query_groups": None,
+        "kv_channels": None,
+        "activations_checkpoint_granularity": None,
+        "activations_checkpoint_method": None,
+        "activations_checkpoint_num_layers": None,
+        "transformer_engine": True,
+        "optim": {
+            "name": "mcore_distributed_optim",
+            "lr": 1e-4,
+            "sched": {
+                "name": "CosineAnnealing",
+                "warmup_steps": 100,
+                "constant_steps": 0,
+                "min_lr": 1e-5,
+            },
+        },
+        "data": {"seq_length": 2048},
+    },
+}
+
+_STACK = {
+    "num_layers": 12,
+    "hidden_size": 768,
+    "ffn_hidden_size": 2048,
+    "num_attention_heads": 12,
+    "kv_channels": 64,
+}
+
+T5: dict[str, Any] = {
+    "trainer": GPT["trainer"],
+    "exp_manager": GPT["exp_manager"],
+    "model": {
+        "micro_batch_size": 16,
+        "global_batch_size": 256,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "pipeline_model_parallel_split_rank": 0,
+        "seq_length": 512,
+        "tokenizer": {"type": "BertWordPieceLowerCase"},
+        "max_position_embeddings": 512,
+        "encoder": {**_STACK},
+        "decoder": {**_STACK},
+        "optim": {"lr": 1e-4, "sched": {"name": "WarmupAnnealing", "warmup_ratio": 0.01, "min_lr": 1e-5}},
+        "data": {"dataset_type": "t5", "seq_length": 512, "seq_length_dec": 128, "masked_lm_prob": 0.15},
+    },
+}
+
+
+def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration with dotted keys set."""
+    made = copy.deepcopy(config)
+    for key, value in changes.items():
+        *parents, name = key.split(".")
+        node = made
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return made
+
+
+def plan_of(
+    config: dict[str, Any] | None,
+    *,
+    engine: str = "nemo",
+    resources: dict[str, Any] | None = None,
+    dependency: str | None = "singleton",
+) -> Plan:
+    """The plan of a job with a configuration, as the training stage makes it."""
+    trainer = (config or {}).get("trainer", {})
+    asked = {
+        "nodes": trainer.get("num_nodes", 1),
+        "tasks_per_node": trainer.get("devices", 1),
+        "gpus_per_node": trainer.get("devices"),
+        "time_limit": "1-00:00:00",
+        **(resources or {}),
+    }
+    return Plan(
+        paths=LaunchPaths(Path("/results/run"), "run", "nemo-megatron-run", 1),
+        tag="tag",
+        scheduler="slurm",
+        slurm_conf=None,
+        job=Job(
+            stage="training" if config is not None else "data_preparation",
+            engine=engine,
+            resources=Resources(**asked),
+            queue=Queue(dependency=dependency),
+            payload=Payload(argv=("python3",), working_dir="/"),
+            config=config,
+        ),
+    )

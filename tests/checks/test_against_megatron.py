@@ -1,0 +1,226 @@
+"""What the checks let pass, megatron-core's own assertions let pass too; asked of megatron-core itself."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Severity
+from launcher.checks.rules.batches import rampup_problems
+from launcher.checks.rules.layout import layout_problems
+from launcher.checks.rules.model import (
+    context_problems,
+    layer_problems,
+    tensor_problems,
+    virtual_problems,
+    width_problems,
+)
+from launcher.checks.rules.recompute import recompute_problems
+from launcher.checks.runner import run_checks
+from launcher.checks.summary import summarize
+from launcher.estimates.parallelism import node_counts, read_parallel_config
+from launcher.estimates.values import Values
+from tests.checks.plans import GPT, changed, plan_of
+
+SIZE = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
+
+LAYOUT = st.fixed_dictionaries(
+    {
+        "trainer.devices": st.sampled_from([1, 2, 4, 8]),
+        "model.tensor_model_parallel_size": SIZE,
+        "model.pipeline_model_parallel_size": SIZE,
+        "model.virtual_pipeline_model_parallel_size": st.sampled_from([None, 1, 2, 3, 5]),
+        "model.context_parallel_size": st.sampled_from([1, 2, 3]),
+        "model.micro_batch_size": st.integers(1, 6),
+        "model.global_batch_size": st.integers(1, 400),
+    }
+)
+NODES = st.integers(1, 48)
+
+
+@given(LAYOUT, NODES)
+def test_a_layout_without_findings_divides_all_that_megatron_divides(
+    layout: dict[str, Any], nodes: int
+) -> None:
+    config = changed(GPT, layout)
+    if layout_problems(config, nodes):
+        assert summarize(config, nodes) is None
+        return
+    tensor, pipeline, context = (
+        layout[f"model.{name}_size"]
+        for name in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+    )
+    world = nodes * layout["trainer.devices"]
+    assert world % (tensor * pipeline * context) == 0
+    data = world // (tensor * pipeline * context)
+    step = layout["model.micro_batch_size"] * data
+    assert data >= 1
+    assert layout["model.global_batch_size"] % step == 0
+    micro_batches = layout["model.global_batch_size"] // step
+    if (layout["model.virtual_pipeline_model_parallel_size"] or 1) > 1 and pipeline > 1:
+        assert micro_batches >= pipeline and micro_batches % pipeline == 0
+    summary = summarize(config, nodes)
+    assert summary is not None
+    assert (summary.data, summary.micro_batches) == (data, micro_batches)
+    assert summary.data * summary.micro_batch * summary.micro_batches == summary.global_batch
+
+
+@given(LAYOUT)
+@settings(max_examples=20)
+def test_the_node_counts_that_are_named_would_do(layout: dict[str, Any]) -> None:
+    config = changed(GPT, layout)
+    shape = read_parallel_config(Values(config))
+    assert shape is not None
+    named = node_counts(shape)
+    assert all(not layout_problems(config, nodes) for nodes in named)
+    others = set(range(1, 200)) - set(named)
+    assert all(layout_problems(config, nodes) for nodes in others)
+
+
+@given(LAYOUT, NODES)
+@settings(max_examples=200, deadline=None)
+def test_the_ways_out_lead_out(layout: dict[str, Any], nodes: int) -> None:
+    """Each layout, size and batch that is named in a fix has no findings of the kind itself."""
+    config = changed(GPT, {**layout, "model.num_layers": 12, "trainer.num_nodes": nodes})
+    for problem in run_checks(plan_of(config), Facts()):
+        for changes in _named_in(problem.fix or "" if problem.id in _COUNTED else ""):
+            tried = changed(config, changes)
+            assert layout_problems(tried, tried["trainer"]["num_nodes"]) == []
+            values = Values(tried)
+            if "model.pipeline_model_parallel_size" in changes:
+                assert list(layer_problems(values)) == []
+                told = virtual_problems(values, "nemo")
+                assert not any(found.severity is Severity.ERROR for found in told)
+            if "model.context_parallel_size" in changes:
+                assert list(context_problems(values, "nemo")) == []
+            if "model.tensor_model_parallel_size" in changes:
+                assert list(tensor_problems(values)) == []
+
+
+_COUNTED = ("layout.world", "layout.context", "batch.global", "batch.interleaved")
+_NAMED = {
+    "valid tensor sizes": "model.tensor_model_parallel_size",
+    "pipeline sizes that would do": "model.pipeline_model_parallel_size",
+    "context sizes that would do": "model.context_parallel_size",
+    "node counts that would do": "trainer.num_nodes",
+    "global batches near it": "model.global_batch_size",
+    "valid micro batch sizes": "model.micro_batch_size",
+}
+
+
+def _named_in(fix: str) -> Iterator[dict[str, Any]]:
+    """The changes that the lines of a fix name."""
+    for line in fix.splitlines():
+        start, _, listed = line.replace("none up to 1024", "").partition(": ")
+        for words, key in _NAMED.items():
+            if start.startswith(words):
+                yield from ({key: int(size)} for size in re.findall(r"\d+", listed.partition(" (")[0]))
+        if start.startswith("tensor × pipeline that would do"):
+            for tensor, pipeline in re.findall(r"(\d+) × (\d+)", listed):
+                yield {
+                    "model.tensor_model_parallel_size": int(tensor),
+                    "model.pipeline_model_parallel_size": int(pipeline),
+                }
+
+
+@pytest.fixture(scope="module")
+def megatron() -> None:
+    """Imported beforehand: the first time takes seconds, and warns of torch's own affairs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.core.num_microbatches_calculator
+        import megatron.core.transformer  # noqa: F401
+
+
+@pytest.mark.trainer
+@pytest.mark.usefixtures("megatron")
+@given(
+    start=st.integers(1, 64),
+    increment=st.integers(1, 32),
+    samples=st.sampled_from([0, 500, 5001]),
+    batch=st.integers(1, 96),
+    micro=st.sampled_from([1, 2, 4]),
+    nodes=st.sampled_from([1, 2]),
+)
+@settings(max_examples=300)
+def test_ramp_ups_are_those_that_megatron_takes(
+    start: int, increment: int, samples: int, batch: int, micro: int, nodes: int
+) -> None:
+    changes = {"model.rampup_batch_size": [start, increment, samples], "model.micro_batch_size": micro}
+    values = Values(changed(GPT, {**changes, "trainer.devices": 2, "model.global_batch_size": batch}))
+    shape = read_parallel_config(values)
+    assert shape is not None
+    data = shape.data(nodes)
+    found = list(rampup_problems(values, shape, nodes))
+    assert bool(found) is not _megatron_takes(start, increment, samples, batch, micro, data)
+
+
+def _megatron_takes(start: int, increment: int, samples: int, batch: int, micro: int, data: int) -> bool:
+    from megatron.core.num_microbatches_calculator import (
+        RampupBatchsizeNumMicroBatchesCalculator as Calculator,
+    )
+
+    try:
+        calculator = Calculator(batch, micro, data, False, 1, start, increment, samples)
+        steps = (batch - start) // increment
+        for step in range(steps + 1):  # every batch on the way
+            calculator.update(math.ceil(samples * step / steps) if steps else 0, consistency_check=True)
+        calculator.update(samples + 1, consistency_check=True)
+    except (AssertionError, ZeroDivisionError):
+        return False
+    return True
+
+
+MODEL = st.fixed_dictionaries(
+    {
+        "model.num_layers": st.integers(1, 24),
+        "model.hidden_size": st.sampled_from([64, 96, 128]),
+        "model.ffn_hidden_size": st.just(384),
+        "model.num_attention_heads": st.sampled_from([1, 2, 3, 4, 6, 8]),
+        "model.num_query_groups": st.sampled_from([None, 1, 2, 3, 4]),
+        "model.tensor_model_parallel_size": st.sampled_from([1, 2, 3, 4]),
+        "model.pipeline_model_parallel_size": st.sampled_from([1, 2, 3, 4]),
+        "model.num_layers_in_first_pipeline_stage": st.sampled_from([None, None, 1, 2, 30]),
+        "model.num_layers_in_last_pipeline_stage": st.sampled_from([None, None, 1, 3]),
+        "model.activations_checkpoint_granularity": st.sampled_from([None, "full", "selective"]),
+        "model.activations_checkpoint_method": st.sampled_from([None, "block", "uniform"]),
+        "model.activations_checkpoint_num_layers": st.sampled_from([None, 1]),
+    }
+)
+
+
+@pytest.mark.trainer
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@given(MODEL)
+@settings(max_examples=300, deadline=None)
+def test_models_that_pass_are_models_that_megatron_configures(model: dict[str, Any]) -> None:
+    values = Values(changed(GPT, model))
+    checks = (tensor_problems, layer_problems, width_problems, recompute_problems)
+    if not any(found for check in checks for found in check(values)):
+        _configure(model)
+
+
+def _configure(model: dict[str, Any]) -> None:
+    import torch
+    from megatron.core.transformer import TransformerConfig
+
+    named = {key.removeprefix("model."): value for key, value in model.items()}
+    recompute = {
+        f"recompute_{name}": named.pop(f"activations_checkpoint_{name}")
+        for name in ("granularity", "method", "num_layers")
+    }
+    config = TransformerConfig(**named, **recompute, pipeline_dtype=torch.bfloat16)
+    groups = config.num_query_groups
+    assert groups is not None
+    assert config.num_attention_heads % groups == 0
+    assert groups % config.tensor_model_parallel_size == 0
+    assert config.ffn_hidden_size % config.tensor_model_parallel_size == 0

@@ -1,0 +1,140 @@
+"""What the checks let pass with engine=megatron, our trainer accepts: asked of the trainer itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Severity
+from launcher.checks.runner import run_checks
+from tests.checks.plans import GPT, T5, changed, plan_of
+from trainer.config.check import check_keys
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.data.denoising import sample_lengths
+from trainer.errors import UserError
+
+SIZE = st.sampled_from([1, 2, 3, 4, 6, 8])
+LENGTH = st.sampled_from([64, 96, 100, 2048])
+LAYOUT: dict[str, st.SearchStrategy[Any]] = {
+    "trainer.num_nodes": st.sampled_from([1, 2, 3, 4, 8]),
+    "trainer.devices": st.sampled_from([1, 2, 4, 8]),
+    "model.tensor_model_parallel_size": SIZE,
+    "model.pipeline_model_parallel_size": SIZE,
+    "model.virtual_pipeline_model_parallel_size": st.sampled_from([None, 1, 2, 3]),
+    "model.context_parallel_size": st.sampled_from([1, 2, 4]),
+    "model.sequence_parallel": st.booleans(),
+    "model.overlap_p2p_comm": st.booleans(),
+    "model.num_query_groups": st.sampled_from([None, 1, 2, 8]),
+    "model.micro_batch_size": st.sampled_from([1, 2, 3, 4]),
+    "model.global_batch_size": st.sampled_from([8, 24, 48, 96, 128, 256]),
+    "model.rampup_batch_size": st.sampled_from(
+        [None, None, [8, 8, 1000], [24, 24, 1000], [32, 16, 9], [96, 8, 1]]
+    ),
+}
+SCHEDULE: dict[str, st.SearchStrategy[Any]] = {
+    "trainer.max_steps": st.sampled_from([10, 1000]),
+    "model.optim.sched.name": st.sampled_from(["CosineAnnealing", "WarmupAnnealing"]),
+    "model.optim.sched.warmup_steps": st.sampled_from([None, 0, 5, 2000]),
+    "model.optim.sched.warmup_ratio": st.sampled_from([None, None, 0.01, 0.5]),
+    "model.optim.sched.constant_steps": st.sampled_from([None, 0, 7]),
+    "model.optim.sched.constant_ratio": st.sampled_from([None, None, 0.1]),
+    "model.optim.sched.min_lr": st.sampled_from([0.0, 1e-5, 1e-4, 1e-3]),
+}
+
+
+OF_A_T5: dict[str, st.SearchStrategy[Any]] = {
+    "trainer.num_nodes": st.sampled_from([1, 2, 3]),
+    "trainer.devices": st.sampled_from([1, 4, 8]),
+    "model.tensor_model_parallel_size": st.sampled_from([1, 2, 3, 4, 8, 12]),
+    "model.pipeline_model_parallel_size": st.sampled_from([None, 1, 1, 2]),
+    "model.pipeline_model_parallel_split_rank": st.sampled_from([None, 0, 0, 1]),
+    "model.virtual_pipeline_model_parallel_size": st.sampled_from([None, None, 1, 2]),
+    "model.context_parallel_size": st.sampled_from([None, 1, 1, 2]),
+    "model.sequence_parallel": st.booleans(),
+    "model.encoder.num_query_groups": st.sampled_from([None, 4]),
+    "model.decoder.num_query_groups": st.sampled_from([None, None, 3]),
+    "model.decoder.ffn_hidden_size": st.sampled_from([2048, 1000]),
+    "model.data.seq_length_dec": st.sampled_from([77, 113, 114, 128, 512]),
+    "model.global_batch_size": st.sampled_from([64, 96, 256]),
+}
+NAMES = st.sampled_from(["/a", " /b ", "c", "", " ", "1.5", "nan", "0"])
+WEIGHTS = st.sampled_from([0.5, 1, 0, -1, "0.3", "1e999", 10**400, float("nan"), True, None])
+PREFIXES = st.one_of(
+    NAMES,
+    st.lists(NAMES, max_size=3),
+    st.lists(st.tuples(WEIGHTS, NAMES), max_size=3).map(
+        lambda pairs: [item for pair in pairs for item in pair]
+    ),
+    st.sampled_from([None, 3, {}, ["a", 0.5], [["/a"]], [0.5, "/a", "/b"]]),
+)
+
+
+def is_let_pass(config: dict[str, Any]) -> bool:
+    resources = {"gpus_per_node": None}
+    findings = run_checks(plan_of(config, engine="megatron", resources=resources), Facts())
+    return not any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def is_accepted(config: dict[str, Any], world: int) -> None:
+    """Raise what the trainer says of a configuration, or return."""
+    flat = flatten(config)
+    check_keys(flat)
+    make_layout(read_settings(flat), world)
+
+
+def complete(changes: dict[str, Any], base: dict[str, Any] = GPT) -> dict[str, Any]:
+    own = {
+        "trainer.precision": "bf16",
+        "model.megatron_amp_O2": True,
+        "exp_manager.explicit_log_dir": str(Path("/results")),
+        "model.data.data_impl": "mock",
+    }
+    return changed(base, {**own, **changes})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries(LAYOUT), LENGTH)
+def test_a_layout_that_passes_is_one_that_the_trainer_takes(layout: dict[str, Any], length: int) -> None:
+    lengths = ("model.encoder_seq_length", "model.max_position_embeddings", "model.data.seq_length")
+    config = complete({**layout, **dict.fromkeys(lengths, length)})
+    if is_let_pass(config):
+        is_accepted(config, layout["trainer.num_nodes"] * layout["trainer.devices"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.fixed_dictionaries(SCHEDULE))
+def test_a_schedule_that_passes_is_one_that_the_trainer_takes(schedule: dict[str, Any]) -> None:
+    config = complete(schedule)
+    if is_let_pass(config):
+        is_accepted(config, 16)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries(OF_A_T5))
+def test_a_t5_that_passes_is_one_that_the_trainer_takes(layout: dict[str, Any]) -> None:
+    config = complete(layout, T5)
+    if is_let_pass(config):
+        is_accepted(config, layout["trainer.num_nodes"] * layout["trainer.devices"])
+        read = read_settings(flatten(config))
+        assert read.denoising
+        sample_lengths(read.denoising, read.seq_length, read.architecture.seq_length)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PREFIXES | st.dictionaries(st.sampled_from(["train", "validation", "test"]), PREFIXES))
+def test_data_that_pass_are_data_that_the_trainer_takes_and_the_other_way_round(prefix: Any) -> None:
+    config = complete({"model.data.data_impl": "mmap", "model.data.data_prefix": prefix})
+    if is_let_pass(config):
+        is_accepted(config, 16)
+        return
+    # The test split, which the trainer never reads, is checked too.
+    if not (isinstance(prefix, dict) and prefix.get("test") is not None):
+        with pytest.raises(UserError, match="data_prefix"):
+            is_accepted(config, 16)

@@ -1,0 +1,365 @@
+"""`slipway check`: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.checks.registry import CHECKS
+from launcher.cli.app import main
+from launcher.file_systems import Room
+from launcher.sandbox import Sandbox
+from launcher.slurm.cluster_questions import Reply
+from launcher.slurm.commands import NO_SLURM, Unreachable
+from tests.checks.shelves import NFS, image, stock
+
+TWO = ["training=gpt3/175b", "training.trainer.num_nodes=2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that machines share, with the data alone in it, on a machine without Slurm."""
+    bare = tmp_path_factory.mktemp("no-slurm")
+    monkeypatch.setenv("PATH", str(bare))
+    (bare / "mountinfo").write_text(NFS)
+    monkeypatch.setattr("launcher.file_systems.MOUNTS", bare / "mountinfo")
+    monkeypatch.setattr("launcher.checks.gathering.paths.room_at", lambda path: Room(10**14, "file system"))
+    stock(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image(here / "nemo-25.07.sqsh")  # that of a registry would be fetched by all of its nodes at once
+    words = [
+        "training=gpt3/126m",
+        "cluster=bcm",
+        "cluster.gpu=a100-80gb",
+        f"container={here}/nemo-25.07.sqsh",
+    ]
+    assert main(["check", *words]) == 0
+    layout, memory, stage, time, compute, space, cluster, script, verdict = (
+        capsys.readouterr().out.splitlines()
+    )
+    assert layout == (
+        "gpt3_126m: 8 nodes × 8 = 64 tasks: tensor 1 × pipeline 1 × context 1 × data 64;"
+        " global batch 256 = micro batch 4 × data 64 × 1, 524,288 tokens a step"
+    )
+    assert memory.startswith("memory: ")
+    assert memory.endswith(" GiB of 80.0 GiB, 4.0 GiB of them margin (a100-80gb; cluster.gpu)")
+    assert stage.startswith("  stage 0 (12 layers): ") and " GiB = weights 0.2 + gradients 0.5 + " in stage
+    assert time.startswith("time: ") and ": 600,000 steps of " in time
+    assert compute.startswith("compute: 125M parameters, 315G tokens, ") and " on 64 GPUs at MFU " in compute
+    assert space.startswith("space: a checkpoint 1.")
+    # Each check of the cluster was skipped for the same reason, which is told once.
+    assert cluster.startswith("skipped: not looked at: ") and "there is no Slurm here" in cluster
+    assert "[cluster.partition, cluster.time_limit, " in cluster
+    assert script.startswith("skipped: the script was not shown to Slurm: sbatch is not on this machine")
+    skipped = sum(check.id.startswith("cluster.") for check in CHECKS)
+    asked = len(CHECKS) - 1  # the image is a file: there is none of a registry's to fetch
+    assert verdict == f"{asked - skipped} of {asked} checks found nothing; {skipped + 1} skipped"
+    assert sorted(path.name for path in here.iterdir()) == ["data", "nemo-25.07.sqsh"]
+
+
+def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["check", "training=gpt3/40b", "cluster=bcm", "cluster.gpu=a100-40gb"]
+    assert main(asked) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("memory: stage 0 is the fullest of 4: ")
+    assert " GiB more than the 40.0 GiB that a GPU has (a100-40gb; cluster.gpu)" in lines[1]
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert "pipeline stage 0 of 4" in line and line.endswith("[memory.fits]")
+    assert any(line.startswith("  would fit: ") for line in lines)
+
+
+def test_json_has_the_estimates_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "training=gpt3/40b", "cluster=bcm", "estimates.mfu=0.4", "estimates.gpu_hour_price=2"]
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    memory, cost = told["memory"], told["cost"]
+    assert memory["gpu"]["name"] == "a100-80gb" and memory["gpu"]["assumed"] is True
+    assert [stage["stage"] for stage in memory["stages"]] == [0, 1, 2, 3]
+    for stage in memory["stages"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "logits")
+        assert stage["total"] == sum(stage[part] for part in parts) > stage["parameters"]
+    assert (cost["mfu"], cost["mfu_source"], cost["gpus"]) == (0.4, "estimates.mfu", 1024)
+    assert cost["price"] == pytest.approx(2 * cost["gpu_hours"])
+    assert cost["seconds"] == pytest.approx(cost["flops"] / (1024 * 0.4 * 312e12))
+
+
+def test_the_memory_is_drawn_into_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["check", "training=gpt3/40b", "cluster=bcm", "--json"]
+    assert main([*asked, "--plot", "memory.png"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["memory"] is not None
+    assert told.err == "plot: memory.png\n"
+    assert (here / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_in_a_pipe_nothing_is_imported_that_draws(here: Path) -> None:
+    program = "import sys; from launcher.cli.app import main; main(sys.argv[1:]); print(*sys.modules)"
+    asked = [sys.executable, "-c", program, "check", "training=gpt3/126m", "cluster=bcm"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert "memory: " in done.stdout
+    modules = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert "launcher" in modules and not {"rich", "matplotlib", "numpy"} & modules
+
+
+def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def validate(scheduler: object, script: str) -> str | None:
+        raise Unreachable("no Slurm found on this machine: fetch_config: DNS SRV lookup failed")
+
+    told_nothing = Reply(why=NO_SLURM)
+    monkeypatch.setattr("launcher.schedulers.slurm.SlurmScheduler.validate", validate)
+    monkeypatch.setattr("launcher.slurm.cluster_questions._reply", lambda *args: told_nothing)
+    assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
+    assert line.startswith("skipped: not looked at: no Slurm found on this machine [cluster.partition, ")
+    assert line.endswith(", scheduler]")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("estimates.mfu=40", "expected a part of the GPUs' peak, above 0 and up to 1; did you mean 0.4?"),
+        ("estimates.mfu=nan", "expected a part of the GPUs' peak, above 0 and up to 1"),
+        ("estimates.memory_margin=5", "expected a part of the whole, from 0 to below 1; did you mean 0.05?"),
+        ("estimates.gpu_hour_price=inf", "expected a finite number"),
+        ("estimates.gpu_hour_price=-1", "expected 0 or more"),
+    ],
+)
+def test_what_estimates_cannot_count_with_is_refused(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "training=gpt3/126m", "cluster=bcm", words]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"slipway: {words}: {told}",
+        f"  from the command line: {words}",
+    ]
+
+
+@pytest.fixture
+def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks at anything but the configuration fails; the data are not there either."""
+    monkeypatch.chdir(tmp_path / "data")
+
+    def look(*args: object, **options: object) -> None:
+        raise AssertionError("an estimate looks at nothing")
+
+    for name in (
+        "path_facts",
+        "earlier_training",
+        "same_job_name",
+        "open_secrets",
+        "lost_secrets",
+        "_cluster",
+    ):
+        monkeypatch.setattr(f"launcher.checks.gathering.gather.{name}", look)
+    monkeypatch.setattr("launcher.cli.check.check_host", look)
+    monkeypatch.setattr("launcher.cli.check.scheduler_for", look)
+    monkeypatch.setattr("launcher.checks.gathering.paths.room_at", look)
+
+
+ESTIMATE = ["check", "training=gpt3/5b", "--estimate"]
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_looks_at_nothing_but_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ESTIMATE, "cluster.gpu=b200"]) == 0
+    told = capsys.readouterr().out
+    names = [line.partition(":")[0] for line in told.splitlines()]
+    assert names[:6] == ["gpt3_5b", "memory", "  stage 0 (24 layers)", "time", "compute", "space"]
+    asked = sum(not check.needs for check in CHECKS) + 2  # keys.unknown and engine.megatron
+    assert told.splitlines()[6:] == [f"{asked} of {asked} checks found nothing"]
+    assert " of 179.1 GiB" in told and "(b200-180gb; cluster.gpu)" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_has_nothing_to_say_of_the_image(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ESTIMATE, "cluster.gpu=b200", "container=nvcr.io#nvidia/nemo:26.04"]) == 0
+    assert "image." not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_says_which_gpu_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ESTIMATE) == 0
+    told = capsys.readouterr().out
+    assert "warning: cluster.gpu=null: the estimates count with a100-80gb [layout.gpus]\n" in told
+    assert main([*ESTIMATE, "cluster.gres=gpu:mi300x:8", "cluster.gpu_request=gres"]) == 0
+    told = capsys.readouterr().out
+    assert "warning: cluster.gpu=null: cluster.gres=gpu:mi300x is no GPU that is known here; " in told
+    assert told.count("warning: ") == 1
+
+
+@pytest.mark.usefixtures("blindfolded")
+def test_an_estimate_as_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ESTIMATE, "cluster.gpu=gb300", "training.model.micro_batch_size=3", "--json"]
+    assert main(asked) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert [(item["id"], item["severity"]) for item in told["findings"]] == [("batch.global", "error")]
+    assert main([*ESTIMATE, "cluster.gpu=gb300", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["memory"]["gpu"]["name"] == "gb300-279gb" and told["memory"]["gpu"]["assumed"] is False
+    assert told["cost"]["peak"] == 2500e12 and told["findings"] == []
+
+
+def test_what_trains_nothing_has_no_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]"]
+    assert main(["check", *preparing, "--estimate"]) == 2
+    assert "--estimate: stages=[data_preparation] trains nothing" in capsys.readouterr().err
+
+
+def test_a_picture_of_tasks_without_gpus_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "training=gpt3/tiny", "cluster=local", "--plot", "memory.png"]) == 2
+    told = capsys.readouterr().err
+    assert "--plot memory.png: not drawn: the memory cannot be told (no GPUs are asked for)" in told
+
+
+def test_a_picture_that_cannot_be_had_is_no_success(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preparing = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]", "cluster=bcm"]
+    assert main(["check", *preparing, "--plot", "memory.png"]) == 2
+    assert "memory.png: not drawn" in capsys.readouterr().err
+    assert not (here / "memory.png").exists()
+    assert main(["check", *preparing, "--plot", "memory.jpeg"]) == 2
+    told = capsys.readouterr()
+    assert "--plot 'memory.jpeg': not a picture's name" in told.err and told.out == ""
+
+
+def test_175b_on_two_nodes_says_why_not_in_one_screen(
+    here: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *TWO]) == 2
+    told = capsys.readouterr().out
+    assert told.startswith(
+        "error: training.model.pipeline_model_parallel_size=8: tensor 4 × pipeline 8 × context 1 = 32"
+        " does not divide 2 nodes × 8 GPUs = 16 [layout.world]\n"
+    )
+    assert f"  from {repository}/conf/training/gpt3/175b.yaml:" in told
+    assert "  training.trainer.num_nodes is from the command line: training.trainer.num_nodes=2\n" in told
+    assert "  node counts that would do: 4, 8, 16, 32, 64, 128, 256, 512, 1024\n" in told
+    assert "  tensor × pipeline that would do on 2 nodes: 8 × 2, 4 × 4, 2 × 8, " in told
+    # What has room is told before what but divides.
+    best, alone, counts = map(told.index, ("on 6 nodes would: ", "by arithmetic alone, ", "node counts that"))
+    assert best < alone < counts
+    assert len(told.splitlines()) < 24
+    assert [path.name for path in here.iterdir()] == ["data"]
+
+
+def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *TWO, "training.trainer.max_steps=100", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["choices"]["training"] == "gpt3/175b"
+    assert told["layout"] is None
+    assert told["errors"] == 1
+    by_id = {item["id"]: item for item in told["findings"]}
+    assert by_id["layout.world"]["severity"] == "error"
+    assert by_id["layout.world"]["key"] == "training.model.pipeline_model_parallel_size"
+    assert "node counts that would do: 4, 8" in by_id["layout.world"]["fix"]
+    assert by_id["schedule.warmup"]["severity"] == "warning"
+    assert by_id["scheduler"]["severity"] == "skipped"
+
+
+def test_json_has_the_layout_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "training=gpt3/175b", "--json"]) == 0
+    layout = json.loads(capsys.readouterr().out)["layout"]
+    assert (layout["world"], layout["data"], layout["micro_batches"]) == (1024, 32, 64)
+    assert layout["tokens"] == 2048 * 2048
+
+
+def test_a_range_of_nodes_is_told_at_both_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["check", "training=gpt3/126m", "cluster=bcm", "resilience.nodes={min: 1, max: 2}"]
+    assert main(asked) == 0
+    least, most, *_ = capsys.readouterr().out.splitlines()
+    assert least.startswith("gpt3_126m: 1 node × 8 = 8 tasks:")
+    assert most.startswith("gpt3_126m: up to 2 nodes × 8 = 16 tasks:")
+    assert "micro batch 4 × data 16 × 4" in most
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["layout"]["world"], told["layout_at_most"]["world"]) == (8, 16)
+
+
+def test_a_range_with_numbers_that_do_not_fit_is_refused_with_its_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Our trainer is asked of both ends; that would refuse the same is not told twice."""
+    asked = ["check", "training=gpt3/tiny", "cluster=sandbox", "cluster.slurm_conf=null"]
+    assert main([*asked, "resilience.nodes={min: 1, max: 3}"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert line.startswith("error: resilience.nodes={min: 1, max: 3}: with 3 nodes")
+    assert "  from the command line: resilience.nodes={min: 1, max: 3}" in lines
+    assert "  'resilience.nodes={min: 1, max: 2}'" in lines
+
+
+def test_a_check_that_is_left_out_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *TWO, "--no-check=layout.world", "--no-check", "time.max_time"]) == 0
+    told = capsys.readouterr().out
+    assert "skipped: --no-check=layout.world [layout.world]\n" in told
+    assert "skipped: --no-check=time.max_time [time.max_time]\n" in told
+
+
+@pytest.mark.parametrize("name", ["machine", "scheduler"])
+def test_what_a_launch_always_looks_at_is_left_out_by_a_check_alone(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake = f"cluster.python={here}/no-such-python"
+    bare = ["training=gpt3/tiny", "cluster=bcm", "container=null", "engine=megatron", mistake]
+    assert main(["check", *bare, f"--no-check={name}"]) == (0 if name == "machine" else 2)
+    told = capsys.readouterr().out
+    assert f"skipped: --no-check={name} [{name}]\n" in told
+    assert ("not shown to Slurm" in told) == (name == "machine")
+    assert main(["launch", *bare, f"--no-check={name}"]) == 2
+    told = capsys.readouterr().err
+    assert f"--no-check={name}: a launch always looks at that\n  slipway check --no-check={name}" in told
+
+
+def test_what_this_machine_lacks_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image(here / "nemo-24.07.sqsh")
+    assert main(["check", f"container={here}/nemo-24.7.sqsh"]) == 2
+    told = capsys.readouterr().out
+    assert "there is no such file [path.image]\n" in told
+    assert "nemo-24.07.sqsh" in told
+
+
+def test_data_preparation_has_no_layout(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["stages=[data_preparation]", f"data_preparation.inputs=[{here}]", "cluster=bcm"]
+    assert main(["check", *overrides]) == 0
+    assert "tensor" not in capsys.readouterr().out
+
+
+@pytest.mark.slurm
+def test_a_real_slurm_judges_the_script(
+    plain_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in plain_sandbox.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
+    overrides = ["training=gpt3/tiny", "cluster=sandbox", "cluster.python=/bin/true", "--json"]
+    verdicts = {}
+    for name, more in {"good": [], "no partition": ["cluster.partition=no_such"]}.items():
+        code = main(["check", *overrides, *more])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        verdicts[name] = (code, [item["message"] for item in findings if item["id"] == "scheduler"])
+    assert verdicts["good"] == (0, [])
+    code, (refusal,) = verdicts["no partition"]
+    assert code == 2
+    assert refusal.startswith("Slurm would refuse this job: ")
+
+
+def test_every_check_is_documented(repository: Path) -> None:
+    page = (repository / "docs/checks.md").read_text(encoding="utf-8")
+    for check in CHECKS:
+        assert f"| `{check.id}` |" in page

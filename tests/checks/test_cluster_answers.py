@@ -1,0 +1,240 @@
+"""Slurm's answers, as several versions of it write them, to what is known of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.checks.findings import Severity
+from launcher.checks.gate import inspect_draft
+from launcher.checks.gathering.cluster import cluster_facts, remembered
+from launcher.checks.gathering.gather import gather
+from launcher.drafting import Request, draft
+from launcher.plan import Plan
+from launcher.slurm import cluster
+from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
+from launcher.slurm.cluster_questions import Reply, facts_of
+from tests.checks.plans import GPT, plan_of
+
+PARTITIONS = """\
+PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A \
+DefaultTime=NONE MaxNodes=UNLIMITED MaxTime=2-00:00:00 MinNodes=1 Nodes=n[1-2] State=UP TotalCPUs=128 \
+TotalNodes=2 JobDefaults=(null) TRES=cpu=128,mem=1000000M,node=2,billing=128,gres/gpu=16
+PartitionName=debug AllowGroups=ALL AllowAccounts=a,b AllowQos=short Default=NO QoS=short MaxNodes=4 \
+MaxTime=UNLIMITED MinNodes=0 State=DRAIN TotalNodes=4
+PartitionName=low DenyAccounts=c DenyQos=x,y AllowAccounts=ALL AllowQos=ALL State=UP
+"""
+
+CONFIG = """\
+Configuration data as of 2026-01-01T00:00:00
+AccountingStorageEnforce = associations,limits,qos,safe
+AccountingStorageHost   = 127.0.0.1
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = tuna
+MaxArraySize            = 1001
+MaxJobCount             = 10000
+
+Slurmctld(primary) at controller is UP
+"""
+
+# partition, name, state, CPUs, memory, GRES, features
+NODES = """\
+gpu*|n1|idle|64|500000|gpu:8|(null)
+gpu*|n2|mixed|128|1031000|gpu:a100:4(S:0-1),gpu:h100:2(S:2),nvme:1|ib,a100
+low|n2|down*|128|1031000|gpu:nvidia_h100_80gb_hbm3:8|ib
+low|n3|idle~|1|1|(null)|
+low|n4|drained|1|1|shard:gpu:9|
+low|n5|idle*|1|1|mps:100|
+low|n6|draining@|1|1|gpu:tesla:0|
+low|n7|allocated|1|1|gpu:1|
+low|n8|completing|1|1|gpu:1|
+low|n9|maint$|1|1|gpu:1|
+low|n10|planned-|1|1|gpu:1|
+"""
+
+
+def test_partitions() -> None:
+    gpu, debug, low = cluster.parse_partitions(PARTITIONS)
+    assert gpu == Partition("gpu", True, "UP", 2, 2 * 86400, 1)
+    assert debug == Partition(
+        "debug", False, "DRAIN", 4, None, 0, 4, accounts=("a", "b"), qos=("short",), own_qos="short"
+    )
+    assert low == Partition("low", denied_accounts=("c",), denied_qos=("x", "y"))
+
+
+def test_nodes() -> None:
+    nodes = cluster.parse_nodes(NODES)
+    assert list(nodes) == ["gpu", "low"]
+    first, second = nodes["gpu"]
+    assert (first.cpus, first.memory, first.gpus, first.features) == (64, 500000, (("", 8),), frozenset())
+    assert second.gpus == (("a100", 4), ("h100", 2))
+    assert second.features == {"ib", "a100"}
+    usable = {node.name for node in nodes["low"] if node.is_usable}
+    assert usable == {"n3", "n7", "n8", "n10"}
+    assert [node.gpus for node in nodes["low"]][:4] == [(("nvidia_h100_80gb_hbm3", 8),), (), (), ()]
+    assert list(cluster.parse_nodes(NODES, of_default=True)) == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:2080ti:4", (("2080ti", 4),)),
+        ("gpu:3090:2(S:0-1)", (("3090", 2),)),
+        ("gpu:1g.5gb:7(S:0),gpu:a100:1", (("1g.5gb", 7), ("a100", 1))),
+        ("shard:a100:32,gpu:a100:8(IDX:0-7)", (("a100", 8),)),
+        ("gpu:no_consume:4", (("", 4),)),
+        ("gpu:a100:no_consume:4", (("a100", 4),)),
+        (f"gpu:{'9' * 5000}", ()),
+    ],
+)
+def test_the_gpus_of_a_node(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
+    assert cluster.gpus_in_gres(gres) == gpus
+
+
+def test_answers_of_another_form_are_no_traceback() -> None:
+    """A wrapper may print anything; numbers may be longer than Python likes to read."""
+    long = "9" * 5000
+    for text in ("\0\x1b[31m\udcff|||", "|" * 99, f"a*|n|idle|{long}|{long}|gpu:{long}|x\n", f"{long}|" * 8):
+        made = facts_of(dict.fromkeys(("partitions", "nodes", "associations", "qos", "pyxis"), Reply(text)))
+        assert made.missing["partitions"] == "Slurm shows no partitions"
+    cluster.parse_settings(f"MaxJobCount = {long}\nSLURM_VERSION = {long}.1\n")
+    cluster.parse_partitions(f"PartitionName=a MaxNodes={long} MaxTime={long} TotalNodes=x\nPartitionName=\n")
+
+
+def test_nodes_that_slurm_does_not_show_skip_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {"partitions": Reply("PartitionName=gpu Default=YES TotalNodes=4\n"), "nodes": Reply("\n")}
+    monkeypatch.setattr("launcher.checks.gathering.cluster.ask_at_once", lambda asked, conf: shown)
+    plan = plan_of(GPT)
+    made = cluster_facts(plan)
+    assert made is not None
+    assert (made.nodes, made.missing["nodes"]) == (None, "Slurm does not show the nodes of the partition")
+    unknown = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="no")))
+    made = cluster_facts(unknown)
+    assert made is not None
+    assert made.missing == {}
+
+
+def test_hidden_partitions_and_those_of_groups() -> None:
+    lines = "PartitionName=a Hidden=YES", "PartitionName=b AllowGroups=x", "PartitionName=c AllowGroups=ALL"
+    text = "\n".join(lines)
+    assert [one.is_open for one in cluster.parse_partitions(text)] == [False, False, True]
+
+
+def test_plugins_that_change_jobs_and_the_release() -> None:
+    text = "JobSubmitPlugins = lua\nCliFilterPlugins = (null)\nSLURM_VERSION = 23.11.10\n"
+    assert cluster.parse_settings(text) == Settings(has_filters=True, release=(23, 11))
+    assert not cluster.parse_settings(text.replace("lua", "(null)")).has_filters
+
+
+def test_with_several_clusters_the_default_account_may_be_another_ones() -> None:
+    row = "me|{}|{}|{}|||||||\n"
+    text = row.format("b", "tuna", "a") + row.format("b", "bass", "b")
+    assert [one.is_default for one in cluster.parse_associations(text, "tuna")] == [None]
+    assert [one.is_default for one in cluster.parse_associations(text, "bass")] == [True]
+
+
+def test_settings() -> None:
+    assert cluster.parse_settings(CONFIG) == Settings(
+        1001, 10_000, True, frozenset({"associations", "limits", "qos", "safe"})
+    )
+    assert cluster.parse_cluster_name(CONFIG) == "tuna"
+    none = "AccountingStorageEnforce = none\nAccountingStorageType   = (null)\n"
+    assert cluster.parse_settings(none) == Settings()
+
+
+def test_associations_of_this_cluster() -> None:
+    text = (
+        "me|research|tuna|research||debug,normal|normal|1-00:00:00|node=4,gres/gpu=32|cpu=100,mem=2T|50\n"
+        "me|research|tuna|vision|big|||||| \n"
+        "me|research|bass|other||||||||\n"
+        "me|research|bass|other|||||||\n"
+    )
+    research, vision = cluster.parse_associations(text, "tuna")
+    limits = Limits(86400, {}, {"node": 4, "gres/gpu": 32}, {}, {"cpu": 100, "mem": 2 * 1024**2}, 50)
+    assert research == Association("research", None, ("debug", "normal"), "normal", True, limits)
+    assert vision == Association("vision", "big")
+    assert [one.account for one in cluster.parse_associations(text, None)] == ["research", "vision", "other"]
+
+
+def test_qualities_of_service() -> None:
+    text = "normal|||||||\ndebug|DenyOnLimit,PartitionTimeLimit|00:30:00|gres/gpu=1|node=2|mem=512G|cpu=9|3\n"
+    normal, debug = cluster.parse_qos(text)
+    assert normal == Qos("normal")
+    limits = Limits(1800, {"gres/gpu": 1}, {"node": 2}, {"mem": 512 * 1024}, {"cpu": 9}, 3)
+    assert debug == Qos("debug", limits, frozenset({"denyonlimit", "partitiontimelimit"}))
+
+
+def test_the_types_of_the_gpus() -> None:
+    assert facts_of({"nodes": Reply(NODES)}, of_default=True).gpu_types is None  # one has none
+    typed = (
+        "gpu*|n1|idle|1|1|gpu:a100:4|\ngpu*|n2|idle|1|1|gpu:a100:8,gpu:h100:1|\nlow|n3|idle|1|1|gpu:v100:1|\n"
+    )
+    assert facts_of({"nodes": Reply(typed)}, of_default=True).gpu_types == ("a100", "h100")
+    assert facts_of({"nodes": Reply("gpu*|n1|idle|1|1|(null)|\n")}).gpu_types is None
+
+
+def test_without_accounting_it_is_known_that_there_are_no_accounts() -> None:
+    replies = {
+        "settings": Reply("MaxJobCount = 5\n"),
+        "qos": Reply(why="no"),
+        "associations": Reply(why="no"),
+    }
+    facts = facts_of(replies)
+    assert (facts.qos, facts.associations, facts.missing) == ((), (), {})
+    facts = facts_of(replies | {"settings": Reply(why="gone")})
+    assert (facts.qos, facts.associations) == (None, None)
+    assert facts.missing == {"settings": "gone", "qos": "no", "associations": "no"}
+
+
+def test_other_schedulers_are_no_cluster() -> None:
+    for scheduler in ("local", "allocation"):
+        assert cluster_facts(replace(plan_of(GPT), scheduler=scheduler)) is None
+
+
+def test_the_points_of_a_sweep_ask_once() -> None:
+    asked = []
+
+    def ask(plan: Plan) -> ClusterFacts:
+        asked.append(plan.job.queue.partition)
+        return ClusterFacts()
+
+    plan, cluster_of = plan_of(GPT), remembered(ask)
+    other = replace(plan, job=replace(plan.job, queue=replace(plan.job.queue, partition="low")))
+    assert cluster_of(plan) is cluster_of(plan) is not cluster_of(other)
+    assert asked == [None, "low"]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one directory in which programs are looked for."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("options", "count"), [("--container-image=[USER@][REGISTRY#]IMAGE", 0), ("", 1)])
+def test_pyxis_is_looked_for_where_there_is_a_container(programs: Path, options: str, count: int) -> None:
+    script(programs / "scontrol", ":")
+    script(programs / "srun", f'echo "{options}"')
+    for container, found in (("nvcr.io#nvidia/nemo:24.07", count), ("null", 0)):
+        made = draft(Request(overrides=["cluster=bcm", f"container={container}"], command=[]))
+        told = [one for one in inspect_draft(made, ()) if one.id == "cluster.pyxis"]
+        assert len(told) == found
+        assert all("Pyxis" in one.message and one.severity is Severity.WARNING for one in told)
+
+
+def test_without_a_slurm_the_checks_of_the_cluster_are_skipped_and_say_so(programs: Path) -> None:
+    made = draft(Request(overrides=["cluster=bcm"], command=[]))
+    told = [one for one in inspect_draft(made, ()) if one.id.startswith("cluster.")]
+    assert len(told) == 10
+    assert {(one.severity, one.why) for one in told} == {
+        (Severity.SKIPPED, "scontrol is not on this machine: there is no Slurm here")
+    }
+    assert gather(made, look=False).cluster is None

@@ -1,0 +1,64 @@
+"""What a launch needs of this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.checks.gathering.host import check_host
+from launcher.drafting import Request, draft
+from launcher.errors import UserError
+
+SLURM = ["training=gpt3/126m", "cluster=bcm"]
+BARE = ["training=gpt3/tiny", "cluster=local"]
+
+
+def warnings(*overrides: str) -> list[str]:
+    return check_host(draft(Request(overrides=overrides, command=[])))
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one directory in which programs are looked for."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_interpreter_may_be_on_the_nodes_alone(programs: Path) -> None:
+    for python in ("/no/such/python", "python3.99"):
+        (told,) = warnings(*BARE, f"cluster.python={python}")
+        assert told == f"cluster.python={python}: not on this machine; every node must have it"
+
+
+def test_an_interpreter_that_is_not_there_is_refused(programs: Path) -> None:
+    (programs / "python").touch()
+    for name, words in (("pythn", "there is no such file"), ("python", "it may not be executed")):
+        with pytest.raises(UserError, match=words):
+            warnings(*BARE, f"cluster.python={programs}/{name}")
+
+
+def test_an_interpreter_is_asked_in_the_jobs_environment(programs: Path) -> None:
+    variable = "import os; print('missing:', os.environ['SAID'])"
+    fake = script(programs / "python", f'exec {sys.executable} -c "{variable}"')
+    with pytest.raises(UserError, match="does not find nothing"):
+        warnings(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
+
+
+@pytest.mark.parametrize("text", ["exit 1", "echo hello"])
+def test_one_that_does_not_answer_is_a_warning(programs: Path, text: str) -> None:
+    (told,) = warnings(*BARE, f"cluster.python={script(programs / 'python', text)}")
+    assert "cannot be told" in told
+
+
+def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:
+    image = "nvcr.io#nvidia/nemo:24.07"
+    told = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
+    assert told[0] == f"container={image} is not used: cluster.scheduler=local runs without containers"

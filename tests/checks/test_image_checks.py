@@ -1,0 +1,320 @@
+"""Images and engines: what is refused, what is warned of, and what each says, by the table of releases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.checks.facts import Facts, ImageFacts
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.gathering.images import image_facts
+from launcher.checks.gathering.path_resolver import Ground
+from launcher.checks.rules.images import ENCODER_STAGES, TRAINER_CORE
+from launcher.checks.runner import run_checks
+from launcher.images.contents import of_reference
+from launcher.images.references import Reference
+from launcher.plan import Container, Mount, Payload
+from launcher.releases import Contents, contents_by_name, contents_of, with_installed
+from tests.checks.path_jobs import drafted
+from tests.checks.plans import GPT, KNOWN, changed, plan_of
+from tests.stages.test_megatron_lm_start import load_start
+
+NEW_OPTIMIZER = {"model.optim.name": "mcore_distributed_optim"}
+OLD_OPTIMIZER = {"model.optim.name": "distributed_fused_adam"}
+PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
+
+
+def payload_of(engine: str, python: str = "python3") -> Payload:
+    if engine == "nemo":
+        return Payload((python, "-u", PROGRAM), "/opt/NeMo")
+    return Payload((python, "-m", "trainer"), "/results")
+
+
+def findings(
+    image: str,
+    engine: str = "nemo",
+    *,
+    contents: Contents | None = None,
+    changes: Mapping[str, Any] = OLD_OPTIMIZER,
+    payload: Payload | None = None,
+    mounts: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    nodes: int = 2,
+) -> list[Finding]:
+    """What the two checks find in a job in an image."""
+    known = contents or of_reference(Reference.parse(image))
+    plan = plan_of(changed(GPT, dict(changes)), engine=engine, resources={"nodes": nodes})
+    container = Container(image, tuple(Mount(f"/host{target}", target) for target in mounts))
+    job = replace(
+        plan.job,
+        container=container,
+        payload=payload or payload_of(engine),
+        environment=environment or {},
+    )
+    facts: Facts = replace(KNOWN, image=ImageFacts(known, {} if known else {"contents": "not recorded"}))
+    found = run_checks(replace(plan, job=job), facts)
+    return [finding for finding in found if finding.id.startswith("image.")]
+
+
+def one(found: list[Finding]) -> tuple[Severity, str]:
+    (finding,) = found
+    return finding.severity, f"{finding.message}\n{finding.fix}"
+
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+BEST = "container=nvcr.io#nvidia/nemo:25.07"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "nvcr.io#nvidia/nemo:26.04",
+        "nvcr.io/nvidia/nemo:26.04",
+        "docker://nvcr.io/nvidia/nemo:26.04",
+        "docker://nvcr.io#nvidia/nemo:26.04",
+        "docker://$oauthtoken@nvcr.io#nvidia/nemo:26.04",
+        f"nvcr.io#nvidia/nemo:26.04@sha256:{'0' * 64}",
+        "nvcr.io#nvidia/nemo:26.04.01",
+    ],
+)
+def test_every_spelling_of_an_image_is_known(image: str) -> None:
+    severity, told = one(findings(image))
+    assert severity is ERROR and "lacks NeMo's megatron_*_pretraining.py" in told and BEST in told
+
+
+@pytest.mark.parametrize("tag", ["25.09", "25.09.01", "25.11", "26.02", "26.04", "26.06", "26.08"])
+def test_engine_nemo_is_refused_where_nemo_has_no_models(tag: str) -> None:
+    assert one(findings(f"nvcr.io#nvidia/nemo:{tag}"))[0] is ERROR
+
+
+@pytest.mark.parametrize("tag", ["24.05", "24.07", "24.09", "24.12", "25.02", "25.04", "25.07", "25.07.02"])
+def test_engine_nemo_is_content_with_images_that_have_them(tag: str) -> None:
+    assert findings(f"nvcr.io#nvidia/nemo:{tag}", changes=NEW_OPTIMIZER) == []
+
+
+@pytest.mark.parametrize("tag", ["27.01", "25.05", "latest", "dev"])
+def test_engine_nemo_is_warned_of_a_tag_that_the_table_has_not(tag: str) -> None:
+    severity, told = one(findings(f"nvcr.io#nvidia/nemo:{tag}"))
+    assert severity is WARNING and "is not known" in told and BEST in told
+
+
+@pytest.mark.parametrize("name", ["nvcr.io#nvidia/nemo", "docker://nvcr.io/nvidia/nemo"])
+def test_an_image_by_digest_is_called_by_its_digest(name: str) -> None:
+    digest = f"sha256:{'a' * 64}"
+    for contents in (None, contents_by_name(f"{name}@{digest}")):
+        severity, told = one(findings(f"{name}@{digest}", contents=contents))
+        assert severity is WARNING and f"whether nvcr.io/nvidia/nemo@{digest} has " in told
+
+
+def test_the_speech_image_of_a_month_is_not_its_framework() -> None:
+    severity, _ = one(findings("nvcr.io#nvidia/nemo:24.01.speech", changes=NEW_OPTIMIZER))
+    assert severity is WARNING
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_certain"),
+    [("26.02-py3", True), ("26.02", False), ("26.02-py3-igpu", False), ("26.02.01", False)],
+)
+def test_a_release_of_pytorch_has_one_form_of_tag(tag: str, is_certain: bool) -> None:
+    contents = contents_of("nvcr.io", "nvidia/pytorch", tag)
+    assert contents is not None and (contents.month, contents.is_certain) == ("26.02", is_certain)
+
+
+def test_engine_nemo_is_warned_of_an_image_without_nemo() -> None:
+    severity, told = one(findings("nvcr.io#nvidia/pytorch:25.06-py3"))
+    assert severity is WARNING and "not known to have NeMo" in told
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "nvcr.io#ea-bignlp/nemofw-training:23.07-py3",
+        "nvcr.io#ea-bignlp/ga-participants/nemofw-training:23.08.03",
+        "nvcr.io#ea-bignlp/ga-participants/nemofw-training:23.11",
+        "nvcr.io#nvidia/nemo:24.01.01.framework",
+        "nvcr.io#nvidia/nemo:24.03.01.framework",
+    ],
+)
+def test_an_optimizer_that_an_old_nemo_does_not_know(image: str) -> None:
+    severity, told = one(findings(image, changes=NEW_OPTIMIZER))
+    assert severity is ERROR and "training.model.optim.name='mcore_distributed_optim'" in told
+    assert "training.model.optim.name=distributed_fused_adam" in told and BEST in told
+    assert findings(image, changes=OLD_OPTIMIZER) == []
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "registry.example.org#mirror/nvidia/nemo:26.04",
+        "nvcr.io#nvstaging/nvidia/nemo:26.04",
+        "nvcr.io#nvidia/nemo:26.04-custom",
+        "nvcr.io#nvidia/nemo:26.04.nemotron_3_nano",
+        "nvcr.io#nvidia/nemo:26.04-py3",
+        "/images/nvidia+nemo+26.04.sqsh",
+        "/i/nemo-26.04.sqsh",
+    ],
+)
+def test_what_only_a_name_says_is_a_warning(image: str) -> None:
+    severity, told = one(findings(image))
+    assert severity is WARNING and "if it is what its name says" in told
+
+
+def test_an_image_of_which_nothing_is_known_is_skipped_with_the_reason() -> None:
+    (finding,) = findings("registry.example.org#ml/train:1")
+    assert finding.severity is Severity.SKIPPED and finding.why == "not recorded"
+
+
+@pytest.mark.parametrize("tag", ["24.07", "25.07", "25.11", "26.04", "26.08"])
+def test_our_trainer_is_refused_where_megatron_core_is_another(tag: str) -> None:
+    severity, told = one(findings(f"nvcr.io#nvidia/nemo:{tag}", "megatron"))
+    assert severity is ERROR and "the trainer is written for 0.16" in told
+    assert "container=megatron" in told and "container=nvcr.io#nvidia/nemo:26.02" in told
+
+
+def test_our_trainer_is_content_with_its_megatron_core() -> None:
+    assert findings("nvcr.io#nvidia/nemo:26.02", "megatron") == []
+
+
+@pytest.mark.parametrize("image", ["nvcr.io#nvidia/nemo:25.04", "nvcr.io#nvidia/pytorch:26.02-py3"])
+def test_our_trainer_is_warned_where_megatron_core_is_not_known(image: str) -> None:
+    severity, told = one(findings(image, "megatron"))
+    assert severity is WARNING and "is not known" in told
+
+
+@pytest.mark.parametrize(
+    ("engine", "payload", "mounts"),
+    [
+        ("megatron", payload_of("megatron", python="/sw/venv/bin/python"), ("/sw",)),
+        ("nemo", None, ("/opt/NeMo",)),
+        ("nemo", None, ("/opt",)),
+    ],
+)
+def test_what_is_mounted_is_not_the_images(
+    engine: str, payload: Payload | None, mounts: tuple[str, ...]
+) -> None:
+    image = "nvcr.io#nvidia/nemo:26.06"
+    assert findings(image, engine, payload=payload, mounts=mounts) == []
+    assert findings(image, engine, mounts=("/opt/NeMo2", "/opt/megatron-lm2")) != []
+
+
+def of_a_t5(pipeline: int, image: str, *words: str) -> list[Finding]:
+    """What the checks of images find in a job of Megatron-LM's that was drafted."""
+    sizes = [
+        *(f"training.model.{stack}.activation=gelu" for stack in ("encoder", "decoder")),
+        f"training.model.pipeline_model_parallel_size={pipeline}",
+        f"training.model.pipeline_model_parallel_split_rank={pipeline // 2}",
+    ]
+    given = ("training=t5/220m", "engine=megatron_lm", "cluster=bcm", f"container={image}", *sizes, *words)
+    made = drafted(*given)
+    facts: Facts = replace(KNOWN, image=image_facts(Ground(made), look=False))
+    return [each for each in run_checks(made.plan, facts) if each.id == "image.engine"]
+
+
+@pytest.mark.parametrize("tag", ["25.09", "26.04", "26.08"])
+def test_stages_of_a_t5_that_the_images_release_has_not(tag: str) -> None:
+    severity, told = one(of_a_t5(2, f"nvcr.io#nvidia/nemo:{tag}"))
+    assert severity is ERROR and "training.model.pipeline_model_parallel_size=2" in told
+    assert "no pipeline for a T5" in told and BEST in told
+    assert of_a_t5(1, f"nvcr.io#nvidia/nemo:{tag}") == []
+    assert one(of_a_t5(2, f"registry.example.org#nvidia/nemo:{tag}"))[0] is WARNING
+
+
+def test_stages_of_a_t5_where_nothing_is_known_to_be_wrong() -> None:
+    assert of_a_t5(2, "nvcr.io#nvidia/nemo:25.07") == []
+    assert of_a_t5(2, "nvcr.io#nvidia/nemo:26.08", "container_mounts=[/opt/megatron-lm]") == []
+
+
+def test_the_option_of_an_encoders_stages_is_the_one_that_the_job_looks_for() -> None:
+    assert load_start()._ENCODER_STAGES == ENCODER_STAGES
+
+
+EFA = {"FI_PROVIDER": "efa"}
+PLUGIN = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("nvcr.io#nvidia/nemo:26.08", (f"env_vars.NCCL_NET_PLUGIN={PLUGIN}", "sets it to spcx")),
+        ("nvcr.io#nvidia/pytorch:26.06-py3", ("sets it to spcx", "has no aws-ofi-nccl")),
+        ("nvcr.io#nvidia/nemo:26.02", ("aws-ofi-nccl 1.17.0", "leaks memory", "1.17.3")),
+    ],
+)
+def test_efa_with_a_plugin_that_does_not_fit(image: str, words: tuple[str, ...]) -> None:
+    found = [
+        finding
+        for finding in findings(image, "megatron_lm", environment=EFA)
+        if finding.id == "image.network"
+    ]
+    severity, told = one(found)
+    assert severity is WARNING
+    for word in words:
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("image", "environment", "nodes"),
+    [
+        ("nvcr.io#nvidia/nemo:26.08", {}, 2),
+        ("nvcr.io#nvidia/nemo:26.08", EFA, 1),
+        ("nvcr.io#nvidia/nemo:26.08", {**EFA, "NCCL_NET_PLUGIN": PLUGIN}, 2),
+        ("nvcr.io#nvidia/nemo:26.02", {**EFA, "NCCL_NET_PLUGIN": "/fsx/libnccl-net.so"}, 2),
+        ("nvcr.io#nvidia/nemo:26.04", EFA, 2),
+        ("nvcr.io#nvidia/pytorch:26.05-py3", EFA, 2),
+        ("registry.example.org#ml/train:1", EFA, 2),
+    ],
+)
+def test_efa_where_nothing_is_wrong(image: str, environment: dict[str, str], nodes: int) -> None:
+    found = findings(image, "megatron_lm", environment=environment, nodes=nodes)
+    assert "image.network" not in {finding.id for finding in found}
+
+
+INSTALLED: dict[str, str | None] = {
+    "python": "3.12.3",
+    "nemo": "2.4.1",
+    "megatron_core": "0.16.1",
+    "transformer_engine": None,
+    "cuda": "12.9",
+    "nemo_models": "bert gpt t5",
+    "nemo_scripts": "bert gpt t5",
+}
+
+
+def test_what_the_images_own_python_told_counts_for_more_than_the_table() -> None:
+    image = "/images/ours.sqsh"
+    old = contents_of("nvcr.io", "nvidia/nemo", "26.04")
+    assert old is not None
+    mended = with_installed(old, INSTALLED)
+    assert findings(image, contents=mended) == [] == findings(image, "megatron", contents=mended)
+    without = with_installed(
+        Contents("ours.sqsh"), {**INSTALLED, "megatron_core": None, "nemo_models": None, "nemo": None}
+    )
+    assert one(findings(image, contents=without))[0] is ERROR
+    severity, told = one(findings(image, "megatron", contents=without))
+    assert severity is ERROR and "has no megatron-core" in told
+
+
+def test_a_job_without_an_image_has_nothing_to_look_at() -> None:
+    assert run_checks(plan_of(GPT), replace(KNOWN, image=None)) == []
+
+
+def test_the_trainers_megatron_core_is_the_one_that_is_pinned() -> None:
+    import configparser
+    from pathlib import Path
+
+    parser = configparser.ConfigParser()
+    parser.read(Path(__file__).parents[2] / "setup.cfg")
+    pin = f"megatron-core=={TRAINER_CORE[0]}.{TRAINER_CORE[1]}."
+    assert pin in parser["options.extras_require"]["train"]
+
+
+def test_an_image_that_does_not_do_hides_nothing_that_the_trainer_says() -> None:
+    plan = plan_of(GPT, engine="megatron")
+    container = Container("nvcr.io#nvidia/nemo:25.07", ())
+    plan = replace(plan, job=replace(plan.job, container=container, payload=payload_of("megatron")))
+    contents = contents_of("nvcr.io", "nvidia/nemo", "25.07")
+    facts = replace(KNOWN, image=ImageFacts(contents), trainer_verdict="model.x=1: unknown")
+    assert {finding.id for finding in run_checks(plan, facts)} == {"image.engine", "engine.megatron"}

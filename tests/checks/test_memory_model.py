@@ -1,0 +1,207 @@
+"""What the estimate of memory is made of: who has which layers, how many micro batches, which bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arithmetic.parameters import count_parameters
+from launcher.checks.findings import Severity
+from launcher.checks.rules.memory import memory_problems
+from launcher.config.compose import list_options
+from launcher.config.many import Sweep
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.training import parameters_of, stages_of, training_of
+from launcher.stages.planning import plan_launch
+from tests.checks.plans import GPT, KNOWN, changed, plan_of
+from tests.checks.trainings import gpt, layout, stages, training
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    return Sweep([])
+
+
+@pytest.mark.parametrize("size", [size for size in list_options("training") if not size.endswith("tiny")])
+def test_the_stages_of_a_shipped_size_have_all_of_it(sweep: Sweep, size: str) -> None:
+    plan = plan_launch(sweep.compose([f"training={size}"]).config, number=1, tag="x")
+    assert plan.job.config is not None
+    found = training_of(plan.job.config, plan.job.resources.nodes, plan.job.engine)
+    assert found is not None
+    split = stages_of(found)
+    assert split is not None
+    total = sum(parameters_of(found.parts, stage).total for stage in split)
+    copies = found.parts.is_tied and not any(chunk.embeds for chunk in split[-1])
+    expected = count_parameters(
+        plan.job.config["model"], found.vocabulary, plan.job.config["run"]["model_type"]
+    )
+    # A T5's decoder embeds at its first stage, as its encoder does.
+    again = found.parts.embedding.total if found.is_encoder_decoder and len(split) > 1 else 0
+    assert total - (found.parts.words.total if copies else 0) - again == expected
+    assert sum(sum(chunk.layers) for stage in split for chunk in stage) == sum(
+        stack.layers or 0 for stack in found.stacks
+    )
+
+
+def in_flight(found: tuple[StageMemory, ...], row: int) -> list[int]:
+    """Activations of each stage, in layers of one micro batch; `row` is what a layer keeps."""
+    return [round(stage.activations / row) for stage in found]
+
+
+SMALL = gpt(16, 1024, 16, hidden_dropout=0.0)
+# s b h (32 and the sums of the softmax, 4 a / h): without dropouts there are no masks.
+LAYER = 2048 * (1024 * 32 + 16 * 4)
+
+
+def test_a_stage_has_begun_as_many_micro_batches_as_there_are_stages_behind_it() -> None:
+    found = stages(training(**SMALL, **layout(1, 4, 1, 32)))
+    # 4 layers a stage; the backward pass of one works on less than a layer more.
+    assert [number // 4 for number in in_flight(found, LAYER)] == [4, 3, 2, 1]
+
+
+def test_fewer_micro_batches_than_stages() -> None:
+    found = stages(training(**SMALL, **layout(1, 4, 1, 4)))
+    assert [number // 4 for number in in_flight(found, LAYER)] == [2, 2, 2, 1]
+
+
+def test_interleaved_stages_begin_more() -> None:
+    """2 (p - 1 - i) + (v - 1) p + 1 chunks of 2 layers, megatron-core's warm-up and one more."""
+    found = stages(
+        training(**SMALL, **layout(1, 4, 1, 32), virtual_pipeline_model_parallel_size=2), engine="nemo"
+    )
+    assert [number // 2 for number in in_flight(found, LAYER)] == [11, 9, 7, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        # Cosines and sines of queries and keys, whatever the size of the micro batch: these are kept rotated
+        # alone, for Transformer Engine copies the values out of what they came in.
+        ({"position_embedding_type": "rope"}, 8 * 2048 * 64),
+        ({"position_embedding_type": "rope", "apply_rope_fusion": True}, 0),
+        # A quarter as many keys and values.
+        ({"num_query_groups": 4}, -4 * 2048 * 4 * 768),
+        # Two halves and their product instead of what goes into GELU and what comes out.
+        ({"activation": "swiglu"}, 4 * 2048 * 2 * 4096),
+        ({"activation": "swiglu", "bias_activation_fusion": False}, 4 * 2048 * 6 * 4096),
+        ({"hidden_dropout": 0.1}, 4 * 2048 * 2 * 1024),
+        ({"transformer_engine": False, "attention_dropout": 0.0}, 4 * 16 * (2 * 2048**2 - 4 * 2048)),
+        ({"transformer_engine": False}, 4 * 16 * (5 * 2048**2 - 4 * 2048)),
+    ],
+    ids=str,
+)
+def test_what_a_layer_keeps_of_its_options(changes: dict[str, Any], more: int) -> None:
+    def of_a_layer(**options: Any) -> int:
+        few, many = (
+            stages(training(**(SMALL | layout(1, 1, 4, 32) | options | {"num_layers": layers})))[0]
+            for layers in (8, 9)
+        )
+        return many.activations - few.activations
+
+    assert of_a_layer(**changes) - of_a_layer() == more
+
+
+def test_attention_without_transformer_engine_keeps_what_was_rotated_too() -> None:
+    """The values are a view of queries, keys and values in one, which stay as they came."""
+
+    def of_a_layer(engine: str, **options: Any) -> int:
+        few, many = (
+            stages(training(**(SMALL | layout(1, 1, 4, 32) | options | {"num_layers": layers})), engine)[0]
+            for layers in (8, 9)
+        )
+        return many.activations - few.activations
+
+    rope = {"position_embedding_type": "rope", "apply_rope_fusion": True}
+    unfused = {"transformer_engine": False}
+    both = 4 * 2048 * 4 * 1024
+    assert of_a_layer("megatron", **rope) - of_a_layer("megatron") == both
+    assert of_a_layer("megatron_lm", **rope, **unfused) - of_a_layer("megatron_lm", **unfused) == both
+    assert of_a_layer("nemo", **rope) == of_a_layer("nemo")
+
+
+def recomputed(method: str, layers: int) -> int:
+    keys = {
+        "activations_checkpoint_granularity": "full",
+        "activations_checkpoint_method": method,
+        "activations_checkpoint_num_layers": layers,
+    }
+    return stages(training(**SMALL, **layout(1, 1, 4, 32), **keys))[0].activations
+
+
+def test_blocks_are_recomputed_one_layer_at_a_time() -> None:
+    spared = 4 * (LAYER - 2 * 2048 * 1024)
+    # One that is recomputed is there again while it goes back.
+    assert recomputed("block", 4) - recomputed("block", 5) == pytest.approx(spared, rel=0.01)
+    assert recomputed("block", 0) > recomputed("block", 16)
+    assert recomputed("block", 16) == recomputed("uniform", 1)
+
+
+def test_more_layers_together_keep_fewer_inputs_and_take_more_to_recompute() -> None:
+    found = {layers: recomputed("uniform", layers) for layers in (1, 2, 16)}
+    inputs = 4 * 2 * 2048 * 1024
+    assert found[2] - found[1] == pytest.approx(4 * LAYER - 8 * inputs, abs=4 * LAYER)
+    assert found[16] > found[2]
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "name", "changes", "expected"),
+    [
+        ("megatron", "bf16", "mcore_distributed_optim", {}, (2, 4, 12 / 8)),
+        ("megatron", "bf16", "adam", {}, (2, 4, 12)),
+        ("megatron", "32", "adam", {}, (4, 4, 8)),
+        ("megatron_lm", "16", "adam", {}, (2, 2, 16)),
+        ("nemo", "bf16", "mcore_distributed_optim", {}, (2, 4, 12 / 8)),
+        ("nemo", "bf16", "distributed_fused_adam", {}, (2, 4, 10 / 8)),
+        ("nemo", "bf16", "fused_adam", {}, (2, 4, 12)),
+        ("nemo", "bf16", "adam", {"megatron_amp_O2": False}, (6, 4, 8)),
+        ("nemo", "32", "sgd", {}, (4, 4, 4)),
+    ],
+)
+def test_the_bytes_of_a_parameter(
+    engine: str, precision: str, name: str, changes: dict[str, Any], expected: tuple[float, ...]
+) -> None:
+    config = training(optim=name, **(SMALL | layout(1, 1, 4, 32)))
+    config["trainer"]["precision"] = precision
+    config["model"] |= changes
+    one = stages(config, engine)[0]
+    found = tuple(part / one.parameters for part in (one.weights, one.gradients, one.optimizer))
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mtp_num_layers": 1},
+        {"num_moe_experts": 8, "moe_layer_freq": "([0]*3+[1]*13)"},
+        {"multi_latent_attention": True},
+        {"fsdp": True},
+        {"override_vocab_size": None},
+        {"num_layers": None},
+        {"hidden_size": "wide"},
+        {"pipeline_model_parallel_size": 3},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_told(changes: dict[str, Any]) -> None:
+    config = training(**(SMALL | layout(1, 1, 4, 32) | changes))
+    assert estimate_memory(config, 1, "nemo") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model.cpu_offloading": True}, "training.model.cpu_offloading=True: what is offloaded"),
+        ({"model.override_vocab_size": None}, "training.model.override_vocab_size=... says it"),
+    ],
+)
+def test_what_is_not_counted_is_said(changes: dict[str, Any], why: str) -> None:
+    (found,) = memory_problems(plan_of(changed(GPT, changes)), KNOWN)
+    assert found.severity is Severity.SKIPPED
+    assert found.why is not None
+    assert why in found.message
+    assert why in found.why
+
+
+def test_what_is_wrong_otherwise_is_left_to_its_own_check() -> None:
+    assert list(memory_problems(plan_of(changed(GPT, {"model.num_layers": "many"})), KNOWN)) == []

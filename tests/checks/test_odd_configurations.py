@@ -1,0 +1,193 @@
+"""Configurations that nobody should write, and somebody does: nothing fails, and nothing takes long."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.checks import suggesting
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.path_facts import PathFacts
+from launcher.checks.rules.types import KEYS
+from launcher.checks.runner import run_checks
+from launcher.checks.suggesting import Suggester, would_fit
+from launcher.estimates.cost import estimate_cost
+from launcher.estimates.layout import with_changes
+from launcher.estimates.memory import estimate_memory
+from launcher.estimates.model import has_fused_attention, is_countable
+from launcher.estimates.speed import work_of
+from launcher.estimates.values import Values
+from launcher.plan import Plan
+from tests.checks.cases import LATENT, MOE
+from tests.checks.plans import GPT, KNOWN, T5, changed, plan_of
+
+SPARSE = changed(GPT, {**MOE, **LATENT, "model.moe_layer_freq": [0, *[1] * 23], "model.window_size": [9, 0]})
+FACTS = replace(KNOWN, paths=PathFacts(free_bytes=10**12, checkpoints_there=0))
+HUGE = 10**400
+NUMBERS = (0, 1, -1, 7, 1.5, float("nan"), float("inf"), 1e308, 1e-308, 2**40, 2**62, 2**64, HUGE)
+WORDS = ("", "x", "7", "full", "selective", "rope", "swiglu")
+ODD: tuple[Any, ...] = (*NUMBERS, *WORDS, None, True, [], [1, 2, 3], [0, 0, 0], {}, {"a": 1})
+
+
+def keys_of(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in node.items():
+        yield f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from keys_of(value, f"{above}{name}.")
+
+
+@pytest.fixture(autouse=True)
+def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far it is looked for more nodes is another test's."""
+    monkeypatch.setattr(suggesting, "_MOST_WORK", 300)
+
+
+@pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
+@pytest.mark.parametrize("base", [GPT, T5, SPARSE], ids=["gpt", "t5", "experts"])
+def test_whatever_a_key_holds_nothing_fails(base: dict[str, Any], engine: str) -> None:
+    chosen = random.Random(engine + str(len(base["model"])))
+    keys = sorted({*keys_of(base), *KEYS, "model.tokenizer", "model.tokenizer.num_sentinel_tokens"})
+    for _ in range(60):
+        config = copy.deepcopy(base)
+        for key in chosen.choices(keys, k=chosen.choice((1, 1, 2, 4))):
+            *parents, name = key.split(".")
+            node = config
+            for parent in parents:
+                if not isinstance(node.get(parent), dict):
+                    node[parent] = {}
+                node = node[parent]
+            node[name] = chosen.choice(ODD)
+        plan = plan_of({}, engine=engine, resources={"nodes": chosen.choice((1, 2, 7, 10**12))})
+        plan = replace(plan, job=replace(plan.job, config=config))
+        estimate_memory(config, plan.job.resources.nodes, engine)
+        estimate_cost(plan)
+        run_checks(plan, FACTS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.tokenizer": 5},
+        {"model.tokenizer": "x", "model.override_vocab_size": None},
+        {"model.override_vocab_size": "x"},
+        {"model.override_vocab_size": float("inf")},
+        {"model.ffn_hidden_size": HUGE},
+        {"model.kv_channels": HUGE},
+        {"model.tokenizer": {"num_sentinel_tokens": 1e308}},
+        {"model.num_query_groups": 1.5},
+        {"model.max_position_embeddings": None},
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+def test_sizes_that_are_none_are_not_counted_with(changes: dict[str, Any]) -> None:
+    values = Values(changed(GPT, changes))
+    assert is_countable(Values(GPT))
+    assert not is_countable(values)
+    assert estimate_memory(values.config, 2, "nemo") is None
+    assert estimate_cost(plan_of(dict(values.config))) is None
+    assert work_of(values, 8, "nemo") is None
+
+
+def test_positions_that_are_not_learned_need_no_size() -> None:
+    rotary = {"model.position_embedding_type": "rope", "model.max_position_embeddings": None}
+    assert is_countable(Values(changed(GPT, rotary)))
+    relative = {"model.encoder.position_embedding_type": "relative", "model.max_position_embeddings": None}
+    assert is_countable(Values(changed(T5, relative)))
+    assert not is_countable(Values(changed(T5, {"model.max_position_embeddings": None})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "resources"),
+    [
+        ({"trainer.precision": "32"}, {"gpus_per_node": 4}),
+        ({"trainer.precision": "32", "trainer.accumulate_grad_batches": 2}, {}),
+        ({"model.num_layers": 96, "model.rampup_batch_size": [1]}, {}),
+        ({"model.num_layers": 96, "model.rampup_batch_size": [512, 32, 1000]}, {}),
+    ],
+    ids=["gpus", "accumulation", "rampup", "batch"],
+)
+def test_mistakes_that_no_layout_mends_are_no_hindrance(
+    changes: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    """They are told by their own checks; looking for a layout that mends them would take minutes."""
+    plan = plan_of(changed(GPT, changes), resources=resources)
+    suggester = Suggester(plan, KNOWN)
+    found = suggester.nearest()
+    assert found is not None
+    assert suggester.work < 30_000
+    told = {one.id: one for one in run_checks(plan, KNOWN) if one.severity is Severity.ERROR}
+    others = {name for name in told if name != "memory.fits"}
+    assert others
+    config = with_changes(plan.job.config or {}, found.changes)
+    left = run_checks(replace(plan, job=replace(plan.job, config=config)), KNOWN)
+    assert {one.id for one in left if one.severity is Severity.ERROR} == others
+
+
+def test_the_search_for_more_nodes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that no number of GPUs holds."""
+    plan = plan_of(changed(GPT, {"model.kv_channels": 100_000, "model.num_attention_heads": 31}))
+    tried: list[int] = []
+    real = suggesting.with_nodes
+
+    def counted(plan: Plan, nodes: int) -> Plan:
+        tried.append(nodes)
+        return real(plan, nodes)
+
+    monkeypatch.setattr(suggesting, "with_nodes", counted)
+    told = would_fit(plan, KNOWN)
+    assert told.endswith("nor was a number of nodes found on which one would, of those up to 1024")
+    assert 0 < len(tried) < 1000
+
+
+def test_a_decoder_of_one_stage_has_its_words_once() -> None:
+    """It embeds and puts out, and both share a matrix; of two stages each has its own."""
+
+    def parameters(pipeline: int, split: int) -> list[int]:
+        changes = {
+            "model.pipeline_model_parallel_size": pipeline,
+            "model.pipeline_model_parallel_split_rank": split,
+            "model.override_vocab_size": 29_184,
+        }
+        found = estimate_memory(changed(T5, changes), 2, "nemo")
+        assert found is not None
+        return [stage.parameters for stage in found]
+
+    words = 29_184 * T5["model"]["decoder"]["hidden_size"]
+    one, two = parameters(2, 1), parameters(4, 2)
+    assert sum(two) - sum(one) == words
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "fused"),
+    [
+        ("nemo", {"model.transformer_engine": True}, True),
+        ("nemo", {"model.transformer_engine": True, "trainer.precision": "32-true"}, False),
+        ("nemo", {"model.transformer_engine": False}, False),
+        ("megatron_lm", {"model.transformer_engine": False, "model.use_flash_attention": True}, True),
+        ("megatron", {"trainer.precision": 32}, True),
+        ("megatron", {"model.attention_backend": "local"}, False),
+    ],
+)
+def test_speed_and_memory_agree_on_what_is_fused(engine: str, changes: dict[str, Any], fused: bool) -> None:
+    config = changed(GPT, changes)
+    values = Values(config)
+    assert has_fused_attention(values, "model", engine) is fused
+    work = work_of(values, 8, engine)
+    assert work is not None
+    assert work.flash is fused
+
+
+def test_a_decoder_is_not_judged_by_a_probability_that_is_none() -> None:
+    def found(changes: dict[str, Any]) -> list[Finding]:
+        told = run_checks(plan_of(changed(T5, changes), engine="megatron"), KNOWN)
+        return [one for one in told if one.id == "model.sequence"]
+
+    for value in (1e308, 1, -1):
+        assert found({"model.data.masked_lm_prob": value}) == []
+    assert found({"model.data.mean_ngram_size": 1e-308})
+    assert found({"model.data.seq_length": 2**62, "model.seq_length": 2**62})

@@ -1,0 +1,72 @@
+"""The checks together: their order, what is left out or not known, and that nothing breaks them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Severity
+from launcher.checks.runner import require_known, run_checks
+from launcher.errors import UserError
+from launcher.estimates.values import divisors
+from tests.checks.plans import GPT, KNOWN, T5, changed, plan_of
+
+GLOBAL = "model.global_batch_size"
+
+
+@pytest.mark.parametrize("config", [GPT, T5, None], ids=["gpt", "t5", "data preparation"])
+def test_nothing_is_found_in_a_good_plan(config: dict[str, Any] | None) -> None:
+    assert run_checks(plan_of(config), KNOWN) == []
+
+
+def test_a_check_may_be_left_out() -> None:
+    plan = plan_of(changed(GPT, {"model.tensor_model_parallel_size": 3}))
+    assert [finding.id for finding in run_checks(plan, KNOWN)] == ["layout.world", "layout.tensor"]
+    assert run_checks(plan, KNOWN, ["layout.world", "layout.tensor"]) == []
+
+
+def test_what_is_not_known_skips_a_check() -> None:
+    found = run_checks(plan_of(GPT), Facts())
+    assert {finding.severity for finding in found} == {Severity.SKIPPED}
+    skipped = ["keys.unknown", "engine.megatron", "run.singleton", "secret.file", "secret.permissions"]
+    assert [finding.id for finding in found] == skipped
+
+
+def test_errors_come_first() -> None:
+    plan = plan_of(changed(GPT, {"model.optim.sched.warmup_steps": 5000, GLOBAL: 100}))
+    severities = [finding.severity for finding in run_checks(plan, Facts())]
+    assert severities == sorted(severities, key=list(Severity).index)
+    assert severities[:2] == [Severity.ERROR, Severity.WARNING]
+
+
+def test_an_unknown_id_names_the_nearest() -> None:
+    require_known(["layout.world"])
+    require_known(["machine"], ["machine"])
+    with pytest.raises(UserError, match=r"--no-check=layout.wrld: there is no such check") as told:
+        require_known(["layout.wrld"])
+    assert told.value.hint == "did you mean 'layout.world'?"
+
+
+@pytest.mark.parametrize("key", ["trainer", "exp_manager", "model", "model.optim", "model.data"])
+@pytest.mark.parametrize("value", [None, 3, "text", [1], {}])
+def test_no_shape_of_the_tree_breaks_a_check(key: str, value: Any) -> None:
+    """A finding or none; never an exception."""
+    for base in (GPT, T5):
+        plan = plan_of(base)
+        run_checks(replace(plan, job=replace(plan.job, config=changed(base, {key: value}))), KNOWN)
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 1024, 5040])
+def test_divisors_are_all_there_are(number: int) -> None:
+    assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+def test_large_numbers_are_no_reason_to_wait() -> None:
+    """A prime of many digits: trying every number would take minutes, or for ever."""
+    assert divisors(2000000011) == [1, 2000000011]
+    assert divisors(10**40)[-1] == 10**40
+    plan = plan_of(changed(GPT, {GLOBAL: 2000000011, "model.hidden_size": 999999937}))
+    assert {"batch.global", "model.heads"} <= {found.id for found in run_checks(plan, KNOWN)}

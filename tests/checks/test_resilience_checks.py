@@ -1,0 +1,139 @@
+"""What keeps a chain from going on, a job from saving, or a range of nodes from being one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.checks.findings import Severity
+from launcher.checks.runner import run_checks
+from launcher.config.compose import compose
+from launcher.errors import Mistakes, UserError
+from launcher.plan import Chain, Plan
+from launcher.stages.planning import plan_launch
+from tests.checks.plans import GPT, KNOWN, changed, plan_of
+
+
+def chained(
+    links: int = 3, config: dict[str, Any] = GPT, limit: str | None = "1-00:00:00", **queue: Any
+) -> Plan:
+    plan = plan_of(config, resources={"time_limit": limit})
+    asked = replace(plan.job.queue, **{"requeue": False, "signal": "B:USR1@300", **queue})
+    return replace(plan, job=replace(plan.job, chain=Chain(links=links), queue=asked))
+
+
+def found(plan: Plan) -> list[tuple[str, Severity, str | None]]:
+    return [(one.id, one.severity, one.key) for one in run_checks(plan, KNOWN)]
+
+
+@pytest.mark.parametrize("links", [1, 3])
+def test_a_good_chain_passes(links: int) -> None:
+    assert found(chained(links)) == []
+
+
+@pytest.mark.parametrize(
+    ("queue", "key"),
+    [
+        ({"requeue": True}, "cluster.requeue"),
+        ({"requeue": None}, "cluster.requeue"),
+        ({"further": {"requeue": True}}, "cluster.sbatch.requeue"),
+    ],
+)
+def test_one_of_them_starts_it_again(queue: dict[str, Any], key: str) -> None:
+    assert found(chained(**queue)) == [("chain.requeue", Severity.ERROR, key)]
+    assert found(chained(links=1, **queue)) == []
+
+
+def test_alternatives_are_no_dependency_of_a_chain() -> None:
+    either = {"dependency": "afterok:1?afterok:2"}
+    assert found(chained(**either)) == [("chain.dependency", Severity.ERROR, "training.run.dependency")]
+    assert found(chained(links=1, **either)) == []
+    assert found(chained(dependency="afterok:1,singleton")) == []
+
+
+@pytest.mark.parametrize("key", ["resume_if_exists", "create_checkpoint_callback"])
+def test_a_chain_that_would_begin_anew(key: str) -> None:
+    anew = changed(GPT, {f"exp_manager.{key}": False})
+    assert found(chained(config=anew)) == [("chain.resume", Severity.ERROR, f"training.exp_manager.{key}")]
+    assert found(chained(links=1, config=anew)) == []
+
+
+@pytest.mark.parametrize(
+    ("signal", "limit", "is_bad"),
+    [
+        ("B:USR1@300", "00:05:00", True),
+        ("B:USR1@299", "00:05:00", False),
+        ("USR1@300", "5", True),
+        ("RB:SIGUSR1@300", "5", True),
+        ("10@300", "5", True),
+        ("B:USR1", "1", False),
+        ("B:USR1@300", "unlimited", False),
+        ("B:USR1@300", None, False),
+        (None, "1", False),
+    ],
+)
+def test_a_job_is_not_told_to_save_as_soon_as_it_begins(
+    signal: str | None, limit: str | None, is_bad: bool
+) -> None:
+    untimed = changed(GPT, {"trainer.max_time": None})
+    got = found(chained(links=1, config=untimed, limit=limit, signal=signal))
+    assert got == [("time.save", Severity.ERROR, "resilience.save_before_end")] * is_bad
+
+
+def test_a_chain_without_a_limit_is_a_warning() -> None:
+    untimed = changed(GPT, {"trainer.max_time": None})
+    got = found(chained(config=untimed, limit=None, signal=None))
+    assert got == [("time.save", Severity.WARNING, "training.run.time_limit")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "signal"),
+    [
+        ([], "B:USR1@300"),
+        (["training.run.time_limit='00:10:00'"], "B:USR1@150"),
+        (["training.run.time_limit='1'"], "B:USR1@15"),
+        (["training.run.time_limit=unlimited"], None),
+        (["training.run.time_limit=null"], None),
+        (["training.run.time_limit=null", "resilience.save_before_end=120"], "B:USR1@120"),
+        (["resilience.save_before_end=120"], "B:USR1@120"),
+        (["resilience.save_before_end=null"], None),
+        (["cluster.signal=B:USR2@9"], "B:USR2@9"),
+        (["cluster.signal=B:USR2@9", "resilience.save_before_end=null"], "B:USR2@9"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
+def test_when_a_job_is_told_to_save(engine: str, overrides: list[str], signal: str | None) -> None:
+    config = compose(["training=gpt3/126m", "cluster=bcm", f"engine={engine}", *overrides]).config
+    assert plan_launch(config, number=1, tag="x").job.queue.signal == signal
+
+
+def test_a_preparation_is_told_nothing() -> None:
+    config = compose(["stages=[data_preparation]", "data_preparation.inputs=[/x]"]).config
+    assert plan_launch(config, number=1, tag="x").job.queue.signal is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["resilience.links=2", "cluster=local"], "resilience.links=2: cluster.scheduler=local has no queue"),
+        (["resilience.links=2", "cluster.scheduler=allocation"], "cluster.scheduler=allocation has no queue"),
+        (["resilience.links=2", "cluster.sbatch.array='0-3'"], "the tasks of an array"),
+        (["resilience.nodes={min: 4, max: 2}"], "resilience.nodes.min=4: more than resilience.nodes.max, 2"),
+        (["resilience.nodes={min: 1, max: 2}", "cluster=local"], "has no queue that chooses how many"),
+        (["resilience.links=0"], "resilience.links=0"),
+        (["resilience.save_before_end=0"], "resilience.save_before_end=0: expected auto, or seconds from 1"),
+        (["resilience.save_before_end=65536"], "expected auto, or seconds from 1 to 65535"),
+        (["resilience.save_before_end=true"], "expected auto, or seconds"),
+        (["resilience.save_before_end=soon"], "resilience.save_before_end='soon'"),
+        (["resilience.exclude_hours=inf"], "resilience.exclude_hours=inf"),
+        (["resilience.max_failures=9999999999999999999"], "resilience.max_failures=9999999999999999999"),
+        (["resilience.submit=both"], "resilience.submit='both'"),
+        (["resilience.after_stage=afternotok"], "resilience.after_stage='afternotok'"),
+    ],
+)
+def test_what_is_no_chain_no_range_and_no_margin_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises((UserError, Mistakes)) as raised:
+        plan_launch(compose(["training=gpt3/126m", *overrides]).config, number=1, tag="x")
+    assert words in str(raised.value)

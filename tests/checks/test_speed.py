@@ -1,0 +1,277 @@
+"""The estimate that layouts are ranked by, beside published trainings and what is known to be faster."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from arithmetic.gpus import GPUS
+from arithmetic.layout import ParallelConfig
+from launcher.attained import attained
+from launcher.estimates.layout import Layout, Recompute
+from launcher.estimates.speed import Running, Speed, Work, running_of, work_of
+from launcher.estimates.values import Values
+from tests.checks.plans import GPT, T5, changed
+from tests.checks.published import CALIBRATION, HELD_OUT, STEPS, Published
+
+NOTHING, SELECTIVE = Recompute(), Recompute("selective")
+FULL = Recompute("full", "uniform", 1)
+RUNNING = Running(
+    engine="nemo",
+    family="gpt",
+    fp8=False,
+    gradient_bytes=4,
+    shares_optimizer=True,
+    own_ends=(None, None),
+    counted_ends=(False, False),
+)
+# Nothing but what the pages and the papers count: no part of a step is done once, nobody straggles.
+BARE = attained({"step": 0, "straggling": 0})
+
+
+def gpt(layers: int, hidden: int, heads: int, **more: Any) -> Work:
+    """A GPT of Megatron's papers: 2048 tokens, a vocabulary of 51,200, and no fused attention yet."""
+    sizes = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    more = {"model.transformer_engine": False, **more}
+    changes = {f"model.{key}": value for key, value in {**sizes, "ffn_hidden_size": 4 * hidden}.items()}
+    values = Values(changed(GPT, {**changes, "model.override_vocab_size": 51_200, **more}))
+    work = work_of(values, 8, "megatron_lm")
+    assert work is not None
+    return work
+
+
+def parallel_config_with(layout: Layout, batch: int) -> ParallelConfig:
+    return ParallelConfig(
+        devices=8,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        virtual=layout.virtual,
+        context=layout.context,
+        expert=1,
+        expert_tensor=layout.tensor,
+        group=layout.pipeline,
+        micro=layout.micro,
+        batch=batch,
+    )
+
+
+def seconds(
+    work: Work,
+    layout: Layout,
+    batch: int,
+    nodes: int,
+    gpu: str = "a100-80gb",
+    running: Running = RUNNING,
+) -> float:
+    return Speed(work, running, GPUS[gpu], nodes, BARE).step(layout, parallel_config_with(layout, batch))
+
+
+@pytest.mark.parametrize("step", CALIBRATION, ids=str)
+def test_published_steps_that_the_constants_are_fitted_to(step: Published) -> None:
+    assert step.estimate() == pytest.approx(step.seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("step", HELD_OUT, ids=str)
+def test_published_steps_that_nothing_is_fitted_to(step: Published) -> None:
+    assert step.estimate() == pytest.approx(step.seconds, rel=0.15)
+
+
+def _pairs() -> list[tuple[Published, Published]]:
+    """The same layout of a source in bf16 and in FP8."""
+    halves = {(one.source, one.model, one.gpus, one.batch, one.layout): one for one in _of("bf16")}
+    keys = [(one, (one.source, one.model, one.gpus, one.batch, one.layout)) for one in _of("fp8")]
+    return [(halves[key], one) for one, key in keys if key in halves]
+
+
+def _of(precision: str) -> list[Published]:
+    return [step for step in STEPS if step.precision == precision]
+
+
+def test_fp8_gains_what_it_was_published_to() -> None:
+    pairs = _pairs()
+    assert len(pairs) > 40
+    for half, fp8 in pairs:
+        gain = half.estimate() / fp8.estimate()
+        assert gain == pytest.approx(half.seconds / fp8.seconds, rel=0.15), str(fp8)
+
+
+def test_recomputing_all_costs_a_530b_what_it_was_measured_to() -> None:
+    """Korthikanti et al. 2022, abstract: 54.2 % of the peak on 2240 A100, and 42.1 % with recomputing all."""
+    work = gpt(105, 20480, 128)
+    layout = Layout(8, 35, 3, 1, 1, True, SELECTIVE)
+    more = seconds(work, layout._replace(recompute=FULL, sequence_parallel=False), 2240, 280)
+    assert more / seconds(work, layout, 2240, 280) == pytest.approx(54.2 / 42.1, rel=0.05)
+
+
+def test_the_bubble_is_that_of_the_schedule() -> None:
+    """Narayanan et al. 2021 (arXiv 2104.04473), section 2.2: (p - 1) / m, and with v chunks a v-th of it."""
+    work = gpt(96, 12288, 96)._replace(overlaps_pipeline=True, vocabulary=1, parameters=0)
+    one = Layout(8, 8, None, 1, 1, True, NOTHING)
+
+    def of(layout: Layout, micro_batches: int) -> float:
+        return seconds(work, layout, micro_batches, 8)
+
+    for layout, chunks in ((one, 1), (one._replace(virtual=2), 2), (one._replace(virtual=6), 6)):
+        # The rest of two steps' difference is 8 micro batches, of which the bubble has (p - 1) / v.
+        each = (of(layout, 16) - of(layout, 8)) / 8
+        assert of(layout, 8) / each - 8 == pytest.approx(7 / chunks, rel=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_has_a_step_with_nvlink_or_without(name: str, devices: int) -> None:
+    """On one GPU, and on all of two nodes; a site's row may have GPUs that NVLink joins at no speed."""
+    work = gpt(12, 768, 12)._replace(devices=devices)
+    for gpu in (GPUS[name], GPUS[name]._replace(nvlink=0.0, nvlink_gpus=8)):
+        for nodes, tensor in ((1, 1), (1, devices), (2, devices)):
+            layout = Layout(tensor, 1, None, 1, 1, False, NOTHING)
+            shape = parallel_config_with(layout, 8 * nodes)._replace(devices=devices)
+            step = Speed(work, RUNNING, gpu, nodes, attained()).step(layout, shape)
+            assert 0 < step < inf
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        # Tensor parallel leaves a node.
+        (Layout(8, 2, None, 1, 1, True, NOTHING), Layout(16, 1, None, 1, 1, True, NOTHING)),
+        # What is recomputed: nothing, the core of attention, half of the layers, all.
+        (Layout(8, 2, None, 1, 1, True, NOTHING), Layout(8, 2, None, 1, 1, True, SELECTIVE)),
+        (
+            Layout(8, 2, None, 1, 1, True, SELECTIVE),
+            Layout(8, 2, None, 1, 1, True, Recompute("full", "block", 6)),
+        ),
+        (
+            Layout(8, 2, None, 1, 1, True, Recompute("full", "block", 6)),
+            Layout(8, 2, None, 1, 1, True, FULL),
+        ),
+        # Norms and dropouts are not shared.
+        (Layout(8, 2, None, 1, 1, True, NOTHING), Layout(8, 2, None, 1, 1, False, NOTHING)),
+        # Small matrices.
+        (Layout(8, 1, None, 1, 4, True, NOTHING), Layout(8, 1, None, 1, 1, True, NOTHING)),
+        # Virtual stages make the bubble smaller.
+        (Layout(4, 4, 2, 1, 1, True, NOTHING), Layout(4, 4, None, 1, 1, True, NOTHING)),
+    ],
+)
+def test_what_is_known_to_be_faster_is(better: Layout, worse: Layout) -> None:
+    work = gpt(24, 8192, 64)._replace(overlaps_data=True)
+    assert seconds(work, better, 16, 2) < seconds(work, worse, 16, 2)
+
+
+def test_the_logits_make_the_last_stage_the_slowest() -> None:
+    small, large = (gpt(24, 2048, 16)._replace(vocabulary=size) for size in (1_024, 262_144))
+    layout = Layout(1, 8, None, 1, 4, False, NOTHING)
+    alone = layout._replace(pipeline=1)
+    # One of eight stages has all of the logits; without a pipeline each GPU has its share of the batch.
+    slower = seconds(large, layout, 256, 1) / seconds(small, layout, 256, 1)
+    assert slower > 1.5 * seconds(large, alone, 256, 1) / seconds(small, alone, 256, 1)
+
+
+def test_a_newer_gpu_is_faster() -> None:
+    work, layout = gpt(24, 8192, 64), Layout(8, 2, None, 1, 1, True, NOTHING)
+    assert seconds(work, layout, 16, 2, "h100-80gb") < 0.6 * seconds(work, layout, 16, 2, "a100-80gb")
+
+
+def test_gradients_that_are_hidden_are_not_waited_for() -> None:
+    work, layout = gpt(24, 4096, 32), Layout(1, 1, None, 1, 4, False, NOTHING)
+    hidden = seconds(work._replace(overlaps_data=True), layout, 512, 2)
+    assert hidden < seconds(work, layout, 512, 2)
+
+
+def test_a_t5_has_two_stacks_and_half_of_the_stages_for_each() -> None:
+    work = work_of(Values(T5), 8, "nemo")
+    assert work is not None
+    encoder, decoder = work.stacks
+    assert (encoder.length, decoder.length) == (512, 128)
+    assert decoder.attends_to == (128, 512)
+    assert (encoder.reductions, decoder.reductions) == (2, 3)
+    assert [work.stages(stack, 4) for stack in work.stacks] == [2, 2]
+    assert len(list(decoder.products(2))) == len(list(encoder.products(2))) + 2
+
+
+def test_sizes_that_are_not_there_are_not_counted_with() -> None:
+    assert work_of(Values(changed(GPT, {"model.num_layers": None})), 8, "nemo") is None
+    assert work_of(Values({}), 8, "nemo") is None
+
+
+def _waits(layout: Layout, nodes: int, **running: Any) -> float:
+    """Seconds that two nodes or more wait for data parallel, with nothing to hide it behind."""
+    work, how = gpt(24, 8192, 64), RUNNING._replace(**running)
+    without = work._replace(parameters=0)
+    return seconds(work, layout, 1024, nodes, running=how) - seconds(
+        without, layout, 1024, nodes, running=how
+    )
+
+
+def test_data_parallel_rings_use_all_ports_of_a_node() -> None:
+    """With tensor 1 all eight GPUs of a node are of one ring, with tensor 8 one of them is."""
+    one, eight = Layout(1, 1, None, 1, 1, False, NOTHING), Layout(8, 1, None, 1, 1, True, NOTHING)
+    # Eight times as much to send, and eight times the bandwidth, but for the ends of the ring.
+    assert _waits(one, 16) == pytest.approx(_waits(eight, 16), rel=0.15)
+
+
+def test_llama_8b_scales_with_tensor_1_as_it_was_published_to() -> None:
+    """NVIDIA's figures from 8 to 128 GPUs: 0.5 % more with bf16, 2.3 % with FP8."""
+    rows = [one for one in STEPS if (one.source, one.model) == ("dgxc-25.04", "llama3-8b")]
+    small, large = ([one for one in rows if one.gpus == gpus] for gpus in (8, 128))
+    for least, most in zip(small, large, strict=True):
+        assert least.estimate() < most.estimate() < 1.03 * least.estimate()
+
+
+def test_gradients_in_bf16_are_sent_in_half_of_the_time() -> None:
+    layout = Layout(4, 2, None, 1, 1, True, NOTHING)
+    full, half = (_waits(layout, 8, gradient_bytes=size) for size in (4, 2))
+    # 4 + 2 bytes against 2 + 2, and the optimizer reads as much as before.
+    assert 0.6 < half / full < 0.75
+
+
+def test_an_optimizer_that_is_not_shared_is_read_by_each_gpu() -> None:
+    layout = Layout(1, 1, None, 1, 1, False, NOTHING)
+    assert _waits(layout, 8, shares_optimizer=False) > _waits(layout, 8)
+
+
+def test_the_next_pipeline_stage_is_in_another_node() -> None:
+    """Megatron numbers pipeline ranks last: with one node NVLink joins the stages, with two the network."""
+    work, layout = gpt(24, 8192, 64)._replace(parameters=0), Layout(1, 8, None, 1, 1, False, NOTHING)
+    assert seconds(work, layout, 64, 1) < 0.99 * seconds(work, layout, 128, 2)
+
+
+def test_ends_that_count_as_layers_make_the_stages_even() -> None:
+    """126 layers, the embedding and the loss on 8 stages: 16 of them, and one less on the last."""
+    work = gpt(126, 4096, 32)._replace(vocabulary=128_256)
+    even = Layout(8, 8, None, 1, 1, True, NOTHING, counts_ends=True)
+    uneven = even._replace(counts_ends=False)
+    assert seconds(work, even, 64, 8) < seconds(work, uneven, 64, 8)
+    told = RUNNING._replace(counted_ends=(True, True))
+    assert seconds(work, uneven, 64, 8, running=told) == seconds(work, even, 64, 8)
+
+
+def test_fp8_is_not_counted_with_where_a_gpu_has_none() -> None:
+    work, layout = gpt(24, 8192, 64), Layout(8, 2, None, 1, 1, True, NOTHING)
+    fp8 = RUNNING._replace(fp8=True)
+    assert seconds(work, layout, 16, 2, running=fp8) == seconds(work, layout, 16, 2)
+    half, eight = (seconds(work, layout, 16, 2, "h100-80gb", how) for how in (RUNNING, fp8))
+    assert eight < half
+
+
+def test_an_engine_runs_as_its_own_figures_say() -> None:
+    work, layout = gpt(24, 8192, 64), Layout(8, 2, None, 1, 1, True, NOTHING)
+    other = RUNNING._replace(engine="megatron_lm")
+    assert seconds(work, layout, 16, 2, running=other) > 1.05 * seconds(work, layout, 16, 2)
+
+
+def test_what_an_engine_does_is_read_from_the_configuration() -> None:
+    changes = {
+        "model.fp8": True,
+        "model.optim.grad_sync_dtype": "bf16",
+        "model.account_for_loss_in_pipeline_split": True,
+        "model.num_layers_in_first_pipeline_stage": 3,
+    }
+    found = running_of(Values(changed(GPT, changes)), "nemo", 51_200)
+    assert found == RUNNING._replace(
+        fp8=True, gradient_bytes=2, counted_ends=(False, True), own_ends=(3, None)
+    )
+    assert running_of(Values(T5), "nemo", 29_184).family == "t5"
+    assert running_of(Values(T5), "nemo", 250_112).family == "mt5"

@@ -1,0 +1,158 @@
+"""What fits into a GPU's memory, and what would where it does not, for layouts that people launch."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from arithmetic.gpus import GPUS
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.runner import run_checks
+from launcher.checks.suggesting import Suggester, overrides
+from launcher.config.compose import compose, list_options
+from launcher.plan import Plan
+from launcher.stages.planning import plan_launch
+from tests.checks.plans import KNOWN
+from tests.checks.stock import gpu_for
+
+MEMORY = "memory.fits"
+LENGTHS = ("encoder_seq_length", "max_position_embeddings", "data.seq_length")
+
+
+def planned(words: list[str]) -> Plan:
+    return plan_launch(compose(words).config, number=1, tag="tag")
+
+
+def the_one(check: str, plan: Plan) -> Finding:
+    (found,) = [finding for finding in run_checks(plan, KNOWN) if finding.id == check]
+    return found
+
+
+def wrong_with(words: list[str]) -> list[str]:
+    """Errors, and any word on memory."""
+    found = run_checks(planned(words), KNOWN)
+    return [one.message for one in found if one.severity is Severity.ERROR or one.id == MEMORY]
+
+
+def on_nodes(nodes: int, batch: int, **sizes: int) -> list[str]:
+    """As NVIDIA's scripts say it; they all have gradients that are added up in bf16."""
+    words = [f"training.trainer.num_nodes={nodes}", f"training.model.global_batch_size={batch}"]
+    words += [f"training.model.{name}={size}" for name, size in sizes.items()]
+    return [*words, "+training.model.optim.grad_sync_dtype=bf16"]
+
+
+def parallel(tensor: int, pipeline: int = 1) -> dict[str, int]:
+    return {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+
+
+VIRTUAL = {"virtual_pipeline_model_parallel_size": 12}
+# NVIDIA trained with these: NeMo-Framework-Launcher, examples/training/gpt/{a100,h100}, llama/{a100,h100}.
+TRAINED = {
+    "a100/175b_16node": ("gpt3/175b", on_nodes(16, 256, **parallel(4, 8), **VIRTUAL)),
+    "a100/20b_1node": ("gpt3/20b", on_nodes(1, 256, **parallel(4))),
+    "h100/20b_bf16_8node": ("gpt3/20b", on_nodes(8, 2048, **parallel(2))),
+    "a100/40b_8node": ("gpt3/40b", on_nodes(8, 256, **parallel(2, 4), **VIRTUAL)),
+    "a100/5b_1node": ("gpt3/5b", on_nodes(1, 256, **parallel(1))),
+    "a100/llama2_13b_bf16": ("llama/llama2_13b", on_nodes(1, 128)),
+    "a100/llama2_70b_bf16": ("llama/llama2_70b", on_nodes(8, 128)),
+    "h100/llama3_8b_bf16": ("llama/llama3_8b", on_nodes(1, 128)),
+    "h100/llama3_405b_bf16": ("llama/llama3_1_405b", on_nodes(72, 252)),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_was_trained_on_a_gpu_fits_it(name: str) -> None:
+    size, words = TRAINED[name]
+    gpu = f"{name.partition('/')[0]}-80gb"
+    assert wrong_with([f"training={size}", f"cluster.gpu={gpu}", *words]) == []
+
+
+def test_the_gpus_of_the_shipped_sizes_are_known_ones() -> None:
+    named = {size: gpu_for(size) for size in list_options("training")}
+    assert {gpu for gpu in named.values() if gpu is not None} <= set(GPUS)
+    assert [size for size, gpu in named.items() if gpu is None] == ["gpt3/tiny", "t5/tiny"]
+
+
+class Overflow(NamedTuple):
+    """What is told of a layout that does not fit, in GiB."""
+
+    words: list[str]
+    where: str
+    needs: float
+    too_little: float
+
+
+OVERFLOWS = {
+    "175b on 8 nodes": Overflow(
+        ["training=gpt3/175b", "cluster.gpu=a100-80gb", "training.trainer.num_nodes=8"],
+        "pipeline stage 0 of 8 (from 0)",
+        84.9,
+        4.9,
+    ),
+    "40b without recompute at 16k": Overflow(
+        [
+            "training=gpt3/40b",
+            "cluster=p5",
+            "training.trainer.num_nodes=16",
+            *(f"training.model.{key}=16384" for key in LENGTHS),
+        ],
+        "pipeline stage 0 of 4 (from 0)",
+        240.0,
+        160.3,
+    ),
+    "64k without context parallel": Overflow(
+        ["training=gpt3/40b_64k", "cluster.gpu=h100-80gb", "training.model.context_parallel_size=1"],
+        "pipeline stage 0 of 4 (from 0)",
+        125.4,
+        45.7,
+    ),
+    "a large micro batch on small GPUs": Overflow(
+        ["training=gpt3/5b", "cluster=p4d", "training.model.micro_batch_size=8"], "a GPU", 84.6, 44.6
+    ),
+    "a T5 on small GPUs": Overflow(["training=t5/23b", "cluster.gpu=a100-40gb"], "a GPU", 49.0, 9.0),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_what_overflows_is_told_with_what_would_fit(name: str) -> None:
+    case = OVERFLOWS[name]
+    found = the_one(MEMORY, planned(case.words))
+    assert found.severity is Severity.ERROR
+    told = re.search(r": (.+) needs (\S+) GiB \(.+; \S+ has \S+ GiB .+: (\S+) GiB too little", found.message)
+    assert told is not None, found.message
+    assert told[1] == case.where
+    assert float(told[2]) == pytest.approx(case.needs, rel=0.02)
+    assert float(told[3]) == pytest.approx(case.too_little, abs=0.02 * case.needs)
+    assert found.fix is not None
+    first = found.fix.partition("\n")[0].removeprefix("would fit: ").split(" ")
+    assert wrong_with([*case.words, *first]) == []
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_the_first_that_is_suggested_passes(name: str) -> None:
+    """As `slipway suggest` does it."""
+    words = OVERFLOWS[name].words
+    plan = planned(words)
+    first = next(Suggester(plan, KNOWN).best())
+    assert plan.job.config is not None
+    assert wrong_with([*words, *overrides(plan.job.config, first)]) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "check", "smallest"), [(2, "layout.world", 183.8), (4, MEMORY, 92.2)], ids=["2", "4"]
+)
+def test_175b_on_too_few_nodes(nodes: int, check: str, smallest: float) -> None:
+    """No layout has room: told are the smallest, by how much it is too large, and how many nodes would do."""
+    words = ["training=gpt3/175b", "cluster.gpu=a100-80gb", f"training.trainer.num_nodes={nodes}"]
+    found = the_one(check, planned(words))
+    assert found.severity is Severity.ERROR
+    assert found.fix is not None
+    told = re.search(r"no layout fits on (\d+) nodes: .+, takes (\S+) of 80\.0 GiB on stage \d+", found.fix)
+    assert told is not None, found.fix
+    assert int(told[1]) == nodes
+    assert float(told[2]) == pytest.approx(smallest, rel=0.02)
+    would = re.search(r"^on \d+ nodes would: (.+)$", found.fix, re.MULTILINE)
+    assert would is not None, found.fix
+    assert wrong_with([*words, *would[1].split(" ")]) == []
