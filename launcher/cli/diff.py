@@ -18,9 +18,8 @@ from launcher.config.stored import stored_text
 from launcher.drafting import Draft, render_launch, stages_of, stored_config
 from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
-from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
-from launcher.runs.reading import read_yaml
 from launcher.stages.planning import run_directory
 from supervisor.files import read_text
 

@@ -24,8 +24,8 @@ from launcher.estimates.overview import overview
 from launcher.images.interrupts import ending_cleanly
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
-from launcher.runs.files import copy_package
 from launcher.runs.paths import CODE, TASK_PACKAGES
+from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
 

@@ -12,7 +12,7 @@ from launcher.file_systems import mount_of
 from launcher.images.making import Job
 from launcher.images.store import ImageConfig, RecipeOrigin, Sidecar, sidecar_path
 from launcher.images.superblock import read_superblock
-from launcher.runs.files import umask
+from launcher.runs.write import umask
 from supervisor.files import sync_directory
 
 # In the hidden name of an image that was replaced.

@@ -21,9 +21,8 @@ from launcher.config.image import ImageComposition, ImageConfig, compose_image, 
 from launcher.errors import UserError, nearest_files, shown
 from launcher.images.dockerfiles import TEMPLATE_DIR, render_dockerfile, text
 from launcher.images.references import Kind, Reference, whole_path
-from launcher.runs.checkouts import checkout_of
 from launcher.runs.paths import TASK_PACKAGES
-from launcher.runs.provenance import user
+from launcher.runs.provenance import checkout_of, user
 
 __all__ = ["Recipe", "build_labels", "recipe", "recipe_names"]
 

@@ -19,8 +19,8 @@ from launcher.monitor.outputs import wanted_outputs
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events
 from launcher.monitor.saved import find_saved
+from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
-from launcher.runs.reading import read_yaml
 from launcher.schedulers.base import JobStatus
 from supervisor.files import open_regular, whole
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, file_mode
-from launcher.runs.files import link_or_copy
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
+from launcher.runs.write import link_or_copy
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.chains import status_of_chain
 from launcher.schedulers.job_status import status_of_job

@@ -15,12 +15,13 @@ from launcher.errors import file_mode
 from launcher.launching.directory import files_of, manifest_of, quoted_line, with_digest
 from launcher.runs import paths as names
 from launcher.runs import provenance
-from launcher.runs.files import copy_package, link_atomic
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import next_launch_number
 from launcher.runs.write import (
     LaunchExists,
+    copy_package,
     discard_launch,
+    link_atomic,
     make_directories,
     remove_empty,
     write_launch,

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import cache_dir as places
-from launcher.runs.cache_dir import NotTrusted, cache_directory
-from launcher.runs.index import FILE_NAME, Entry, Index, entry_of
+from launcher.runs import index as places
+from launcher.runs.index import FILE_NAME, Entry, Index, NotTrusted, cache_directory, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 
 

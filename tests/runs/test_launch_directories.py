@@ -19,12 +19,10 @@ from launcher.errors import UserError
 from launcher.jobs.launches import open_launch
 from launcher.jobs.status import poll
 from launcher.launching import Launched, launch
-from launcher.runs.checkouts import checkout_of
-from launcher.runs.files import link_atomic
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
-from launcher.runs.provenance import host
-from launcher.runs.write import LaunchExists, link_newest, write_launch
+from launcher.runs.provenance import checkout_of, host
+from launcher.runs.write import LaunchExists, link_atomic, link_newest, write_launch
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import State

@@ -14,9 +14,8 @@ import pytest
 
 from launcher.drafting import Request, draft
 from launcher.launching.directory import write
-from launcher.runs import checkouts
-from launcher.runs.checkouts import checkout_of
-from launcher.runs.provenance import gather, package_versions
+from launcher.runs import provenance as checkouts
+from launcher.runs.provenance import checkout_of, gather, package_versions
 from supervisor.files import write_atomic
 
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]

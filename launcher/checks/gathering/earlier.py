@@ -14,9 +14,8 @@ from launcher.checks.gathering.path_resolver import Ground
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.values import Values, full
-from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
+from launcher.runs.manifest import Manifest, newest_submitted, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths
-from launcher.runs.reading import read_yaml
 from launcher.secrecy import hidden
 from supervisor.marks import cancelled_by, read_attempts
 
