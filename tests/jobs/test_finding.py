@@ -249,7 +249,7 @@ def test_a_job_of_a_colleague_is_found_by_its_script(tmp_path: Path, cluster: Cl
     assert cluster.questions == []
     with pytest.raises(UserError, match="no launch of a job of that id") as told:
         find_run("18", BASE)
-    assert f"there is a job 18, of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
+    assert f"there is a job 18 of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
 
 
 def test_a_job_of_a_launch_that_was_removed_is_not_the_next_one(tmp_path: Path, cluster: Cluster) -> None:
@@ -380,9 +380,9 @@ def test_a_walk_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (tmp_path / "data" / str(number)).mkdir(parents=True)
     launch(tmp_path / "data" / "a_run_among_data")
     launch(tmp_path / "runs" / "b")
-    monkeypatch.setattr(scanning, "_MOST_ENTRIES", 20)
+    monkeypatch.setattr(scanning, "_MAX_ENTRIES", 20)
     assert [run.name for run in scanning.runs_below([tmp_path])] == ["b"]
-    monkeypatch.setattr(scanning, "_MOST_DIRECTORIES", 2)
+    monkeypatch.setattr(scanning, "_MAX_DIRECTORIES", 2)
     assert list(scanning.runs_below([tmp_path])) == []
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,7 @@ from launcher.monitor.lines import LinesView
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """The scheduler that `open_scheduler` returns for every manifest."""
     fake = FakeScheduler()
-    registry = types.ModuleType("launcher.schedulers")
-    registry.open_scheduler = lambda manifest: fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "launcher.schedulers", registry)
+    monkeypatch.setattr("launcher.schedulers.open_scheduler", lambda manifest: fake)
     return fake
 
 

@@ -112,7 +112,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
         patch.delenv("SLURM_CONF", raising=False)
         patch.delenv("SLIPWAY_RESULTS_DIR", raising=False)
         patch.chdir(here)
-        patch.setattr(slurm, "_PATIENCE", Retry(rest=0.0))
+        patch.setattr(slurm, "_RETRY", Retry(rest=0.0))
         with in_a_moment():
             told = {}
             for words in verbs_about(_HEALTHY):
