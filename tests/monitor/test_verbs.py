@@ -43,9 +43,7 @@ def test_a_pipe_imports_neither_rich_nor_plots(tmp_path: Path) -> None:
     directory = runs.launch(job_id=None, error="refused")
     append(directory, whole_training(0, 10))
     code = f"""
-import argparse, sys, types
-registry = types.ModuleType("launcher.schedulers")
-sys.modules["launcher.schedulers"] = registry
+import argparse, sys
 from launcher.cli import follow, plot, status
 parser = argparse.ArgumentParser()
 verbs = parser.add_subparsers()
