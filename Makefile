@@ -7,7 +7,7 @@ SUITES ?= bookworm trixie sid
 # Of the soak.
 FAULTS ?= 300
 
-.PHONY: help demo setup test test-slurm nemo-test gpu-test lint bench soak docs wheel golden clean
+.PHONY: help demo setup test test-fast pytest test-slurm nemo-test gpu-test lint bench soak docs wheel golden clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo '             DEMO_OVERRIDES=training.trainer.max_steps=400 trains it for longer'
 	@echo 'make setup   the virtual environment .venv with `slipway` and what a training needs'
 	@echo 'make test    set up everything that the tests need and run all checks'
+	@echo 'make test-fast  the tests that are done in seconds: two or three minutes in place of twelve, no lint'
 	@echo 'make test-slurm  the tests on the Slurm of Debian 12, 13 and unstable, in roots of debootstrap (20 GB);'
 	@echo '             SUITES=sid takes one of them; takes hours, and root privileges'
 	@echo 'make nemo-test  NeMo itself trains what we render, on the CPU; its own environment (2 GB)'
@@ -38,8 +39,15 @@ test: .venv/test.done
 	    /usr/lib/*/slurm-wlm/accounting_storage_mysql.so:slurm-wlm-mysql-plugin mariadbd:mariadb-server git:git \
 	    buildah:buildah /usr/lib/podman/netavark:netavark skopeo:skopeo umoci:umoci \
 	    mksquashfs:squashfs-tools docker-registry:docker-registry envsubst:gettext-base
-	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+# Once by itself, so that not each worker translates the assertions of all tests.
+pytest: .venv/test.done
+	@$(BIN)/pytest --ignore=tests/nemo --collect-only --quiet --quiet >/dev/null
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
+
+test-fast: .venv/test.done
+	$(BIN)/pytest --ignore=tests/nemo -n 2 -m 'not slow'
 
 test-slurm: .venv/test.done
 	@scripts/system-packages.sh debootstrap:debootstrap git:git ip:iproute2

@@ -1,6 +1,6 @@
-"""The way from overrides to text: configurations, plans, scripts. Nothing is written or submitted.
+"""The way from overrides to planned launches: compose, plan, render. Nothing is written or submitted.
 
-Every command walks this way; `launching` goes on from here to a job.
+Every command walks this way; `launcher.launching` goes on from here to a job.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,35 +34,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A launch that is planned and rendered, and nowhere written yet.
-
-    `template_dir` holds templates of the user's own, and `work` what a job does that makes an image.
-    """
-
-    composition: Composition
-    plan: Plan
-    rendered: Rendered
-    template_dir: Path | None = None
-    work: ImageWork | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for.
+    """The launch that the user asked for.
 
     Attributes
     ----------
     command
         The whole command line, for the record.
     config_dir, template_dir
-        Trees of the user's own, looked at before ours.
+        The user's own trees, which are searched before ours.
     number, tag
         Those of an earlier launch, to render its script again; ``None`` for the next launch.
     stage
-        The one stage that is meant, of several that the overrides ask for.
+        The only stage to draft, of several in the overrides.
     launch_dir
         The directory of an earlier launch, to render it again from what is stored there.
+    work
+        The image that the job builds or imports; ``None`` for the stages in the overrides.
     """
 
     overrides: Sequence[str]
@@ -72,26 +61,90 @@ class Request:
     tag: str | None = None
     stage: str | None = None
     launch_dir: Path | None = None
+    work: ImageWork | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A planned launch, not written anywhere yet.
+
+    Attributes
+    ----------
+    template_dir
+        The user's own templates, which are searched before ours.
+    work
+        The image that the job builds or imports, if that is what it does.
+    """
+
+    composition: Composition
+    plan: Plan
+    template_dir: Path | None = None
+    work: ImageWork | None = None
+
+    @cached_property
+    def rendered(self) -> Rendered:
+        """The text of the launch's scripts, rendered when it is first needed.
+
+        Raises
+        ------
+        UserError
+            If a template of the user's is not valid or holds a secret, or a value cannot be quoted.
+        """
+        try:
+            rendered = render(self.plan, self.template_dir)
+            if self.template_dir is not None:
+                check_texts(rendered.texts(self.plan.paths), f"--template-dir {self.template_dir}")
+        except UserError as error:
+            self.composition.annotate(error)
+            raise
+        return rendered
+
+    @property
+    def results_key(self) -> str:
+        """The configuration key that determines the run's directory."""
+        return _results_key(self.composition.config, self.plan.paths.run_dir)
+
+    @property
+    def stored_config(self) -> RunConfig:
+        """The configuration to store with the launch, with the image and interpreter resolved here."""
+        config = _with_image(self.composition, self.template_dir)
+        job = self.plan.job
+        if config.cluster.python is None and job.container is None and config.workspace is None:
+            cluster = config.cluster.model_copy(update={"python": job.payload.argv[0]})
+            return config.model_copy(update={"cluster": cluster})
+        return config
+
+    def numbered(self, number: int, tag: str | None = None) -> Draft:
+        """Return the draft of the same launch under another number or tag."""
+        tag = tag or self.plan.tag
+        if (number, tag) == (self.plan.paths.number, self.plan.tag):
+            return self
+        return replace(self, plan=_plan(self.composition, number, tag, self.template_dir, self.work))
 
 
 def draft(request: Request) -> Draft:
-    """Compose, plan and render the next launch of a run; nothing is written.
+    """Draft the next launch of a run.
 
     Raises
     ------
     UserError
         If the request has a mistake, or is for several stages: see `drafts`.
     """
-    made = drafts(request)
-    if len(made) > 1:
-        stages = [one.plan.job.stage for one in made]
+    (first, *others) = drafts(request)
+    if others:
+        stages = [draft.plan.job.stage for draft in (first, *others)]
         hint = f"one stage at a time: stages=[{stages[-1]}]"
-        raise UserError(f"stages=[{','.join(stages)}]: one stage is meant here", key="stages", hint=hint)
-    return made[0]
+        raise UserError(f"stages=[{','.join(stages)}]: this needs a single stage", key="stages", hint=hint)
+    return first
 
 
-def drafts(request: Request) -> list[Draft]:
-    """Compose, plan and render the next launch of each stage that is asked for; nothing is written.
+def drafts(request: Request, staged: Sequence[Composition] | None = None) -> list[Draft]:
+    """Draft the next launch of each requested stage.
+
+    Parameters
+    ----------
+    staged
+        The compositions of the stages, if they are composed already: see `compose_stages`.
 
     Raises
     ------
@@ -99,20 +152,10 @@ def drafts(request: Request) -> list[Draft]:
         If the request has a mistake.
     """
     if request.launch_dir is not None:
-        return [stored_draft(request.launch_dir, request.number, request.tag)]
-    return drafts_of(stages_of(compose(request.overrides, request.config_dir), request.stage), request)
-
-
-def drafts_of(staged: Sequence[Composition], request: Request) -> list[Draft]:
-    """The same of what is composed already, each for a stage.
-
-    Raises
-    ------
-    UserError
-        If the request has a mistake.
-    """
+        return [_stored_draft(request.launch_dir, request.number, request.tag)]
+    staged = compose_stages(request) if staged is None else staged
     if len(staged) > 1 and (request.number is not None or request.tag is not None):
-        names = [one.config.stages[0] for one in staged]
+        names = [composition.config.stages[0] for composition in staged]
         raise UserError(
             f"stages=[{','.join(names)}]: --launch-number and --tag are those of one launch",
             key="stages",
@@ -121,22 +164,28 @@ def drafts_of(staged: Sequence[Composition], request: Request) -> list[Draft]:
     return [_draft(composition, request) for composition in staged]
 
 
-def stages_of(composition: Composition, stage: str | None = None) -> list[Composition]:
-    """One composition for each stage that is asked for, or for the one that is chosen of them.
+def compose_stages(request: Request) -> list[Composition]:
+    """Compose the configuration, once for each requested stage, or for the job that makes an image.
 
     Raises
     ------
     UserError
-        If the stages cannot be launched one after the other, or the chosen one is none of them.
+        If the stages cannot be launched one after the other, or `request.stage` is none of them.
     """
-    with composition.naming_sources():
-        composition = _with_dev_image(composition)
+    composition, stage = compose(request.overrides, request.config_dir), request.stage
+    if request.work is not None:
+        return [composition]
+    try:
+        composition = _with_workspace_image(composition)
         configs = by_stage(composition.config)
         names = [config.stages[0] for config in configs]
         if stage is not None and stage not in names:
             raise UserError(
                 f"--stage={stage}: not one of stages=[{','.join(names)}]", hint=did_you_mean(stage, names)
             )
+    except UserError as error:
+        composition.annotate(error)
+        raise
     if len(configs) == 1:
         return [composition]
     return [
@@ -151,8 +200,29 @@ def stages_of(composition: Composition, stage: str | None = None) -> list[Compos
     ]
 
 
-def _with_dev_image(composition: Composition) -> Composition:
-    """Of a workspace, with the image that is its own; of a recipe that is the flavor for developers."""
+def choice_of(composition: Composition, template_dir: Path | None = None) -> Choice | None:
+    """Resolve `container` to an image; return ``None`` on bare metal.
+
+    Raises
+    ------
+    UserError
+        If it is no image, or a recipe that does not exist or has a mistake.
+    """
+    config = composition.config
+    if config.container is None or not config.container.strip():
+        return None
+    # Imported late: most launches have no container, or one that needs no resolving.
+    from launcher.images.choice import choose
+
+    try:
+        return choose(config.container, config.images_dir, composition.config_dir, template_dir)
+    except UserError as error:
+        composition.annotate(error)
+        raise
+
+
+def _with_workspace_image(composition: Composition) -> Composition:
+    """Use the workspace's own image, or the recipe's `dev` flavor."""
     config = composition.config
     if config.stages != [WORKSPACE] or config.workspace is None:
         return composition
@@ -166,7 +236,7 @@ def _with_dev_image(composition: Composition) -> Composition:
 
 
 def _choices_of(composition: Composition, stage: str) -> dict[str, str]:
-    """The choices less those of other stages' groups."""
+    """Drop the choices of other stages' groups."""
     return {
         group: choice
         for group, choice in composition.choices.items()
@@ -174,39 +244,55 @@ def _choices_of(composition: Composition, stage: str) -> dict[str, str]:
     }
 
 
-def draft_image(request: Request, work: ImageWork) -> Draft:
-    """Compose, plan and render the job that makes an image; nothing is written.
+def _draft(composition: Composition, request: Request) -> Draft:
+    config, work = composition.config, request.work
+    try:
+        run_dir = run_directory(config) if work is None else _image_directory(config, work)
+        number = request.number or _next_number(config, run_dir)
+        if work is None and (stored := _stored(run_dir, request)) is not None:
+            return stored
+        tag = request.tag or provenance.new_tag()
+        plan = _plan(composition, number, tag, request.template_dir, work)
+    except UserError as error:
+        composition.annotate(error)
+        raise
+    return Draft(composition, plan, request.template_dir, work)
 
-    Raises
-    ------
-    UserError
-        If the request has a mistake, or there is no queue for the job.
-    """
-    return _draft(compose(request.overrides, request.config_dir), request, work)
+
+def _next_number(config: RunConfig, run_dir: Path) -> int:
+    try:
+        return next_launch_number(run_dir)
+    except OSError as error:
+        raise explain_os_error(error, run_dir, _results_key(config, run_dir), verb="read") from error
 
 
-def choice_of(composition: Composition, template_dir: Path | None = None) -> Choice | None:
-    """What `container` stands for; ``None`` on bare metal.
+def _image_directory(config: RunConfig, work: ImageWork) -> Path:
+    from launcher.stages.image import image_directory  # late: few launches make an image
 
-    Raises
-    ------
-    UserError
-        If it is no image, or a recipe that is not there or has a mistake.
-    """
+    return image_directory(config, work)
+
+
+def _plan(
+    composition: Composition,
+    number: int,
+    tag: str,
+    template_dir: Path | None,
+    work: ImageWork | None = None,
+) -> Plan:
+    """Plan one launch; the same arguments give the same plan."""
+    check_references(composition.references)
+    if work is None:
+        config = _with_image(composition, template_dir)
+        return plan_launch(config, number=number, tag=tag)
+    from launcher.stages.image import image_plan  # late: few launches make an image
+
+    return image_plan(composition.config, work, number=number, tag=tag)
+
+
+def _with_image(composition: Composition, template_dir: Path | None) -> RunConfig:
+    """Return the configuration with `container` as the job reads it."""
     config = composition.config
-    if config.container is None or not config.container.strip():
-        return None
-    # Imported late: most launches have no container, or one that is told as it is.
-    from launcher.images.choice import choose
-
-    with composition.naming_sources():
-        return choose(config.container, config.images_dir, composition.config_dir, template_dir)
-
-
-def with_image(composition: Composition, template_dir: Path | None) -> RunConfig:
-    """The configuration with the container as the job is told of it."""
-    config = composition.config
-    # Files, and names as Pyxis takes them, are told as they are.
+    # Files, and names as Pyxis takes them, need no resolving.
     if config.container is None or re.match(r"\s*$|[/~.]|[^:/]*#", config.container):
         return config
     choice = choice_of(composition, template_dir)
@@ -214,8 +300,19 @@ def with_image(composition: Composition, template_dir: Path | None) -> RunConfig
     return config.model_copy(update={"container": choice.image})
 
 
-def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:
-    """Render a launch again from what is stored with it, whatever became of the trees that it was made from.
+def _stored(run_dir: Path, request: Request) -> Draft | None:
+    """Return the stored launch that a request names by its number and tag, if there is one."""
+    if request.number is None or request.tag is None:
+        return None
+    launch_dir = run_dir / LAUNCHES / str(request.number)
+    with contextlib.suppress(UserError, OSError):
+        if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == request.tag:
+            return _stored_draft(launch_dir)
+    return None
+
+
+def _stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = None) -> Draft:
+    """Draft a launch again from what is stored with it, whatever the trees say now.
 
     Raises
     ------
@@ -235,12 +332,13 @@ def stored_draft(launch_dir: Path, number: int | None = None, tag: str | None = 
         ) from error
     config = read_stored(text, str(stored))
     composition = Composition(config, manifest.choices, tuple(manifest.overrides))
-    return render_launch(
-        composition,
-        number or manifest.launch,
-        tag or manifest.tag,
-        _require_trusted(templates) if templates.is_dir() else None,
-    )
+    template_dir = _require_trusted(templates) if templates.is_dir() else None
+    try:
+        plan = _plan(composition, number or manifest.launch, tag or manifest.tag, template_dir)
+    except UserError as error:
+        composition.annotate(error)
+        raise
+    return Draft(composition, plan, template_dir)
 
 
 def _require_trusted(templates: Path) -> Path:
@@ -254,81 +352,7 @@ def _require_trusted(templates: Path) -> Path:
     return templates
 
 
-def stored_config(made: Draft) -> RunConfig:
-    """The configuration of a draft with all that this machine had a part in: its image, its interpreter."""
-    config = with_image(made.composition, made.template_dir)
-    if config.cluster.python is None and made.plan.job.container is None and config.workspace is None:
-        cluster = config.cluster.model_copy(update={"python": made.plan.job.payload.argv[0]})
-        return config.model_copy(update={"cluster": cluster})
-    return config
-
-
-def _stored(run_dir: Path, request: Request) -> Draft | None:
-    """The launch that a request names by its number and its tag, if it is stored."""
-    if request.number is None or request.tag is None:
-        return None
-    launch_dir = run_dir / LAUNCHES / str(request.number)
-    with contextlib.suppress(UserError, OSError):
-        if (launch_dir / ROOT_CONFIG).is_file() and read_manifest(launch_dir).tag == request.tag:
-            return stored_draft(launch_dir)
-    return None
-
-
-def _draft(composition: Composition, request: Request, work: ImageWork | None = None) -> Draft:
-    with composition.naming_sources():
-        config = composition.config
-        run_dir = run_directory(config) if work is None else _image_directory(config, work)
-        try:
-            number = request.number or next_launch_number(run_dir)
-        except OSError as error:
-            raise explain_os_error(error, run_dir, _results_key(composition, run_dir), verb="read") from error
-    if work is None and (stored := _stored(run_dir, request)) is not None:
-        return stored
-    tag = request.tag or provenance.new_tag()
-    return render_launch(composition, number, tag, request.template_dir, work)
-
-
-def _image_directory(config: RunConfig, work: ImageWork) -> Path:
-    from launcher.stages.image import image_directory  # late: few launches make an image
-
-    return image_directory(config, work)
-
-
-def render_launch(
-    composition: Composition,
-    number: int,
-    tag: str,
-    template_dir: Path | None,
-    work: ImageWork | None = None,
-) -> Draft:
-    """Plan and render one launch; the same arguments give the same bytes."""
-    with composition.naming_sources():
-        check_references(composition.references)
-        if work is None:
-            config = with_image(composition, template_dir)
-            plan = plan_launch(config, number=number, tag=tag)
-        else:
-            from launcher.stages.image import image_plan  # late: few launches make an image
-
-            plan = image_plan(composition.config, work, number=number, tag=tag)
-        rendered = render(plan, template_dir)
-        if template_dir is not None:
-            check_texts(rendered.texts(plan.paths), f"--template-dir {template_dir}")
-        return Draft(composition, plan, rendered, template_dir, work)
-
-
-def render_again(made: Draft, number: int, template_dir: Path | None) -> Draft:
-    """Render the same draft with another number."""
-    return render_launch(made.composition, number, made.plan.tag, template_dir, made.work)
-
-
-def results_key(made: Draft) -> str:
-    """The key of the configuration that says where the run of a draft is."""
-    return _results_key(made.composition, made.plan.paths.run_dir)
-
-
-def _results_key(composition: Composition, run_dir: Path) -> str:
-    config = composition.config
+def _results_key(config: RunConfig, run_dir: Path) -> str:
     if run_dir.is_relative_to(config.base_results_dir):
         return "base_results_dir"
     return f"{config.stages[0]}.run.results_dir"

@@ -46,6 +46,11 @@ class Resources:
         """Every number of nodes that the job may get."""
         return range(self.nodes, (self.max_nodes or self.nodes) + 1)
 
+    @property
+    def is_elastic(self) -> bool:
+        """True if only the job itself knows its number of nodes."""
+        return len(self.node_counts) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Queue:

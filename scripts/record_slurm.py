@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from launcher.sandbox import Options, down, up
+from launcher.sandbox import SandboxOptions, down, up
 from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.cluster_questions import questions
 from launcher.slurm.job_questions import _SACCT, _SQUEUE
@@ -174,7 +174,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="slipway-")) / "sandbox"
     try:
         sandbox = up(
-            Options(
+            SandboxOptions(
                 directory=directory,
                 gpu_type="a100",
                 accounting=True,

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.doctor.cuda import minimum_driver  # noqa: E402
+from launcher.doctor.tool_rules import minimum_driver  # noqa: E402
 from launcher.releases import (  # noqa: E402
     Contents,
     for_pyxis,

@@ -15,7 +15,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.sandbox.fixtures"]
+pytest_plugins = ["tests.sandbox.fixtures", "tests.warm"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -26,11 +26,11 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 # What `nohup`, or a script in the background, ignores would be ignored by all that the tests start.
-for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+# Python itself ignores these two, and gives them back to what it starts.
+_OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+for number in signal.valid_signals() - _OF_PYTHON:
     if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Where this is set, as in images of containers, each start of `slipway` would compile the launcher anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -70,10 +70,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # What these set up is dear, and all of their files share it. They begin first: they mostly wait for Slurm.
-_TOGETHER = ("tests/chains/", "tests/jobs/on_slurm/")
+_TOGETHER = {
+    "tests/chains/": ("tests/chains/",),
+    "zoos": tuple(
+        f"tests/jobs/on_slurm/test_{name}_on_slurm.py" for name in ("acting", "arrays", "forgotten", "states")
+    ),
+}
 # They take more than a minute each: while the last one ends, the other workers have nothing to do.
 _LONG = (
     "tests/integration/test_readme.py",
+    "tests/benchmarks/test_soak.py",
     "tests/integration/test_first_launch.py",
     "tests/trainer/test_continuation.py",
     "tests/runs/test_killed_launchers.py",
@@ -81,9 +87,9 @@ _LONG = (
 
 
 def _group(nodeid: str) -> str:
-    """What of the tests one worker runs: a file, or a whole directory."""
+    """Return what of the tests one worker runs: a file, or files that share what is dear."""
     file = nodeid.partition("::")[0]
-    return next((directory for directory in _TOGETHER if file.startswith(directory)), file)
+    return next((name for name, files in _TOGETHER.items() if file.startswith(files)), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,7 +36,7 @@ from status import SLIPWAY, calls, has_accounting, launch, metrics
 
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
-from launcher.sandbox import Options, down, up
+from launcher.sandbox import SandboxOptions, down, up
 
 RUN = "gpt3_126m"
 _REPEATED = 1000
@@ -261,7 +261,7 @@ def on_slurm(directory: Path, args: argparse.Namespace, console: Console) -> Non
     """Measure what needs jobs."""
     template = directory / "metrics.jsonl"
     template.write_text(metrics(200))
-    sandbox = up(Options(directory=directory / "sandbox", nodes=4, accounting=has_accounting()))
+    sandbox = up(SandboxOptions(directory=directory / "sandbox", nodes=4, accounting=has_accounting()))
     try:
         environment = {**sandbox.environment(), "SLIPWAY_CACHE_DIR": str(directory / "cache")}
         os.environ.update(environment)  # measure() passes it on

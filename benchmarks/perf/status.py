@@ -26,7 +26,7 @@ from launch_latency import Cost, measure
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host, now, user
-from launcher.sandbox import Options, Sandbox, down, up
+from launcher.sandbox import Sandbox, SandboxOptions, down, up
 from launcher.sandbox.prerequisites import check
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
@@ -125,7 +125,7 @@ def main() -> None:
     accounting = has_accounting()
     directory = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir="/tmp"))
     try:
-        sandbox = up(Options(directory=directory / "sandbox", nodes=4, accounting=accounting))
+        sandbox = up(SandboxOptions(directory=directory / "sandbox", nodes=4, accounting=accounting))
         compare(args, directory, sandbox, accounting)
     finally:
         down(directory / "sandbox")

@@ -28,7 +28,7 @@ from hydra import initialize_config_dir  # noqa: E402
 from launcher.config.compose import CONF_DIR, Composition, compose, list_options  # noqa: E402
 from launcher.config.many import Sweep  # noqa: E402
 from launcher.config.overrides import for_hydra  # noqa: E402
-from launcher.drafting import Draft, render_launch  # noqa: E402
+from launcher.drafting import Draft, Request, drafts  # noqa: E402
 from launcher.rendering.config_text import config_text  # noqa: E402
 from launcher.rendering.render import Rendered  # noqa: E402
 
@@ -67,7 +67,9 @@ def groups() -> list[Point]:
 
 
 def scripts(composed: Composition) -> Draft:
-    return render_launch(composed, 1, "tag", None)
+    (draft,) = drafts(Request([], [], number=1, tag="tag"), [composed])
+    _ = draft.rendered
+    return draft
 
 
 def files(composed: Composition) -> tuple[Rendered, str]:

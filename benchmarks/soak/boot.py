@@ -8,22 +8,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.soak import zygote
 from benchmarks.soak.cluster import ROOT, SANDBOX, Cluster
-from launcher.sandbox import STATE_FILE, Options, down, up
+from launcher.sandbox import STATE_FILE, SandboxOptions, down, up
 
-_TRAINING = (
+TRAINING = (
     "torch._dynamo", "trainer.pretrain", "trainer.config.check", "trainer.loop.startup_report",
     "trainer.loop.run", "trainer.loop.saving", "trainer.loop.session",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 _LAUNCHING = (
     "launcher.main", "launcher.cli.app", "launcher.cli.launch", "launcher.cli.status", "launcher.cli.history",
-    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission", "launcher.monitor.overview",
+    "launcher.launching", "launcher.drafting", "launcher.schedulers.submission",
+    "launcher.monitor.run_status",
     "launcher.config.schema", "launcher.checks.registry", "launcher.checks.gathering.gather",
     "launcher.rendering.render", "launcher.schedulers.slurm", "hydra.compose", "submitit",
 )  # fmt: skip
@@ -38,8 +40,8 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
         clock = _clock(parent)
         preload = {"LD_PRELOAD": str(clock)} if clock else {}
         rank_socket, launch_socket = parent / "ranks", parent / "launchers"
-        ranks = _zygote(rank_socket, parent / "ranks.jsonl", _TRAINING, preload)
-        launchers = _zygote(launch_socket, parent / "launchers.jsonl", _LAUNCHING, {})
+        ranks = served(rank_socket, parent / "ranks.jsonl", TRAINING, preload)
+        launchers = served(launch_socket, parent / "launchers.jsonl", _LAUNCHING)
         zygotes = [stack.enter_context(each) for each in (ranks, launchers)]
         for number in range(disks):
             stack.enter_context(_disk(parent / "disks" / str(number)))
@@ -48,7 +50,7 @@ def opened(nodes: int, disks: int = 0, lanes: int = 1) -> Iterator[list[Cluster]
             directory = parent / f"c{number}"
             (directory / "clocks").mkdir(parents=True)
             stack.callback(down, directory / SANDBOX)
-            up(Options(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
+            up(SandboxOptions(directory=directory / SANDBOX, nodes=size, cloud_nodes=0))
             cluster = Cluster(directory, size, rank_socket, launch_socket)
             cluster.zygotes = zygotes
             _prepare(cluster, number, clock)
@@ -100,11 +102,12 @@ def _clock(parent: Path) -> Path | None:
 
 
 @contextmanager
-def _zygote(
-    path: Path, journal: Path, modules: tuple[str, ...], more: dict[str, str]
+def served(
+    path: Path, journal: Path, modules: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[str]]:
+    """Run a zygote that has imported modules; it listens on the socket `path`."""
     command = [sys.executable, "-m", "benchmarks.soak.zygote", "serve", str(path), str(journal), *modules]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
     log = path.with_suffix(".log")
     with log.open("w") as output:
         server = subprocess.Popen(
@@ -116,15 +119,15 @@ def _zygote(
             stderr=output,
             text=True,
         )
-    try:
-        assert server.stdout
-        if server.stdout.readline() != "ready\n":
-            raise RuntimeError(log.read_text())
-        yield server
-    finally:
-        assert server.stdin
-        server.stdin.close()
-        server.wait(20)
+    with server:
+        assert server.stdin and server.stdout
+        try:
+            if server.stdout.readline() != "ready\n":
+                raise RuntimeError(log.read_text())
+            yield server
+        finally:
+            server.stdin.close()
+            server.wait(20)
 
 
 @contextmanager

@@ -21,10 +21,9 @@ from typing import Any
 from benchmarks.soak import zygote
 from launcher.sandbox import processes
 from launcher.sandbox.clients import client_environment
+from launcher.sandbox.daemons import DaemonStarter, SilentReporter
 from launcher.sandbox.processes import Process
-from launcher.sandbox.reporting import Silent
-from launcher.sandbox.state import State, load
-from launcher.sandbox.supervision import Supervisor
+from launcher.sandbox.state import SandboxRecord, load
 
 ROOT = Path(__file__).resolve().parents[2]
 LIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "STOPPED", "SIGNALING")
@@ -153,7 +152,7 @@ class Cluster:
     # --- processes ---
 
     @property
-    def _state(self) -> State:
+    def _state(self) -> SandboxRecord:
         state = load(self._sandbox)
         assert state
         return state
@@ -220,7 +219,7 @@ class Cluster:
     @property
     def controller_log(self) -> Path:
         """Return the log of slurmctld."""
-        return self._state.layout.logs / "slurmctld.log"
+        return self._state.paths.logs / "slurmctld.log"
 
     def kill_controller(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Stop slurmctld; at SIGTERM it saves its state."""
@@ -229,7 +228,7 @@ class Cluster:
     def start_controller(self, *, forgetful: bool = False) -> None:
         """Start slurmctld again; `forgetful`: without its state, and with other numbers for jobs."""
         if forgetful:
-            spool = self._state.layout.controller_state
+            spool = self._state.paths.controller_state
             shutil.rmtree(spool)
             spool.mkdir()
             self.configure(r"(FirstJobId=)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 1000}")
@@ -249,7 +248,7 @@ class Cluster:
 
     def _start(self, name: str, command: list[str], **how: Any) -> None:
         with self._lock:
-            Supervisor(self._state, Silent()).start(name, command, **how)
+            DaemonStarter(self._state, SilentReporter()).start(name, command, **how)
 
     def until(self, what: str, happened: Callable[[], object], seconds: float = 240) -> None:
         """Wait for something that is bound to happen."""

@@ -271,7 +271,7 @@ def hold_steps(control: str) -> None:
     def held(session: Any, feed: Any, clock: Any) -> float:
         time.sleep(read("pace") or 0)
         while (after := read("hold")) is not None and session.progress.step >= after:
-            if session.place.is_main:
+            if session.rank_context.is_main:
                 with open(os.path.join(control, "at"), "w") as file:  # noqa: PTH118, PTH123
                     file.write(os.environ["SLURM_JOB_ID"])
             if any(each.requested() for each in listening) and read("deaf") is None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.findings import Finding
-from launcher.checks.rules.batches import rampup_problems
-from launcher.checks.rules.model import (
+from launcher.checks.rules.layout import (
     context_problems,
     layers_fit,
     sequence_parallel_problems,
@@ -18,6 +17,7 @@ from launcher.checks.rules.model import (
     tensor_sizes,
     virtual_problems,
 )
+from launcher.checks.rules.training import rampup_problems_at
 from launcher.estimates import parallelism as keys
 from launcher.estimates.layout import (
     COUNTED_ENDS,
@@ -95,7 +95,7 @@ def layouts(values: Values, shape: ParallelConfig, counts: Sequence[int], engine
 
 
 def _runs(values: Values, shape: ParallelConfig, nodes: int) -> bool:
-    return fits(shape, nodes) and not any(map(is_of_layout, rampup_problems(values, shape, nodes)))
+    return fits(shape, nodes) and not any(map(is_of_layout, rampup_problems_at(values, shape, nodes)))
 
 
 def is_of_layout(finding: Finding) -> bool:

@@ -49,8 +49,6 @@ def as_mistakes(made: Draft, findings: Sequence[Finding]) -> list[UserError]:
         UserError(f"{finding.message} [{finding.id}]", key=finding.key, also=finding.also, hint=finding.fix)
         for finding in findings
     ]
-    try:
-        with made.composition.naming_sources():
-            raise Mistakes(told)
-    except Mistakes:
-        return told
+    if told:
+        made.composition.annotate(Mistakes(told))
+    return told

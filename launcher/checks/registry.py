@@ -1,146 +1,178 @@
 """The table of checks: their ids, what each looks at, and which facts it needs."""
 
-from launcher.checks.fitting import (
-    TRAINER,
-    Check,
-    at_node_count,
-    context_problems,
-    gpu_problems,
-    key_problems,
-    limit_problems,
-    max_time_problems,
-    of_engine,
-    of_nemo,
-    rampup_problems,
-    trainer_problems,
-)
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding
 from launcher.checks.rules import (
     accounts,
-    batches,
     cluster,
     cluster_nodes,
-    data,
-    earlier,
-    elastic,
-    experts,
+    files,
     images,
+    keys,
+    layout,
     memory,
     model,
-    names,
-    paths,
-    profiling,
-    recompute,
-    resilience,
-    schedule,
-    secrets,
-    sequences,
-    space,
+    resources,
+    runs,
     time,
-    types,
+    training,
 )
+from launcher.estimates.values import Values
+from launcher.plan import Plan
+
+
+class Check(NamedTuple):
+    """A check: a pure function of a plan and of what is known of files and the cluster.
+
+    Attributes
+    ----------
+    id
+        Stable: users write it in ``--no-check=ID``.
+    tells
+        What it looks at, in one line of the documentation.
+    find
+        The findings; none if all is well.
+    needs
+        Fields of `Facts` without which it is skipped. ``cluster.nodes`` is a part of one: it is skipped where
+        `missing` of ``cluster`` has the reason, and is not applicable where nobody asked.
+    """
+
+    id: str
+    tells: str
+    find: Callable[[Plan, Facts], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
+
+
+def _rules(*rules: Callable[..., Iterable[Finding]]) -> Callable[[Plan, Facts], Iterator[Finding]]:
+    """Combine rules into the function of a check.
+
+    A rule names what it reads: `plan`, `facts`, or NeMo's nodes as `values`, which some jobs do not have,
+    and the `engine` that reads these.
+    """
+    named = [(rule, _parameters(rule)) for rule in rules]
+
+    def find(plan: Plan, facts: Facts) -> Iterator[Finding]:
+        config = plan.job.config
+        known = {"plan": plan, "facts": facts, "values": Values(config or {}), "engine": plan.job.engine}
+        for rule, parameters in named:
+            if config is not None or "values" not in parameters:
+                yield from rule(*[known[name] for name in parameters])
+
+    return find
+
+
+def _parameters(rule: Any) -> tuple[str, ...]:
+    code = getattr(rule, "func", rule).__code__  # of a partial that of its function
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return tuple(name for name in names if name not in getattr(rule, "keywords", ()))
+
+
+def _at_node_count(check: str) -> Callable[..., Iterable[Finding]]:
+    return partial(layout.node_count_problems, check=check)
+
 
 CHECKS: tuple[Check, ...] = (
-    Check("type.whole", "sizes, counts and steps are whole numbers", of_nemo(types.whole_problems)),
+    Check("type.whole", "sizes, counts and steps are whole numbers", _rules(keys.whole_problems)),
     Check(
         "type.number",
         "rates, dropouts and the like are numbers in their range",
-        of_nemo(types.number_problems),
+        _rules(keys.number_problems),
     ),
-    Check("type.flag", "switches are True or False", of_nemo(types.flag_problems)),
+    Check("type.flag", "switches are True or False", _rules(keys.flag_problems)),
     Check(
         "layout.world",
         "tensor × pipeline × context divides nodes × GPUs",
-        at_node_count("layout.world"),
+        _rules(_at_node_count("layout.world")),
     ),
     Check(
         "layout.tensor",
         "tensor divides heads, key/value groups, the MLP's hidden size and a vocabulary of its own size",
-        of_nemo(model.tensor_problems),
+        _rules(layout.tensor_problems),
     ),
     Check(
         "layout.layers",
         "pipeline divides the layers, and virtual those of a stage",
-        of_nemo(model.layer_problems),
+        _rules(layout.layer_problems),
     ),
-    Check("layout.virtual", "virtual stages have a pipeline", of_engine(model.virtual_problems)),
+    Check("layout.virtual", "virtual stages have a pipeline", _rules(layout.virtual_problems)),
     Check(
         "layout.sequence_parallel",
         "sequence parallel has tensor > 1, and sequences that it can cut",
-        of_engine(model.sequence_parallel_problems),
+        _rules(layout.sequence_parallel_problems),
     ),
-    Check("layout.context", "sequences are a multiple of 2 × context", context_problems),
+    Check("layout.context", "sequences are a multiple of 2 × context", _rules(layout.context_problems)),
     Check(
-        "layout.split_rank", "a T5's decoder begins in a pipeline stage", of_engine(model.split_rank_problems)
+        "layout.split_rank", "a T5's decoder begins in a pipeline stage", _rules(layout.split_rank_problems)
     ),
     Check(
         "layout.experts",
         "expert and expert tensor parallel divide the experts, and nodes × GPUs",
-        lambda plan, facts: (
-            *of_engine(experts.layout_problems)(plan, facts),
-            *at_node_count("layout.experts")(plan, facts),
-        ),
+        _rules(model.expert_layout_problems, _at_node_count("layout.experts")),
     ),
     Check(
         "layout.gpus",
         "there are as many GPUs on a node as tasks, with the types that they compute in",
-        gpu_problems,
+        _rules(resources.gpu_problems),
     ),
     Check("memory.fits", "the model fits into the memory of a GPU", memory.memory_problems),
     Check(
         "batch.global",
         "the global batch is a multiple of micro batch × data parallel",
-        at_node_count("batch.global"),
+        _rules(_at_node_count("batch.global")),
     ),
     Check(
         "batch.interleaved",
         "virtual stages have micro batches in groups of the pipeline size",
-        at_node_count("batch.interleaved"),
+        _rules(_at_node_count("batch.interleaved")),
     ),
-    Check("batch.rampup", "a growing batch can be divided all the way", rampup_problems),
+    Check("batch.rampup", "a growing batch can be divided all the way", _rules(training.rampup_problems)),
     Check(
         "elastic.counts",
         "every number of nodes of a range fits the layout and the batch",
-        lambda plan, facts: elastic.count_problems(plan),
+        _rules(resources.count_problems),
     ),
     Check(
         "elastic.gpus",
         "GPUs are not asked for by task where the number of tasks is not known",
-        lambda plan, facts: elastic.request_problems(plan),
+        _rules(resources.request_problems),
     ),
-    Check("batch.accumulation", "gradients are accumulated once", of_nemo(batches.accumulation_problems)),
-    Check("model.heads", "heads divide the hidden size, groups the heads", of_nemo(model.width_problems)),
+    Check("batch.accumulation", "gradients are accumulated once", _rules(training.accumulation_problems)),
+    Check("model.heads", "heads divide the hidden size, groups the heads", _rules(layout.width_problems)),
     Check(
         "model.experts",
         "the router's numbers fit the experts, and layers with experts are what the engine builds",
-        of_engine(experts.expert_problems),
+        _rules(model.expert_problems),
     ),
     Check(
         "model.attention",
         "multi-latent attention has its sizes, and a sliding window is one that the engine has",
-        of_engine(experts.attention_problems),
+        _rules(model.attention_problems),
     ),
     Check(
         "model.sequence",
         "the data's sequences are as long as the model's, and there are positions for them",
-        lambda plan, facts: (
-            *of_nemo(sequences.sequence_problems)(plan, facts),
-            *of_engine(sequences.decoder_problems)(plan, facts),
-        ),
+        _rules(model.sequence_problems, model.decoder_problems),
     ),
     Check(
         "model.recompute",
         "the options of recomputing activations agree",
-        of_nemo(recompute.recompute_problems),
+        _rules(model.recompute_problems),
     ),
-    Check("data.prefix", "there is data, and weights go with prefixes", of_nemo(data.prefix_problems)),
-    Check("profile.ranks", "profiled ranks are there", lambda plan, facts: profiling.rank_problems(plan)),
-    Check("schedule.warmup", "the learning rate has steps to decay in", of_nemo(schedule.warmup_problems)),
-    Check("schedule.min_lr", "the learning rate falls, and does not rise", of_engine(schedule.rate_problems)),
+    Check("data.prefix", "there is data, and weights go with prefixes", _rules(training.prefix_problems)),
+    Check("profile.ranks", "profiled ranks are there", _rules(resources.rank_problems)),
+    Check("schedule.warmup", "the learning rate has steps to decay in", _rules(training.warmup_problems)),
+    Check("schedule.min_lr", "the learning rate falls, and does not rise", _rules(training.rate_problems)),
     Check(
-        "schedule.validation", "there is a validation before the end", of_nemo(schedule.validation_problems)
+        "schedule.validation", "there is a validation before the end", _rules(training.validation_problems)
     ),
-    Check("time.limit", "the time limit is in one of Slurm's forms", limit_problems),
-    Check("time.max_time", "training ends, and saves, before its job does", max_time_problems),
+    Check("time.limit", "the time limit is in one of Slurm's forms", _rules(time.limit_problems)),
+    Check("time.max_time", "training ends, and saves, before its job does", _rules(time.max_time_problems)),
     Check(
         "time.training",
         "a chain of jobs is as long as the training, and that not longer than a year",
@@ -149,93 +181,93 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "time.save",
         "jobs are told to save before they end, and not as soon as they begin",
-        lambda plan, facts: resilience.save_problems(plan),
+        _rules(time.save_problems),
     ),
     Check(
         "chain.requeue",
         "the jobs of a chain are not requeued by Slurm too",
-        lambda plan, facts: resilience.requeue_problems(plan),
+        _rules(time.requeue_problems),
     ),
     Check(
         "chain.dependency",
         "the next job of a chain can wait for the one before it",
-        lambda plan, facts: resilience.dependency_problems(plan),
+        _rules(time.dependency_problems),
     ),
     Check(
         "chain.resume",
         "the jobs of a chain go on from each other's checkpoints",
-        lambda plan, facts: resilience.resume_problems(plan),
+        _rules(time.resume_problems),
     ),
     Check(
         "keys.unknown",
         "keys that no shipped configuration has are not slips of ones that it has",
-        key_problems,
+        _rules(keys.key_problems),
         needs=("added_keys", "shipped_keys"),
     ),
     Check(
-        TRAINER,
+        keys.TRAINER,
         "our trainer takes the configuration, where engine=megatron",
-        trainer_problems,
+        _rules(keys.trainer_problems),
         needs=("trainer_verdict",),
     ),
     Check(
         "run.singleton",
         "no other run's jobs have the same name, to wait for each other",
-        names.singleton_problems,
+        runs.singleton_problems,
         needs=("same_job_name",),
     ),
     Check(
         "run.training",
         "the run's checkpoints are of this training, and not of another one under its name",
-        earlier.training_problems,
+        runs.training_problems,
         needs=("earlier.changes",),
     ),
     Check(
         "data.identity",
         "the data are those that the run was trained on",
-        earlier.data_problems,
+        runs.data_problems,
         needs=("earlier.data",),
     ),
     Check(
         "secret.file",
         "files of secrets are there, and can be read",
-        secrets.file_problems,
+        files.file_problems,
         needs=("lost_secrets",),
     ),
     Check(
         "secret.permissions",
         "files of secrets are their owner's alone",
-        secrets.permission_problems,
+        files.permission_problems,
         needs=("open_secrets",),
     ),
     Check(
         "path.tokenizer",
         "the tokenizer's files are there, and what they should be",
-        paths.lack_problems("path.tokenizer", lambda found: found.tokenizer),
+        files.lack_problems("path.tokenizer", lambda found: found.tokenizer),
         needs=("paths.tokenizer",),
     ),
     Check(
         "path.data",
         "the data sets are there, each .idx and .bin of as many tokens",
-        paths.lack_problems("path.data", lambda found: found.data),
+        files.lack_problems("path.data", lambda found: found.data),
         needs=("paths.data",),
     ),
     Check(
         "path.checkpoint",
         "the checkpoint that the training is to go on from is there, and whole",
-        paths.lack_problems("path.checkpoint", lambda found: found.checkpoint),
+        files.lack_problems("path.checkpoint", lambda found: found.checkpoint),
         needs=("paths.checkpoint",),
     ),
     Check(
         "path.image",
         "an image that is a file is there, and a whole squashfs",
-        paths.lack_problems("path.image", lambda found: found.image),
+        files.lack_problems("path.image", lambda found: found.image),
         needs=("paths.image",),
     ),
     Check(
         "image.fetch",
         "many nodes do not fetch an image of a registry at once",
-        paths.lack_problems("image.fetch", lambda found: found.fetched),
+        files.lack_problems("image.fetch", lambda found: found.fetched),
         needs=("paths.fetched",),
     ),
     Check(
@@ -252,31 +284,31 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "path.script",
         "a checkout that the engine's program is in has it",
-        paths.lack_problems("path.script", lambda found: found.script),
+        files.lack_problems("path.script", lambda found: found.script),
         needs=("paths.script",),
     ),
     Check(
         "path.mounts",
         "what the container mounts is there",
-        paths.lack_problems("path.mounts", lambda found: found.mounts),
+        files.lack_problems("path.mounts", lambda found: found.mounts),
         needs=("paths.mounts",),
     ),
     Check(
         "path.writable",
         "the directory of the run can be written",
-        paths.lack_problems("path.writable", lambda found: found.results),
+        files.lack_problems("path.writable", lambda found: found.results),
         needs=("paths.results",),
     ),
     Check(
         "path.shared",
         "what the nodes of a job share is on no disk of this machine's own",
-        paths.shared_problems,
+        files.shared_problems,
         needs=("paths.local",),
     ),
     Check(
         "space.checkpoints",
         "there is space for the next checkpoint, and for all that are kept",
-        space.checkpoint_problems,
+        files.checkpoint_problems,
         needs=("paths.free_bytes",),
     ),
     Check(

@@ -1,18 +1,27 @@
-"""What would do instead of a layout that cannot run: other sizes, other node counts, another layout."""
+"""Remedies of findings about layouts: other sizes, other node counts, other layouts.
+
+They are looked for once it is known what is reported: looking for layouts runs the checks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Severity
-from launcher.checks.rules.layout import blamed
-from launcher.checks.rules.model import context_fits, layers_fit, sequence_parallel_problems, tensor_sizes
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.rules.layout import (
+    blamed,
+    context_fits,
+    layers_fit,
+    sequence_parallel_problems,
+    tensor_sizes,
+)
 from launcher.checks.suggesting import Suggester, would_fit
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts
+from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts, read_parallel_config
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
 
@@ -20,17 +29,28 @@ _LAYOUTS_SHOWN = 6
 _NEAREST_SHOWN = 4
 
 
-def ways_out(problem: str, values: Values, shape: ParallelConfig, plan: Plan, facts: Facts) -> str:
-    """Lines that name what would be valid, for a problem of the plan's node count.
+def add_remedies(findings: Iterable[Finding], plan: Plan, facts: Facts) -> list[Finding]:
+    """Return the findings, those about layouts with what would be valid instead."""
+    return [_remedied(finding, plan, facts) for finding in findings]
 
-    Parameters
-    ----------
-    problem
-        The id of the check that found it.
-    """
+
+def _remedied(finding: Finding, plan: Plan, facts: Facts) -> Finding:
+    if finding.fix is not None or finding.severity is Severity.SKIPPED:
+        return finding
+    if finding.id == "memory.fits":
+        return replace(finding, fix=would_fit(plan, facts))
+    values = Values(plan.job.config or {})
+    parallel = read_parallel_config(values)
+    if finding.id not in _WAYS or parallel is None:
+        return finding
+    return replace(finding, fix=_remedies(finding.id, values, parallel, plan, facts))
+
+
+def _remedies(check: str, values: Values, shape: ParallelConfig, plan: Plan, facts: Facts) -> str:
+    """Return lines that name what would be valid on the plan's node count."""
     nodes = plan.job.resources.nodes
-    lines = [way(values, shape, nodes) for way in _WAYS[problem]]
-    if problem == "layout.world":
+    lines = [way(values, shape, nodes) for way in _WAYS[check]]
+    if check == "layout.world":
         # What has room first: of what divides, much has not.
         best = [would_fit(plan, facts), _layouts(values, shape, Suggester(plan, facts))]
         lines = [*best, "by arithmetic alone, whether or not the memory is enough:", *lines]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.fitting import TRAINER, Check
-from launcher.checks.registry import CHECKS
+from launcher.checks.registry import CHECKS, Check
+from launcher.checks.rules.keys import TRAINER
 from launcher.errors import UserError, did_you_mean
 from launcher.plan import Plan
 
@@ -27,6 +27,11 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
     if any(finding.severity is Severity.ERROR and _is_of_keys(finding) for finding in found):
         # The trainer stops at the first mistake, which is among the others.
         found = [finding for finding in found if finding.id != TRAINER]
+    if any(finding.severity is not Severity.SKIPPED for finding in found):
+        # Imported late: looking for layouts is a good part of this package, and most launches need none.
+        from launcher.checks.remedies import add_remedies
+
+        found = add_remedies(found, plan, facts)
     order = list(Severity)
     return sorted(found, key=lambda finding: order.index(finding.severity))
 

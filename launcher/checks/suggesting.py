@@ -14,8 +14,7 @@ from launcher.attained import attained
 from launcher.checks.candidates import is_of_layout, layouts
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.rules.elastic import is_elastic
-from launcher.checks.rules.layout import world_problem
+from launcher.checks.registry import CHECKS
 from launcher.checks.rules.memory import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.gpus import gpu_of
@@ -159,16 +158,9 @@ class Suggester:
         return {_told(finding) for finding in found if finding.severity is not Severity.ERROR}
 
     def _asked(self, config: Mapping[str, Any]) -> list[Finding]:
-        # Imported late: the checks suggest layouts themselves.
-        from launcher.checks.registry import CHECKS
-
         plan = replace(self.plan, job=replace(self.plan.job, config=config))
-        # This one would suggest layouts in turn: its rule is asked instead.
-        asked = [check for check in CHECKS if check.id.startswith(_ASKED) and check.id != "layout.world"]
-        found = [finding for check in asked for finding in check.find(plan, self.facts)]
-        shape = read_parallel_config(Values(config))
-        world = world_problem(shape, self.nodes) if shape is not None else None
-        return found if world is None or is_elastic(plan.job.resources) else [*found, world]
+        asked = [check for check in CHECKS if check.id.startswith(_ASKED)]
+        return [finding for check in asked for finding in check.find(plan, self.facts)]
 
     @cached_property
     def smallest(self) -> Suggestion | None:
@@ -331,7 +323,7 @@ def best_with_half_gradients(plan: Plan, facts: Facts) -> Iterator[Suggestion]:
 def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
     """The fastest layout on the least nodes on which there is one that fits, as far as is looked for it."""
     shape = read_parallel_config(Values(plan.job.config or {}))
-    if shape is None or is_elastic(plan.job.resources):
+    if shape is None or plan.job.resources.is_elastic:
         return None
     limit = Suggester(plan, facts).limit
     least, work = _least_bytes(plan) // (limit * shape.devices), 0
@@ -384,7 +376,7 @@ def would_fit(plan: Plan, facts: Facts) -> str:
 def why_none(suggester: Suggester, more: Suggestion | None, config: Mapping[str, Any]) -> str:
     """Lines for where nothing fits: by how much the smallest does not, and on how many nodes one would."""
     resources, smallest = suggester.plan.job.resources, suggester.smallest
-    if is_elastic(resources):
+    if resources.is_elastic:
         counts = resources.node_counts
         return f"no layout fits every number of nodes from {counts[0]} to {counts[-1]}"
     told = f"no layout fits on {count(suggester.nodes, 'node')}"

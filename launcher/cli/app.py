@@ -20,7 +20,7 @@ from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
 from launcher.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
-from launcher.terminal import escaped_streams
+from launcher.ui.terminal import escaped_streams
 
 _READER_GONE = 141  # as a shell tells a program that a closed pipe ended
 _NAMED = 5  # jobs in a message
@@ -271,6 +271,7 @@ def _show_warnings() -> None:
     handler.setFormatter(logging.Formatter("slipway: %(message)s"))
     logger = logging.getLogger("launcher")
     logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
     logger.propagate = False
 
 

@@ -15,14 +15,12 @@ from launcher.checks.gate import as_mistakes
 from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.host import check_host
 from launcher.checks.registry import CHECKS
-from launcher.checks.rules.gpus import CHECK as GPUS
 from launcher.checks.rules.memory import why_not_told
+from launcher.checks.rules.resources import CHECK as GPUS
 from launcher.checks.runner import has_all, is_asked, require_known, run_checks
 from launcher.cli.check_views import Looked, Told, content, print_screen
 from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
-from launcher.cli.launch import add_tree_options, request_of
-from launcher.cli.printing import print_styled
-from launcher.cli.workspace import is_workspace
+from launcher.cli.requests import add_tree_options, is_workspace, request_of
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.gpus import gpu_of
@@ -30,6 +28,7 @@ from launcher.estimates.overview import overview
 from launcher.rendering.sbatch_flags import empty_script
 from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
+from launcher.ui.tables import print_styled
 
 _EPILOG = """\
 examples:
@@ -82,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
         require_suffix(args.plot)
     made = drafts(request_of(args, args.overrides))
+    for stage in made:
+        _ = stage.rendered  # a mistake in a template is a mistake of the launch
     looked = (
         [_estimate(one, args.no_check) for one in _training(made)]
         if args.estimate

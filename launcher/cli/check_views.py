@@ -11,10 +11,10 @@ from launcher.checks.findings import Severity
 from launcher.checks.summary import Summary, summarize
 from launcher.cli.cost_view import amount_lines, cost_lines
 from launcher.cli.memory_view import headline, plain_lines, print_table
-from launcher.cli.printing import print_styled
 from launcher.drafting import Draft
 from launcher.estimates.overview import Overview
 from launcher.plan import Plan
+from launcher.ui.tables import print_styled
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.SKIPPED: "dim"}
 

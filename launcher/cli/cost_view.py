@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.checks.rules.space import told_bytes
+from launcher.checks.rules.files import told_bytes
 from launcher.checks.rules.time import told_days
 from launcher.estimates.cost import Amount, Cost
-from launcher.monitor.formatting import count
 from launcher.plan import Plan
+from launcher.ui.formatting import count
 
 
 def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:

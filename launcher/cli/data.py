@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.cli.launch import add_launch_options, draft_and_launch
+from launcher.cli.launch import draft_and_launch
 from launcher.cli.logs import follow_to_end
+from launcher.cli.requests import add_launch_options
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, file_mode
 from launcher.jobs.launches import open_launch

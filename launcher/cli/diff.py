@@ -11,16 +11,14 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.launch import add_tree_options
-from launcher.cli.printing import print_styled
-from launcher.config.compose import Composition, compose
+from launcher.cli.requests import add_tree_options
 from launcher.config.stored import stored_text
-from launcher.drafting import Draft, render_launch, stages_of, stored_config
+from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, explain_os_error, one_line
 from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
-from launcher.stages.planning import run_directory
+from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 
 _EPILOG = """\
@@ -62,36 +60,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the differences; return the exit code."""
-    staged = stages_of(compose(args.overrides, args.config_dir))
-    if len(staged) > 1 and args.launch is not None:
-        stages = [one.config.stages[0] for one in staged]
+    launches = drafts(Request(args.overrides, [], config_dir=args.config_dir, template_dir=args.template_dir))
+    if len(launches) > 1 and args.launch is not None:
+        stages = [draft.plan.job.stage for draft in launches]
         raise UserError(
             f"--launch {args.launch}: of which stage?", key="stages", hint=f"stages=[{stages[-1]}]"
         )
-    lines = [line for composition in staged for line in _of_stage(args, composition)]
+    lines = [line for draft in launches for line in _of_stage(draft, args.launch)]
     print_styled(((line, _style(line)),) for line in lines)
     return 1 if lines else 0
 
 
-def _of_stage(args: argparse.Namespace, composition: Composition) -> list[str]:
-    """The differences of one stage's run."""
-    with composition.naming_sources():
-        run_dir = run_directory(composition.config)
+def _of_stage(draft: Draft, launch: int | None) -> list[str]:
+    """Return the differences of one stage's run."""
+    run_dir = draft.plan.paths.run_dir
     try:
-        number = _chosen(run_dir, args.launch)
+        number = _chosen(run_dir, launch)
         manifest = read_manifest(LaunchPaths(run_dir, run_dir.name, "", number).directory)
-        made = render_launch(composition, number, manifest.tag, args.template_dir)
-        return list(_differences(manifest, made))
+        return list(_differences(manifest, draft.numbered(number, manifest.tag)))
     except OSError as error:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
 
 
 def _chosen(run_dir: Path, wanted: int | None) -> int:
-    """The number of the launch to compare with."""
+    """Return the number of the launch to compare with."""
     numbers = launch_numbers(run_dir)
     if not numbers:
-        told = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
-        raise UserError(told, hint="`slipway render` with the same words shows the script")
+        message = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
+        raise UserError(message, hint="`slipway render` with the same words shows the script")
     if wanted is not None and wanted not in numbers:
         raise UserError(
             f"--launch {wanted}: {run_dir.name} has no such launch",
@@ -100,13 +96,13 @@ def _chosen(run_dir: Path, wanted: int | None) -> int:
     return wanted or numbers[-1]
 
 
-def _differences(manifest: Manifest, made: Draft) -> Iterator[str]:
+def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     # Under the names that they had then: the run's or the job's name may be what changed.
-    old = LaunchPaths(made.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
-    config = made.plan.job.config
+    old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
+    config = draft.plan.job.config
     for path, text in (
-        (old.script, made.rendered.script),
-        (old.task_script, made.rendered.task),
+        (old.script, draft.rendered.script),
+        (old.task_script, draft.rendered.task),
     ):
         yield from _unified(path, _read(path), text)
     # In the files several keys may share a line.
@@ -114,10 +110,10 @@ def _differences(manifest: Manifest, made: Draft) -> Iterator[str]:
     yield from _unified(old.config, _text(before), _text(config))
     root = _read_config(old.root_config)
     if root is not None:  # earlier versions stored none
-        now = yaml.safe_load(stored_text(stored_config(made), os.environ))
+        now = yaml.safe_load(stored_text(draft.stored_config, os.environ))
         # What the job reads is compared above.
-        shown = () if before is None or config is None else (manifest.stage,)
-        yield from _unified(old.root_config, _text(root, shown), _text(now, shown))
+        compared = () if before is None or config is None else (manifest.stage,)
+        yield from _unified(old.root_config, _text(root, compared), _text(now, compared))
 
 
 def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> str | None:
@@ -128,10 +124,10 @@ def _text(config: Mapping[str, Any] | None, without: tuple[str, ...] = ()) -> st
 
 def _read_config(path: Path) -> dict[str, Any] | None:
     try:
-        found = read_yaml(path)
-        if not isinstance(found, dict):
+        config = read_yaml(path)
+        if not isinstance(config, dict):
             raise ValueError("it holds no keys")
-        return found
+        return config
     except FileNotFoundError:
         return None
     except (yaml.YAMLError, TypeError, ValueError) as error:

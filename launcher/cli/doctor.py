@@ -1,4 +1,4 @@
-"""`slipway doctor`: what this machine, the cluster and its nodes have of what a launch needs."""
+"""`slipway doctor`: examine this machine, the cluster and its nodes for everything that a launch needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from launcher.cli.launch import add_tree_options, request_of
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.errors import UserError, one_line
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
-    from launcher.doctor.lines import Row
+    from launcher.doctor.report import Row
 
 _DESCRIPTION = """\
-Look at what a launch needs, and tell it in one table: Slurm, Pyxis, Enroot and where it keeps its files, the
-programs that make images, credentials (for which registries, never what they are), the GPUs' driver against
-the image's CUDA, Python. It is examined for the launch that the overrides describe, and without any for that
-of the tree. Nothing is written. With --nodes a job of a few seconds looks at compute nodes as well."""
+Examine everything that a launch needs, and print one table: Slurm, Pyxis, Enroot and its directories, the
+programs that make images, credentials (their registries, never the credentials), the GPUs' driver against the
+image's CUDA, Python. The launch is the one that the overrides describe, and without any the one of the tree.
+Nothing is written. With --nodes a job of a few seconds examines compute nodes as well."""
 
 _EPILOG = """\
 examples:
@@ -31,14 +31,14 @@ examples:
   slipway doctor --image nvcr.io#nvidia/nemo:25.07    does this machine's driver run it?
   slipway doctor --json | jq -r '.lines[] | select(.status != "ok") | "\\(.what): \\(.fix)"'
 
-ok: as it should be; warning: it works, with what is told; missing: it is not there, or does not work;
-unknown: nobody could be asked. What the launch cannot do without is marked with `!`.
+ok: as it should be; warning: it works, within limits; missing: it is not there, or does not work;
+unknown: nothing answered. `!` marks what the launch cannot do without.
 
 exit code:
   0  nothing that the launch cannot do without is missing
   1  something is
-  2  a mistake in what was asked for
-  3  that could not be told: compute nodes that were asked did not answer
+  2  a mistake in the arguments
+  3  unknown: compute nodes did not answer
 """
 
 _PATIENCE_SECONDS = 300.0
@@ -51,25 +51,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the verb."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what this machine and the cluster have of what a launch needs",
+        help="examine this machine, the cluster and its nodes for a launch",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as cluster=bcm")
-    parser.add_argument("--nodes", type=int, default=0, metavar="N", help="look at N compute nodes, by a job")
-    told = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
-    parser.add_argument("--start", action="store_true", help=told)
-    parser.add_argument("--image", metavar="IMAGE", help="whose CUDA is meant, instead of `container`'s")
-    told = f"wait so many seconds for the nodes (default: {_PATIENCE_SECONDS:g})"
-    parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, metavar="SECONDS", help=told)
+    parser.add_argument("--nodes", type=int, default=0, metavar="N", help="examine N compute nodes, by a job")
+    message = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
+    parser.add_argument("--start", action="store_true", help=message)
+    parser.add_argument("--image", metavar="IMAGE", help="examine this image instead of `container`")
+    message = f"wait so many seconds for the nodes (default: {_PATIENCE_SECONDS:g})"
+    parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, metavar="SECONDS", help=message)
     parser.add_argument("--json", action="store_true", help="print an object")
     add_tree_options(parser)
     parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and tell; return the exit code."""
+    """Examine and print the report; return the exit code."""
     if args.nodes < 0:
         raise UserError(f"--nodes {args.nodes}: a number of nodes, from 1 on")
     if args.start and not args.nodes:
@@ -77,30 +77,30 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.patience <= _MOST_PATIENCE_SECONDS:
         most = f"{_MOST_PATIENCE_SECONDS:.0f}"
         raise UserError(f"--patience {args.patience:g}: a number of seconds, above 0 and up to {most}")
-    from launcher.doctor.examining import examine
-    from launcher.doctor.lines import lacking, unknown
+    from launcher.doctor.examination import examine
+    from launcher.doctor.report import lacking, unknown
     from launcher.drafting import drafts
 
-    # Of several stages the last one is what the others are for.
-    made = drafts(request_of(args, args.overrides))[-1]
+    # The other stages serve the last one.
+    draft = drafts(request_of(args, args.overrides))[-1]
     with _waiting(args.nodes):
-        gathered, found = examine(
-            made, image=args.image, count=args.nodes, patience=args.patience, starts=args.start
+        gathered, report = examine(
+            draft, image=args.image, count=args.nodes, patience=args.patience, starts=args.start
         )
-    lost, untold = lacking(found), unknown(found)
+    missing, unanswered = lacking(report), unknown(report)
     if args.json:
-        print(json.dumps(_content(found, gathered.here.host), indent=2))
+        print(json.dumps(_content(report, gathered.here.host), indent=2))
     else:
-        _print_table(found, has_nodes=args.nodes > 0)
-        print(_summary(found, lost, untold, nodes=args.nodes))
-    if lost:
+        _print_table(report, has_nodes=args.nodes > 0)
+        print(_summary(report, missing, unanswered, nodes=args.nodes))
+    if missing:
         return _MISSING
-    return _NOT_KNOWN if untold else 0
+    return _NOT_KNOWN if unanswered else 0
 
 
 @contextmanager
 def _waiting(count: int) -> Iterator[None]:
-    """Tell what is waited for, where somebody looks."""
+    """Show a status line on a terminal while the examination runs."""
     if not sys.stderr.isatty():
         yield
         return
@@ -109,25 +109,25 @@ def _waiting(count: int) -> Iterator[None]:
         yield
 
 
-def _summary(found: Sequence[Row], lost: Sequence[Row], untold: Sequence[Row], *, nodes: int) -> str:
-    warnings = sum(row.line.status == "warning" for row in found)
+def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence[Row], *, nodes: int) -> str:
+    warnings = sum(row.line.status == "warning" for row in report)
     more = f"; {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
-    if lost:
-        names = ", ".join(dict.fromkeys(row.line.what for row in lost))
+    if missing:
+        names = ", ".join(dict.fromkeys(row.line.what for row in missing))
         return f"missing for this launch: {names}{more}"
-    if untold:
-        names = ", ".join(dict.fromkeys(row.line.what for row in untold))
+    if unanswered:
+        names = ", ".join(dict.fromkeys(row.line.what for row in unanswered))
         return f"not known, and needed for this launch: {names}{more}"
     where = "" if nodes else ", as far as can be seen from here"
     return f"nothing is missing for this launch{where}{more}"
 
 
-def _content(found: Sequence[Row], host: str) -> dict[str, object]:
-    from launcher.doctor.lines import lacking
+def _content(report: Sequence[Row], host: str) -> dict[str, object]:
+    from launcher.doctor.report import lacking
 
     return {
         "host": host,
-        "ok": not lacking(found),
+        "ok": not lacking(report),
         "lines": [
             {
                 "what": row.line.what,
@@ -138,7 +138,7 @@ def _content(found: Sequence[Row], host: str) -> dict[str, object]:
                 "fix": row.line.fix,
                 "free_bytes": row.line.free,
             }
-            for row in found
+            for row in report
         ],
     }
 
@@ -146,10 +146,10 @@ def _content(found: Sequence[Row], host: str) -> dict[str, object]:
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "magenta"}
 
 
-def _print_table(found: Sequence[Row], *, has_nodes: bool) -> None:
-    """A table on a terminal; in a pipe a line for each thing, and one for its fix."""
+def _print_table(report: Sequence[Row], *, has_nodes: bool) -> None:
+    """Print a table on a terminal; in a pipe a line for each thing, and one for its fix."""
     if not sys.stdout.isatty():
-        print("\n".join(plain_lines(found, has_nodes=has_nodes)))
+        print("\n".join(plain_lines(report, has_nodes=has_nodes)))
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -161,24 +161,24 @@ def _print_table(found: Sequence[Row], *, has_nodes: bool) -> None:
         grid.add_column("where", overflow="fold")
     grid.add_column("status", no_wrap=True)
     grid.add_column("found, and what to do", overflow="fold")
-    for row in found:
+    for row in report:
         line = row.line
-        told = Text(_found(row))
+        text = Text(_found(row))
         if (fix := _fix(row)) is not None:
-            told.append(f"\n→ {fix}", "cyan")
-        cells = [Text(line.what, "bold"), Text(_status(row), _STYLES[line.status]), told]
+            text.append(f"\n→ {fix}", "cyan")
+        cells = [Text(line.what, "bold"), Text(_status(row), _STYLES[line.status]), text]
         if has_nodes:
             cells.insert(1, Text(_where(row)))
         grid.add_row(*cells)
     open_console().print(grid)
 
 
-def plain_lines(found: Sequence[Row], *, has_nodes: bool) -> Iterator[str]:
-    """The table for a pipe."""
+def plain_lines(report: Sequence[Row], *, has_nodes: bool) -> Iterator[str]:
+    """Yield the lines of the report for a pipe."""
     widths = [
-        max(map(len, column)) for column in zip(*(_cells(row, has_nodes) for row in found), strict=True)
+        max(map(len, column)) for column in zip(*(_cells(row, has_nodes) for row in report), strict=True)
     ]
-    for row in found:
+    for row in report:
         cells = zip(_cells(row, has_nodes), widths, strict=True)
         yield "  ".join([*(cell.ljust(width) for cell, width in cells), _found(row)]).rstrip()
         if (fix := _fix(row)) is not None:
@@ -201,13 +201,13 @@ def _where(row: Row) -> str:
 
 
 def _found(row: Row) -> str:
-    # An image's variables, and what a tool complains of, may hold what a terminal would obey.
-    found, free = one_line(row.line.found), row.line.free
-    return found if free is None else f"{found}; {free / 2**30:,.1f} GiB free"
+    # An image's variables, and the errors of a tool, may hold control characters of a terminal.
+    text, free = one_line(row.line.found), row.line.free
+    return text if free is None else f"{text}; {free / 2**30:,.1f} GiB free"
 
 
 def _fix(row: Row) -> str | None:
-    """What to do, unless all is well."""
+    """Return the remedy, unless all is well."""
     line = row.line
     if not line.fix or line.status == "ok":
         return None

@@ -1,4 +1,4 @@
-"""`slipway gpu-check`: what the GPUs of a machine compute, before a training relies on them."""
+"""`slipway gpu-check`: check what the GPUs of a machine compute, before a training relies on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.launch import add_tree_options, request_of
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ examples:
 exit code:
   0  all checks ran, and none failed
   1  a check failed, or the checks were ended before the last
-  2  a mistake in what was asked for, or nothing could be started
+  2  a mistake in the arguments, or nothing could be started
 """
 
 _FAILED = 1
@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the verb."""
     parser = subparsers.add_parser(
         "gpu-check",
-        help="what the GPUs of a machine compute, by small trainings",
+        help="check what the GPUs of a machine compute, by small trainings",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -63,9 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--only", metavar="CHECK,...", help="some of the checks: versions, devices, parity, ..."
     )
-    message = "what the trainings write (default: gpu_check/DATE in base_results_dir)"
+    message = "the directory of their files (default: gpu_check/DATE in base_results_dir)"
     parser.add_argument("--directory", type=Path, metavar="DIR", help=message)
-    message = f"ask for a job of so many minutes (default: {_MINUTES})"
+    message = f"the time limit of the job (default: {_MINUTES})"
     parser.add_argument("--minutes", type=int, default=_MINUTES, metavar="N", help=message)
     parser.add_argument("--json", action="store_true", help="print an object")
     add_tree_options(parser)
@@ -81,13 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
     names = {text.partition("=")[0] for text in args.overrides}
     ours = [text for text in _OURS if text.partition("=")[0] not in names]
-    made = draft(request_of(args, [*ours, *args.overrides]))
-    batch = [text for text in batch_overrides(made.plan.job.config) if text.partition("=")[0] not in names]
+    launch = draft(request_of(args, [*ours, *args.overrides]))
+    batch = [text for text in batch_overrides(launch.plan.job.config) if text.partition("=")[0] not in names]
     if batch:
-        # What is measured and what is estimated is the same batch.
-        made = draft(request_of(args, [*ours, *args.overrides, *batch]))
-    default = Path(made.composition.config.base_results_dir) / "gpu_check" / f"{datetime.now():%Y%m%d-%H%M%S}"
-    report = check_gpus(made, (args.directory or default).absolute(), args.only, args.minutes)
+        # The measured batch and the estimated one are the same.
+        launch = draft(request_of(args, [*ours, *args.overrides, *batch]))
+    default = (
+        Path(launch.composition.config.base_results_dir) / "gpu_check" / f"{datetime.now():%Y%m%d-%H%M%S}"
+    )
+    report = check_gpus(launch, (args.directory or default).absolute(), args.only, args.minutes)
     if args.json:
         print(json.dumps(content(report), indent=2))
     else:
@@ -108,7 +110,7 @@ def content(report: Report) -> dict[str, Any]:
 
 
 def table(report: Report) -> Iterator[str]:
-    """Return the table's lines: a check, its state, and below a failed one what to mend."""
+    """Yield the table's lines: a check, its state, and below a failed one its remedy."""
     from launcher.doctor.gpu_check import STATES, beside_estimate
 
     width = max((len(row.check) for row in report.rows), default=0)

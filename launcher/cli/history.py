@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from launcher.cli.runs import add_run, named_run
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN
-from launcher.monitor import formatting
-from launcher.monitor.history import LaunchRow, LifeRow, history
-from launcher.monitor.moments import moment
+from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
+from launcher.ui import formatting
+from launcher.ui.formatting import moment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,19 +85,19 @@ def run(args: argparse.Namespace) -> int:
 def _tell_origin(run_dir: Path, number: int, *, as_json: bool) -> int:
     # Imported late: the launches alone need none of it.
     from launcher.jobs.launches import open_launch
-    from launcher.monitor.origin import origin, rows
-    from launcher.monitor.tables import print_pairs
+    from launcher.monitor.provenance_report import provenance, provenance_rows
+    from launcher.ui.tables import print_pairs
 
     launch = open_launch(run_dir, number)
     if as_json:
-        print(json.dumps(origin(launch), indent=2))
+        print(json.dumps(provenance(launch), indent=2))
     else:
-        print_pairs(f"{launch.manifest.run}, launch {number}", rows(launch))
+        print_pairs(f"{launch.manifest.run}, launch {number}", provenance_rows(launch))
     return DONE
 
 
 def _print(rows: Sequence[LaunchRow]) -> None:
-    from launcher.cli.printing import print_styled
+    from launcher.ui.tables import print_styled
 
     table = [list(_COLUMNS)]
     states: list[State | None] = [None]
@@ -118,7 +118,7 @@ def _lines(
     table: Sequence[Sequence[str]], states: Sequence[State | None], below: Sequence[Sequence[str]]
 ) -> Iterable[tuple[tuple[str, str], ...]]:
     """Aligned lines, with what is told below each, as text and its style."""
-    from launcher.monitor.tables import colour
+    from launcher.ui.tables import colour
 
     shown = _fitting(table)
     widths = {index: max(len(row[index]) for row in table) for index in shown}
@@ -174,7 +174,7 @@ def _cells(row: LaunchRow) -> list[str]:
     return [one_line(formatting.text(value)) for value in values]
 
 
-def _life_cells(row: LifeRow) -> list[str]:
+def _life_cells(row: AttemptRow) -> list[str]:
     life = row.life
     name = life.job_id if life.number == 0 else f"{life.job_id}, life {life.number + 1}"
     link = "" if row.link is None else f"link {row.link}"
@@ -185,7 +185,7 @@ def _life_cells(row: LifeRow) -> list[str]:
     return [one_line(str(value)) if value == "" else one_line(formatting.text(value)) for value in values]
 
 
-def _why(row: LifeRow) -> list[str]:
+def _why(row: AttemptRow) -> list[str]:
     """Why a life ended and, of a link, where it was not to run."""
     avoided = [f"was not to run on {row.life.avoids}"] if row.life.avoids else []
     damaged = [one.line() for one in row.damaged]

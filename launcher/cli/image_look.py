@@ -18,8 +18,8 @@ from launcher.cli.image_options import (
     chosen_images,
     chosen_store,
 )
-from launcher.cli.printing import print_listing, print_styled
 from launcher.errors import Mistakes, UserError, one_line
+from launcher.ui.tables import print_listing, print_styled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, one_line
@@ -48,19 +48,20 @@ def submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrid
         If there is no queue for it, or the scheduler refuses.
     """
     # Imported late: most images are made here.
-    from launcher.cli.launch import print_each, request_of, tell_all
-    from launcher.drafting import draft_image
+    from launcher.cli.launch import tell_all
+    from launcher.cli.requests import print_drafts, request_of
+    from launcher.drafting import draft
     from launcher.launching import launch
     from launcher.stages.image import ImageWork
 
     made_with = argparse.Namespace(**{**_NO_REPLAY, **vars(args)})
-    request = request_of(made_with, list(overrides))
     work = ImageWork(target.stem, ("image", *words, *_options(args)), target)
-    made = draft_image(request, work)
+    request = replace(request_of(made_with, list(overrides)), work=work)
+    job = draft(request)
     if args.dry_run:
-        print_each([made], [made.rendered.script], "bash")
+        print_drafts([job], [job.rendered.script], "bash")
         return 0
-    launched = launch(made, request, tell=lambda line: print(f"slipway: {line}", file=sys.stderr))
+    launched = launch(job, request)
     tell_all([launched], as_json=args.json)
     if not args.json:
         print(f"  then       container={one_line(str(target))}")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.image_options import Verbs, add_overrides, add_store, add_verb, chosen_store
-from launcher.cli.printing import print_listing
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, explain_refusal, one_line
+from launcher.ui.tables import print_listing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

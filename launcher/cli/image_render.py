@@ -8,9 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from launcher.cli.image_options import Verbs, add_config_dir, add_template_dir, add_verb, of_recipe
-from launcher.cli.printing import print_code
 from launcher.errors import UserError
 from launcher.secrecy import redacted
+from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
     from launcher.images.recipes import Recipe

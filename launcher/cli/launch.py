@@ -8,19 +8,19 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.findings import add_no_check, stop_at_errors
-from launcher.cli.printing import print_code
+from launcher.cli.findings import stop_at_errors
+from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
-from launcher.cli.workspace import is_workspace, open_workspace, refuse_options
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError
 from launcher.runs.paths import short
+from launcher.stages.workspace import STAGE as WORKSPACE
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
+    from launcher.launching.building import ImageRequirement
     from launcher.runs.manifest import Manifest
     from launcher.runs.paths import LaunchPaths
 
@@ -99,79 +99,27 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all verbs that launch share."""
-    parser.add_argument("--dry-run", action="store_true", help="print the script; write and submit nothing")
-    add_no_check(parser)
-    add_tree_options(parser)
-    add_replay_options(parser, "with --dry-run: the script of an earlier launch again, byte for byte")
-
-
-def add_tree_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all verbs that render: trees of the user's own."""
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
-    parser.add_argument("--template-dir", type=Path, metavar="DIR", help="templates of your own, read first")
-
-
-def add_replay_options(parser: argparse.ArgumentParser, title: str) -> None:
-    """Add what a launch's files depend on besides the overrides."""
-    replay = parser.add_argument_group(title)
-    replay.add_argument(
-        "--launch-dir",
-        type=Path,
-        metavar="DIR",
-        help="its directory, results/RUN/launches/N: what is stored there is rendered, whatever became of the"
-        " trees and of the other arguments",
-    )
-    replay.add_argument("--launch-number", type=int, metavar="N", help="the number that it has")
-    replay.add_argument("--tag", help="its tag; launcher_cmd.log holds the whole command")
-    replay.add_argument("--stage", metavar="STAGE", help="its stage, where the overrides ask for several")
-
-
 def run(args: argparse.Namespace) -> int:
-    """Walk to the door that the arguments name; return the exit code."""
+    """Launch, or print what would be launched; return the exit code."""
     request = request_of(args, args.overrides)
     if args.build is None or request.launch_dir is not None:
-        made = _checked(args, request)
+        drafted = _checked(args, drafts(request), request)
     else:
-        made, request = _built(args, request)
-    if is_workspace(made):
-        refuse_options(args)
+        drafted, request = _built(args, request)
+    if is_workspace(drafted):
+        _refuse_job_options(args)
     if args.smoke and request.launch_dir is None:
-        code = smoke_first(args, _only_one(made), request, dry=_is_dry(args, made))
+        code = smoke_first(args, _only_draft(drafted), request, dry=_is_dry(args, drafted))
         if code is not None:
             return code
         request = replace(request, command=without_smoke(list(request.command)))
-    launched = _launch(args, made, request)
+    launched = _launch(args, drafted, request)
     tell_all(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
 
 
-def _follow(launched: Sequence[Launched]) -> int:
-    """Follow the jobs one after the other; the worst of their ends counts."""
-    from launcher.exit_codes import WATCHING_ENDED, worst_code
-    from launcher.monitor.follow import follow_and_tell
-
-    codes: list[int] = []
-    for one in launched:
-        codes.append(follow_and_tell(one.paths.run_dir, one.paths.number))
-        if codes[-1] == WATCHING_ENDED:
-            return WATCHING_ENDED
-    return worst_code(codes)
-
-
-def _only_one(made: Sequence[Draft]) -> Draft:
-    if len(made) > 1:
-        raise UserError(
-            "--smoke: the two steps would need what the stages before have not made yet",
-            key="stages",
-            hint="launch these first; then stages=[training] --smoke",
-        )
-    return made[0]
-
-
 def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched | None:
-    """Walk to the door that `add_launch_options` chose; ``None`` after a dry run, which prints the script.
+    """Launch a single stage, or print its script and return ``None`` on a dry run.
 
     Raises
     ------
@@ -179,102 +127,122 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
         If the request has a mistake, or the scheduler refuses.
     """
     request = request_of(args, overrides)
-    launched = _launch(args, _checked(args, request), request)
+    drafted = _checked(args, drafts(request), request)
+    launched = _launch(args, drafted, request)
     return launched[0] if launched else None
 
 
-def _checked(args: argparse.Namespace, request: Request) -> list[Draft]:
-    made = drafts(request)
+def _checked(args: argparse.Namespace, drafted: list[Draft], request: Request) -> list[Draft]:
     if request.launch_dir is None:  # which was checked when it was launched
-        stop_at_errors(made, args.no_check, look=not _is_dry(args, made))
-    return made
+        stop_at_errors(drafted, args.no_check, look=not _is_dry(args, drafted))
+    return drafted
 
 
 def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], Request]:
-    """Check a launch and make its image; where a job is to make it, that job is the first draft."""
+    """Check a launch and make its image, or draft the job that makes it first."""
     # Imported late: most launches make no image.
-    from launcher.cli.building import building, make, tell_dry
+    from launcher.launching.building import draft_with_image
 
     if args.smoke and args.build == _JOB:
         raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
-    planned = building(request, args.no_check, as_job=args.build == _JOB)
-    dry = _is_dry(args, planned.made)
-    stop_at_errors(planned.made, planned.skipped, look=not dry)
-    if planned.needed is not None:
+    building = draft_with_image(request, args.no_check, as_job=args.build == _JOB)
+    dry = _is_dry(args, building.drafts)
+    stop_at_errors(building.drafts, building.skipped, look=not dry)
+    if building.needed is not None:
         if dry:
-            tell_dry(planned.needed)
+            print(f"slipway: first: slipway {shlex.join(building.needed.command)}", file=sys.stderr)
         else:
-            make(planned.needed, quiet=args.json)
-    return planned.made, planned.request
+            _make_image(building.needed, quiet=args.json)
+    return building.drafts, building.request
 
 
-def _is_dry(args: argparse.Namespace, made: Sequence[Draft]) -> bool:
-    return bool(args.dry_run or made[0].composition.config.dry_run)
+def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
+    """Make the image on this machine, and show the progress."""
+    from launcher.images.progress import told
+    from launcher.launching.building import make_here
+
+    with told(quiet=quiet) as progress:
+        done = make_here(needed, progress)
+    how = "another one made it meanwhile" if done.reused else "made"
+    print(f"slipway: image {done.path}: {how}", file=sys.stderr)
 
 
-def _launch(args: argparse.Namespace, made: Sequence[Draft], request: Request) -> list[Launched]:
-    if _is_dry(args, made):
-        print_each(made, [one.rendered.script for one in made], "bash")
+def _refuse_job_options(args: argparse.Namespace) -> None:
+    """Refuse options that only apply to jobs for a workspace."""
+    for name in ("smoke", "follow", "json"):
+        if getattr(args, name, False):
+            raise UserError(
+                f"--{name}: stages=[{WORKSPACE}] is a shell to sit at, and no job that is submitted",
+                key="stages",
+            )
+
+
+def _only_draft(drafted: Sequence[Draft]) -> Draft:
+    if len(drafted) > 1:
+        raise UserError(
+            "--smoke: the two steps would need what the stages before have not made yet",
+            key="stages",
+            hint="launch these first; then stages=[training] --smoke",
+        )
+    return drafted[0]
+
+
+def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
+    return bool(args.dry_run or drafted[0].composition.config.dry_run)
+
+
+def _launch(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[Launched]:
+    if _is_dry(args, drafted):
+        print_drafts(drafted, [draft.rendered.script for draft in drafted], "bash")
         return []
     if (request.number, request.tag, request.stage, request.launch_dir) != (None, None, None, None):
         raise UserError(
             "--launch-dir, --launch-number, --tag and --stage render a launch again: they need --dry-run"
         )
-    if is_workspace(made):
-        open_workspace(made[0])
     # Imported late: a dry run neither writes nor submits.
+    if is_workspace(drafted):
+        from launcher.launching.workspace import open_workspace
+
+        open_workspace(drafted[0])
     from launcher.launching import launch_stages
 
     try:
-        launched = launch_stages(made, request, tell=_tell_at_once)
+        launched = launch_stages(drafted, request)
     except KeyboardInterrupt:
-        runs = shlex.join(short(one.plan.paths.run_dir) for one in made)
+        runs = shlex.join(short(draft.plan.paths.run_dir) for draft in drafted)
         print(f"slipway: interrupted; whether there is a job: slipway status {runs}", file=sys.stderr)
         raise
-    for warning in dict.fromkeys(warning for one in launched for warning in one.warnings):
+    for warning in dict.fromkeys(warning for launch in launched for warning in launch.warnings):
         print(f"slipway: {warning}", file=sys.stderr)
     return launched
 
 
-def request_of(args: argparse.Namespace, overrides: list[str]) -> Request:
-    """What was asked for, with the command line of this process."""
-    program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    if args.launch_number is not None and args.launch_number < 1:
-        raise UserError(f"--launch-number {args.launch_number}: launches are numbered from 1")
-    return Request(
-        overrides=overrides,
-        command=[*program, *sys.argv[1:]],
-        config_dir=args.config_dir,
-        template_dir=args.template_dir,
-        number=args.launch_number,
-        tag=args.tag,
-        stage=args.stage,
-        launch_dir=args.launch_dir,
-    )
+def _follow(launched: Sequence[Launched]) -> int:
+    """Follow the jobs one after the other; return the worst of their exit codes."""
+    from launcher.exit_codes import WATCHING_ENDED, worst_code
+    from launcher.monitor.follow import follow_and_tell
 
-
-def _tell_at_once(line: str) -> None:
-    print(f"slipway: {line}", file=sys.stderr, flush=True)
-
-
-def print_each(made: Sequence[Draft], texts: Sequence[str], language: str) -> None:
-    """Print a file of each draft; of several, with a line above that says whose it is."""
-    for position, (one, text) in enumerate(zip(made, texts, strict=True)):
-        if len(made) > 1:
-            path = one.plan.paths.script
-            print_code(f"{chr(10) * (position > 0)}# --- {one.plan.job.stage}: {path} ---\n", language)
-        print_code(text, language)
+    codes: list[int] = []
+    for launch in launched:
+        codes.append(follow_and_tell(launch.paths.run_dir, launch.paths.number))
+        if codes[-1] == WATCHING_ENDED:
+            return WATCHING_ENDED
+    return worst_code(codes)
 
 
 def tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
-    """Say what was submitted: as JSON an object, of several stages a list of them."""
+    """Print what was submitted: as JSON an object, or a list of them for several stages."""
     if not as_json:
-        for one in launched:
-            _tell(one.paths, one.manifest)
+        for launch in launched:
+            _tell(launch.paths, launch.manifest)
     elif launched:
         content = [
-            {"job_id": one.manifest.job_id, "run_dir": str(one.paths.run_dir), "launch": one.paths.number}
-            for one in launched
+            {
+                "job_id": launch.manifest.job_id,
+                "run_dir": str(launch.paths.run_dir),
+                "launch": launch.paths.number,
+            }
+            for launch in launched
         ]
         print(json.dumps(content[0] if len(content) == 1 else content))
 
@@ -285,14 +253,14 @@ def _tell(paths: LaunchPaths, manifest: Manifest) -> None:
     task = "".join(f"_{number}" for number in declared_tasks(paths.directory)[:1])  # an array's first
     log = paths.run_dir / paths.log_name(f"{manifest.job_id}{task}")
     places = {"local": "on this machine", "allocation": "in this allocation"}
-    where = places.get(manifest.scheduler, "to Slurm")
+    place = places.get(manifest.scheduler, "to Slurm")
     nodes = f"{manifest.nodes}" if manifest.max_nodes is None else f"{manifest.nodes}-{manifest.max_nodes}"
     layout = f"{nodes} × {manifest.tasks_per_node} tasks"
     if manifest.links > 1:
         layout += f", link 1 of at most {manifest.links}"
     if manifest.after is not None:
         layout += f", waits for {manifest.after}"
-    print(f"Submitted {where}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
+    print(f"Submitted {place}: job {manifest.job_id}, run {paths.run_name}, launch {paths.number}, {layout}")
     print(f"  directory  {short(paths.run_dir)}")
     print(f"  log        {short(log)}")
     print(f"  follow it  slipway follow {shlex.quote(short(paths.run_dir))}", flush=True)

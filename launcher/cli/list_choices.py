@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.parameters import count_parameters, vocabulary_size
-from launcher.cli.printing import print_listing
 from launcher.config.compose import describe_option, list_options
 from launcher.config.many import Sweep
 from launcher.config.overrides import STAGES
 from launcher.errors import UserError
-from launcher.monitor.formatting import UNKNOWN, count
+from launcher.ui.formatting import UNKNOWN, count
+from launcher.ui.tables import print_listing
 
 Row = dict[str, Any]
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.printing import print_listing
 from launcher.errors import one_line
 from launcher.jobs.locator import RunLocator
-from launcher.monitor.formatting import text
-from launcher.monitor.moments import moment
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
+from launcher.ui.formatting import moment, text
+from launcher.ui.tables import print_listing
 
 _COLUMNS = ("RUN", "LAUNCHES", "LAST LAUNCHED", "USER", "JOB", "IN")
 

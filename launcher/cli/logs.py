@@ -14,22 +14,26 @@ from launcher.errors import UserError, one_line
 from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
-from launcher.monitor.log_files import (
+from launcher.monitor.logs import (
+    LogReader,
+    follow_log,
     job_logs,
     link_log,
     newest_log,
     next_log,
+    of_part,
     rank_failures,
     rank_logs,
+    read_all,
+    tail_offsets,
     task_log,
     task_logs,
 )
-from launcher.monitor.logs import LogReader, follow_log, of_part, read_all, tail_offsets
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.hostlists import compress_tasks
-from launcher.terminal import LogWriter
+from launcher.ui.terminal import LogWriter
 
 _DESCRIPTION = """\
 Print the log of a run's job; with -f as it grows, until the job has ended. A job that was requeued goes on in

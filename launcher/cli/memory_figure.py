@@ -9,7 +9,7 @@ from typing import Any
 from launcher.cli.memory_view import GIB, PARTS, headline
 from launcher.errors import UserError, shown
 from launcher.estimates.overview import MemoryEstimate
-from launcher.monitor.pictures import FAINT, INK, dress, new_figure, rendered, write_picture
+from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _OVER = "#c22f2f"
@@ -44,7 +44,7 @@ def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
     axes = figure.add_subplot()
     _draw_stages(axes, memory)
     _draw_capacity(axes, memory)
-    dress(axes, run, headline(memory))
+    style_axes(axes, run, headline(memory))
     axes.set_xlabel("pipeline stage", color=INK)
     axes.set_ylabel("memory of a GPU at its peak [GiB]", color=INK)
     axes.set_xlim(-0.6, len(memory.stages) - 0.4)

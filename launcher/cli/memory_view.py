@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.overview import MemoryEstimate
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_one
 from launcher.monitor.curves import Curves
-from launcher.monitor.summary import Summary, summarize
-from launcher.monitor.tables import print_pairs
-from launcher.terminal import unescaped
+from launcher.monitor.summary import RunSummary, summarize
+from launcher.ui.tables import print_pairs
+from launcher.ui.terminal import unescaped
 
 _DESCRIPTION = """\
 Sum up a run and draw its losses, in the terminal and as a PNG. All launches of the run make one curve.
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(curves: Curves) -> None:
-    from launcher.monitor.terminal_plot import draw
+    from launcher.monitor.plots import draw
 
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     # Of the curves there are numbers in it alone, and the colours are ours.
@@ -73,7 +73,7 @@ def _draw(curves: Curves) -> None:
     print(f"\n{plot}", file=unescaped(sys.stdout))
 
 
-def _save(path: Path, summary: Summary, curves: Curves) -> None:
-    from launcher.monitor.figure import write_png
+def _save(path: Path, summary: RunSummary, curves: Curves) -> None:
+    from launcher.monitor.plots import write_png
 
     write_png(path, summary, curves)

@@ -6,12 +6,17 @@ import argparse
 import sys
 
 from launcher.cli.findings import add_no_check, stop_at_errors
-from launcher.cli.launch import add_replay_options, add_tree_options, print_each, request_of
-from launcher.cli.printing import print_code
-from launcher.cli.workspace import is_workspace
+from launcher.cli.requests import (
+    add_replay_options,
+    add_tree_options,
+    is_workspace,
+    print_drafts,
+    request_of,
+)
 from launcher.drafting import drafts
 from launcher.errors import UserError
 from launcher.rendering.config_text import config_text
+from launcher.ui.tables import print_code
 
 _EPILOG = """\
 examples:
@@ -50,20 +55,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the file; return the exit code."""
     request = request_of(args, args.overrides)
-    made = drafts(request)
+    launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
-        stop_at_errors(made, args.no_check, look=False)
+        stop_at_errors(launches, args.no_check, look=False)
     if args.task:
-        if is_workspace(made):
+        if is_workspace(launches):
             raise UserError("--task: a workspace has no tasks", key="stages")
-        print_each(made, [one.rendered.task for one in made], "bash")
+        print_drafts(launches, [draft.rendered.task for draft in launches], "bash")
     elif args.config:
-        configs = [one.plan.job.config for one in made if one.plan.job.config is not None]
+        configs = [draft.plan.job.config for draft in launches if draft.plan.job.config is not None]
         if not configs:
-            raise UserError(f"stages=[{made[0].plan.job.stage}]: a job of this stage reads no configuration")
-        for config in configs:  # of all stages one alone reads a configuration
+            stage = launches[0].plan.job.stage
+            raise UserError(f"stages=[{stage}]: a job of this stage reads no configuration")
+        for config in configs:  # of all stages only one reads a configuration
             print_code(config_text(config), "yaml")
     else:
-        print_each(made, [one.rendered.script for one in made], "bash")
+        print_drafts(launches, [draft.rendered.script for draft in launches], "bash")
     sys.stdout.flush()
     return 0

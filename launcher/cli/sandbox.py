@@ -14,39 +14,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.sandbox import DIRECTORY_VARIABLE, default_directory, slurm_conf_path
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.status import Status as Spinner
 
-    from launcher.sandbox import Sandbox, Status
+    from launcher.sandbox import Sandbox, SandboxStatus
 
-# A sandbox that was asked for and is not there; 1 and 2 mean other things everywhere.
+# The exit code of a sandbox that is down; 1 and 2 mean other things everywhere.
 DOWN = 3
-_ANEW = "`slipway sandbox up` clears it away and starts anew"
+_START_AGAIN = "`slipway sandbox up` removes it and starts a new one"
 
 _DESCRIPTION = """\
 A real multi-node Slurm on loopback, from the distribution's packages: its nodes are daemons on this machine,
-its GPUs are device files. It needs root, uses nothing of a Slurm that is installed, and lives in one
+its GPUs are device files. It needs root, does not touch a Slurm that is installed, and lives in one
 directory until `slipway sandbox down` removes it.
 
 examples:
   slipway sandbox up                    four nodes with eight fake GPUs each
-  eval "$(slipway sandbox env)"         sinfo, sbatch, srun and squeue now mean the sandbox
+  eval "$(slipway sandbox env)"         sinfo, sbatch, srun and squeue now use the sandbox
   slipway sandbox status
   slipway sandbox down"""
 
 _UP = """\
-Boot a sandbox and wait until its nodes are idle. If the same one is up, nothing happens.
+Boot a sandbox and wait until its nodes are idle. If one with the same options is up, nothing happens.
 
 Partitions: gpu (default); low, whose jobs are requeued when gpu or high need the nodes; high; and cloud,
-whose nodes do not exist: it is for `sbatch --test-only`, which judges a script for a thousand nodes there.
+whose nodes do not exist: it is for `sbatch --test-only`, which validates a script for a thousand nodes there.
 
 examples:
   slipway sandbox up
   slipway sandbox up --accounting                    with MariaDB and slurmdbd, so that sacct answers
-  slipway sandbox up --accounting --account research --qos debug    which refuses all other accounts and QOS
-  slipway sandbox up --pyxis                         with Enroot and Pyxis, where they are installed
+  slipway sandbox up --accounting --account research --qos debug    refuse all other accounts and QOS
+  slipway sandbox up --pyxis                         with Enroot and Pyxis, if they are installed
   slipway sandbox up --dir /tmp/second --nodes 2     a second one beside the first
   sbatch --test-only --partition=cloud job.sh        would a cluster with 1,024 nodes take this script?
 
@@ -55,18 +55,18 @@ exit code:
   2  something is missing, a daemon did not start, or a sandbox with other options is up"""
 
 _DOWN = """\
-Cancel the sandbox's jobs, stop its daemons and whatever its jobs left running, and remove its directory.
+Cancel the sandbox's jobs, stop its daemons and all processes of its jobs, and remove its directory.
 
 examples:
   slipway sandbox down
   slipway sandbox down --dir /tmp/second
 
 exit code:
-  0  nothing is left, or nothing was there
+  0  removed, or there was no sandbox
   2  it could not be stopped"""
 
 _STATUS = """\
-Tell whether the sandbox is up, and what runs on it.
+Show whether the sandbox is up, its nodes, and how many jobs run on it.
 
 examples:
   slipway sandbox status
@@ -77,7 +77,7 @@ exit code:
   3  down, or some of its daemons no longer run"""
 
 _ENV = """\
-Print what a shell needs so that Slurm's commands mean the sandbox.
+Print the shell commands that point Slurm's commands at the sandbox.
 
 examples:
   eval "$(slipway sandbox env)"
@@ -85,7 +85,7 @@ examples:
 
 exit code:
   0  printed
-  3  there is no sandbox to talk to"""
+  3  there is no sandbox, or its controller does not answer"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,29 +97,35 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    boot = _add_verb(verbs, "up", "boot it", _UP, _up)
+    boot = _add_verb(verbs, "up", "boot a sandbox", _UP, _up)
     boot.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes that run jobs (default: 4)")
-    boot.add_argument("--gpus", type=int, default=8, metavar="N", help="fake GPUs of a node (default: 8)")
-    boot.add_argument("--gpu-type", metavar="TYPE", help="of the fake GPUs, such as a100 (default: none)")
-    boot.add_argument("--cpus", type=int, default=64, metavar="N", help="what a node claims (default: 64)")
-    text = "jobs may run in containers; FILE is spank_pyxis.so, where it is in no usual place"
+    boot.add_argument("--gpus", type=int, default=8, metavar="N", help="fake GPUs per node (default: 8)")
+    boot.add_argument(
+        "--gpu-type", metavar="TYPE", help="type of the fake GPUs, such as a100 (default: none)"
+    )
+    boot.add_argument(
+        "--cpus", type=int, default=64, metavar="N", help="CPUs that a node claims to have (default: 64)"
+    )
+    text = "let jobs run in containers; FILE is spank_pyxis.so, needed if it is in no usual directory"
     boot.add_argument("--pyxis", nargs="?", const=Path(), type=Path, metavar="FILE", help=text)
-    boot.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB, for sacct")
-    for flag, what in (("account", "an account"), ("qos", "a quality of service")):
-        text = f"{what} that you may use, and no others; may be given again"
+    boot.add_argument("--accounting", action="store_true", help="run slurmdbd and MariaDB too, for sacct")
+    for flag, kind in (("account", "an account"), ("qos", "a quality of service")):
+        text = f"{kind} that you may use; Slurm refuses all others. May be repeated"
         boot.add_argument(f"--{flag}", action="append", default=[], metavar="NAME", help=text)
     boot.add_argument(
         "--cloud-nodes",
         type=int,
         default=1024,
         metavar="N",
-        help="nodes of the partition for --test-only; 0: no such partition (default: 1024)",
+        help="nodes of the partition for `sbatch --test-only`; 0: no such partition (default: 1024)",
     )
-    boot.add_argument("--base-port", type=int, metavar="PORT", help="first port (default: free ones)")
-    _add_verb(verbs, "down", "stop and remove it", _DOWN, _down)
-    look = _add_verb(verbs, "status", "whether it is up, and what runs", _STATUS, _status)
-    look.add_argument("--json", action="store_true", help="print one object")
-    _add_verb(verbs, "env", "lines for eval in a shell", _ENV, _env)
+    boot.add_argument(
+        "--base-port", type=int, metavar="PORT", help="first of its ports (default: any free ones)"
+    )
+    _add_verb(verbs, "down", "stop and remove a sandbox", _DOWN, _down)
+    show = _add_verb(verbs, "status", "show the state of a sandbox and its jobs", _STATUS, _status)
+    show.add_argument("--json", action="store_true", help="print one object")
+    _add_verb(verbs, "env", "print shell commands that point Slurm at a sandbox", _ENV, _env)
 
 
 def _add_verb(
@@ -139,16 +145,16 @@ def _add_verb(
         "--dir",
         type=Path,
         metavar="DIR",
-        help=f"where it lives (default: ${DIRECTORY_VARIABLE} or /var/lib/slipway/sandbox)",
+        help=f"directory of the sandbox (default: ${DIRECTORY_VARIABLE} or /var/lib/slipway/sandbox)",
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def _up(args: argparse.Namespace) -> int:
-    from launcher.sandbox import Options, up
+    from launcher.sandbox import SandboxOptions, up
 
-    options = Options(
+    options = SandboxOptions(
         directory=_directory(args),
         nodes=args.nodes,
         gpus=args.gpus,
@@ -162,7 +168,7 @@ def _up(args: argparse.Namespace) -> int:
         pyxis=_pyxis(args),
     )
     began = time.monotonic()
-    with _Progress() as progress:
+    with _StepDisplay() as progress:
         sandbox = up(options, progress)
     if sandbox.was_up:
         print(f"already up in {sandbox.directory}")
@@ -176,7 +182,7 @@ def _up(args: argparse.Namespace) -> int:
 def _pyxis(args: argparse.Namespace) -> Path | None:
     from launcher.sandbox.containers import find_plugin
 
-    # Without a file it is looked for.
+    # Without a file, search the usual directories.
     return find_plugin() if args.pyxis == Path() else args.pyxis
 
 
@@ -184,36 +190,36 @@ def _down(args: argparse.Namespace) -> int:
     from launcher.sandbox import down
 
     directory = _directory(args)
-    with _Progress() as progress:
-        was_there = down(directory, progress)
-    print(f"removed {directory}" if was_there else f"no sandbox in {directory}: nothing to stop")
+    with _StepDisplay() as progress:
+        existed = down(directory, progress)
+    print(f"removed {directory}" if existed else f"no sandbox in {directory}: nothing to stop")
     return 0
 
 
 def _status(args: argparse.Namespace) -> int:
     from launcher.sandbox import status
 
-    seen = status(_directory(args))
+    sandbox = status(_directory(args))
     if args.json:
-        record = asdict(seen) | {"directory": str(seen.directory), "ports": dict(seen.ports)}
+        record = asdict(sandbox) | {"directory": str(sandbox.directory), "ports": dict(sandbox.ports)}
         print(json.dumps(record, indent=2))
     else:
-        print(_describe(seen))
-    return 0 if seen.is_up else DOWN
+        print(_describe(sandbox))
+    return 0 if sandbox.is_up else DOWN
 
 
 def _env(args: argparse.Namespace) -> int:
     from launcher.sandbox import status
 
     directory = _directory(args)
-    seen = status(directory)
-    # With a node dead there still is a Slurm to talk to; without an answer of the controller there is none.
-    if not seen.nodes:
-        print(f"the sandbox in {directory} is {seen.phase}: slipway sandbox up", file=sys.stderr)
+    sandbox = status(directory)
+    # With a dead node Slurm still answers; with a dead controller it does not.
+    if not sandbox.nodes:
+        print(f"the sandbox in {directory} is {sandbox.phase}: slipway sandbox up", file=sys.stderr)
         return DOWN
-    print(f"export SLURM_CONF={shlex.quote(str(slurm_conf_path(seen.directory)))}")
+    print(f"export SLURM_CONF={shlex.quote(str(slurm_conf_path(sandbox.directory)))}")
     if args.dir is not None:
-        print(f"export {DIRECTORY_VARIABLE}={shlex.quote(str(seen.directory))}")
+        print(f"export {DIRECTORY_VARIABLE}={shlex.quote(str(sandbox.directory))}")
     return 0
 
 
@@ -223,7 +229,7 @@ def _directory(args: argparse.Namespace) -> Path:
 
 
 def _print_partitions(sandbox: Sandbox) -> None:
-    from launcher.sandbox.inspection import partition_table
+    from launcher.sandbox.clients import partition_table
 
     print("", *partition_table(sandbox.slurm_conf), "", sep="\n")
 
@@ -236,34 +242,36 @@ def _print_next_steps(args: argparse.Namespace) -> None:
     print(f"  slipway sandbox down{where}", flush=True)
 
 
-def _describe(seen: Status) -> str:
-    if seen.phase == "down":
-        return f"down: no sandbox in {seen.directory}"
-    if seen.phase in ("starting", "failed"):
-        return f"{seen.phase} in {seen.directory}; its logs are in {seen.directory}/log\n  {_ANEW}"
-    lines = [f"{seen.phase} in {seen.directory}"]
-    if seen.missing:
-        lines += [f"  no longer running: {', '.join(seen.missing)}", f"  {_ANEW}"]
+def _describe(sandbox: SandboxStatus) -> str:
+    if sandbox.phase == "down":
+        return f"down: no sandbox in {sandbox.directory}"
+    if sandbox.phase in ("starting", "failed"):
+        logs = f"its logs are in {sandbox.directory}/log"
+        return f"{sandbox.phase} in {sandbox.directory}; {logs}\n  {_START_AGAIN}"
+    lines = [f"{sandbox.phase} in {sandbox.directory}"]
+    if sandbox.missing:
+        lines += [f"  no longer running: {', '.join(sandbox.missing)}", f"  {_START_AGAIN}"]
+    jobs = f"{sandbox.running} running, {sandbox.pending} pending"
     rows = {
-        "nodes": ", ".join(f"{node.name} {node.state}" for node in seen.nodes) or "unknown",
-        "test only": f"{seen.cloud_nodes} cloud nodes" if seen.cloud_nodes else "no",
-        "accounting": "yes" if seen.accounting else "no",
-        "containers": "Pyxis" if seen.pyxis else "no",
-        "jobs": "unknown" if seen.running is None else f"{seen.running} running, {seen.pending} pending",
-        "ports": ", ".join(f"{name} {port}" for name, port in seen.ports),
-        "SLURM_CONF": str(slurm_conf_path(seen.directory)),
+        "nodes": ", ".join(f"{node.name} {node.state}" for node in sandbox.nodes) or "unknown",
+        "test only": f"{sandbox.cloud_nodes} cloud nodes" if sandbox.cloud_nodes else "no",
+        "accounting": "yes" if sandbox.accounting else "no",
+        "containers": "Pyxis" if sandbox.pyxis else "no",
+        "jobs": "unknown" if sandbox.running is None else jobs,
+        "ports": ", ".join(f"{name} {port}" for name, port in sandbox.ports),
+        "SLURM_CONF": str(slurm_conf_path(sandbox.directory)),
     }
     return "\n".join(lines + [f"  {name:10}  {value}" for name, value in rows.items()])
 
 
-class _Progress:
-    """Tells of every step: one changing line on a terminal, a line for each that is done anywhere else."""
+class _StepDisplay:
+    """The display of steps: one changing line on a terminal, a line for each completed step elsewhere."""
 
     def __init__(self) -> None:
         self._spinner: Spinner | None = None
         self._context: AbstractContextManager[object] = nullcontext()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> _StepDisplay:
         if sys.stdout.isatty():
             self._spinner = open_console(highlight=False).status("")
             self._context = self._spinner

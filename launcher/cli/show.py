@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.printing import print_styled
 from launcher.config.compose import compose
 from launcher.config.sources import Sources
 from launcher.errors import UserError, nearest, one_line
 from launcher.secrecy import MASK, hidden
+from launcher.ui.tables import print_styled
 
 _EPILOG = """\
 examples:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher import exit_codes
-from launcher.cli.printing import print_code
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
 from launcher.runs.receipts import note_ended
+from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
     from launcher.launching import Launched
@@ -77,15 +77,15 @@ def _followed(launched: Launched, *, quiet: bool) -> int:
 
 
 def _tell(made: Draft, launched: Launched, code: int) -> int | None:
-    from launcher.monitor.verification import Check, Verdict
+    from launcher.monitor.verification import RunCheck, RunVerdict
     from launcher.smoke import checks_of
 
     name = made.plan.paths.run_name
     if code == exit_codes.WATCHING_ENDED:
         _say(f"{name} itself was not launched")
         return code
-    checks: list[Check] = checks_of(launched)
-    failed = [check for check in checks if check.verdict is Verdict.FAILED]
+    checks: list[RunCheck] = checks_of(launched)
+    failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
     if failed or code:
         for check in failed if code == 0 else ():  # of a job that failed the end of its log was shown
             _say(f"{check.name}: failed: {check.evidence}")
@@ -93,7 +93,7 @@ def _tell(made: Draft, launched: Launched, code: int) -> int | None:
         _say(f"it failed, and {name} was not launched; all that the smoke left is in {where}")
         return exit_codes.WENT_WRONG
     for check in checks:
-        if check.verdict is Verdict.UNKNOWN:
+        if check.verdict is RunVerdict.UNKNOWN:
             _say(f"{check.name}: cannot tell: {check.evidence}")
     _say(f"it went well; now {name}")
     return None

@@ -14,11 +14,11 @@ from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED
 from launcher.jobs.lookup import RunRef, runs_in
-from launcher.monitor.overview import StatusRow, as_table, gone, survey
-from launcher.monitor.tables import print_table
+from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
+from launcher.ui.tables import print_table
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
@@ -102,31 +102,30 @@ def run(args: argparse.Namespace) -> int:
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
-def _look(refs: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
-    """Return the rows of runs; by default of all runs that exist now."""
-    if not refs:
-        return survey(runs_in(base))
-    whole = {ref.run_dir for ref in refs if ref.launch is None}
+def _look(wanted: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
+    """Look at what was asked for; by default at all runs that there are by now."""
+    if not wanted:
+        return collect_status(runs_in(base))
+    whole = {item.run_dir for item in wanted if item.launch is None}
     only: dict[Path, list[int]] = {}
-    for ref in refs:
-        if ref.launch is not None and ref.run_dir not in whole:
-            only.setdefault(ref.run_dir, []).append(ref.launch)
-    run_dirs = list(dict.fromkeys(ref.run_dir for ref in refs))
-    rows = survey(run_dirs, only)
-    present = {row.run_dir for row in rows}
-    return [*rows, *(gone(run_dir) for run_dir in run_dirs if run_dir not in present)]
+    for item in wanted:
+        if item.launch is not None and item.run_dir not in whole:
+            only.setdefault(item.run_dir, []).append(item.launch)
+    run_dirs = list(dict.fromkeys(item.run_dir for item in wanted))
+    seen = collect_status(run_dirs, only)
+    there = {item.run_dir for item in seen}
+    return [*seen, *(gone(run_dir) for run_dir in run_dirs if run_dir not in there)]
 
 
 def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
-    from launcher.monitor.board import Board
-    from launcher.monitor.board_views import watch
+    from launcher.monitor.watching import StatusPoller, watch
 
-    board = Board(look, args.interval)
-    if not board.look().rows:
+    poller = StatusPoller(look, args.interval)
+    if not poller.snapshot().rows:
         _print_no_runs(args.base_results_dir)
         return DONE
     try:
-        last = watch(board, args.interval, lines_of_json=args.json)
+        last = watch(poller, args.interval, lines_of_json=args.json)
     except KeyboardInterrupt:
         print("the jobs go on without being watched", file=sys.stderr)
         return WATCHING_ENDED

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any
 
 from launcher.checks.facts import Facts
-from launcher.checks.fitting import trainer_problems
 from launcher.checks.gate import refuse
 from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.trainer import trainer_verdicts
 from launcher.checks.registry import CHECKS
+from launcher.checks.rules.keys import trainer_problems
 from launcher.checks.rules.memory import has_gpus, why_not_told
 from launcher.checks.runner import run_checks
 from launcher.checks.suggesting import (
@@ -28,8 +28,7 @@ from launcher.checks.suggesting import (
     own_with_half_gradients,
     why_none,
 )
-from launcher.cli.launch import add_tree_options, request_of
-from launcher.cli.printing import print_listing, print_styled
+from launcher.cli.requests import add_tree_options, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.layout import Recompute, with_changes
@@ -38,6 +37,7 @@ from launcher.estimates.speed import untimed
 from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count
 from launcher.plan import Plan
+from launcher.ui.tables import print_listing, print_styled
 
 _EPILOG = """\
 examples:
@@ -154,7 +154,7 @@ def _taken(made: Draft, suggester: Suggester, top: int) -> list[Suggestion]:
     tried = [replace(plan, job=replace(plan.job, config=each)) for each in changed]
     own, *verdicts = trainer_verdicts([plan, *tried])
     if own and verdicts and all(each == own for each in verdicts):
-        refuse(made, list(trainer_problems(plan, Facts(trainer_verdict=own))))
+        refuse(made, list(trainer_problems(Facts(trainer_verdict=own))))
     # What it says of the user's own is not about layouts, if it says it of others too.
     taken = [one for one, told in zip(offered, verdicts, strict=False) if not told or told == own]
     return taken[:top]

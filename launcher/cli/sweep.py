@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from launcher.checks.runner import require_known
 from launcher.cli.findings import add_no_check, refuse_to_skip
-from launcher.cli.launch import add_tree_options
-from launcher.cli.printing import print_listing
+from launcher.cli.requests import add_tree_options
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
+from launcher.ui.tables import print_listing
 
 if TYPE_CHECKING:
     from launcher.sweeps.arrays import Array
-    from launcher.sweeps.launching import Launched
-    from launcher.sweeps.points import Drafted, Request
+    from launcher.sweeps.launching import LaunchedSweep
+    from launcher.sweeps.points import SweepDraft, SweepRequest
     from launcher.sweeps.results import Results
 
 _INTERVAL = 5.0  # seconds; a controller serves thousands of users
@@ -95,40 +95,39 @@ def run(args: argparse.Namespace) -> int:
     """Launch a sweep, or show how one is; return the exit code."""
     if args.results is not None:
         return _show_results(args)
-    from launcher.launching import Patience
-    from launcher.sweeps.launching import judge, launch
-    from launcher.sweeps.points import check, draft
+    from launcher.sweeps.launching import launch_sweep, prepare_sweep
+    from launcher.sweeps.points import check_sweep, draft_sweep
 
     refuse_to_skip(args.no_check)
     require_known(args.no_check)
     request = _request(args)
-    sweep = draft(request)
+    sweep = draft_sweep(request)
     dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run
-    check(sweep, args.no_check, _tell)
+    check_sweep(sweep, args.no_check)
     if not args.json:
         _preview(sweep, all_of_them=dry)
     if dry:
         return _show_scripts(sweep, request)
-    judged = judge(sweep, request, _tell, Patience())
+    ready = prepare_sweep(sweep, request)
     if sweep.again:
         _tell(f"{len(sweep.again)} of these points were launched before, and go on from their checkpoints")
     try:
-        launched = launch(sweep, judged, request, tell=_tell)
+        launched = launch_sweep(sweep, ready, request)
     except KeyboardInterrupt:
         where = shlex.quote(short(sweep.directory))
         _tell(f"interrupted; what became jobs: slipway sweep --results {where}")
         raise
     for warning in launched.warnings:
         _tell(warning)
-    _tell_launched(args, sweep, judged.arrays, launched)
+    _tell_launched(args, sweep, ready.arrays, launched)
     return _wait(args, sweep.directory) if args.wait else 0
 
 
-def _request(args: argparse.Namespace) -> Request:
-    from launcher.sweeps.points import Request
+def _request(args: argparse.Namespace) -> SweepRequest:
+    from launcher.sweeps.points import SweepRequest
 
     program = [sys.executable, sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    return Request(
+    return SweepRequest(
         overrides=args.overrides,
         command=[*program, *sys.argv[1:]],
         name=args.name,
@@ -142,36 +141,37 @@ def _tell(line: str) -> None:
     print(f"slipway: {line}", file=sys.stderr, flush=True)
 
 
-def _preview(sweep: Drafted, *, all_of_them: bool) -> None:
-    """The points in a table, and how many they are."""
+def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
+    """Print the points in a table, and how many there are."""
     labels = sweep.grid.labels
     counts = " × ".join(str(len(axis.values)) for axis in sweep.grid.axes)
     shown = sweep.points if all_of_them else sweep.points[:_SHOWN]
     rows = []
     for number, point in enumerate(shown, start=1):
-        values = [one_line(point.spot.values[key]) for key in labels]
+        values = [one_line(point.grid_point.values[key]) for key in labels]
         resources = point.plan.job.resources
         layout = f"{resources.nodes} × {resources.tasks_per_node}"
-        rows.append((str(number), *values, layout, point.spot.name))
+        rows.append((str(number), *values, layout, point.grid_point.name))
     print_listing(("POINT", *labels.values(), "NODES×TASKS", "RUN"), rows)
     rest = len(sweep.points) - len(shown)
     more = f"; {rest} more are not shown, --dry-run shows all" if rest else ""
     print(f"{counts} = {len(sweep.points)} points, each a run in {short(sweep.directory)}{more}", flush=True)
 
 
-def _show_scripts(sweep: Drafted, request: Request) -> int:
-    from launcher.cli.printing import print_code
-    from launcher.sweeps.arrays import plan_arrays, render_array
-    from launcher.sweeps.writing import next_array
+def _show_scripts(sweep: SweepDraft, request: SweepRequest) -> int:
+    from launcher.sweeps.arrays import next_array, plan_arrays, render_array
+    from launcher.ui.tables import print_code
 
-    for array in plan_arrays(sweep, request.throttle, len(sweep.points), request.template_dir):
+    for array in plan_arrays(sweep, request.throttle, len(sweep.points)):
         script = render_array(array, next_array(sweep.directory), "TAG", request.template_dir)
         print(f"\nthe script of an array of {len(array.points)}:")
         print_code(script, "bash")
     return 0
 
 
-def _tell_launched(args: argparse.Namespace, sweep: Drafted, arrays: list[Array], launched: Launched) -> None:
+def _tell_launched(
+    args: argparse.Namespace, sweep: SweepDraft, arrays: list[Array], launched: LaunchedSweep
+) -> None:
     if args.json and args.wait:
         return  # the list at the end has it all
     if args.json:
@@ -179,7 +179,7 @@ def _tell_launched(args: argparse.Namespace, sweep: Drafted, arrays: list[Array]
             {
                 "run_dir": str(point.plan.paths.run_dir),
                 "job_id": f"{job_id}_{task}",
-                "values": point.spot.values,
+                "values": point.grid_point.values,
             }
             for array, job_id in zip(launched.arrays, launched.job_ids, strict=True)
             for task, point in enumerate(array.points)
@@ -249,7 +249,7 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
 
 
 def _print(results: Results, *, as_json: bool) -> None:
-    from launcher.monitor.tables import print_table
+    from launcher.ui.tables import print_table
 
     if as_json:
         print(json.dumps([point.to_json() for point in results.points], indent=2), flush=True)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from launcher import exit_codes
 from launcher.cli.runs import add_run, named_run
 from launcher.errors import one_line
-from launcher.monitor.gathering import Gathered, gather
-from launcher.monitor.tables import align
-from launcher.monitor.verification import Check, Verdict, exit_code, verify
-from launcher.terminal import open_console
+from launcher.monitor.evidence import RunEvidence, gather
+from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
+from launcher.ui.tables import align
+from launcher.ui.terminal import open_console
 
 _DESCRIPTION = """\
 Check that a run did what it was launched for, and say of each check what it was told from: the job ended
@@ -41,10 +41,10 @@ _WORDS = {
     exit_codes.UNDER_WAY: "still under way",
 }
 _COLOURS = {
-    Verdict.OK: "green",
-    Verdict.FAILED: "bold red",
-    Verdict.UNKNOWN: "bold magenta",
-    Verdict.NO_CAUSE: "dim",
+    RunVerdict.OK: "green",
+    RunVerdict.FAILED: "bold red",
+    RunVerdict.UNKNOWN: "bold magenta",
+    RunVerdict.NOT_APPLICABLE: "dim",
 }
 _VERDICT_COLOURS = {exit_codes.DONE: "bold green", exit_codes.WENT_WRONG: "bold red"}
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _object(gathered: Gathered, checks: Sequence[Check], code: int) -> dict[str, object]:
+def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dict[str, object]:
     launch = gathered.launch
     return {
         "run": launch.paths.run_name,
@@ -92,7 +92,7 @@ def _object(gathered: Gathered, checks: Sequence[Check], code: int) -> dict[str,
     }
 
 
-def print_checks(checks: Sequence[Check]) -> None:
+def print_checks(checks: Sequence[RunCheck]) -> None:
     """Print one line for each check, what it says in its colour."""
     rows = [(check.name, check.verdict.value, one_line(check.evidence)) for check in checks]
     if not sys.stdout.isatty():
@@ -107,12 +107,12 @@ def print_checks(checks: Sequence[Check]) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("evidence", overflow="fold")
     for check, (name, verdict, evidence) in zip(checks, rows, strict=True):
-        dim = "dim" if check.verdict is Verdict.NO_CAUSE else ""
+        dim = "dim" if check.verdict is RunVerdict.NOT_APPLICABLE else ""
         table.add_row(name, Text(verdict, _COLOURS[check.verdict]), Text(evidence, dim))
     open_console().print(table)
 
 
-def _print_verdict(gathered: Gathered, checks: Sequence[Check], code: int) -> None:
+def _print_verdict(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> None:
     paths = gathered.launch.paths
     line = one_line(f"{paths.run_name}, launch {paths.number}: {_WORDS[code]}{_why(checks, code)}")
     if not sys.stdout.isatty():
@@ -123,8 +123,8 @@ def _print_verdict(gathered: Gathered, checks: Sequence[Check], code: int) -> No
     open_console().print(Text(line, _VERDICT_COLOURS.get(code, "bold magenta")))
 
 
-def _why(checks: Sequence[Check], code: int) -> str:
-    wanted = Verdict.UNKNOWN if code == exit_codes.NOT_KNOWN else Verdict.FAILED
+def _why(checks: Sequence[RunCheck], code: int) -> str:
+    wanted = RunVerdict.UNKNOWN if code == exit_codes.NOT_KNOWN else RunVerdict.FAILED
     names = ", ".join(check.name for check in checks if check.verdict is wanted)
     if not names:
         return ""

@@ -6,8 +6,7 @@ Hydra's `@hydra.main` would compose twice, change the working directory's meanin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -79,9 +78,9 @@ class Composition:
     before: tuple[RunConfig, ...] = ()
     references: Mapping[str, str] = field(default_factory=dict)
 
-    def naming_sources(self) -> AbstractContextManager[None]:
-        """Where a mistake is found later on, add to it where the values that it is about are from."""
-        return naming_sources(self.overrides, self.config_dir)
+    def annotate(self, error: UserError) -> None:
+        """Add the sources of the offending values to an error."""
+        annotate(error, self.overrides, self.config_dir)
 
     def sources(self) -> Sources:
         """Where the values are from."""
@@ -104,11 +103,17 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
         If an override is not understood, or a value is missing or not valid.
     """
     _prepare(config_dir)
-    with (
-        naming_sources(overrides, config_dir),
-        _explained(overrides, config_dir, _compose_again, lambda texts: _compose_checked(texts, config_dir)),
-    ):
-        config, choices, references = _compose_checked(overrides, config_dir)
+
+    def compose_checked(texts: Sequence[str]) -> tuple[RunConfig, dict[str, str], dict[str, str]]:
+        return _compose_checked(texts, config_dir)
+
+    try:
+        config, choices, references = compose_checked(overrides)
+    except Exception as error:
+        explained = _explained(error, overrides, config_dir, _compose_again, compose_checked)
+        if explained is error:
+            raise
+        raise explained from error
     return Composition(
         config=config,
         choices=choices,
@@ -179,11 +184,13 @@ def compose_file(
         return config
 
     _prepare(config_dir)
-    with (
-        naming_sources(overrides, config_dir, name),
-        _explained(overrides, config_dir, again, compose_checked, name),
-    ):
+    try:
         return compose_checked(overrides)
+    except Exception as error:
+        explained = _explained(error, overrides, config_dir, again, compose_checked, name)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def _prepare(config_dir: Path | None) -> None:
@@ -327,25 +334,22 @@ def _absolute(key: str, value: object) -> str:
         raise UserError(f"{key}={shown(value)}: there is no such user's home", key=key) from error
 
 
-@contextmanager
 def _explained(
+    error: Exception,
     overrides: Sequence[str],
     config_dir: Path | None,
     again: Callable[[Sequence[str]], DictConfig],
     check: Callable[[Sequence[str]], object],
     primary: str = MAIN,
-) -> Iterator[None]:
-    """Turn what Hydra and OmegaConf say of the user's input into errors that help."""
-    try:
-        yield
-    except Exception as error:
-        # Imported late: most configurations have no mistake.
-        from launcher.config.mistakes import Attempt, explain_all
+) -> Exception:
+    """Turn an error of Hydra's or OmegaConf's into one that helps; return any other as it is."""
+    # Imported late: most configurations have no mistake.
+    from launcher.config.mistakes import Attempt, explain_all
 
-        told = explain_all(error, Attempt(overrides, _roots(config_dir), again, primary), check)
-        if told is None or told is error:
-            raise
-        raise told from error
+    explained = explain_all(error, Attempt(overrides, _roots(config_dir), again, primary), check) or error
+    if isinstance(explained, UserError):
+        annotate(explained, overrides, config_dir, primary)
+    return explained
 
 
 def _compose_again(overrides: Sequence[str]) -> DictConfig:
@@ -353,16 +357,13 @@ def _compose_again(overrides: Sequence[str]) -> DictConfig:
         return _compose_tree(for_hydra(overrides))
 
 
-@contextmanager
-def naming_sources(overrides: Sequence[str], config_dir: Path | None, primary: str = MAIN) -> Iterator[None]:
-    """Where a mistake is found within, add to it where the values that it is about are from."""
-    try:
-        yield
-    except UserError as error:
-        from launcher.config.sources import name_sources
+def annotate(
+    error: UserError, overrides: Sequence[str], config_dir: Path | None, primary: str = MAIN
+) -> None:
+    """Add the sources of the offending values to an error of a composition."""
+    from launcher.config.sources import name_sources
 
-        name_sources(error, overrides, _roots(config_dir), primary)
-        raise
+    name_sources(error, overrides, _roots(config_dir), primary)
 
 
 def _roots(config_dir: Path | None) -> list[Path]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from launcher.config.choices import choice_hint, options_of
-from launcher.config.compose import CONF_DIR, compose_file, naming_sources
+from launcher.config.compose import CONF_DIR, annotate, compose_file
 from launcher.config.overrides import parse_override
 from launcher.config.values import Line, LineList, Text, Whole
 from launcher.errors import UserError, did_you_mean, one_line
@@ -147,9 +146,9 @@ class ImageComposition:
     overrides: tuple[str, ...]
     config_dir: Path | None
 
-    def naming_sources(self) -> AbstractContextManager[None]:
-        """Where a mistake is found later on, add to it where the values that it is about are from."""
-        return naming_sources(self.overrides, self.config_dir, _file_of(self.name))
+    def annotate(self, error: UserError) -> None:
+        """Add the sources of the offending values to an error."""
+        annotate(error, self.overrides, self.config_dir, _file_of(self.name))
 
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:

@@ -1,1 +1,1 @@
-"""What a machine, a cluster and its nodes have of what launches need."""
+"""The examination of a machine, a cluster and its nodes for everything that launches need."""

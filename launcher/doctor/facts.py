@@ -1,4 +1,4 @@
-"""What was gathered of machines, of Slurm and of an image: what judging is a function of."""
+"""Facts about machines, Slurm and an image, which the rules are functions of."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from launcher.releases import Contents
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
-    """A program; `version` is ``None`` where it was not asked for, or not told."""
+class Program:
+    """A program; `version` is None where it is unknown."""
 
     path: str
     version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A directory, and the file system that it is on, or would be: `there` is the part of it that exists."""
+class Directory:
+    """A directory, and the file system that it is on, or would be; `there` is the part that exists."""
 
     path: str
     there: str
@@ -34,16 +34,18 @@ class Place:
 
     @property
     def is_local(self) -> bool:
+        """True on a disk of the machine's own."""
         return Mount(self.kind, Path(self.point), self.source).is_local
 
     @property
     def is_memory(self) -> bool:
+        """True on a file system in memory."""
         return self.kind in ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, slots=True)
 class Enroot:
-    """Enroot as it is configured; `trouble` is why that could not be read."""
+    """Enroot's configuration; `trouble` is why it could not be read."""
 
     version: str | None = None
     conf: str | None = None
@@ -55,7 +57,7 @@ class Enroot:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What nvidia-smi told: the driver, its own CUDA, and the GPUs; or `trouble`, why it did not."""
+    """The driver, its own CUDA, and the GPUs, from nvidia-smi; or `trouble`, its error."""
 
     driver: str | None = None
     names: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Plugstack:
-    """Where Slurm is told of Pyxis: the file and line, the plugin (and whether it is there), its options."""
+    """The line of plugstack.conf that loads Pyxis: file and number, the plugin, if it is `there`, options."""
 
     at: str | None = None
     plugin: str | None = None
@@ -75,27 +77,27 @@ class Plugstack:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine, as `probe` tells of it.
+    """A machine, as `probe` reports it.
 
     Attributes
     ----------
     job_python
-        The version and the path of the Python that keeps jobs; ``None`` where there is none, empty where
-        nobody looked.
+        The version and the path of the Python that keeps jobs; None where there is none, empty where it was
+        not looked for.
     docker_daemon
-        The version of the daemon that answers; after a ``!`` why none does; ``None`` without docker.
+        The version of the daemon that answers, or its error after a ``!``; None without docker.
     compressors
         Those of mksquashfs.
     sysctls
-        Numbers of the kernel's; those that it has not are left out.
+        Numbers of the kernel, as far as it has them.
     no_namespaces
-        What unshare said when the user could not have a namespace of their own.
+        The error of unshare where the user may not have namespaces.
     subordinate_ids
-        The user has ids for what other users own in an image.
+        True if the user has ids for the other users of an image.
     mqueue
-        /dev/mqueue is mounted.
+        True if /dev/mqueue is mounted.
     files
-        The sizes of files that were asked for, ``None`` where there is none.
+        The sizes of the requested files, None for a missing one.
     """
 
     host: str
@@ -103,7 +105,7 @@ class Machine:
     kernel: str
     python: str | None
     job_python: str | None = ""
-    tools: Mapping[str, Tool] = field(default_factory=dict)
+    tools: Mapping[str, Program] = field(default_factory=dict)
     docker_daemon: str | None = None
     compressors: tuple[str, ...] = ()
     sysctls: Mapping[str, int] = field(default_factory=dict)
@@ -112,7 +114,7 @@ class Machine:
     fuse: bool = False
     subordinate_ids: bool = False
     mqueue: bool = False
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, Directory] = field(default_factory=dict)
     files: Mapping[str, int | None] = field(default_factory=dict)
     enroot: Enroot | None = None
     gpus: Gpus | None = None
@@ -120,12 +122,12 @@ class Machine:
 
 
 def machine_of(content: Mapping[str, Any]) -> Machine:
-    """Read what `probe` told.
+    """Return the machine of a report of `probe`.
 
     Raises
     ------
     ValueError
-        If it is something else.
+        If it is no such report.
     """
     from pydantic import TypeAdapter
 
@@ -134,16 +136,16 @@ def machine_of(content: Mapping[str, Any]) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """What Slurm told of itself; `why` it told nothing, or nothing of a part.
+    """Slurm's own reports; `why` is the error where there are none.
 
     Attributes
     ----------
     settings
         Names and values of ``scontrol show config``.
     pyxis
-        Whether srun has Pyxis' options; ``None`` if that could not be told.
+        True if srun has Pyxis' options; None if unknown.
     nodes
-        The partitions, and of each how many nodes there are and how many of them take jobs.
+        By partition, the number of nodes and of those that take jobs.
     gpus
         Types of GPUs that nodes have, ``""`` where a type has no name.
     """
@@ -157,29 +159,29 @@ class Slurm:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image, and what it says of CUDA in its environment; `why` that could not be read.
+    """An image, and the CUDA of its environment; `why` is the reason if that could not be read.
 
     Attributes
     ----------
     size
-        Of its squashfs in bytes, ``None`` if it is in a registry.
+        The bytes of its squashfs; None if it is in a registry.
     registry
-        The one it comes from.
+        The registry that it comes from.
     for_pyxis
-        How Pyxis takes it; ``None`` if nodes cannot fetch it.
+        Its name for Pyxis; None if nodes cannot fetch it.
     cuda
-        ``CUDA_VERSION``, the release that it was built with.
+        ``CUDA_VERSION``, the release of its build.
     compat_driver
         ``CUDA_DRIVER_VERSION``: the driver whose libraries NVIDIA's images carry for older ones.
     requires
-        ``NVIDIA_REQUIRE_CUDA``, which nvidia-container-cli holds a driver to.
+        ``NVIDIA_REQUIRE_CUDA``, which nvidia-container-cli checks the driver against.
     devices
-        ``NVIDIA_VISIBLE_DEVICES``, the GPUs that Enroot is to bring into the container, as the launch or the
-        image says it.
+        ``NVIDIA_VISIBLE_DEVICES`` of the launch, else of the image: the GPUs that Enroot brings into the
+        container.
     is_broken
-        Its file is here, and no image.
+        True if its file is no image.
     contents
-        What its name, or the record beside it, tells of what is in it.
+        The contents that its name, or the record beside it, names.
     """
 
     name: str
@@ -197,13 +199,13 @@ class Image:
 
     @property
     def wants_gpus(self) -> bool:
-        """Whether Enroot's hook calls nvidia-container-cli for it, also where there are no GPUs."""
+        """True if Enroot's hook calls nvidia-container-cli for it, with or without GPUs."""
         return (self.devices or "void") != "void"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A file of credentials: whose it is, for which registries it has some, who may read it."""
+    """A file of credentials: the program that reads it, the registries, and if others may not read it."""
 
     owner: str
     path: str
@@ -212,21 +214,21 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a launch cannot do without.
+class Requirements:
+    """Things that a launch cannot do without.
 
     Attributes
     ----------
     scheduler
         ``slurm``, ``allocation`` or ``local``.
     image
-        Its tasks run in a container.
+        True if its tasks run in a container.
     runtime
-        What starts it.
+        The program that starts the container.
     trainer
-        Its tasks run our trainer on the nodes' own Python.
+        True if its tasks run our trainer on the nodes' own Python.
     engine
-        The engine that its image must have the programs of; ``None`` if it brings them, or has no image.
+        The engine whose programs the image must have; None if the launch brings them, or has no image.
     """
 
     scheduler: str = "slurm"
@@ -237,4 +239,5 @@ class Needs:
 
     @property
     def enroot(self) -> bool:
+        """True if Enroot starts the container."""
         return self.image and self.runtime == "pyxis"

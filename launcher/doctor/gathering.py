@@ -1,4 +1,4 @@
-"""What is asked of this machine, of Slurm, of an image, of files of credentials; nothing is judged here."""
+"""Facts of this machine, Slurm, an image and files of credentials, gathered without a judgement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.checks.rules.images import engine_of_image
 from launcher.doctor import probe
-from launcher.doctor.facts import Credentials, Image, Machine, Needs, Slurm, machine_of
+from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
 from launcher.images.credentials import HUB_MACHINES, login_file
@@ -40,10 +40,10 @@ _KEPT_FROM_ENROOT = frozenset(f"ENROOT_{name}" for name in _DENIED.split())
 _ENROOT_MACHINE = re.compile(r"^\s*machine\s+(\S+)", re.MULTILINE)
 
 
-def needs_of(plan: Plan) -> Needs:
-    """What a launch cannot do without."""
+def needs_of(plan: Plan) -> Requirements:
+    """Return the things that a launch cannot do without."""
     has_image = plan.job.container is not None and plan.scheduler != "local"
-    return Needs(
+    return Requirements(
         scheduler=plan.scheduler,
         image=has_image,
         runtime=plan.job.container.options.runtime if plan.job.container is not None else "pyxis",
@@ -53,12 +53,12 @@ def needs_of(plan: Plan) -> Needs:
 
 
 def environment_here(plan: Plan) -> dict[str, str]:
-    """The user's environment, without what would change Slurm's answers."""
+    """Return the user's environment, without the variables that change Slurm's answers."""
     return dict(os.environ) if plan.scheduler == "allocation" else clean_environment(plan.slurm_conf)
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
-    """The environment of the job as far as Enroot and its hooks read it on a node."""
+    """Return the variables of the job that Enroot and its hooks read on a node, beside the user's."""
     read = ("ENROOT_", "NVIDIA_")
     own = {name: value for name, value in plan.job.environment.items() if name.startswith(read)}
     together = {**environment_here(plan), **own}
@@ -66,65 +66,66 @@ def environment_of(plan: Plan) -> dict[str, str]:
 
 
 def with_devices_of(image: Image, plan: Plan) -> Image:
-    """The image with the GPUs that the launch asks for in its place."""
+    """Return the image with the GPUs of the launch in place of its own."""
     return replace(image, devices=plan.job.environment.get(DEVICES, image.devices))
 
 
 def this_machine(plan: Plan, plugstack: str | None) -> Machine:
-    """Look at the machine that the launcher runs on."""
-    return machine_of(probe.gather(asked_of(plugstack=plugstack), environment_here(plan)))
+    """Probe the machine that the launcher runs on."""
+    return machine_of(probe.gather(probe_request(plugstack=plugstack), environment_here(plan)))
 
 
-def asked_of(
+def probe_request(
     *,
     plugstack: str | None,
     pyxis: Mapping[str, str] | None = None,
     files: Iterable[str] = (),
     stage: str | None = None,
 ) -> dict[str, dict[str, str]]:
-    """What the probe is asked.
+    """Return the request of a probe.
 
     Parameters
     ----------
     plugstack
         The file that Slurm names.
     pyxis
-        The options that Pyxis has there; ``None`` leaves its directory out.
+        The options of Pyxis in it; None leaves its directory out.
     stage
-        Where the image is copied to on each node.
+        The directory of the image's copy on each node.
     """
-    asked = {"files": {file: file for file in files}, "places": {}, "plugstack": {}}
+    request = {"files": {file: file for file in files}, "places": {}, "plugstack": {}}
     if plugstack:
-        asked["plugstack"]["slurm"] = plugstack
+        request["plugstack"]["slurm"] = plugstack
     if pyxis is not None:
-        asked["places"][PYXIS_RUNTIME] = pyxis.get("runtime_path", _PYXIS_RUNTIME_PATH)
+        request["places"][PYXIS_RUNTIME] = pyxis.get("runtime_path", _PYXIS_RUNTIME_PATH)
     if stage is not None:
-        asked["places"][STAGE] = stage
-    return asked
+        request["places"][STAGE] = stage
+    return request
 
 
 def slurm(plan: Plan) -> Slurm:
-    """Ask Slurm of itself."""
-    asked = questions(plan.job.queue.partition, user())
-    wanted = {name: asked[name] for name in ("settings", "partitions", "nodes", "pyxis")}
-    replies = ask_at_once(wanted, plan.slurm_conf)
+    """Ask Slurm for its configuration, its nodes and Pyxis."""
+    known = questions(plan.job.queue.partition, user())
+    selected = {name: known[name] for name in ("settings", "partitions", "nodes", "pyxis")}
+    replies = ask_at_once(selected, plan.slurm_conf)
     if replies["settings"].why is not None:
         return Slurm(why=replies["settings"].why)
-    found = facts_of(replies, of_default=plan.job.queue.partition is None)
+    facts = facts_of(replies, of_default=plan.job.queue.partition is None)
     nodes = {
-        name: (len(each), sum(node.is_usable for node in each)) for name, each in (found.nodes or {}).items()
+        name: (len(members), sum(node.is_usable for node in members))
+        for name, members in (facts.nodes or {}).items()
     }
-    types = {type_ for each in (found.nodes or {}).values() for node in each for type_, _ in node.gpus}
+    types = {name for members in (facts.nodes or {}).values() for node in members for name, _ in node.gpus}
     return Slurm(
         settings=dict(_SETTING.findall(replies["settings"].text)),
-        pyxis=found.pyxis,
+        pyxis=facts.pyxis,
         nodes=nodes,
         gpus=tuple(sorted(types)),
     )
 
 
 def image_named(name: str, key: str) -> Image:
-    """What an image says of itself: a file is looked into, and a registry is asked.
+    """Return the image of a name, from its file or its registry.
 
     Parameters
     ----------
@@ -140,11 +141,11 @@ def image_named(name: str, key: str) -> Image:
     from launcher.images.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
-    told = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
+    image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
         known = contents.of_file(reference.path)
-        return _of_file(replace(told, path=str(reference.path), contents=known))
-    return _of_registry(replace(told, contents=contents.of_reference(reference)), reference.for_skopeo)
+        return _of_file(replace(image, path=str(reference.path), contents=known))
+    return _of_registry(replace(image, contents=contents.of_reference(reference)), reference.for_skopeo)
 
 
 def _of_file(image: Image) -> Image:
@@ -152,15 +153,15 @@ def _of_file(image: Image) -> Image:
 
     assert image.path is not None
     try:
-        found = inspect(Path(image.path))
+        content = inspect(Path(image.path))
     except UserError as error:
         return replace(image, why=error.message.removeprefix(f"{image.path}: "), is_broken=True)
     except OSError as error:
         return replace(image, why=(error.strerror or str(error)).lower())
-    environment = dict(pair.partition("=")[::2] for pair in found.config.env)
-    told = replace(_with_cuda(image, environment), size=found.size)
-    # Without unsquashfs there is what a file beside it says, or nothing.
-    return told if environment else replace(told, why=next(iter(found.notes), None))
+    environment = dict(pair.partition("=")[::2] for pair in content.config.env)
+    image = replace(_with_cuda(image, environment), size=content.size)
+    # Without unsquashfs there is the record beside it, or nothing.
+    return image if environment else replace(image, why=next(iter(content.notes), None))
 
 
 def _of_registry(image: Image, name: str | None) -> Image:
@@ -180,16 +181,16 @@ def _of_registry(image: Image, name: str | None) -> Image:
     if answer.code != 0:
         return replace(image, why=f"the registry did not tell: {end_of(one_line(_complaint(answer.stderr)))}")
     try:
-        told = json.loads(answer.stdout)["config"].get("Env") or []
+        variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):
         return replace(image, why="the registry's answer cannot be read")
-    return _with_cuda(image, dict(str(pair).partition("=")[::2] for pair in told))
+    return _with_cuda(image, dict(str(pair).partition("=")[::2] for pair in variables))
 
 
 def _complaint(stderr: str) -> str:
-    """What skopeo says is wrong, without its time and level."""
-    found = re.search(r'msg="(.*)"', stderr)
-    return found[1].rpartition(": ")[2] if found else error_text(stderr)
+    """Return the error of skopeo, without its time and level."""
+    match = re.search(r'msg="(.*)"', stderr)
+    return match[1].rpartition(": ")[2] if match else error_text(stderr)
 
 
 def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
@@ -203,7 +204,7 @@ def _with_cuda(image: Image, environment: Mapping[str, str]) -> Image:
 
 
 def credentials() -> list[Credentials]:
-    """The files of credentials that Enroot, docker, podman and skopeo read; of each the registries alone."""
+    """Return the files of credentials that Enroot, docker, podman and skopeo read, with registries alone."""
     home = Path(os.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - there may be none
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     enroot = login_file(os.environ)
@@ -214,8 +215,8 @@ def credentials() -> list[Credentials]:
         podman.insert(0, Path(runtime) / "containers" / "auth.json")
     if os.environ.get("REGISTRY_AUTH_FILE"):
         podman.insert(0, Path(os.environ["REGISTRY_AUTH_FILE"]))
-    asked = [("enroot", enroot), ("docker", docker), *(("podman", path) for path in dict.fromkeys(podman))]
-    return [found for owner, path in asked if (found := _credentials(owner, path)) is not None]
+    files = [("enroot", enroot), ("docker", docker), *(("podman", path) for path in dict.fromkeys(podman))]
+    return [file for owner, path in files if (file := _credentials(owner, path)) is not None]
 
 
 def _credentials(owner: str, path: Path) -> Credentials | None:
@@ -231,7 +232,7 @@ def _credentials(owner: str, path: Path) -> Credentials | None:
 
 
 def _registry(key: str) -> str:
-    """The registry that a key of such a file is about, named as in images; without a login."""
+    """Return the registry of a key of such a file, named as in images, without a login."""
     scheme, has_scheme, address = key.partition("://")
     host, slash, path = (address if has_scheme else scheme).partition("/")
     host = host.rpartition("@")[2]
@@ -253,7 +254,7 @@ def _auths(text: str) -> list[str]:
 
 
 def versions(names: Iterable[str]) -> dict[str, str | None]:
-    """The versions of distributions, without importing any."""
+    """Return the versions of distributions, without importing any."""
     return {name: _version(name) for name in names}
 
 
@@ -265,19 +266,19 @@ def _version(name: str) -> str | None:
 
 
 def own_python() -> str:
-    """The interpreter that runs the launcher."""
+    """Return the interpreter that runs the launcher."""
     return f"{sys.version.split()[0]}, {sys.executable}"
 
 
-def trainer_of(made: Draft, needs: Needs) -> tuple[bool, str] | None:
-    """Whether the tasks' interpreter will do here, and what there is to say; ``None`` if none is used."""
+def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
+    """Return True if the tasks' interpreter will do here, and a message; None if the launch uses none."""
     from launcher.checks.gathering.host import check_host
 
     if not needs.trainer:
         return None
     try:
-        told = check_host(made)
+        messages = check_host(draft)
     except UserError as error:
-        # Of others, such as an allocation that is too small, the launch is told.
+        # The launch itself reports other errors, such as an allocation that is too small.
         return (False, str(error)) if error.key == "cluster.python" else (True, "")
-    return True, "; ".join(told)
+    return True, "; ".join(messages)

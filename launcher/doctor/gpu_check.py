@@ -1,6 +1,6 @@
-"""A machine's GPUs are checked by small trainings there: the trainer's `gpu_check`, started here or by srun.
+"""Check of a machine's GPUs by small trainings: the trainer's `gpu_check`, started here or by srun.
 
-The two sides meet in files: this writes the configuration whose throughput is measured, and reads the table.
+The two sides meet in files: this one writes the configuration to measure, and reads the table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STATES = ("passed", "failed", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckResult:
     """The result of one check, as the trainer's side writes it."""
 
     check: str
@@ -47,13 +47,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A machine's table; `estimate` is what `slipway check` says of the configuration that was measured.
+    """A machine's table; `estimate` is that of `slipway check` for the measured configuration.
 
-    A table that is not `finished` is of checks that were ended on their way, by a time limit for example.
+    Without `finished` the checks ended before the last of them, by a time limit for example.
     """
 
     machine: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[CheckResult, ...]
     estimate: Mapping[str, Any]
     directory: Path
     finished: bool
@@ -69,26 +69,26 @@ class Report:
         return [row.check for row in self.rows if row.state == "failed"]
 
 
-def check_gpus(made: Draft, directory: Path, only: str | None, minutes: int) -> Report:
+def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) -> Report:
     """Run the checks for a draft, on this machine or on a node of its cluster, and wait for them.
 
     Parameters
     ----------
-    made
+    draft
         A training with ``engine=megatron``: its interpreter, its nodes, and the model to measure.
     directory
-        What the checks write; the node sees it under the same path.
+        The directory that the checks write; the node sees it under the same path.
     only
-        The names of the checks, with commas between; ``None`` for all.
+        The names of the checks, with commas between; None for all.
     minutes
-        For how long the job is asked.
+        The time limit of the job.
 
     Raises
     ------
     UserError
         If the launch trains nothing with our trainer, or nothing could be started.
     """
-    plan = made.plan
+    plan = draft.plan
     if plan.job.config is None or plan.job.engine != "megatron":
         raise UserError("gpu-check runs our own trainer: stages=[training] and engine=megatron are needed")
     step, environment = _step(plan, minutes), _environment(plan, directory / CODE)
@@ -96,11 +96,11 @@ def check_gpus(made: Draft, directory: Path, only: str | None, minutes: int) -> 
     if result.exists() or (directory / CODE).exists():
         raise UserError(f"--directory {directory}: it holds an earlier check: choose another")
     directory.mkdir(parents=True, exist_ok=True)
-    # As in a launch, the nodes get what tasks run alone: the launcher's own libraries are not theirs.
+    # As in a launch, nodes get the packages of tasks alone: the launcher's libraries are not theirs.
     for package in TASK_PACKAGES:
         copy_package(package, directory / CODE / package.name)
     (directory / f"{CONFIG}.yaml").write_text(config_text(plan.job.config), encoding="utf-8")
-    python = common.python(made.composition.config)
+    python = common.python(draft.composition.config)
     command = [python, "-u", "-m", "trainer.gpu_check", "--directory", str(directory)]
     command += ["--config-path", str(directory), "--config-name", CONFIG]
     command += ["--only", only] if only else []
@@ -110,7 +110,7 @@ def check_gpus(made: Draft, directory: Path, only: str | None, minutes: int) -> 
         raise UserError(
             f"the checks ended with exit code {code} and without a table: see what they said above"
         )
-    return read_report(result, estimate_of(made))
+    return read_report(result, estimate_of(draft))
 
 
 def batch_overrides(config: Mapping[str, Any] | None) -> list[str]:
@@ -124,12 +124,12 @@ def batch_overrides(config: Mapping[str, Any] | None) -> list[str]:
     tensor, pipeline, context = (model.get(f"{key}_parallel_size") or 1 for key in keys)
     data = max(1, config["trainer"]["devices"] // (tensor * pipeline * context))
     most = model["micro_batch_size"] * data * pipeline * math.ceil(_MICRO_BATCHES / pipeline)
-    found = []
+    overrides = []
     if model["global_batch_size"] > most:
-        found.append(f"training.model.global_batch_size={most}")
+        overrides.append(f"training.model.global_batch_size={most}")
     if model.get("rampup_batch_size"):
-        found.append("training.model.rampup_batch_size=null")
-    return found
+        overrides.append("training.model.rampup_batch_size=null")
+    return overrides
 
 
 def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
@@ -138,30 +138,30 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
     Raises
     ------
     UserError
-        If it is none.
+        If it is no such table.
     """
     try:
         content = json.loads(result.read_text(encoding="utf-8"))
-        rows = tuple(Row(**row) for row in content["rows"])
+        rows = tuple(CheckResult(**row) for row in content["rows"])
         return Report(content["machine"], rows, estimate, result.parent, content.get("finished") is True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{result}: no table of the checks: {error}") from error
 
 
-def estimate_of(made: Draft) -> dict[str, Any]:
-    """Return what is estimated of the configuration that is measured; nothing of what cannot be told."""
-    estimates = overview(made.plan, gather(made, look=False).gpu_types)
-    found: dict[str, Any] = {}
+def estimate_of(draft: Draft) -> dict[str, Any]:
+    """Return the estimates of the measured configuration, without unknown ones."""
+    estimates = overview(draft.plan, gather(draft, look=False).gpu_types)
+    values: dict[str, Any] = {}
     if estimates.memory is not None:
-        found["gpu"] = estimates.memory.counted.gpu.name
-        found["peak_bytes"] = estimates.memory.fullest.total
+        values["gpu"] = estimates.memory.counted.gpu.name
+        values["peak_bytes"] = estimates.memory.fullest.total
     if estimates.cost is not None:
-        found["step_seconds"], found["mfu"] = estimates.cost.seconds_per_step, estimates.cost.mfu
-    return found
+        values["step_seconds"], values["mfu"] = estimates.cost.seconds_per_step, estimates.cost.mfu
+    return values
 
 
-def beside_estimate(row: Row, estimate: Mapping[str, Any]) -> str:
-    """Return a row's detail, with what was estimated of it."""
+def beside_estimate(row: CheckResult, estimate: Mapping[str, Any]) -> str:
+    """Return a row's detail with its estimates."""
     if "step_seconds" not in row.numbers or not estimate:
         return row.detail
     parts = []
@@ -173,7 +173,7 @@ def beside_estimate(row: Row, estimate: Mapping[str, Any]) -> str:
 
 
 def _step(plan: Plan, minutes: int) -> list[str]:
-    """Return what starts the checks on a node; nothing where they run on this machine."""
+    """Return the command that starts the checks on a node; none where they run on this machine."""
     if plan.scheduler == "local":
         return []
     if plan.job.container is not None:
@@ -183,10 +183,14 @@ def _step(plan: Plan, minutes: int) -> list[str]:
             key="container",
             hint="container=null cluster.python=/path/of/python, or cluster=local in a shell of the image",
         )
-    wanted = plan.job.resources
-    if plan.scheduler != "allocation" and wanted.gpus_per_task and not (wanted.gpus_per_node or wanted.gres):
+    resources = plan.job.resources
+    if (
+        plan.scheduler != "allocation"
+        and resources.gpus_per_task
+        and not (resources.gpus_per_node or resources.gres)
+    ):
         raise UserError(
-            f"gpu-check: cluster.gpus_per_task={wanted.gpus_per_task} does not tell how many GPUs a node has",
+            f"gpu-check: cluster.gpus_per_task={resources.gpus_per_task} leaves the GPUs of a node open",
             key="cluster.gpus_per_task",
             hint="cluster.gpus_per_task=null cluster.gpus_per_node=N, where N is the number of a node's GPUs",
         )
@@ -195,14 +199,14 @@ def _step(plan: Plan, minutes: int) -> list[str]:
 
 def _environment(plan: Plan, code: Path) -> dict[str, str]:
     environment = dict(os.environ) if plan.scheduler == "local" else environment_here(plan)
-    # The trainer reads what a site says of its own GPUs as in a job.
+    # The trainer reads a site's own GPUs as in a job.
     environment |= plan.job.environment
     before = [path] if (path := environment.get("PYTHONPATH")) else []
     return {**environment, "PYTHONPATH": ":".join([str(code), *before])}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> int:
-    """Run to the end; what is said goes to stderr, as stdout is for the table."""
+    """Run to the end; its output goes to stderr, as stdout is for the table."""
     try:
         with (
             ending_cleanly(),

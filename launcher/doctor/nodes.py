@@ -1,4 +1,4 @@
-"""Compute nodes are looked at by a job of a few seconds, which runs the probe once on each of them."""
+"""Examination of compute nodes by a job of a few seconds, which runs the probe once on each of them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from launcher.rendering.sbatch_flags import FLAGS
 from launcher.runs.provenance import new_tag
 from launcher.slurm.commands import WITHOUT_SLURM, error_text
 
-# Where in the cluster a launch would run, so that the same nodes are looked at.
+# The flags that select a launch's nodes, so that the same nodes are examined.
 _QUEUE = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
 _MINUTES = 5
 _MEMORY = "500M"  # where memory is shared out, the default may be all that a node has
 _ENDING_SECONDS = 15.0
 
-# Whichever Python there is: the launcher's own, where it is shared, or the system's. `$2` is the probe.
+# Any Python will do: the launcher's own, where it is shared, or the system's. `$2` is the probe.
 _START = """\
 for python in "$1" python3 /usr/bin/python3 /usr/libexec/platform-python; do
     if "$python" -I -c 'import json, pathlib, zlib' 2>/dev/null; then
@@ -41,9 +41,9 @@ for python in "$1" python3 /usr/bin/python3 /usr/libexec/platform-python; do
 done
 echo "$4 ${SLURMD_NODENAME:-$(uname -n)} 0 0 -"
 """
-# What an image runs that was started: `$1` is in front of the node's name.
+# The program that a started image runs: `$1` is in front of the node's name.
 _STARTED = 'echo "$1 ${SLURMD_NODENAME:-$(uname -n)}"'
-# Of `slurmstepd-n1: error: pyxis:     [ERROR] No such file or directory: /x.sqsh` what is behind the names.
+# The message in `slurmstepd-n1: error: pyxis:     [ERROR] No such file or directory: /x.sqsh`.
 _PYXIS_SAYS = re.compile(r"pyxis: +(?:\[\w+\] +)?(.*)")
 _PYXIS_CHILD = re.compile(r"(?:child \d+|container start) failed with error code: \d+")
 _PYXIS_SAYS_NOTHING = (
@@ -55,23 +55,23 @@ _PYXIS_SAYS_NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What nodes told.
+    """The answers of nodes.
 
     Attributes
     ----------
     machines
-        Those that told of themselves.
+        The nodes that answered.
     blind
         Names of nodes without any Python to look with.
     why
-        Why the others said nothing.
+        The reason for the silence of the others.
     started
-        Those where the image was started; ``None`` if that was not tried.
+        Names of nodes where the image started; None if it was not tried.
     why_not_started
-        What Pyxis said of the others.
+        The message of Pyxis on the others.
     """
 
-    asked: int
+    requested: int
     machines: tuple[Machine, ...] = ()
     blind: tuple[str, ...] = ()
     why: str | None = None
@@ -80,18 +80,19 @@ class Answers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes that were looked at."""
+        """The names of the nodes that were examined."""
         return tuple(sorted((*(machine.host for machine in self.machines), *self.blind), key=_natural))
 
     @property
     def silent(self) -> int:
-        return self.asked - len(self.machines) - len(self.blind)
+        """The number of nodes without an answer."""
+        return self.requested - len(self.machines) - len(self.blind)
 
 
 def look(
     plan: Plan,
     count: int,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     environment: Mapping[str, str],
     patience: float,
 ) -> Answers:
@@ -99,10 +100,10 @@ def look(
 
     Parameters
     ----------
-    asked
-        What the probe is asked.
+    request
+        The request of the probe.
     patience
-        In seconds: for how long nodes are waited for, and for their answers.
+        The seconds to wait for nodes and their answers.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def look(
             key="cluster.scheduler",
             hint="without --nodes this machine is looked at",
         )
-    command = ["sh", "-c", _START, "sh", sys.executable, _source(), json.dumps(asked), probe.MARK]
+    command = ["sh", "-c", _START, "sh", sys.executable, _source(), json.dumps(request), probe.MARK]
     out, why = _run(plan, count, command, environment, patience)
     return _answers(count, out, why)
 
@@ -123,26 +124,26 @@ def look(
 def start(
     plan: Plan, image: str, nodes: int | Sequence[str], environment: Mapping[str, str], patience: float
 ) -> tuple[tuple[str, ...], str | None]:
-    """Start an image through Pyxis, once on each of some nodes: so many of them, or those that are named.
+    """Start an image through Pyxis, once on each of some nodes, which are named or counted.
 
     Returns
     -------
-    The nodes where it started, and why it did not on others.
+    The nodes where it started, and the reason why it did not on others.
     """
-    told = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
-    # A large image takes its time: who is more patient gives it more.
+    command = [f"--container-image={image}", *plan.job.srun_args, "sh", "-c", _STARTED, "sh", probe.MARK]
+    # A large image takes its time, which the user grants with more patience.
     minutes = max(_MINUTES, math.ceil(patience / 60))
-    out, why = _run(plan, nodes, told, environment, patience, minutes=minutes, tell=pyxis_words)
+    out, why = _run(plan, nodes, command, environment, patience, minutes=minutes, tell=pyxis_words)
     lines = [line.split(" ") for line in out.splitlines()]
     names = {line[1] for line in lines if len(line) == 2 and line[0] == probe.MARK}
     return tuple(sorted(names, key=_natural)), why
 
 
 def pyxis_words(stderr: str) -> str:
-    """What Pyxis and Enroot complain of, once for all nodes; all that was said if that is nothing."""
-    said = [found[1].strip() for line in stderr.splitlines() if (found := _PYXIS_SAYS.search(line))]
-    telling = [line for line in dict.fromkeys(said) if line and not line.endswith(_PYXIS_SAYS_NOTHING)]
-    return "; ".join(line for line in telling if not _PYXIS_CHILD.fullmatch(line)) or error_text(stderr)
+    """Return the errors of Pyxis and Enroot, once for all nodes; all of stderr if there are none."""
+    lines = [match[1].strip() for line in stderr.splitlines() if (match := _PYXIS_SAYS.search(line))]
+    errors = [line for line in dict.fromkeys(lines) if line and not line.endswith(_PYXIS_SAYS_NOTHING)]
+    return "; ".join(line for line in errors if not _PYXIS_CHILD.fullmatch(line)) or error_text(stderr)
 
 
 def _run(
@@ -155,19 +156,19 @@ def _run(
     minutes: int = _MINUTES,
     tell: Callable[[str], str] = error_text,
 ) -> tuple[str, str | None]:
-    """Run a command once on each of some nodes: its output, and what went wrong."""
+    """Run a command once on each of some nodes; return its output, and the error if it fails."""
     name = f"slipway-doctor-{new_tag()}"
     count = nodes if isinstance(nodes, int) else len(nodes)
     step = [*srun_command(plan, nodes, name, minutes), *command]
-    # Whoever closes the terminal, or is ended, leaves no job in the queue either.
+    # A closed terminal, or a signal, leaves no job in the queue either.
     with ending_cleanly(), _started_step(step, environment, count) as process:
         try:
             out, err = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             out, err = _end(process, name, environment)
             why = f"no answer within {patience:g} s; longer: --patience {2 * patience:g}"
-            told = _before_the_end(err)
-            return out, f"{why} ({told})" if told else why
+            message = _before_the_end(err)
+            return out, f"{why} ({message})" if message else why
         except BaseException:
             _end(process, name, environment)
             raise
@@ -186,7 +187,7 @@ def _started_step(
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            # Ctrl-C is ours: srun would take the first one for a question.
+            # Ctrl-C is ours: srun takes the first one as a question about its state.
             start_new_session=True,
         )
     except OSError as error:
@@ -196,7 +197,7 @@ def _started_step(
 def srun_command(
     plan: Plan, nodes: int | Sequence[str], name: str, minutes: int = _MINUTES, *, whole_node: bool = False
 ) -> list[str]:
-    """Return the step that runs on each node, without what it runs; in an allocation it is a step of that.
+    """Return the srun command without its program, one task on each node; in an allocation it is a step.
 
     A `whole_node` is the step's alone, with all GPUs that a launch would have there.
     """
@@ -212,12 +213,12 @@ def srun_command(
     values = {flag: value(plan.job) for flag, value in FLAGS if flag in _QUEUE}
     values["nodelist"] = chosen or values["nodelist"]
     command += [f"--{flag}={value}" for flag, value in values.items() if value is not None]
-    wanted = plan.job.resources
-    if whole_node and wanted.gres and "gpu" in wanted.gres:
-        command.append(f"--gres={wanted.gres}")
-    elif wanted.gpus_per_node or wanted.gpus_per_task or (wanted.gres or "").startswith("gpu"):
-        # A job that asked for none may see none.
-        command.append(f"--gres=gpu:{wanted.gpus_per_node if whole_node else 1}")
+    resources = plan.job.resources
+    if whole_node and resources.gres and "gpu" in resources.gres:
+        command.append(f"--gres={resources.gres}")
+    elif resources.gpus_per_node or resources.gpus_per_task or (resources.gres or "").startswith("gpu"):
+        # A job that asks for no GPU may see none.
+        command.append(f"--gres=gpu:{resources.gpus_per_node if whole_node else 1}")
     return command
 
 
@@ -226,7 +227,7 @@ def _source() -> str:
 
 
 def _end(process: subprocess.Popen[str], name: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """End a step and its job, also one that still waits."""
+    """End a step and its job, also one that is still pending."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             ["scancel", f"--name={name}", f"--user={os.getuid()}"],
@@ -245,7 +246,7 @@ def _end(process: subprocess.Popen[str], name: str, environment: Mapping[str, st
 
 
 def _before_the_end(stderr: str) -> str:
-    """What srun said before we ended it."""
+    """Return the messages of srun from before we ended it."""
     of_end = ("cancelled", "revoked", "unable to allocate", "terminated", "aborted")
     lines = [line for line in stderr.splitlines() if not any(word in line.lower() for word in of_end)]
     return end_of(one_line(error_text("\n".join(lines)))) if lines else ""
@@ -264,12 +265,12 @@ def _answers(count: int, out: str, why: str | None) -> Answers:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """``n2`` before ``n10``."""
+    """Return a key that sorts ``n2`` before ``n10``."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Put the lines of all tasks together: what nodes told, and the names of those without a Python."""
+    """Return the reports in the lines of all tasks, and the names of nodes without a Python."""
     parts: dict[str, dict[int, str]] = {}
     lengths: dict[str, int] = {}
     blind = []
@@ -284,10 +285,10 @@ def read(lines: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
         lengths[host] = int(total)
         parts.setdefault(host, {})[int(number)] = part
     contents = []
-    for host, found in parts.items():
-        if len(found) != lengths[host]:
+    for host, chunks in parts.items():
+        if len(chunks) != lengths[host]:
             continue
         with contextlib.suppress(ValueError, zlib.error):
-            packed = "".join(found[number] for number in sorted(found))
+            packed = "".join(chunks[number] for number in sorted(chunks))
             contents.append(json.loads(zlib.decompress(base64.b64decode(packed))))
     return contents, blind

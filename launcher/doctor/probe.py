@@ -1,7 +1,7 @@
-"""What a machine has for containers and trainings: read, and told as JSON. Nothing is written.
+"""Probe of a machine for containers and trainings: it reads, prints JSON, and writes nothing.
 
-This file is also the whole of what `slipway doctor --nodes` runs on compute nodes, with whatever Python they
-have: it imports nothing of ours, and no more than Python 3.6 has.
+`slipway doctor --nodes` runs this file alone on compute nodes, with any Python from 3.6 on: it imports the
+standard library alone.
 """
 
 import base64
@@ -17,7 +17,7 @@ import sys
 import zlib
 from pathlib import Path
 
-# In front of each line of an answer from a node; the tasks' lines may be mixed.
+# The beginning of each line of a node's answer; the tasks' lines may be mixed.
 MARK = "slipway-doctor"
 _CHUNK = 240  # of one line: srun may cut longer ones apart
 
@@ -28,7 +28,7 @@ _MOST_FILES = 100  # of a configuration
 # As in the script of a job, templates/supervisor.sh.j2.
 _JOB_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
 
-# How each program tells its version; nothing but its own first line is taken.
+# The option by which each program prints its version.
 _VERSIONS = {
     "docker": ["--version"],
     "podman": ["--version"],
@@ -42,7 +42,7 @@ _VERSIONS = {
     "singularity": ["--version"],
     "nvidia-container-cli": ["--version"],
 }
-# What Enroot calls, found or not: its `checkcmd`s of 3.4 to 4.1.
+# The programs that Enroot calls: its `checkcmd`s of 3.4 to 4.1.
 _ENROOT_CALLS = ["awk", "curl", "find", "flock", "grep", "jq", "parallel", "sed", "tar", "zstd"]
 _SYSCTLS = {
     "unprivileged_userns_clone": "kernel/unprivileged_userns_clone",
@@ -54,8 +54,8 @@ _COMPRESSORS = re.compile(r"^\s+(gzip|lzma|lzo|lz4|xz|zstd)(?:\s+\(default\))?\s
 _NUMBER = re.compile(r"\d+\.\d[\w.+~-]*")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
-# Those of enroot.conf that change what a job meets; all others are not told.
-_TOLD = "MOUNT_HOME NATIVE_OVERLAYFS REMAP_ROOT RESTRICT_DEV ROOTFS_WRITABLE SQUASH_OPTIONS"
+# The settings of enroot.conf that matter to a job; the others are not reported.
+_REPORTED = "MOUNT_HOME NATIVE_OVERLAYFS REMAP_ROOT RESTRICT_DEV ROOTFS_WRITABLE SQUASH_OPTIONS"
 _PLACES = ("RUNTIME", "DATA", "CACHE", "TEMP")
 # As Enroot reads its configuration, expansions and all, but without making its directories.
 _READ_ENROOT = r"""
@@ -74,21 +74,20 @@ if TYPE_CHECKING:
     Tools = dict[str, dict[str, str | None]]  # by name: `path` and `version`
 
 
-def gather(asked: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
-    """Look at this machine.
+def gather(request: "dict[str, dict[str, str]]", environment: "dict[str, str]") -> "dict[str, object]":
+    """Return the facts of this machine.
 
     Parameters
     ----------
-    asked
-        `files`: paths whose sizes are told; `places`: directories to look at besides Enroot's, by what they
-        are for.
+    request
+        `files`: paths whose sizes are reported; `places`: directories besides Enroot's, by their purpose.
     environment
-        In which programs are run.
+        The environment of the programs that it runs.
     """
     path = environment.get("PATH", os.defpath)
     tools = _tools(path, environment)
     enroot, of_enroot = _enroot(tools, environment)
-    places = dict(asked.get("places", {}))
+    places = dict(request.get("places", {}))
     places.update(of_enroot)
     places.setdefault("temporary", environment.get("TMPDIR") or "/tmp")
     return {
@@ -107,15 +106,15 @@ def gather(asked: "dict[str, dict[str, str]]", environment: "dict[str, str]") ->
         "subordinate_ids": _has_subordinate_ids(),
         "mqueue": any(mount[1] == "/dev/mqueue" for mount in _mounts()),
         "places": {name: _place(places[name]) for name in sorted(places)},
-        "files": {name: _size(name) for name in sorted(asked.get("files", {}).values())},
+        "files": {name: _size(name) for name in sorted(request.get("files", {}).values())},
         "enroot": enroot,
         "gpus": _gpus(path, environment),
-        "plugstack": _plugstack(list(asked.get("plugstack", {}).values()), environment),
+        "plugstack": _plugstack(list(request.get("plugstack", {}).values()), environment),
     }
 
 
 def _say(command: "list[str]", environment: "dict[str, str]") -> "tuple[int, str, str]":
-    """What a program says: its exit code (-1: it does not run, -2: it does not answer), stdout and stderr."""
+    """Return a program's exit code (-1: it does not run, -2: it does not answer), stdout and stderr."""
     try:
         process = subprocess.Popen(
             command,
@@ -138,7 +137,7 @@ def _say(command: "list[str]", environment: "dict[str, str]") -> "tuple[int, str
 
 
 def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
-    """Return the version and the path of the Python that keeps jobs here, as the scripts look for it."""
+    """Return version and path of the Python that keeps jobs, as job scripts look for it."""
     for name in _JOB_PYTHONS:
         program = shutil.which(name, path=path)
         if program is not None:
@@ -149,7 +148,7 @@ def _job_python(path: str, environment: "dict[str, str]") -> "str | None":
 
 
 def _tools(path: str, environment: "dict[str, str]") -> "Tools":
-    found = {}  # type: Tools
+    tools = {}  # type: Tools
     for name in [*_VERSIONS, "enroot", "bash", "pigz", "gzip", "newuidmap", "fuse-overlayfs", *_ENROOT_CALLS]:
         program = shutil.which(name, path=path)
         if program is None:
@@ -160,12 +159,12 @@ def _tools(path: str, environment: "dict[str, str]") -> "Tools":
             # unsquashfs exits with 1 after telling its version.
             number = _NUMBER.search(out + err) if code >= 0 else None
             version = number.group() if number else None
-        found[name] = {"path": program, "version": version}
-    return found
+        tools[name] = {"path": program, "version": version}
+    return tools
 
 
 def _docker_daemon(tools: "Tools", environment: "dict[str, str]") -> "str | None":
-    """The version of the daemon that answers; or why there is none, after a ``!``."""
+    """Return the version of the daemon that answers, or its error after a ``!``."""
     if "docker" not in tools:
         return None
     code, out, err = _say(
@@ -183,9 +182,9 @@ def _compressors(tools: "Tools", environment: "dict[str, str]") -> "list[str]":
     program = tools["mksquashfs"]["path"] or ""
     for words in (["-help"], ["-help-section", "compressors"], ["-help-all"]):
         _, out, err = _say([program, *words], environment)
-        found = sorted(set(_COMPRESSORS.findall(out + err)))
-        if found:
-            return found
+        names = sorted(set(_COMPRESSORS.findall(out + err)))
+        if names:
+            return names
     return []
 
 
@@ -210,7 +209,7 @@ def _listed(directory: str, suffix: str) -> "list[Path]":
 
 
 def _no_namespaces(path: str, environment: "dict[str, str]") -> "str | None":
-    """Why the user may not have namespaces; ``None`` if they may, or if that cannot be tried."""
+    """Return why the user may not have namespaces; None if they may, or it cannot be tried."""
     program = shutil.which("unshare", path=path)
     if program is None:
         return None
@@ -219,7 +218,7 @@ def _no_namespaces(path: str, environment: "dict[str, str]") -> "str | None":
 
 
 def _has_subordinate_ids() -> bool:
-    """Whether the user has ids for what other users own in an image; root needs none."""
+    """Return True if the user has ids for the other users of an image; root needs none."""
     if os.getuid() == 0:
         return True
     names = [str(os.getuid())]
@@ -233,8 +232,8 @@ def _has_subordinate_ids() -> bool:
 
 
 def _mounts() -> "list[tuple[str, str, str]]":
-    """Type, point and source of what is mounted: proc_pid_mountinfo(5)."""
-    found = []
+    """Return type, point and source of each mount: proc_pid_mountinfo(5)."""
+    mounts = []
     for line in _read("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
@@ -242,25 +241,25 @@ def _mounts() -> "list[tuple[str, str, str]]":
             point, source = (
                 _OCTAL.sub(lambda code: chr(int(code.group(1), 8)), t) for t in (place[4], kind[1])
             )
-            found.append((kind[0], point, source))
-    return found
+            mounts.append((kind[0], point, source))
+    return mounts
 
 
 def _place(path: str) -> "dict[str, object]":
-    """What a directory is on, or would be when it is made."""
+    """Return the file system of a directory, which may not exist yet."""
     there = os.path.realpath(path)
     while not _is_directory(there) and there != "/":
         there = str(Path(there).parent)
     kind, point, source = "", "/", ""
-    for mount in _mounts():
-        if f"{there}/".startswith(mount[1].rstrip("/") + "/") and len(mount[1]) >= len(point):
-            kind, point, source = mount
+    for kind_of, point_of, source_of in _mounts():
+        if f"{there}/".startswith(point_of.rstrip("/") + "/") and len(point_of) >= len(point):
+            kind, point, source = kind_of, point_of, source_of
     free = size = None
     with contextlib.suppress(OSError):
         room = os.statvfs(there)
         free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    told = {"path": path, "there": there, "kind": kind, "point": point, "source": source}
-    return {**told, "free": free, "size": size, "writable": os.access(there, os.W_OK | os.X_OK)}
+    mount = {"path": path, "there": there, "kind": kind, "point": point, "source": source}
+    return {**mount, "free": free, "size": size, "writable": os.access(there, os.W_OK | os.X_OK)}
 
 
 def _is_directory(path: str) -> bool:
@@ -280,7 +279,7 @@ def _size(path: str) -> "int | None":
 def _enroot(
     tools: "Tools", environment: "dict[str, str]"
 ) -> "tuple[dict[str, object] | None, dict[str, str]]":
-    """Enroot's configuration, as a job of the user's would meet it, and its directories."""
+    """Return Enroot's configuration, as the user's jobs meet it, and its directories."""
     if "enroot" not in tools:
         return None, {}
     script = _read(tools["enroot"]["path"] or "")
@@ -301,12 +300,12 @@ def _enroot(
     both = (paths["SYSCONF"], paths["CONFIG"])
     fstabs = [_read(file) for place in both for file in _listed(f"{place}/mounts.d", ".fstab")]
     lines = [line.split() for text in fstabs for line in text.splitlines()]
-    told = [f"ENROOT_{name}" for name in _TOLD.split()]
+    reported = [f"ENROOT_{name}" for name in _REPORTED.split()]
     facts = {
         "version": version.group(1) if version else None,
         "conf": file if _size(file) is not None else None,
         "trouble": trouble,
-        "settings": {name: settings[name] for name in told if settings.get(name)},
+        "settings": {name: settings[name] for name in reported if settings.get(name)},
         "hooks": sorted({file.name for place in both for file in _listed(f"{place}/hooks.d", ".sh")}),
         # Enroot 3 binds it into every container, and fails where it is not mounted.
         "binds_mqueue": any(
@@ -329,7 +328,7 @@ def _settings(
 
 
 def _gpus(path: str, environment: "dict[str, str]") -> "dict[str, object] | None":
-    """What nvidia-smi tells; ``None`` if there is none."""
+    """Return the report of nvidia-smi; None without it."""
     program = shutil.which("nvidia-smi", path=path)
     if program is None:
         return None
@@ -347,7 +346,7 @@ def _gpus(path: str, environment: "dict[str, str]") -> "dict[str, object] | None
 
 
 def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, object]":
-    """The line of Pyxis in plugstack.conf and in what it includes; spank(8)."""
+    """Return the line of Pyxis in plugstack.conf and in the files that it includes; spank(8)."""
     conf = environment.get("SLURM_CONF") or "/etc/slurm/slurm.conf"
     waiting = [*files, str(Path(conf).parent / "plugstack.conf"), "/run/slurm/conf/plugstack.conf"]
     seen = set()  # type: set[str]
@@ -368,7 +367,7 @@ def _plugstack(files: "list[str]", environment: "dict[str, str]") -> "dict[str, 
 
 
 def _matching(pattern: Path) -> "list[Path]":
-    """The files of an ``include``, which has wildcards in its last part as a rule."""
+    """Return the files of an ``include``, which mostly has wildcards in its last part."""
     try:
         return list(pattern.parent.glob(pattern.name))
     except OSError:
@@ -376,7 +375,7 @@ def _matching(pattern: Path) -> "list[Path]":
 
 
 def answer_lines(content: "dict[str, object]") -> "list[str]":
-    """An answer as lines that may be mixed with those of other tasks: name, number of all, part."""
+    """Return an answer as lines that may mix with those of other tasks: name, number, total, part."""
     packed = base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()
     parts = [packed[start : start + _CHUNK] for start in range(0, len(packed), _CHUNK)]
     host = str(content["host"])
@@ -384,5 +383,5 @@ def answer_lines(content: "dict[str, object]") -> "list[str]":
 
 
 if __name__ == "__main__":
-    asked_for = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-    print("\n".join(answer_lines(gather(asked_for, dict(os.environ)))))
+    requested = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    print("\n".join(answer_lines(gather(requested, dict(os.environ)))))

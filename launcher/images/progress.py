@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.terminal import open_console
+from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console

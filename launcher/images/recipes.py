@@ -119,8 +119,11 @@ def recipe(
     """
     chosen = [*overrides, *([f"image.flavor={flavor}"] if flavor else [])]
     composition = compose_image(name, chosen, config_dir)
-    with composition.naming_sources():
+    try:
         return _recipe_of(composition, template_dir)
+    except UserError as error:
+        composition.annotate(error)
+        raise
 
 
 def build_labels(config_dir: Path | None = None) -> dict[str, str]:

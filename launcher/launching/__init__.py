@@ -1,4 +1,4 @@
-"""The rest of the way: drafts are judged by the scheduler, written to directories, and submitted."""
+"""The way from a draft to a job: reserve a number, ask the scheduler, write the launch, submit it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from launcher.checks.gathering.host import check_host
-from launcher.drafting import Draft, Request, results_key
+from launcher.drafting import Draft, Request
 from launcher.errors import UserError
-from launcher.launching.directory import record_job, write
-from launcher.launching.links import submit_links
-from launcher.launching.settling import settle
-from launcher.launching.submitting import Patience, Tell, submit, validate
+from launcher.launching.recovery import reconcile_unconfirmed
+from launcher.launching.submission import submit, validate
+from launcher.launching.writing import record_job, write_draft
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
-from launcher.runs.paths import LaunchPaths, short
-from launcher.runs.write import discard_launch, make_directories, missing_directories, remove_empty
+from launcher.runs.paths import LAUNCHES, LaunchPaths, short
+from launcher.runs.write import (
+    discard_launch,
+    make_directories,
+    missing_directories,
+    release_number,
+    remove_empty,
+    reserve_number,
+)
 from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
 from supervisor.excluded import ExcludedNode, read_excluded
-from supervisor.marks import GIVEN_UP, claimant
+from supervisor.marks import GIVEN_UP, claim, claimant
 
-__all__ = ["Launched", "Patience", "launch", "launch_stages", "nodes_to_avoid"]
+__all__ = ["Launched", "launch", "launch_stages", "nodes_to_avoid"]
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch that became a job; `warnings` tell what was left out, and what may keep it waiting."""
+    """A launch that became a job; `warnings` name what was left out, and what may keep it waiting."""
 
     paths: LaunchPaths
     manifest: Manifest
@@ -41,135 +47,130 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A draft that nothing refuses."""
+    """A draft with its own launch number that nothing refuses."""
 
-    made: Draft
+    draft: Draft
     scheduler: Scheduler
     warnings: list[str]
 
     @property
     def paths(self) -> LaunchPaths:
-        return self.made.plan.paths
+        return self.draft.plan.paths
 
     @property
     def stage(self) -> str:
-        return self.made.plan.job.stage
+        return self.draft.plan.job.stage
 
     @property
     def dependency(self) -> str | None:
-        """What the header of its script says that it waits for."""
-        return self.made.plan.job.queue.dependency
+        """The dependency in the header of the script."""
+        return self.draft.plan.job.queue.dependency
 
     def depending_on(self, job_id: str, stage: str) -> str:
-        """What it waits for that is the stage after a job of another one."""
+        """Return the dependency of this stage on the previous stage's job."""
         # Without its image it cannot run, whatever is asked of other stages.
-        after_stage = self.made.composition.config.resilience.after_stage
+        after_stage = self.draft.composition.config.resilience.after_stage
         condition = "afterok" if stage == IMAGE else after_stage
         return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
-def _silently(_: str) -> None:
-    pass
+def launch(draft: Draft, request: Request) -> Launched:
+    """Launch a draft: see `launch_stages`."""
+    (launched,) = launch_stages([draft], request)
+    return launched
 
 
-def launch(
-    made: Draft, request: Request, *, tell: Tell = _silently, patience: Patience | None = None
-) -> Launched:
-    """Let the scheduler judge a draft, write it and submit it.
+def launch_stages(drafts: Sequence[Draft], request: Request) -> list[Launched]:
+    """Launch stages one after the other, each waiting for the one before.
 
-    Parameters
-    ----------
-    tell
-        Is told what goes on while the scheduler does not answer.
-    patience
-        For how long a job whose answer was lost is looked for; by default a minute.
+    All of them are judged by the scheduler and written before the first is submitted.
 
     Raises
     ------
     NoAnswer
-        If the launch is written, and it is not known whether it became a job.
+        If the launch is written, and it is unknown whether it became a job.
     UserError
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
         Also if an earlier launch of the run turns out to be a job that its user does not know of.
     """
-    (launched,) = launch_stages([made], request, tell=tell, patience=patience)
-    return launched
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as reservations:
+        ready = [_prepare(draft, undo, reservations) for draft in drafts]
+        for earlier, later in pairwise(ready):
+            # A stage that cannot wait for another is refused before anything is written.
+            later.depending_on("0", earlier.stage)
+        # From here on a launcher may die at any moment. The manifest is the intent; what became of it is
+        # found by its tag (`Scheduler.find`) or by the job's own marks.
+        several = len(ready) > 1
+        manifests = [
+            _write(stage, replace(request, stage=stage.stage) if several else request, undo)
+            for stage in ready
+        ]
+        undo.pop_all()  # all of it is written
+    return _submit_stages(ready, manifests)
 
 
-def launch_stages(
-    made: Sequence[Draft], request: Request, *, tell: Tell = _silently, patience: Patience | None = None
-) -> list[Launched]:
-    """Launch stages one after the other, each waiting for the one before; see `launch`.
-
-    All of them are judged and written before the first is submitted.
-    """
-    patience = patience or Patience()
-    several = len(made) > 1
-    ready = [_prepare(one, request, tell, patience) for one in made]
-    for earlier, later in pairwise(ready):
-        # What cannot wait for another one is told before anything is written.
-        later.depending_on("0", earlier.stage)
-    # From here on a launcher may die at any moment. The manifest is the intent; what became of it is found by
-    # its tag (`Scheduler.find`) or by the job's own marks.
-    written = _write_all(ready, request, several=several)
-    launched: list[Launched] = []
-    for one, manifest in written:
-        before = launched[-1] if launched else None
-        try:
-            launched.append(_submitted(one, manifest, before, tell, patience))
-        except (UserError, KeyboardInterrupt) as error:
-            for last, submission in written[len(launched) + 1 :]:
-                _keep(last.paths, submission.refused(f"the stage before it, {one.stage}, has no job"))
-            if before is not None and isinstance(error, UserError):
-                raise _after(before, one, error) from error
-            raise
-    return launched
-
-
-def _prepare(made: Draft, request: Request, tell: Tell, patience: Patience) -> _Ready:
-    """Look at everything that can refuse a launch, and at what became of the one before it."""
-    scheduler = scheduler_for(made.plan.scheduler, made.plan.slurm_conf)
-    warnings = [*check_host(made), *scheduler.ignored_environment()]
-    settle(made.plan.paths.run_dir, tell)
-    waits = validate(scheduler, made.rendered.script, tell, patience)
-    return _Ready(made, scheduler, [*warnings, *([waits] if waits is not None else [])])
+def _prepare(draft: Draft, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
+    """Check everything that can refuse a launch, and reserve its number."""
+    plan = draft.plan
+    scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)
+    warnings = [*check_host(draft), *scheduler.ignored_environment()]
+    run_dir = plan.paths.run_dir
+    reconcile_unconfirmed(run_dir)
+    undo.callback(remove_empty, missing_directories(run_dir / LAUNCHES))
+    try:
+        number = reserve_number(run_dir, draft.results_key)
+    except UserError as error:
+        draft.composition.annotate(error)
+        raise
+    reservations.callback(release_number, run_dir, number)
+    draft = draft.numbered(number)
+    waits = validate(scheduler, draft.rendered.script)
+    return _Ready(draft, scheduler, [*warnings, *([waits] if waits is not None else [])])
 
 
 def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:
-    """Return the nodes that failed under earlier jobs of the run and that its next job keeps off."""
+    """Return the nodes that failed under earlier jobs of the run, which its next job avoids."""
     if draft.composition.config.resilience.exclude_hours == 0 or draft.plan.scheduler != "slurm":
         return ()
     return read_excluded(draft.plan.paths.run_dir, time.time())
 
 
-def _write_all(ready: Sequence[_Ready], request: Request, *, several: bool) -> list[tuple[_Ready, Manifest]]:
-    """Write all launches, or none: one that cannot be written leaves nothing of the others."""
-    written: list[tuple[_Ready, Manifest]] = []
-    new = [path for one in ready for path in missing_directories(one.paths.run_dir)]
+def _write(stage: _Ready, request: Request, undo: contextlib.ExitStack) -> Manifest:
+    """Write a launch, and make the directories that its job writes to."""
+    draft, directories = stage.draft, stage.draft.plan.job.directories
     try:
-        for one in ready:
-            with one.made.composition.naming_sources():
-                of_stage = replace(request, stage=one.stage) if several else request
-                made, manifest = write(one.made, of_stage, nodes_to_avoid(one.made))
-                written.append((replace(one, made=made), manifest))
-                make_directories(made.plan.job.directories, results_key(made))
-    except BaseException:
-        for one, _ in written:
-            discard_launch(one.paths, one.made.plan.job.directories)
-        remove_empty(new)
+        manifest = write_draft(draft, request, nodes_to_avoid(draft))
+        undo.callback(discard_launch, stage.paths, directories)
+        make_directories(directories, draft.results_key)
+    except UserError as error:
+        draft.composition.annotate(error)
         raise
-    return written
+    return manifest
 
 
-def _submitted(
-    one: _Ready, manifest: Manifest, before: Launched | None, tell: Tell, patience: Patience
-) -> Launched:
-    paths, warnings = one.paths, list(one.warnings)
+def _submit_stages(ready: Sequence[_Ready], manifests: Sequence[Manifest]) -> list[Launched]:
+    launched: list[Launched] = []
+    for stage, manifest in zip(ready, manifests, strict=True):
+        before = launched[-1] if launched else None
+        try:
+            launched.append(_submit_stage(stage, manifest, before))
+        except (UserError, KeyboardInterrupt) as error:
+            further = len(launched) + 1
+            for later, intent in zip(ready[further:], manifests[further:], strict=True):
+                _keep(later.paths, intent.refused(f"the stage before it, {stage.stage}, has no job"))
+            if before is not None and isinstance(error, UserError):
+                raise _after(before, stage, error) from error
+            raise
+    return launched
+
+
+def _submit_stage(stage: _Ready, manifest: Manifest, before: Launched | None) -> Launched:
+    paths, warnings = stage.paths, list(stage.warnings)
     if before is not None:
         assert before.manifest.job_id is not None
-        manifest = replace(manifest, after=one.depending_on(before.manifest.job_id, before.manifest.stage))
-    manifest, refused = _submit(one, manifest, tell, patience)
-    warnings += refused
+        manifest = replace(manifest, after=stage.depending_on(before.manifest.job_id, before.manifest.stage))
+    manifest, further = _submit(stage, manifest)
+    warnings += further
     assert manifest.job_id is not None
     try:
         record_job(paths, manifest)
@@ -179,45 +180,36 @@ def _submitted(
         warnings.append(f"the job's id could not be written into {directory}: {error.strerror}")
     Index().remember([entry_of(paths.run_dir, paths.number, manifest, manifest.job_id)])
     if manifest.links > 1 and not manifest.from_job:
-        exclude = _exclude(one, manifest)
-        warnings += submit_links(one.scheduler, paths, manifest, one.dependency, exclude, tell, patience)
+        warnings += _submit_links(stage, manifest, manifest.job_id)
     return Launched(paths, manifest, warnings)
 
 
-def _exclude(one: _Ready, manifest: Manifest) -> str | None:
-    """Return what ``sbatch --exclude`` is given in place of the header's; None where no node is avoided."""
-    if not manifest.excluded:
-        return None
-    own = (one.made.plan.job.queue.exclude or "").split(",")
-    return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in manifest.excluded)])))
-
-
-def _submit(one: _Ready, manifest: Manifest, tell: Tell, patience: Patience) -> tuple[Manifest, list[str]]:
-    """Submit, and keep on record why there is no job, or why nobody knows.
+def _submit(stage: _Ready, manifest: Manifest) -> tuple[Manifest, list[str]]:
+    """Submit, and record why there is no job, or why that is unknown.
 
     Returns
     -------
-    The manifest with the job's id, and a warning where the nodes to avoid could not be avoided.
+    The manifest with the job's id, and a warning if the nodes to avoid could not be avoided.
     """
-    paths = one.paths
+    paths = stage.paths
     submission = PendingSubmission(
         manifest.tag,
         paths.script,
         manifest.user,
         manifest.created,
         after=manifest.after,
-        exclude=_exclude(one, manifest),
+        exclude=_excluded(stage, manifest),
     )
     try:
         try:
-            return manifest.submitted_as(submit(one.scheduler, submission, tell, patience)), []
+            return manifest.submitted_as(submit(stage.scheduler, submission)), []
         except NoAnswer:
             raise
         except UserError as error:
             if not manifest.excluded or claimant(paths.directory) == GIVEN_UP:
                 raise
             # A node that has left the cluster since is no node to Slurm; nor must the others be too few.
-            job_id = submit(one.scheduler, replace(submission, exclude=None), tell, patience)
+            job_id = submit(stage.scheduler, replace(submission, exclude=None))
             warning = _not_avoided(manifest, error)
             return replace(manifest, excluded=[]).submitted_as(job_id), [warning]
     except NoAnswer as error:
@@ -236,25 +228,62 @@ def _submit(one: _Ready, manifest: Manifest, tell: Tell, patience: Patience) -> 
         raise
 
 
+def _submit_links(stage: _Ready, manifest: Manifest, first: str) -> list[str]:
+    """Submit the later links of a chain, each to wait for the one before: for nodes without sbatch.
+
+    Returns
+    -------
+    Why the chain is shorter than it should be, if it is: the first link does not need the others.
+    """
+    # What the first waits for they wait for as well: where that never comes true, it is cancelled, and the
+    # next one must not begin in its place.
+    own, key = manifest.after or stage.dependency, f"{manifest.stage}.run.dependency"
+    paths, before, exclude = stage.paths, first, _excluded(stage, manifest)
+    for link in range(2, manifest.links + 1):
+        after = combined_dependency(own, f"afterany:{before}", key)
+        submission = PendingSubmission(
+            manifest.tag, paths.script, manifest.user, manifest.created, link, after, exclude
+        )
+        which = f"link {link} of {manifest.links}"
+        try:
+            before = submit(stage.scheduler, submission)
+        except NoAnswer as error:
+            # Later links cannot depend on an unknown job id, so the chain ends here.
+            return [f"whether {which} became a job is not known, and no further one was submitted: {error}"]
+        except UserError as error:
+            jobs = f"{link - 1} job{'s' * (link > 2)}"
+            return [f"the chain is {jobs} long: {which} was refused: {error}"]
+        claim(paths.directory, before, link)
+    return []
+
+
+def _excluded(stage: _Ready, manifest: Manifest) -> str | None:
+    """Return the value of ``sbatch --exclude``, which replaces the header's; None if no node is avoided."""
+    if not manifest.excluded:
+        return None
+    own = (stage.draft.plan.job.queue.exclude or "").split(",")
+    return ",".join(dict.fromkeys(filter(None, [*own, *(node["node"] for node in manifest.excluded)])))
+
+
 def _not_avoided(manifest: Manifest, refusal: UserError) -> str:
     nodes = [f"{node['node']} (job {node['job']} failed there)" for node in manifest.excluded]
     return f"{', '.join(nodes)} not avoided: {refusal.message}"
 
 
 def _keep(paths: LaunchPaths, manifest: Manifest) -> None:
-    # Without it the launch is settled as that of a launcher that died.
+    # Otherwise the next launch treats this one as abandoned.
     with contextlib.suppress(OSError):
         write_manifest(paths.directory, manifest)
 
 
-def _after(before: Launched, one: _Ready, error: UserError) -> UserError:
-    """What went wrong with a stage, when the one before it is a job already."""
-    job_id = str(before.manifest.job_id)
-    told = [
+def _after(before: Launched, stage: _Ready, error: UserError) -> UserError:
+    """Return the error of a stage with what to do, since the previous stage is a job already."""
+    job_id, name = str(before.manifest.job_id), stage.stage
+    advice = [
         f"{before.manifest.stage} is job {job_id}, and goes on",
-        f"once this is mended: the same command with stages=[{one.stage}]"
-        f" {one.stage}.run.dependency={shlex.quote(one.depending_on(job_id, before.manifest.stage))}",
+        f"once this is mended: the same command with stages=[{name}]"
+        f" {name}.run.dependency={shlex.quote(stage.depending_on(job_id, before.manifest.stage))}",
     ]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError
-    hint = "\n".join([*([error.hint] if error.hint else []), *told])
-    return kind(f"{one.stage}: {error.message}", key=error.key, hint=hint)
+    hint = "\n".join([*([error.hint] if error.hint else []), *advice])
+    return kind(f"{name}: {error.message}", key=error.key, hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from launcher.checks.gathering.host import check_host
-from launcher.drafting import Draft, results_key
+from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import empty_script
@@ -18,38 +19,50 @@ from launcher.runs.write import make_directories
 from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import WITHOUT_SLURM
 
+_logger = logging.getLogger(__name__)
+
 _IN_PARENTHESES = re.compile(r"#!.*\n\( #.*\n((?s:.*\n))\)\n*")
 _PROGRAMS = {"slurm": "salloc", "allocation": "srun"}
 
 
-def prepare(made: Draft) -> list[str]:
-    """Look at what the shell needs of this machine, and make the directories that it mounts.
-
-    Returns
-    -------
-    Warnings.
+def open_workspace(draft: Draft) -> NoReturn:
+    """Become the shell: its exit code is that of this process.
 
     Raises
     ------
     UserError
         If there is no Slurm here, or it refuses, or a directory cannot be made.
     """
-    plan = made.plan
+    for warning in _prepare(draft):
+        _logger.warning(warning)
+    script = draft.rendered.script
+    _logger.info(_announcement(draft.plan))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp("bash", ["bash", "-c", in_place(script)])
+
+
+def _prepare(draft: Draft) -> list[str]:
+    """Check what the shell needs of this machine, and make its directories; return warnings."""
+    plan = draft.plan
     program = _PROGRAMS.get(plan.scheduler)
     if program is not None and shutil.which(program) is None:
         raise UserError(f"{program} is not on this machine: there is no Slurm here", hint=WITHOUT_SLURM)
-    told = [*check_host(made), *ignored(plan, os.environ)]
+    warnings = [*check_host(draft), *ignored(plan, os.environ)]
     if plan.scheduler == "slurm":
         # In sbatch's words what salloc would say later, and what keeps the shell waiting.
         waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(empty_script(plan))
-        told += [waits] if waits is not None else []
-    with made.composition.naming_sources():
-        make_directories(plan.job.directories, results_key(made))
-    return told
+        warnings += [waits] if waits is not None else []
+    try:
+        make_directories(plan.job.directories, draft.results_key)
+    except UserError as error:
+        draft.composition.annotate(error)
+        raise
+    return warnings
 
 
 def ignored(plan: Plan, environment: Mapping[str, str]) -> list[str]:
-    """What the user's shell says to salloc, and does not reach it: the configuration decides."""
+    """Warn about variables for salloc that do not reach it: the configuration decides."""
     if plan.scheduler != "slurm":
         return []
     return [
@@ -59,17 +72,18 @@ def ignored(plan: Plan, environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def become(made: Draft) -> NoReturn:
-    """Become the shell: its exit code is that of this process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execvp("bash", ["bash", "-c", in_place(made.rendered.script)])
-
-
 def in_place(script: str) -> str:
-    """The commands without the parentheses, which are for the shell that one pastes them into.
+    """Remove the parentheses around the commands, which are for a shell that they are pasted into.
 
     In them bash would wait for salloc, and not pass on a signal that ends it: the node would stay taken.
     """
-    found = _IN_PARENTHESES.fullmatch(script)
-    return found[1] if found is not None else script
+    match = _IN_PARENTHESES.fullmatch(script)
+    return match[1] if match is not None else script
+
+
+def _announcement(plan: Plan) -> str:
+    places = {"local": "on this machine", "allocation": "in this allocation"}
+    place = places.get(plan.scheduler, "on a node of Slurm's")
+    container = plan.job.container if plan.scheduler != "local" else None
+    inside = f", in {container.image}" if container is not None else ""
+    return f"{plan.job.payload.argv[0]} {place}{inside}; leaving it ends the workspace"

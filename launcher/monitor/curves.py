@@ -1,4 +1,4 @@
-"""The curves of a run: what all of its launches told, joined on the step."""
+"""The curves of a run: the events of all of its launches, joined on the step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Points:
         return self._columns
 
     def _sort(self) -> None:
-        """Put points into their order that were told out of it; of those of one step the last one counts."""
+        """Sort the points by their steps; of several points of one step the last one counts."""
         if self._is_sorted:
             return
         newest = {step: index for index, step in enumerate(self._steps)}
@@ -78,7 +78,7 @@ class Points:
 
 
 def _training_points() -> Points:
-    """Columns of the loss, whether there is none, the tokens of a step, and the rate; 0 is not known."""
+    """Return columns of the loss, of its absence, of the tokens of a step and of the rate; 0 is unknown."""
     return Points("d", "b", "q", "d")
 
 
@@ -86,15 +86,15 @@ def _training_points() -> Points:
 class Curves:
     """The joined curves.
 
-    A launch that goes on from a checkpoint repeats the steps after it: with its first own step, what an
-    earlier launch told of that step and later ones is forgotten, as the model has forgotten it.
+    A launch that resumes from a checkpoint repeats the steps after it: its first own step removes the points
+    of that step and later ones of earlier launches, as the model has forgotten them.
 
     Attributes
     ----------
     resumed
-        The steps from which the trainer went on.
+        The steps from which the trainer resumed.
     seconds
-        Time in which a trainer ran, over all launches.
+        The time in which a trainer ran, over all launches.
     """
 
     train: Points = field(default_factory=_training_points)
@@ -137,7 +137,7 @@ class Curves:
     def _advance(self, train: Train) -> None:
         if not self._has_trained:
             self._rewind(train.step)
-        # A batch that grows has fewer tokens at first than the start told.
+        # With a batch size ramp-up the first steps have fewer tokens than the start event says.
         tokens = train.tokens or (self.start.tokens_per_step if self.start else None) or 0
         loss = train.loss
         self.train.put(
@@ -164,11 +164,11 @@ class Curves:
 
     @property
     def losses(self) -> Sequence[float]:
-        """The losses of these steps; one that was not told is no number."""
+        """The losses of these steps; an unknown one is NaN."""
         return self.train.columns[0]
 
     def point(self, index: int) -> Step:
-        """One point of the training curve; -1 is the last one."""
+        """Return one point of the training curve; -1 is the last one."""
         loss, is_missing, tokens, speed = (column[index] for column in self.train.columns)
         return Step(self.steps[index], None if is_missing else loss, int(tokens) or None, speed or None)
 
@@ -184,12 +184,12 @@ class Curves:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens seen, as far as the launches tell; a point stands for the steps since the one before."""
+        """Tokens seen, as far as known; a point stands for the steps since the previous one."""
         return sum(tokens for tokens, _ in self._spans()) or None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The mean throughput: tokens over the time that they took."""
+        """The mean throughput: tokens divided by the time that they took."""
         seconds = sum(tokens / speed for tokens, speed in self._spans() if speed)
         return sum(tokens for tokens, speed in self._spans() if speed) / seconds if seconds else None
 
@@ -201,17 +201,17 @@ class Curves:
 
 
 def finite_points(steps: Sequence[int], losses: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
-    """Leave out what cannot be drawn."""
+    """Return the points whose loss is finite."""
     if all(map(math.isfinite, losses)):
         return steps, losses
-    drawn = bytes(map(math.isfinite, losses))
-    return array("q", itertools.compress(steps, drawn)), array("d", itertools.compress(losses, drawn))
+    finite = bytes(map(math.isfinite, losses))
+    return array("q", itertools.compress(steps, finite)), array("d", itertools.compress(losses, finite))
 
 
 def smooth(
     values: Sequence[float], window: int | None = None, at: Sequence[int] | None = None
 ) -> list[float]:
-    """A centred moving mean over `window` values (by default a fortieth of them), narrower at the ends.
+    """Return a centred moving mean over `window` values, by default a fortieth, narrower at the ends.
 
     At the steep beginning it narrows on both sides, so that the first losses are not pulled down; at the
     flat end only on the right, so that the last noise is smoothed too.
@@ -219,7 +219,7 @@ def smooth(
     Parameters
     ----------
     at
-        The indices to tell the mean of; by default all.
+        The indices of the returned means; by default all.
     """
     size = len(values)
     half = (window if window is not None else size // 40) // 2
@@ -233,28 +233,28 @@ def smooth(
 
 
 def evenly(size: int, most: int) -> Sequence[int]:
-    """Choose at most `most` indices, evenly, with the first and the last."""
+    """Return at most `most` indices, evenly spaced, with the first and the last."""
     if size <= most:
         return range(size)
     return [round(index * (size - 1) / (most - 1)) for index in range(most)]
 
 
 def outline(steps: Sequence[int], losses: Sequence[float], columns: int) -> Sequence[int]:
-    """Choose the points that a curve of many needs to look like all of them: at most four for each column.
+    """Return the indices of the points with which a long curve looks the same: at most four for each column.
 
-    In each column of pixels these are the first, the lowest, the highest and the last point, of which a line
-    has the same pixels as of all (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series Data
-    Aggregation"). A curve of fewer points is left whole.
+    In each column of pixels these are the first, the lowest, the highest and the last point; a line through
+    them has the same pixels as one through all (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series
+    Data Aggregation"). All indices are returned of a curve with fewer points.
     """
     if len(steps) <= 4 * columns:
         return range(len(steps))
-    low, high, chosen = steps[0], steps[-1], []
+    low, high, indices = steps[0], steps[-1], []
     begin = 0
     for column in range(1, columns + 1):
         end = bisect_left(steps, low + (high - low + 1) * column // columns)
         if end > begin:
             part = losses[begin:end]
             lowest, highest = (begin + part.index(extreme(part)) for extreme in (min, max))
-            chosen += sorted({begin, lowest, highest, end - 1})
+            indices += sorted({begin, lowest, highest, end - 1})
         begin = end
-    return chosen
+    return indices

@@ -1,49 +1,53 @@
-"""What is read of a run in order to judge it: `launcher.monitor.gathering` reads it."""
+"""The evidence about a run that `launcher.monitor.verification` judges: its launches, logs and files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from launcher.errors import UserError
+from launcher.jobs.launches import Launch, adopt, open_launch, read_launch
+from launcher.jobs.status import LaunchStatus, current_statuses, poll
+from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
+from launcher.monitor.log_errors import LogErrors, find_errors
+from launcher.monitor.logs import began, job_logs, modified, rank_failures
+from launcher.monitor.progress import Progress
+from launcher.monitor.readers import all_events
+from launcher.runs.manifest import read_yaml
+from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoints of a run: the step of the newest complete one, and what is wrong with others."""
-
-    directory: str
-    step: int | None = None
-    name: str | None = None
-    wrong: str | None = None
+from supervisor.files import open_regular, read_text, whole
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was read of a run.
+    """The facts about a run.
 
     Attributes
     ----------
     status
-        How the job is.
+        The status of the job.
     step, end
-        The step that this launch came to, and in its trainer's word why it ended.
-    tells_each_step
-        Whether the trainer tells of every step, so that a missing one is a hole.
+        The last step of this launch, and the trainer's reason for its end.
+    records_each_step
+        True if the trainer records every step, so that a missing one is a hole.
     curves
-        Of all launches of the run, up to this one.
+        The curves over all launches of the run, up to this one.
     diverged
-        What the trainer said of a loss that is not finite, with which it stops.
+        The trainer's message about a loss that is not finite, with which it stops.
     ranks, ended_ranks
-        How many there are, and which told that they ended; ``None`` where the trainer's ranks do not tell.
+        The number of ranks, and those that recorded their end; ``None`` if the trainer's ranks do not.
     errors
-        What ranks, libraries and Slurm told of errors, each with where it stands; ``None`` without a log.
+        Errors of ranks, libraries and Slurm, each with the file that has it; ``None`` without a log.
     saved
-        ``None`` where no checkpoint was asked for.
+        The newest checkpoint; ``None`` if the configuration writes none.
     missing_outputs, outputs
-        Of a data preparation: files that are not there, and those that are; ``None`` where it is not known
-        what they would be.
+        The missing and the expected files of a data preparation; ``None`` if these are not known.
     """
 
     stage: str
@@ -52,16 +56,194 @@ class Evidence:
     max_steps: int | None = None
     step: int | None = None
     end: str | None = None
-    tells_each_step: bool = True
+    records_each_step: bool = True
     curves: Curves = field(default_factory=Curves)
     diverged: str | None = None
     ranks: int = 1
     ended_ranks: frozenset[int] | None = None
     errors: Sequence[str] | None = ()
-    saved: Saved | None = None
+    saved: SavedCheckpoint | None = None
     outputs: Sequence[str] | None = None
     missing_outputs: Sequence[str] = ()
 
     @property
     def is_over(self) -> bool:
         return self.status.state.is_final
+
+
+# Beside its prefix, and in the tokenizer's directory.
+_SUFFIXES = (".bin", ".idx", ".json")
+_TOKENIZER = ("vocab.json", "merges.txt")
+
+
+def expected_outputs(script: Path) -> list[Path] | None:
+    """Return the files that a data preparation's script names; ``None`` if it names none."""
+    values = {}
+    try:
+        lines = read_text(script).splitlines()
+    except (OSError, ValueError):
+        return None
+    for line in lines:
+        option = re.match(r"\s*(?P<word>'?--(?:output-prefix|tokenizer-dir)=.*?)(?: \\| &)?$", line)
+        if option:
+            try:
+                name, _, value = shlex.split(option["word"])[0].partition("=")
+            except ValueError:  # a quotation that does not end: not one of our scripts
+                return None
+            values[name] = value
+    if len(values) != 2:
+        return None
+    prefix, tokenizer = values["--output-prefix"], Path(values["--tokenizer-dir"])
+    return [*(Path(f"{prefix}{suffix}") for suffix in _SUFFIXES), *(tokenizer / name for name in _TOKENIZER)]
+
+
+_ERROR_LOG = "nemo_error_log.txt"
+_RANK_LOG = re.compile(r"nemo_log_globalrank-(\d+)_")
+_END = re.compile(rb"end at step (\d{1,15}): \w+")
+_TAIL_BYTES = 1 << 16
+# In the first line of the job script: each attempt of a requeued job writes it into the same log.
+_ATTEMPT_BEGINS = b"; rendezvous at "
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """The evidence about a run, and its launch."""
+
+    launch: Launch
+    evidence: Evidence
+
+
+def gather(run_dir: Path, number: int | None = None) -> RunEvidence:
+    """Gather the evidence about a run up to one of its launches, by default the current one.
+
+    Raises
+    ------
+    UserError
+        If there is no such launch, or it cannot be read.
+    """
+    tracked = _tracked(run_dir, number)
+    if tracked.launch is None:
+        raise UserError(f"the run in {run_dir} cannot be read: {tracked.status.reason}")
+    launch, status = tracked.launch, tracked.status
+    read = _read_training if launch.manifest.stage == "training" else _read_data_preparation
+    return RunEvidence(launch, read(launch, status))
+
+
+def _tracked(run_dir: Path, number: int | None) -> LaunchStatus:
+    if number is None and (launches := current_statuses([run_dir])):
+        return launches[0]
+    launch = open_launch(run_dir, number)
+    return poll([launch])[0]
+
+
+def _read_training(launch: Launch, status: JobStatus) -> Evidence:
+    config = _config(launch)
+    progress, curves, engine = Progress(), _earlier_curves(launch), launch.manifest.engine
+    for event in all_events(launch):
+        progress.take(event)
+        curves.take(event)
+    logs = _read_logs(launch)
+    return Evidence(
+        stage="training",
+        status=status,
+        job=launch.job_in(status),
+        max_steps=progress.max_steps or _whole(config, "trainer", "max_steps"),
+        step=progress.step,
+        end=progress.end.reason if progress.end else None,
+        records_each_step=engine == "megatron",
+        curves=curves,
+        diverged=next((log.divergence for log in logs.values() if log.divergence), None),
+        ranks=launch.nodes * launch.manifest.tasks_per_node,
+        ended_ranks=_ended_ranks(launch, progress.step) if engine == "megatron" else None,
+        errors=_errors(launch, logs),
+        saved=find_saved(config, launch.paths, engine),
+    )
+
+
+def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
+    outputs = expected_outputs(launch.paths.script)
+    missing = [path for path in outputs or () if not path.is_file() or not path.stat().st_size]
+    return Evidence(
+        stage=launch.manifest.stage,
+        status=status,
+        job=launch.job_in(status),
+        errors=_errors(launch, _read_logs(launch)),
+        outputs=None if outputs is None else [str(path) for path in outputs],
+        missing_outputs=[str(path) for path in missing],
+    )
+
+
+def _config(launch: Launch) -> Mapping[str, Any]:
+    """Return the configuration that the job read; an empty one if it cannot be read."""
+    try:
+        content = read_yaml(launch.paths.config)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _whole(config: Mapping[str, Any], node: str, key: str) -> int | None:
+    keys = config.get(node)
+    return whole(keys.get(key), 1) if isinstance(keys, dict) else None
+
+
+def _earlier_curves(launch: Launch) -> Curves:
+    """Return the curves over the launches before this one; an unreadable launch leaves a hole."""
+    curves = Curves()
+    for number in launch_numbers(launch.paths.run_dir):
+        if number >= launch.paths.number:
+            break
+        try:
+            (earlier,) = adopt([read_launch(launch.paths.run_dir, number)])
+        except UserError:
+            continue
+        curves.add(all_events(earlier))
+    return curves
+
+
+def _newest_logs(launch: Launch) -> list[Path]:
+    """Return the job's logs, those of an array's tasks, or those of a chain's last link."""
+    by_extension = [job_logs(launch, extension) for extension in ("out", "err")]
+    return [log for logs in by_extension for log in (logs[-1:] if launch.is_chain else logs)]
+
+
+def _read_logs(launch: Launch) -> dict[Path, LogErrors]:
+    return {log: find_errors(log, _ATTEMPT_BEGINS) for log in _newest_logs(launch)}
+
+
+def _errors(launch: Launch, logs: Mapping[Path, LogErrors]) -> list[str] | None:
+    """Return the failures that ranks recorded, and then the errors in the logs."""
+    failures = [f"rank {failure.rank}: {failure.error}" for failure in rank_failures(launch)]
+    if not failures:
+        # Our trainer's error log repeats the failures that ranks recorded.
+        error_log = launch.paths.results / _ERROR_LOG
+        logs = {error_log: find_errors(error_log, _ATTEMPT_BEGINS), **logs}
+    since = began(launch)
+    errors = [
+        f"{log.name}: {error}"
+        for log, log_errors in logs.items()
+        if modified(log) >= since
+        for error in log_errors.errors
+    ]
+    return [*failures, *errors] if failures or any(log.is_file() for log in logs) else None
+
+
+def _ended_ranks(launch: Launch, step: int | None) -> frozenset[int]:
+    """Return the ranks whose own logs end with the message that they ended at a step."""
+    ended = set()
+    for path in launch.paths.results.glob("nemo_log_globalrank-*.txt"):
+        rank = _RANK_LOG.match(path.name)
+        steps = _END.findall(_tail(path))
+        if rank and steps and int(steps[-1]) == step:
+            ended.add(int(rank[1]))
+    return frozenset(ended)
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with open_regular(path) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(size - _TAIL_BYTES, 0))
+            return stream.read(_TAIL_BYTES)
+    except OSError:
+        return b""

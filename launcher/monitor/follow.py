@@ -1,4 +1,4 @@
-"""Following a launch until its job ends: the loop, and what is said when it is over."""
+"""Following a launch until its job ends: the loop, the view as plain lines, and the message at its end."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol, Self
 
 from launcher.errors import one_line
 from launcher.exit_codes import WATCHING_ENDED
 from launcher.jobs.launches import Launch, open_launch
-from launcher.monitor.events import Event
-from launcher.monitor.log_files import newest_log, rank_failures
-from launcher.monitor.logs import last_lines
+from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
+from launcher.monitor.logs import last_lines, newest_log, rank_failures
+from launcher.monitor.polling import JobPoller
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import open_reader
-from launcher.monitor.watch import StatusWatch
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from launcher.ui import formatting
 
 _FAILURE_LINES = 20
-# Of what was told between two looks, and before the first one: as many as a view can show.
+# The most steps read at once: as many as a view can show.
 _STEPS = 4096
 
 
 class View(AbstractContextManager["View"], Protocol):
-    """What shows a launch; a context, so that the terminal is put back in order."""
+    """A display of a launch; a context, so that the terminal is restored at its end."""
 
-    # How often it wants to be told, in seconds.
+    # The seconds between two updates.
     interval: float
 
     def __enter__(self) -> Self: ...
 
     def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
-        """Show the newest; `new` are the events since the last time."""
+        """Show the newest state; `new` are the events since the last call."""
 
     def end(self, status: JobStatus, progress: Progress) -> None:
-        """Show the last of it, which stays on the screen."""
+        """Show the final state, which stays on the screen."""
 
 
 def follow(run_dir: Path, number: int | None = None) -> JobStatus:
@@ -53,18 +54,18 @@ def follow(run_dir: Path, number: int | None = None) -> JobStatus:
     Returns
     -------
     JobStatus
-        How the job ended; UNKNOWN if nobody could tell for a minute.
+        The final status of the job; UNKNOWN if it could not be determined for a minute.
     """
     launch = open_launch(run_dir, number)
     return follow_launch(launch, _view(launch))
 
 
 def follow_launch(launch: Launch, view: View) -> JobStatus:
-    """Feed a view until the job has ended."""
+    """Update a view until the job has ended."""
     reader, progress = open_reader(launch), Progress()
-    with StatusWatch(launch) as watch, view:
+    with JobPoller(launch) as watch, view:
         while True:
-            # The state first: what a job wrote before it ended is there once it is known to have ended.
+            # The state first: once the job is known to have ended, everything that it wrote is there.
             over, status = watch.is_over, watch.status
             new = reader.newest(_STEPS)
             if new:
@@ -82,61 +83,142 @@ def _view(launch: Launch) -> View:
         from launcher.monitor.live import LiveView
 
         return LiveView(launch)
-    from launcher.monitor.lines import LinesView
-
     return LinesView(launch)
 
 
 def follow_and_tell(run_dir: Path, number: int | None = None) -> int:
-    """Follow a launch and say how it ended; a failed job's last words go to stderr.
+    """Follow a launch; after a failure, print the end of its log to stderr.
 
     Returns
     -------
     int
-        What stands for how the job ended (`launcher.exit_codes`), or for Ctrl-C, which leaves the
+        The exit code of the job's end (`launcher.exit_codes`), or that of Ctrl-C, which leaves the
         job alone.
     """
     launch = open_launch(run_dir, number)
     try:
         status = follow(run_dir, launch.paths.number)
     except KeyboardInterrupt:
-        print(_interrupted(launch), file=sys.stderr)
+        print(_interrupt_message(launch), file=sys.stderr)
         return WATCHING_ENDED
     if not status.state.is_good:
-        print(f"\n{_told(launch, status)}", file=sys.stderr)
+        print(f"\n{_failure_message(launch, status)}", file=sys.stderr)
     return status.state.exit_code
 
 
-def _interrupted(launch: Launch) -> str:
+def _interrupt_message(launch: Launch) -> str:
     run = short(launch.paths.run_dir)
     return (
-        f"\nthe job {launch.job} goes on without being watched.\n"
+        f"\nstopped following; job {launch.job} continues.\n"
         f"  follow it again:  {shlex.join(['slipway', 'follow', run])}\n"
         f"  cancel it:        {shlex.join(['slipway', 'cancel', run])}"
     )
 
 
-def _told(launch: Launch, status: JobStatus) -> str:
+def _failure_message(launch: Launch, status: JobStatus) -> str:
     reason = f" ({status.full_reason})" if status.full_reason else ""
-    first = one_line(
-        f"The job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}"
-    )
+    first = one_line(f"Job {launch.job_in(status)} of {launch.manifest.run}: {status.state.value}{reason}")
     if status.state in (State.NOT_SUBMITTED, State.INTERRUPTED) or not launch.manifest.job_id:
         return first
-    return "\n".join([first, *_last_words(launch)])
+    return "\n".join([first, *_end_of_log(launch)])
 
 
-def _last_words(launch: Launch) -> list[str]:
-    # Slurm's own messages are in .out; where stderr is kept apart, the traceback is in .err.
+def _end_of_log(launch: Launch) -> list[str]:
+    # Slurm's own messages are in .out; with a separate stderr, the traceback is in .err.
     logs = [newest_log(launch, extension) for extension in ("err", "out")]
     logs = [log for log in logs if log.is_file() and log.stat().st_size]
     if not logs:
-        return [f"It left no log: {short(launch.log())} is missing or empty"]
+        return [f"It has no log: {short(launch.log())} is missing or empty"]
     lines = [f"The end of {short(logs[0])}:"]
     lines += [f"  {line}" for line in last_lines(logs[0], _FAILURE_LINES).splitlines()]
-    lines.append(f"The whole log: {short(logs[0])}")
+    lines.append(f"The full log: {short(logs[0])}")
     failures = rank_failures(launch)
     if failures:
         first = failures[0]
         lines.append(f"Rank {first.rank} failed first: {one_line(first.error)}: {short(first.path)}")
     return lines
+
+
+_EVERY = 5.0
+
+
+class LinesView:
+    """A view that prints a line for each change of state, each validation, and a step every five seconds."""
+
+    interval = 1.0
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._printed: tuple[object, ...] = ()
+        self._last_step = float("-inf")
+        self._step: int | None = None
+
+    def __enter__(self) -> Self:
+        manifest = self._launch.manifest
+        launch = f"{manifest.run}, launch {self._launch.paths.number}, job {self._launch.job}"
+        print(one_line(launch), flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, status: JobStatus, progress: Progress, new: list[Event]) -> None:
+        self._print_state(status)
+        for event in new:
+            self._print_event(event, progress)
+        if time.monotonic() - self._last_step >= _EVERY:
+            self._print_step(progress)
+
+    def end(self, status: JobStatus, progress: Progress) -> None:
+        self._print_step(progress)
+        self._print_state(status)
+
+    def _print_state(self, status: JobStatus) -> None:
+        job = self._launch.job_in(status)
+        state = (job, status.state, status.reason, status.nodes)
+        if state == self._printed:
+            return
+        self._printed = state
+        nodes = f" on {status.nodes}" if status.nodes and not status.state.is_final else ""
+        reason = f" ({status.full_reason})" if status.full_reason else ""
+        after = f" after {status.elapsed}" if status.elapsed and status.state.is_final else ""
+        link = f" (link {status.chain})" if status.chain else ""
+        _print(f"job {job}{link} {status.state.value}{reason}{nodes}{after}")
+
+    def _print_event(self, event: Event, progress: Progress) -> None:
+        match event:
+            case Start(step=step) if step:
+                _print(f"the trainer resumed from step {step}")
+            case Start():
+                _print("the trainer started")
+            case Validation():
+                held_out = f"held-out loss {formatting.loss(event.loss)}"
+                _print(f"step {formatting.steps(event.step, progress.max_steps)}  {held_out}")
+            case HeldOut():
+                entropy = formatting.loss(event.unigram_entropy)
+                _print(f"unigram entropy of the {event.name} {entropy} nats")
+            case End(reason="already_complete"):
+                _print("nothing left to do: increase training.trainer.max_steps to continue")
+            case Train() if self._last_step == float("-inf"):
+                # The first step is printed at once, as it shows that the training runs.
+                self._print_step(progress)
+
+    def _print_step(self, progress: Progress) -> None:
+        train = progress.train
+        if train is None or train.step == self._step:
+            return
+        self._step, self._last_step = train.step, time.monotonic()
+        parts = [
+            f"step {formatting.steps(progress.step, progress.max_steps)}",
+            f"loss {formatting.loss(train.loss)}",
+            f"lr {formatting.small(train.learning_rate)}",
+            f"{formatting.count(progress.tokens_per_second)} tokens/s",
+            f"ETA {formatting.duration(progress.eta)}",
+        ]
+        _print("  ".join(parts))
+
+
+def _print(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {one_line(line)}", flush=True)

@@ -1,4 +1,4 @@
-"""The launches of a run, one after the other: what each was, how far it came and why it ended."""
+"""The history of a run: each launch with its attempts, its steps, and the reason for its end."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from launcher.errors import UserError
 from launcher.jobs.diagnosis import Diagnosis, diagnose
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.status import LaunchStatus, poll
-from launcher.monitor import formatting
-from launcher.monitor.changes import Changes, Difference, changes_between, difference_of
-from launcher.monitor.damaged import DamagedCheckpoint, damaged_checkpoints
+from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Start
-from launcher.monitor.log_files import FAILURES, link_log
-from launcher.monitor.overview import finite, links_to_json
+from launcher.monitor.logs import FAILURES, link_log
 from launcher.monitor.progress import Progress
+from launcher.monitor.provenance_report import Changes, Difference, changes_between, difference_of
 from launcher.monitor.readers import all_events, newest_events
+from launcher.monitor.run_status import finite, links_to_json
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.states import State
+from launcher.ui import formatting
 from supervisor.marks import JobAttempt
 
-# What Slurm calls a job that was put back into the queue; it is no state that a job stays in.
+# Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps that a trainer did: from `first` (0, or where its checkpoint ended) to `last`."""
+    """The steps of a trainer, from `first` (0, or the step of its checkpoint) to `last`."""
 
     first: int | None = None
     last: int | None = None
@@ -50,10 +50,10 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeRow:
-    """One life of a job that had several, one task of an array, or one link of a chain.
+class AttemptRow:
+    """One attempt of a job that had several, one task of an array, or one link of a chain.
 
-    Times are in Unix seconds. `reading` is why it ended, and what can be done about that.
+    Times are in Unix seconds. `reading` is the diagnosis of its end, with a remedy.
     """
 
     life: JobAttempt
@@ -66,7 +66,7 @@ class LifeRow:
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds, where both ends left a mark."""
+        """The elapsed seconds, if both start and end left a mark."""
         life = self.life
         return life.ended - life.started if life.ended is not None and life.started is not None else None
 
@@ -85,23 +85,23 @@ class LifeRow:
             "avoids": life.avoids,
             "failures_before": life.failures,
             "reading": self.reading.to_json() if self.reading else None,
-            "damaged_checkpoints": [one.to_json() for one in self.damaged],
+            "damaged_checkpoints": [checkpoint.to_json() for checkpoint in self.damaged],
             **self.steps.to_json(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRow:
-    """A launch; `launch` is ``None`` where its manifest cannot be read, which `status` then says.
+    """A launch; `launch` is ``None`` if its manifest cannot be read, and `status` then has the reason.
 
-    `reading` is why its job ended, where it had one life: otherwise the `lives` tell.
+    `reading` is the diagnosis of its job's end if it had one attempt; otherwise `lives` have theirs.
     """
 
     number: int
     launch: Launch | None
     status: JobStatus
     steps: Steps = Steps()
-    lives: Sequence[LifeRow] = ()
+    lives: Sequence[AttemptRow] = ()
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
     reading: Diagnosis | None = None
@@ -109,19 +109,19 @@ class LaunchRow:
 
     @property
     def differs(self) -> Difference | None:
-        """By what it is another training than an earlier launch of the run."""
+        """The keys by which it is a different training than an earlier launch of the run."""
         return difference_of(self.launch.manifest) if self.launch else None
 
     @property
     def commit(self) -> str | None:
-        """The commit's first digits, with a * where not all was committed."""
+        """The commit's first digits, with a * if there were uncommitted changes."""
         manifest = self.launch.manifest if self.launch else None
         if manifest is None or manifest.git_commit is None:
             return None
         return manifest.git_commit[:10] + ("*" if manifest.git_dirty else "")
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; a number that is not finite is a string, ``"nan"``."""
+        """Return the launch for programs; a number that is not finite is a string, ``"nan"``."""
         manifest = self.launch.manifest if self.launch else None
         return {
             "launch": self.number,
@@ -147,13 +147,13 @@ class LaunchRow:
             "changed": {key: list(values) for key, values in self.changes.changed.items()},
             "differs": self.differs.to_json() if self.differs else None,
             "reading": self.reading.to_json() if self.reading else None,
-            "damaged_checkpoints": [one.to_json() for one in self.damaged],
+            "damaged_checkpoints": [checkpoint.to_json() for checkpoint in self.damaged],
             "lives": [life.to_json() for life in self.lives],
         }
 
 
 def history(run_dir: Path) -> list[LaunchRow]:
-    """All launches of a run, oldest first, with one question to each of their schedulers."""
+    """Return all launches of a run, oldest first, asking each of their schedulers once."""
     broken: dict[int, LaunchRow] = {}
     read = []
     for number in launch_numbers(run_dir):
@@ -172,14 +172,14 @@ def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
     lives = launch.attempts
     several = len(lives) > 1 or launch.is_chain
     whole = _Stretch()
-    # Tasks of an array run at once, and nothing tells whose events are whose.
+    # Tasks of an array run at once, and their events cannot be told apart.
     alone = len({life.job_id for life in lives}) == 1 or launch.is_chain
     stretches = _stretches(lives) if several and alone else []
-    with contextlib.suppress(OSError):  # a colleague's that may not be read
+    with contextlib.suppress(OSError):  # another user's run that may not be read
         _divide(all_events(launch) if several else newest_events(launch), whole, stretches)
     damaged = damaged_checkpoints(launch)
     for stretch in stretches:
-        stretch.damaged = [one for one in damaged if stretch.begin <= one.time < stretch.end]
+        stretch.damaged = [item for item in damaged if stretch.begin <= item.time < stretch.end]
     changes = Changes()
     if before is not None:
         changes = changes_between(before.manifest.overrides, launch.manifest.overrides)
@@ -192,13 +192,13 @@ def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
         started=lives[0].started if lives else None,
         changes=changes,
         damaged=damaged,
-        # What did not judge itself is of an earlier version, or lost its node: its state says enough.
+        # A job without a verdict of its own is of an earlier version, or lost its node: its state is enough.
         reading=_reading(launch, lives[0], status) if not several and lives and lives[0].verdict else None,
     )
 
 
 class _Stretch:
-    """The events from a time on and before another: the steps, and the damaged checkpoints."""
+    """The events between two times: their steps, and the damaged checkpoints."""
 
     def __init__(self, begin: float | None = None, end: float | None = None) -> None:
         self.begin = -math.inf if begin is None else begin
@@ -218,16 +218,16 @@ class _Stretch:
 
 
 def _stretches(lives: Sequence[JobAttempt]) -> list[_Stretch]:
-    """The stretch of each life, until the next one began."""
+    """Return the stretch of each attempt, until the next one began."""
     begins = _life_begins(lives)
     return [_Stretch(begin, end) for begin, end in itertools.pairwise([*begins, None])]
 
 
 def _divide(events: Iterable[Event], whole: _Stretch, parts: Sequence[_Stretch]) -> None:
-    """Let each stretch take its events, as they are read."""
+    """Give each stretch its events, as they are read."""
     for event in events:
         whole.take(event)
-        if isinstance(event, HeldOut):  # of no time
+        if isinstance(event, HeldOut):  # it has no time
             continue
         for part in parts:
             if part.begin <= event.time < part.end:
@@ -236,31 +236,31 @@ def _divide(events: Iterable[Event], whole: _Stretch, parts: Sequence[_Stretch])
 
 def _lives(
     launch: Launch, lives: Sequence[JobAttempt], status: JobStatus, stretches: Sequence[_Stretch]
-) -> list[LifeRow]:
+) -> list[AttemptRow]:
     last = {life.job_id: life for life in lives}
     rows = []
     for life, stretch in zip(lives, stretches, strict=True):
         is_last = last[life.job_id] is life
-        told = status.chain.jobs.get(life.job_id, status) if status.chain else status
-        state, reason = _end_of(life, told, is_last=is_last)
+        job_status = status.chain.jobs.get(life.job_id, status) if status.chain else status
+        state, reason = _end_of(life, job_status, is_last=is_last)
         link = life.link if launch.is_chain else None
-        reading = _reading(launch, life, told) if launch.is_chain and is_last else None
-        rows.append(LifeRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
+        reading = _reading(launch, life, job_status) if launch.is_chain and is_last else None
+        rows.append(AttemptRow(life, state, reason, stretch.steps, link, reading, stretch.damaged))
     return rows
 
 
 def _reading(launch: Launch, life: JobAttempt, status: JobStatus) -> Diagnosis | None:
-    """Why a link ended; ``None`` where that is told by its state already."""
+    """Return the diagnosis of a link's end; ``None`` if its state says enough."""
     if status.state.is_live or status.state.is_good:
         return None
     logs = [link_log(launch, life.job_id, extension) for extension in ("out", "err")]
-    is_told = status.state.is_final
+    is_known = status.state.is_final
     return diagnose(
         life,
         logs,
         launch.paths.results / FAILURES,
-        state=status.state.value if is_told else None,
-        reason=status.reason if is_told else None,
+        state=status.state.value if is_known else None,
+        reason=status.reason if is_known else None,
         tasks_per_node=launch.manifest.tasks_per_node,
         save="USR1" if launch.manifest.engine == "megatron" else "TERM",
     )
@@ -268,19 +268,18 @@ def _reading(launch: Launch, life: JobAttempt, status: JobStatus) -> Diagnosis |
 
 def _end_of(life: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
     if not is_last:
-        left = "it left no mark of its end" if life.exit_code is None else exit_reason(life.exit_code)
-        return REQUEUED, left
+        return REQUEUED, "no mark of its end" if life.exit_code is None else exit_reason(life.exit_code)
     if life.task is None:
         return status.state.value, status.reason
-    told = status.tasks.get(life.task)
+    state = status.tasks.get(life.task)
     if life.exit_code is None:
-        return (told or status.state).value, None
+        return (state or status.state).value, None
     reason = exit_reason(life.exit_code) if life.exit_code else None
-    return (told or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
+    return (state or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
 
 
 def _life_begins(lives: Sequence[JobAttempt]) -> list[float | None]:
-    """From when on the events of each life are; marks have whole seconds."""
+    """Return the time from which each attempt's events are; marks have whole seconds."""
     befores = [None, *lives]
     return [_begins(before, life) for before, life in zip(befores, lives, strict=False)]
 

@@ -1,4 +1,4 @@
-"""A launch on a terminal: one panel that is drawn again and again, and stays when the job has ended."""
+"""The live view of a launch: one panel, redrawn until the job has ended."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from rich.text import Text
 
 from launcher.errors import one_line
 from launcher.jobs.launches import Launch
-from launcher.monitor import formatting
 from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
-from launcher.monitor.tables import colour
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.terminal import open_console
+from launcher.ui import formatting
+from launcher.ui.tables import colour
+from launcher.ui.terminal import open_console
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
-# A step that takes so much longer than the ones before it is worth a word, in seconds and as a factor.
+# A step is reported as late after this many seconds, and this many times the usual time of a step.
 _STALE_SECONDS = 30.0
 _STALE_STEPS = 10
 
 
 class LiveView:
-    """Redraws a panel with the state, the progress and the losses."""
+    """A view that redraws a panel with the state, the progress and the losses."""
 
     interval = 0.25
 
     def __init__(self, launch: Launch, console: Console | None = None) -> None:
         self._launch = launch
-        self._began = self._heard = time.monotonic()
+        self._began = self._last_event = time.monotonic()
         self._losses: deque[float] = deque(maxlen=4096)
         self._spinner = Spinner("dots", style="yellow")
         self._live = Live(console=console or open_console(), refresh_per_second=8)
@@ -63,7 +63,7 @@ class LiveView:
 
     def _panel(self, status: JobStatus, progress: Progress, new: list[Event]) -> Panel:
         if new:
-            self._heard = time.monotonic()
+            self._last_event = time.monotonic()
         self._losses.extend(e.loss for e in new if isinstance(e, Train) and e.loss is not None)
         body: list[RenderableType] = [self._state(status, progress)]
         if progress.step is not None:
@@ -79,7 +79,7 @@ class LiveView:
             title_align="left",
             subtitle=shape,
             border_style=style,
-            # A terminal prints ^C behind the panel: it must not begin another line.
+            # A terminal prints ^C after the panel, where it must not begin another line.
             width=max(self._live.console.width - 3, 20),
         )
 
@@ -97,16 +97,17 @@ class LiveView:
         if status.state.is_final:
             return line
         if progress.step is None:
-            waited = formatting.duration(time.monotonic() - self._began)
-            begun = "the first step" if self._launch.manifest.stage == "training" else "its end"
-            what = "the queue" if status.state is State.PENDING else begun
-            self._spinner.update(text=line.append(f"  waiting for {what}, {waited}", "dim"))
+            elapsed = formatting.duration(time.monotonic() - self._began)
+            awaited = "the first step" if self._launch.manifest.stage == "training" else "its end"
+            if status.state is State.PENDING:
+                awaited = "the queue"
+            self._spinner.update(text=line.append(f"  waiting for {awaited}, {elapsed}", "dim"))
             return self._spinner
-        return line.append(self._silence(progress), "bold yellow")
+        return line.append(self._lateness(progress), "bold yellow")
 
-    def _silence(self, progress: Progress) -> str:
-        """A word about a trainer that has told nothing for suspiciously long."""
-        silent = time.monotonic() - self._heard
+    def _lateness(self, progress: Progress) -> str:
+        """Return a warning about a step that is late; an empty text if it is not."""
+        silent = time.monotonic() - self._last_event
         usual = _STALE_STEPS / progress.steps_per_second if progress.steps_per_second else 0.0
         if silent < max(_STALE_SECONDS, usual) or progress.end:
             return ""
@@ -154,7 +155,7 @@ def _held_out(progress: Progress) -> Text:
 
 
 def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
-    """Draw values as bars, each the mean of its share of them; what is not finite is left out."""
+    """Draw values as bars, each the mean of its share of them; values that are not finite are left out."""
     finite = [value for value in values if abs(value) < float("inf")]
     if len(finite) < 2:
         return ""

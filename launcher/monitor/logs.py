@@ -1,4 +1,4 @@
-"""Reading a log: its end, and what is appended to it until its job has ended."""
+"""The logs of a launch, read and followed: of its job, an array's tasks, a chain's links, single ranks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,138 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import one_line
 from launcher.jobs.launches import Launch
-from launcher.monitor.watch import StatusWatch
+from launcher.monitor.polling import JobPoller
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from supervisor.files import open_regular
+from supervisor.files import open_regular, read_json, unix_time, whole
+
+FAILURES = "failures"
+_FAILURE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The record of a rank's failure: the error, and the file that has it."""
+
+    time: float
+    rank: int
+    error: str
+    path: Path
+
+
+def task_logs(launch: Launch, extension: str = "out") -> dict[int, Path]:
+    """Return the existing logs of an array's tasks by their numbers, ascending; empty for any other job."""
+    if launch.manifest.job_id is None:
+        return {}
+    prefix = f"{launch.paths.log_prefix}{launch.manifest.job_id}_"
+    logs = {}
+    for path in launch.paths.directory.glob(f"log-*_*_*.{extension}"):
+        number = path.name.removeprefix(prefix).removesuffix(f".{extension}")
+        if number.isdecimal() and number.isascii():
+            logs[int(number)] = path
+    return dict(sorted(logs.items()))
+
+
+def task_log(launch: Launch, task: int, extension: str = "out") -> Path:
+    """Return the log of one task of an array; it need not exist yet."""
+    path = launch.log(extension)
+    return path.with_name(f"{path.stem}_{task}{path.suffix}")
+
+
+def link_log(launch: Launch, job_id: str, extension: str = "out") -> Path:
+    """Return the log of one link of a chain; it need not exist yet."""
+    return launch.paths.directory / launch.paths.log_name(job_id, extension)
+
+
+def job_logs(launch: Launch, extension: str = "out") -> list[Path]:
+    """Return the existing logs: the job's, those of an array's tasks, or of a chain's links in order."""
+    logs = [link_log(launch, job_id, extension) for job_id in launch.jobs]
+    return [log for log in [*logs, *task_logs(launch, extension).values()] if log.is_file()]
+
+
+def newest_log(launch: Launch, extension: str = "out") -> Path:
+    """Return the newest log: the job's, that of an array's highest task, or that of a chain's last link.
+
+    It need not exist yet.
+
+    Raises
+    ------
+    UserError
+        If the launch never became a job.
+    """
+    path = launch.log(extension)
+    if launch.is_chain:
+        return (job_logs(launch, extension) or [path])[-1]
+    if path.is_file():
+        return path
+    tasks = task_logs(launch, extension)
+    return tasks[max(tasks)] if tasks else path
+
+
+def next_log(launch: Launch, current: Path, extension: str = "out") -> Path:
+    """Return the log of the next link or task once it exists, until then the current one."""
+    logs = job_logs(launch, extension)
+    later = logs[logs.index(current) + 1 :] if current in logs else logs
+    return later[0] if later else current
+
+
+def rank_logs(launch: Launch, rank: int) -> list[Path]:
+    """Return the logs that one rank's process wrote itself, the newest first.
+
+    NeMo's rank 0 moves what it finds at its start to ``run_0/``, ``run_1/``, ..., at times the log of a rank
+    that began before it.
+    """
+    name = f"nemo_log_globalrank-{rank}_*.txt"
+    moved = launch.paths.results.glob(f"run_*/{name}")
+    by_time = sorted(moved, key=modified, reverse=True)
+    return [*sorted(launch.paths.results.glob(name)), *by_time]
+
+
+def modified(path: Path) -> float:
+    """Return the time of a file's last change in Unix seconds; 0 if there is no file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def began(launch: Launch) -> float:
+    """Return the start of the newest attempt or link in Unix seconds; 0 if there was only one.
+
+    Errors before it are no longer current.
+    """
+    lives = launch.attempts
+    return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
+
+
+def rank_failures(launch: Launch) -> list[RankFailure]:
+    """Return the failures of ranks since the job last began, in the order of their times."""
+    failures = []
+    since = began(launch)
+    for path in (launch.paths.results / FAILURES).glob("globalrank-*.json"):
+        try:
+            record = read_json(path, _FAILURE_BYTES)
+        except (OSError, ValueError):
+            continue
+        time, rank = unix_time(record.get("time")), whole(record.get("rank"), 0)
+        if time is not None and time >= since and rank is not None and "error" in record:
+            failures.append(RankFailure(time, rank, str(record["error"]), path))
+    return sorted(failures, key=lambda failure: failure.time)
+
 
 _BLOCK = 1 << 16
 _POLL = 0.25
 
 
 class LogReader:
-    """Reads the text that was appended to a file since it was last asked; the file need not exist yet."""
+    """A reader of the text appended to a file since the last call; the file need not exist yet."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
@@ -32,7 +146,7 @@ class LogReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def poll(self) -> str:
-        """Return the new text; a character that is half written waits for its rest."""
+        """Return the new text; an incomplete character waits for its rest."""
         try:
             # Opened afresh each time: a network file system shows what others wrote only to a new open.
             with open_regular(self.path) as stream:
@@ -45,7 +159,7 @@ class LogReader:
 
 
 def tail_offset(path: Path, lines: int) -> int:
-    """The byte at which the last `lines` lines of a file begin, found from its end."""
+    """Return the byte at which the last `lines` lines of a file begin, searched for from its end."""
     try:
         with open_regular(path) as stream:
             return _tail_offset(stream, lines)
@@ -56,41 +170,41 @@ def tail_offset(path: Path, lines: int) -> int:
 def _tail_offset(stream: BinaryIO, lines: int) -> int:
     size = end = stream.seek(0, os.SEEK_END)
     # A line begins after the newline before it; a file's last newline ends a line and begins none.
-    to_pass = lines
+    to_skip = lines
     while end > 0 and lines > 0:
         start = max(end - _BLOCK, 0)
         stream.seek(start)
         content = stream.read(end - start)
         if end == size and not content.endswith(b"\n"):
-            to_pass -= 1
+            to_skip -= 1
         position = len(content)
         while (position := content.rfind(b"\n", 0, position)) >= 0:
-            if to_pass <= 0:
+            if to_skip <= 0:
                 return start + position + 1
-            to_pass -= 1
+            to_skip -= 1
         end = start
     return 0 if lines > 0 else size
 
 
 def last_lines(path: Path, lines: int) -> str:
-    """The last lines of a file; nothing where there is no file."""
+    """Return the last lines of a file; an empty text if there is no file."""
     parts: list[str] = []
     read_all(LogReader(path, tail_offset(path, lines)), parts.append)
     return "".join(parts)
 
 
 def tail_offsets(paths: Sequence[Path], lines: int) -> list[tuple[Path, int]]:
-    """The last files that hold the last `lines` lines of all, and at which byte of each they begin."""
-    found: list[tuple[Path, int]] = []
+    """Return the files that have the last `lines` lines of all, each with the byte at which they begin."""
+    offsets: list[tuple[Path, int]] = []
     for path in reversed(paths):
         offset = tail_offset(path, lines)
-        found.insert(0, (path, offset))
+        offsets.insert(0, (path, offset))
         if offset > 0:
             break
         lines -= _count_lines(path)
         if lines <= 0:
             break
-    return found
+    return offsets
 
 
 def _count_lines(path: Path) -> int:
@@ -102,12 +216,12 @@ def _count_lines(path: Path) -> int:
 
 
 def read_all(reader: LogReader, write: Callable[[str], object]) -> bool:
-    """Write all that there is to read now, piece by piece; tell whether there was anything."""
-    found = False
+    """Write all new text, piece by piece; return True if there was any."""
+    has_text = False
     while text := reader.poll():
         write(text)
-        found = True
-    return found
+        has_text = True
+    return has_text
 
 
 def follow_log(
@@ -125,46 +239,46 @@ def follow_log(
     Parameters
     ----------
     reader
-        Of the log to begin with.
+        The reader of the first log.
     choose
-        Says which file comes next, given the one that is read: each task of an array has its own, and each
-        link of a chain.
+        Returns the next file after the current one: each task of an array has its own, and each link of a
+        chain.
     write
-        Takes the log's text.
+        Writes the log's text.
     tell
-        Takes what is to be said beside the log: what it is waited for, and that there is a newer launch.
+        Writes messages about the log: what the job waits for, and that there is a newer launch.
     task
-        Until this task of an array has ended.
+        Follow until this task of an array has ended.
     link
-        Until this job of a chain has ended.
+        Follow until this job of a chain has ended.
     """
-    said = _Once(tell)
+    tell_once = _Once(tell)
     was_quiet = False
-    with StatusWatch(launch) as watch:
+    with JobPoller(launch) as watch:
         while True:
-            # The state first: what a job wrote before it ended is there once it is known to have ended.
+            # The state first: once the job is known to have ended, everything that it wrote is there.
             status = of_part(watch.status, task, link)
             over = status.state.is_final or watch.is_blind
-            found = read_all(reader, write)
-            if found:
+            has_text = read_all(reader, write)
+            if has_text:
                 watch.alive()
             elif (newest := choose(reader.path)) != reader.path:
                 reader = LogReader(newest)
-                said(f"{newest.name}:")
+                tell_once(f"{newest.name}:")
                 continue
             elif over and was_quiet:
                 return status
             elif not over and not reader.path.exists():
-                said(_wait_message(reader.path, status))
+                tell_once(_wait_message(reader.path, status))
             elif status.state is State.PENDING and status.chain and link is None:
-                said(f"waiting for link {status.chain}: {_state(status)}")
-            _tell_newer(launch, said)
-            was_quiet = over and not found  # once more, for a network file system that is late
+                tell_once(f"waiting for link {status.chain}: {_state(status)}")
+            _tell_newer(launch, tell_once)
+            was_quiet = over and not has_text  # read once more, for a network file system that is late
             time.sleep(_POLL)
 
 
 def of_part(status: JobStatus, task: str | None = None, link: str | None = None) -> JobStatus:
-    """The status of one task of an array, or of one job of a chain; of the whole if nothing is known."""
+    """Return the status of one task of an array or one job of a chain; that of the whole if it is unknown."""
     if link is not None and status.chain and link in status.chain.jobs:
         return status.chain.jobs[link]
     if task is None or task not in status.tasks:
@@ -173,22 +287,22 @@ def of_part(status: JobStatus, task: str | None = None, link: str | None = None)
 
 
 class _Once:
-    """Says nothing twice in a row."""
+    """A writer of messages that skips one equal to the previous of its topic."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
-        self._said: dict[str, str] = {}
+        self._last: dict[str, str] = {}
 
-    def __call__(self, text: str, about: str = "") -> None:
-        if self._said.get(about) != text:
-            self._said[about] = text
+    def __call__(self, text: str, topic: str = "") -> None:
+        if self._last.get(topic) != text:
+            self._last[topic] = text
             self._tell(text)
 
 
-def _tell_newer(launch: Launch, said: _Once) -> None:
+def _tell_newer(launch: Launch, tell_once: _Once) -> None:
     newest = launch_numbers(launch.paths.run_dir)[-1:]
     if newest and newest[0] > launch.paths.number:
-        said(f"the run was launched again meanwhile: this is launch {launch.paths.number}", "newer")
+        tell_once(f"the run was launched again meanwhile: this is launch {launch.paths.number}", "newer")
 
 
 def _wait_message(path: Path, status: JobStatus) -> str:

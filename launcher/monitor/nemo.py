@@ -1,6 +1,6 @@
-"""NeMo's progress lines, read from a job's log as the same events that our trainer writes.
+r"""NeMo's progress lines in a job's log, read as the same events that our trainer writes.
 
-On stdout NeMo redraws one line, with ``\\r``, twice a step: first the bar goes on, then the metrics follow::
+On stdout NeMo redraws one line, with ``\r``, twice a step: first the bar advances, then the metrics follow::
 
     Epoch 0: :  40%|████      | 2/5 [00:22<00:33, reduced_train_loss=9.030, global_step=1.000,
     consumed_samples=4.000, train_step_timing in s=0.0691, val_loss=9.030]
@@ -21,12 +21,12 @@ from typing import BinaryIO
 from launcher.monitor.events import Event, Start, Train, Validation
 from supervisor.files import open_regular, read_text
 
-# After the bar: without it the number may be the rest of one that was torn.
+# After the bar: without it the number may be the rest of a torn one.
 _LINE = re.compile(
     rb"\| *(\d{1,15})/(\d{1,15}) \[((?:\d{1,9}:)?\d{1,9}:\d\d)<"
     rb"[^,\]]*, ([^\[\]\r\n]*global_step=[^\[\]\r\n]*\]?)"
 )
-# A value that is cut off by another rank's message is not followed by a comma or the bracket.
+# A value torn by another rank's message is not followed by a comma or the bracket.
 _METRIC = re.compile(rb"([a-z_]+(?: in s)?)=([^,\]=]+)[,\]]")
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 # Some forty steps.
@@ -34,7 +34,7 @@ _TAIL_BYTES = 1 << 14
 # A failed job's ranks may write long tracebacks after the last step.
 _SEARCH_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 20
-# What is longer is no progress line.
+# A longer line is no progress line.
 _LONGEST_LINE = 1 << 13
 
 
@@ -49,12 +49,12 @@ class _Point:
 
 
 class NemoReader:
-    """Reads the events that were appended to a log since it was last asked; it need not exist yet.
+    """A reader of the events appended to a log since the last call; the log need not exist yet.
 
     Parameters
     ----------
     tokens_per_step
-        The rate is told in tokens if this is known.
+        With it the rate is in tokens; ``None`` if it is not known.
     """
 
     def __init__(self, path: Path, tokens_per_step: int | None = None, offset: int = 0) -> None:
@@ -71,7 +71,7 @@ class NemoReader:
     def stream(self) -> Iterator[Event]:
         """Yield the new events, oldest first.
 
-        Their times go by the log's own clock back from its last change.
+        Their times are counted back from the log's last change.
         """
         try:
             with open_regular(self.path, buffering=0) as stream:
@@ -121,7 +121,7 @@ def read_nemo_end(log: Path, tokens_per_step: int | None = None) -> list[Event]:
 
 
 def _before_last_progress(stream: BinaryIO) -> int:
-    """Where to begin reading, so that the last progress lines come."""
+    """Return the byte from which the last progress lines are read."""
     end = size = stream.seek(0, 2)
     while end > max(size - _SEARCH_BYTES, 0):
         start = max(end - _TAIL_BYTES, 0)
@@ -133,10 +133,10 @@ def _before_last_progress(stream: BinaryIO) -> int:
 
 
 def tokens_per_step(config: Path) -> int | None:
-    """Tokens of a step, of the configuration that a GPT's job reads; ``None`` where it is not so simple.
+    """Return the tokens of a step from the configuration of a GPT's job; ``None`` if they vary.
 
-    That is the global batch size times the sequence length. It is looked for in the text: reading YAML takes
-    a hundred times longer.
+    They are the global batch size times the sequence length. Both are searched for in the text: parsing YAML
+    takes a hundred times longer.
     """
     try:
         text = read_text(config)
@@ -152,8 +152,8 @@ def tokens_per_step(config: Path) -> int | None:
     return int(sizes[0]) * int(sizes[1]) if all(map(_COUNT.fullmatch, sizes)) else None
 
 
-def _whole(content: bytes) -> int:
-    """How much of a log to read: a line that is half written waits for its rest.
+def _complete_length(content: bytes) -> int:
+    """Return the length of the complete lines: an incomplete one waits for its rest.
 
     The bar's last line has no end but its bracket.
     """
@@ -161,10 +161,10 @@ def _whole(content: bytes) -> int:
 
 
 def _last_end(stream: BinaryIO, begin: int) -> int:
-    """The byte up to which a log can be read."""
+    """Return the byte up to which a log has complete lines."""
     start = max(stream.seek(0, os.SEEK_END) - _BLOCK_BYTES, begin)
     stream.seek(start)
-    return start + _whole(stream.read())
+    return start + _complete_length(stream.read())
 
 
 def _points_between(stream: BinaryIO, begin: int, end: int) -> Iterator[_Point]:
@@ -174,13 +174,13 @@ def _points_between(stream: BinaryIO, begin: int, end: int) -> Iterator[_Point]:
     while begin < end and (block := stream.read(min(_BLOCK_BYTES, end - begin))):
         begin += len(block)
         content = rest + block
-        whole = _whole(content)
-        rest = content[whole:][-_LONGEST_LINE:]
-        yield from _points(content[:whole])
+        length = _complete_length(content)
+        rest = content[length:][-_LONGEST_LINE:]
+        yield from _points(content[:length])
 
 
 def _last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
-    """The last progress line between two bytes, looked for from the end."""
+    """Return the last progress line between two bytes, searched for from the end."""
     after = b""
     while end > begin:
         start = max(end - _BLOCK_BYTES, begin)
@@ -195,19 +195,19 @@ def _last_point(stream: BinaryIO, begin: int, end: int) -> _Point | None:
 
 def _points(content: bytes) -> list[_Point]:
     return [
-        _Point(int(found[1]), int(found[2]), _seconds(found[3]), _metrics(found[4]))
-        for found in _LINE.finditer(content)
+        _Point(int(match[1]), int(match[2]), _seconds(match[3]), _metrics(match[4]))
+        for match in _LINE.finditer(content)
     ]
 
 
 def _metrics(text: bytes) -> dict[str, float]:
-    found = {}
+    metrics = {}
     for name, value in _METRIC.findall(text):
         try:
-            found[name.decode()] = float(value)
+            metrics[name.decode()] = float(value)
         except ValueError:
             continue
-    return found
+    return metrics
 
 
 def _seconds(clock: bytes) -> int:

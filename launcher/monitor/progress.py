@@ -1,4 +1,4 @@
-"""How far a launch has come: events folded into one small state."""
+"""The progress of a launch: its events folded into one small state."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
 
-# Steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
+# The steps over which the throughput is taken: the first step of a training is slow, and single ones jitter.
 _WINDOW = 20
 
 
 class Progress:
-    """The newest of everything that a trainer told.
+    """The newest event of each kind from a trainer.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Progress:
                 self.end = event
 
     def _begin(self, start: Start) -> None:
-        # A requeued job starts again in the same file: its rate begins anew, from its checkpoint's step.
+        # A requeued job starts again in the same file: its rate is counted anew, from its checkpoint's step.
         self.start, self.step = start, start.step
         self.train = self.end = self._first = None
         self._speeds.clear()
@@ -81,7 +81,7 @@ class Progress:
 
     @property
     def steps_per_second(self) -> float | None:
-        """The rate since the trainer last started, without its first step, which also warms up."""
+        """The rate since the trainer last started, without its first step, which includes the warm-up."""
         if not (self.train and self._first):
             return None
         steps, seconds = self.train.step - self._first.step, self.train.time - self._first.time
@@ -89,7 +89,7 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds that the remaining steps will take; never negative, ``None`` when it cannot be told."""
+        """Seconds that the remaining steps will take; never negative, ``None`` if unknown."""
         if self.step is None or self.max_steps is None:
             return None
         remaining = max(self.max_steps - self.step, 0)

@@ -1,4 +1,4 @@
-"""What a run came to: the closing table, for people and for programs."""
+"""The closing table of a run: its size, its losses and its throughput."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 from launcher.errors import UserError
 from launcher.jobs.launches import Launch, open_launches
 from launcher.jobs.status import poll
-from launcher.monitor import formatting
 from launcher.monitor.curves import Curves
-from launcher.monitor.overview import finite
+from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
+from launcher.monitor.run_status import finite
+from launcher.ui import formatting
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """The closing table. Losses and the entropy are in nats per token.
 
-    `world` is the number of tasks; `below_entropy` tells whether the last held-out loss is below the
-    unigram entropy of the same tokens, that is, whether the model learned more than how often each token
-    occurs. `entropy_of` names these tokens: a T5's are targets, sentinels among them.
+    `world` is the number of tasks; `below_entropy` is True if the last held-out loss is below the unigram
+    entropy of the same tokens, that is, if the model learned more than the tokens' frequencies. `entropy_of`
+    names these tokens: a T5's are targets, with sentinels.
     """
 
     run: str
@@ -51,13 +52,13 @@ class Summary:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; a number that is not finite is a string, ``"nan"``."""
+        """Return the table for programs; a number that is not finite is a string, ``"nan"``."""
         return {
             key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people: names and values."""
+        """Return the table for people: names and values."""
         state = self.state + (f" ({self.reason})" if self.reason else "")
         return [
             ("run", self.run + (f", {self.launches} launches" if self.launches > 1 else "")),
@@ -88,38 +89,38 @@ def _arrow(first: float | None, last: float | None) -> str:
 
 
 def load_curves(launches: Sequence[Launch]) -> Curves:
-    """Join what the launches of a run told."""
+    """Return the joined curves of the launches of a run."""
     curves = Curves()
     for launch in launches:
         curves.add(all_events(launch))
     return curves
 
 
-def summarize(run_dir: Path) -> tuple[Summary, Curves]:
-    """Read a run and sum it up.
+def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
+    """Return the closing table and the curves of a run.
 
     Raises
     ------
     UserError
-        If no launch of the run has told of a step yet.
+        If no launch of the run has recorded a step yet.
     """
     launches = open_launches(run_dir)
     curves = load_curves(launches)
     if not curves.train:
         raise UserError(
-            f"{run_dir.name} has told of no training step yet",
-            hint=f"see how it is: slipway status {run_dir.name}",
+            f"{run_dir.name} has no training step yet",
+            hint=f"show its state: slipway status {run_dir.name}",
         )
     return _summary(launches, curves), curves
 
 
-def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
+def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
     manifest = launches[-1].manifest
     status = poll(launches[-1:])[0].status
     first, last, validations = curves.point(0), curves.point(-1), curves.validations
     start, entropy = curves.start, curves.entropy
     held_out = validations[-1][1] if validations else None
-    return Summary(
+    return RunSummary(
         run=manifest.run,
         launches=len(launches),
         job_id=status.chain.job_id if status.chain else manifest.job_id,
@@ -130,7 +131,7 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         world=launches[-1].nodes * manifest.tasks_per_node,
         tensor=start.tensor if start else None,
         data=start.data if start else None,
-        layout=formatting.layout(start),
+        layout=_layout(start),
         parameters=start.parameters if start else None,
         step=last.step,
         max_steps=start.max_steps if start else None,
@@ -145,3 +146,12 @@ def _summary(launches: Sequence[Launch], curves: Curves) -> Summary:
         tokens_per_second=curves.tokens_per_second,
         seconds=curves.seconds,
     )
+
+
+def _layout(start: Start | None) -> str:
+    """Format the parallel sizes in a trainer's start event: tensor 2 × pipeline 2 × data 4."""
+    if start is None or start.tensor is None or start.data is None:
+        return formatting.UNKNOWN
+    between = (("pipeline", start.pipeline), ("virtual", start.virtual), ("context", start.context))
+    sizes = [("tensor", start.tensor), *((n, s) for n, s in between if s and s > 1), ("data", start.data)]
+    return " × ".join(f"{name} {size}" for name, size in sizes)

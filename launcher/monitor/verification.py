@@ -1,7 +1,6 @@
-"""Whether a run did what it was launched for: checks, as pure functions over what was read of it.
+"""The checks of `slipway verify`, which decide if a run did its work: pure functions of the evidence.
 
-Each check says ``ok``, ``failed`` or ``cannot tell``, and from what; one that the run gives no cause for says
-so with a dash.
+The verdict of a check is ``ok``, ``failed`` or ``cannot tell``, or a dash if it does not apply.
 """
 
 from __future__ import annotations
@@ -14,84 +13,84 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher import exit_codes
-from launcher.monitor import formatting
 from launcher.monitor.curves import finite_points
 from launcher.monitor.evidence import Evidence
-from launcher.monitor.falling import FEWEST_STEPS, Trend, judge
+from launcher.monitor.loss_trend import FEWEST_STEPS, Trend, measure_trend
 from launcher.slurm.states import State
+from launcher.ui import formatting
 
 _SHOWN = 5
 
 
-class Verdict(enum.Enum):
-    """What a check says."""
+class RunVerdict(enum.Enum):
+    """The verdict of a check."""
 
     OK = "ok"
     FAILED = "failed"
     UNKNOWN = "cannot tell"
-    NO_CAUSE = "-"
+    NOT_APPLICABLE = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One check, with what it was told from."""
+class RunCheck:
+    """A check with its verdict and the evidence for it."""
 
     name: str
-    verdict: Verdict
+    verdict: RunVerdict
     evidence: str
 
 
-def verify(seen: Evidence) -> list[Check]:
-    """All checks of a run's stage."""
+def verify(seen: Evidence) -> list[RunCheck]:
+    """Run all checks of a run's stage."""
     checks = _TRAINING if seen.stage == "training" else _DATA_PREPARATION
     return [check(seen) for check in checks]
 
 
-def verify_smoke(seen: Evidence) -> list[Check]:
-    """The checks of a training of two steps."""
+def verify_smoke(seen: Evidence) -> list[RunCheck]:
+    """Run the checks of a smoke test, a training of two steps."""
     return [check(seen) for check in _SMOKE]
 
 
-def exit_code(seen: Evidence, checks: Iterable[Check]) -> int:
-    """The exit code that stands for a verification: of `launcher.exit_codes`."""
+def exit_code(seen: Evidence, checks: Iterable[RunCheck]) -> int:
+    """Return the exit code of a verification; `launcher.exit_codes` has them all."""
     verdicts = {check.verdict for check in checks}
     if seen.status.state.is_live:
         return exit_codes.UNDER_WAY
-    if Verdict.FAILED in verdicts:
+    if RunVerdict.FAILED in verdicts:
         return exit_codes.WENT_WRONG
-    return exit_codes.NOT_KNOWN if Verdict.UNKNOWN in verdicts else exit_codes.DONE
+    return exit_codes.NOT_KNOWN if RunVerdict.UNKNOWN in verdicts else exit_codes.DONE
 
 
-def ended(seen: Evidence) -> Check:
-    """The job completed, with exit code 0."""
+def ended(seen: Evidence) -> RunCheck:
+    """Check that the job completed, with exit code 0."""
     status = seen.status
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     reason = f" ({status.reason})" if status.reason else ""
-    told = f"job {seen.job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
+    end = f"job {seen.job} {status.state.value}{reason}{code if code[2:] not in reason else ''}"
     if status.state is State.COMPLETED:
-        return Check("ended well", Verdict.FAILED if status.exit_code else Verdict.OK, told)
-    return Check("ended well", Verdict.FAILED if seen.is_over else Verdict.UNKNOWN, told)
+        return RunCheck("ended well", RunVerdict.FAILED if status.exit_code else RunVerdict.OK, end)
+    return RunCheck("ended well", RunVerdict.FAILED if seen.is_over else RunVerdict.UNKNOWN, end)
 
 
-def last_step(seen: Evidence) -> Check:
-    """The training came to its last step; one that was stopped by a limit or a signal before did not."""
-    told = f"step {formatting.steps(seen.step, seen.max_steps)}"
+def last_step(seen: Evidence) -> RunCheck:
+    """Check that the training reached its last step; one that a limit or a signal stopped earlier fails."""
+    step = f"step {formatting.steps(seen.step, seen.max_steps)}"
     if seen.step is None:
-        # Our trainer tells of each of its steps: that it told of none means that it made none.
-        verdict = _not_yet(seen) if seen.tells_each_step else None
-        return _as("last step", verdict, "the trainer told of no step")
+        # Our trainer records every step: without a record there was none.
+        verdict = _failed_if_over(seen) if seen.records_each_step else None
+        return _check("last step", verdict, "the trainer recorded no step")
     if seen.max_steps is None:
-        return _as("last step", None, f"{told}: how many were asked for is not known")
+        return _check("last step", None, f"{step}: the requested number of steps is unknown")
     if seen.step >= seen.max_steps:
-        return _as("last step", True, told)
+        return _check("last step", True, step)
     why = f": stopped by {seen.end}" if seen.end and seen.end not in ("max_steps", "stop_after") else ""
     if not seen.is_over:
-        return _as("last step", None, f"{told} so far")
-    return _as("last step", False, told + why)
+        return _check("last step", None, f"{step} so far")
+    return _check("last step", False, step + why)
 
 
-def finite(seen: Evidence) -> Check:
-    """Every loss is a number."""
+def finite(seen: Evidence) -> RunCheck:
+    """Check that every loss is a finite number."""
     curves = seen.curves
     train = array("q", _not_finite(curves.steps, curves.losses))
     held_out = array("q", _not_finite(curves.validation.steps, curves.validation.columns[0]))
@@ -101,45 +100,46 @@ def finite(seen: Evidence) -> Check:
         if steps
     ]
     if seen.diverged:
-        return _as("losses finite", False, seen.diverged)
+        return _check("losses finite", False, seen.diverged)
     if wrong:
-        return _as("losses finite", False, f"not a finite number: {' and '.join(wrong)}")
+        return _check("losses finite", False, f"not a finite number: {' and '.join(wrong)}")
     if not curves.train:
-        return _as("losses finite", None, "no loss was told")
+        return _check("losses finite", None, "the trainer recorded no loss")
     points, validations = len(curves.train), len(curves.validation)
-    return _as("losses finite", True, f"{points:,} of training, {validations:,} held-out")
+    return _check("losses finite", True, f"{points:,} of training, {validations:,} held-out")
 
 
-def falling(seen: Evidence) -> Check:
-    """The loss falls, over all launches of the run: `launcher.monitor.falling`.
+def falling(seen: Evidence) -> RunCheck:
+    """Check that the loss falls over all launches of the run; see `launcher.monitor.loss_trend`.
 
-    The held-out loss, where there are two values of it, must be below its first; it alone decides as long as
-    the training loss does not rise. Without it the training loss must fall.
+    Of at least two held-out losses the last must be below the first; this alone decides as long as the
+    training loss does not rise. Without held-out losses the training loss must fall.
     """
     _, losses = finite_points(seen.curves.steps, seen.curves.losses)
     _, held_out = finite_points(seen.curves.validation.steps, seen.curves.validation.columns[0])
-    judged, told, verdict = judge(losses), [], None
-    if judged is not None:
-        medians = f"{formatting.loss(judged.first)} → {formatting.loss(judged.last)}"
-        told.append(f"training {medians}, {judged.trend.value} (noise {judged.margin:.4f})")
-        verdict = judged.trend is Trend.FALLS
+    training, evidence, verdict = measure_trend(losses), [], None
+    if training is not None:
+        medians = f"{formatting.loss(training.first)} → {formatting.loss(training.last)}"
+        evidence.append(f"training {medians}, {training.trend.value} (noise {training.margin:.4f})")
+        verdict = training.trend is Trend.FALLS
     else:
-        told.append(f"training: of {len(losses)} steps, and {FEWEST_STEPS} are needed to tell")
+        evidence.append(f"training: {len(losses)} steps, and at least {FEWEST_STEPS} are needed")
     if len(held_out) > 1:
         falls = held_out[-1] < held_out[0]
-        told.append(f"held-out {formatting.loss(held_out[0])} → {formatting.loss(held_out[-1])}")
-        verdict = falls and not (judged and judged.trend is Trend.RISES)
-    return _as("loss falling", verdict, "; ".join(told))
+        evidence.append(f"held-out {formatting.loss(held_out[0])} → {formatting.loss(held_out[-1])}")
+        verdict = falls and not (training and training.trend is Trend.RISES)
+    return _check("loss falling", verdict, "; ".join(evidence))
 
 
-def complete(seen: Evidence) -> Check:
-    """No step is missing, also not between one launch and the next."""
+def complete(seen: Evidence) -> RunCheck:
+    """Check that no step is missing, not even between one launch and the next."""
     steps = seen.curves.steps
-    if not seen.tells_each_step:
-        return Check("no step missing", Verdict.NO_CAUSE, "this trainer does not tell of every step")
+    if not seen.records_each_step:
+        evidence = "this trainer does not record every step"
+        return RunCheck("no step missing", RunVerdict.NOT_APPLICABLE, evidence)
     if not steps:
-        return _as("no step missing", None, "no step was told")
-    # What came before the first launch that is known is not of this run.
+        return _check("no step missing", None, "the trainer recorded no step")
+    # Steps before the first known launch are not of this run.
     before = seen.curves.first_step
     gaps = [
         (low + 1, high - 1)
@@ -147,75 +147,79 @@ def complete(seen: Evidence) -> Check:
         if high > low + 1
     ]
     if gaps:
-        return _as("no step missing", False, f"nothing was told of {_listed(map(_span, gaps))}")
-    # The last ones are missing as well, if the trainer ended at a later step than it told of.
+        return _check("no step missing", False, f"no record of {_listed(map(_span, gaps))}")
+    # The last ones are missing as well, if the trainer ended at a later step than the last recorded one.
     if seen.step is not None and seen.step > steps[-1]:
-        return _as("no step missing", False, f"nothing was told of {_span((steps[-1] + 1, seen.step))}")
-    return _as("no step missing", True, _span((before + 1, steps[-1])))
+        return _check("no step missing", False, f"no record of {_span((steps[-1] + 1, seen.step))}")
+    return _check("no step missing", True, _span((before + 1, steps[-1])))
 
 
-def no_error(seen: Evidence) -> Check:
-    """No rank told of an error, nor did a library or Slurm for it."""
+def no_error(seen: Evidence) -> RunCheck:
+    """Check that no rank reported an error, nor a library or Slurm."""
     if seen.errors is None:
-        return _as("no error of a rank", None, "the job has left no log")
+        return _check("no error of a rank", None, "the job has no log")
     if seen.errors:
         more = f"; and {len(seen.errors) - 1} more" if len(seen.errors) > 1 else ""
-        return _as("no error of a rank", False, f"{seen.errors[0]}{more}")
-    return _as("no error of a rank", True, f"none in the logs of {_tasks(seen.ranks)}")
+        return _check("no error of a rank", False, f"{seen.errors[0]}{more}")
+    return _check("no error of a rank", True, f"none in the logs of {_ranks(seen.ranks)}")
 
 
-def all_ranks(seen: Evidence) -> Check:
-    """Every rank told that it ended."""
+def all_ranks(seen: Evidence) -> RunCheck:
+    """Check that every rank recorded its end."""
     name = "every rank ended"
     if seen.ended_ranks is None:
-        return Check(name, Verdict.NO_CAUSE, "this trainer's ranks do not tell")
+        return RunCheck(name, RunVerdict.NOT_APPLICABLE, "this trainer's ranks do not record their ends")
     missing = sorted(set(range(seen.ranks)) - seen.ended_ranks)
     if missing:
-        which = f"by {'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
-        told = f"not told {which}" if seen.ended_ranks else f"told by none of {_tasks(seen.ranks)}"
-        return _as(name, _not_yet(seen), told)
-    return _as(name, True, f"{_tasks(seen.ranks)} told so")
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} of {seen.ranks}"
+        evidence = (
+            f"no record of {ranks}" if seen.ended_ranks else f"no record of any of {_ranks(seen.ranks)}"
+        )
+        return _check(name, _failed_if_over(seen), evidence)
+    return _check(name, True, f"records of {_ranks(seen.ranks)}")
 
 
-def saved(seen: Evidence) -> Check:
-    """A complete checkpoint of the last step is there."""
-    name, found = "last step saved", seen.saved
-    if found is None:
-        return Check(name, Verdict.NO_CAUSE, "no checkpoints were asked for")
+def saved(seen: Evidence) -> RunCheck:
+    """Check that a complete checkpoint of the last step exists."""
+    name, checkpoint = "last step saved", seen.saved
+    if checkpoint is None:
+        return RunCheck(name, RunVerdict.NOT_APPLICABLE, "the configuration writes no checkpoints")
     target = seen.max_steps if seen.max_steps is not None else seen.step
-    if target is not None and found.step is not None and found.step >= target:
-        return _as(name, True, str(found.name))
-    newest = "there is none" if found.step is None else f"the newest complete one is of step {found.step}"
-    wrong = f"; {found.wrong}" if found.wrong else ""
-    verdict = None if target is None else _not_yet(seen)
-    return _as(name, verdict, f"{newest} in {found.directory}{wrong}")
+    if target is not None and checkpoint.step is not None and checkpoint.step >= target:
+        return _check(name, True, str(checkpoint.name))
+    newest = "no complete checkpoint"
+    if checkpoint.step is not None:
+        newest = f"the newest complete checkpoint is of step {checkpoint.step},"
+    wrong = f"; {checkpoint.wrong}" if checkpoint.wrong else ""
+    verdict = None if target is None else _failed_if_over(seen)
+    return _check(name, verdict, f"{newest} in {checkpoint.directory}{wrong}")
 
 
-def outputs(seen: Evidence) -> Check:
-    """The files that a data preparation is to make are there, and hold something."""
+def outputs(seen: Evidence) -> RunCheck:
+    """Check that the output files of a data preparation exist and are not empty."""
     if seen.outputs is None:
-        return _as("outputs exist", None, "which ones were asked for cannot be read from its script")
+        return _check("outputs exist", None, "the script does not name the output files")
     if seen.missing_outputs:
-        told = f"missing or empty: {_listed(seen.missing_outputs)}"
-        return _as("outputs exist", _not_yet(seen), told)
-    return _as("outputs exist", True, _listed(seen.outputs))
+        evidence = f"missing or empty: {_listed(seen.missing_outputs)}"
+        return _check("outputs exist", _failed_if_over(seen), evidence)
+    return _check("outputs exist", True, _listed(seen.outputs))
 
 
-_TRAINING: tuple[Callable[[Evidence], Check], ...] = (
+_TRAINING: tuple[Callable[[Evidence], RunCheck], ...] = (
     ended, last_step, finite, falling, complete, no_error, all_ranks, saved,
 )  # fmt: skip
 _DATA_PREPARATION = (ended, outputs, no_error)
 _SMOKE = (ended, last_step, finite, no_error)
 
 
-def _not_yet(seen: Evidence) -> bool | None:
-    """What it says that something is not there: a job that goes on may still bring it."""
+def _failed_if_over(seen: Evidence) -> bool | None:
+    """Return the verdict about something missing: failed if the job is over, else unknown."""
     return False if seen.is_over else None
 
 
-def _as(name: str, verdict: bool | None, evidence: str) -> Check:
-    verdicts = {True: Verdict.OK, False: Verdict.FAILED, None: Verdict.UNKNOWN}
-    return Check(name, verdicts[verdict], evidence)
+def _check(name: str, verdict: bool | None, evidence: str) -> RunCheck:
+    verdicts = {True: RunVerdict.OK, False: RunVerdict.FAILED, None: RunVerdict.UNKNOWN}
+    return RunCheck(name, verdicts[verdict], evidence)
 
 
 def _not_finite(steps: Iterable[int], losses: Iterable[float]) -> Iterator[int]:
@@ -234,5 +238,5 @@ def _span(ends: tuple[int, int]) -> str:
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 
-def _tasks(ranks: int) -> str:
+def _ranks(ranks: int) -> str:
     return f"{ranks} rank{'s' * (ranks != 1)}"

@@ -52,7 +52,7 @@ class Manifest:
     `from_job` is set, and otherwise were submitted with it; `after` is the dependency of a stage, such as
     ``afterok:17``; `excluded` are the nodes to avoid at the launch (`supervisor.excluded`). `nodes` is the
     least number of nodes if `max_nodes` is set. `data` is the identity of the files that the training reads,
-    as far as the launching machine sees them (`launcher.checks.gathering.data_identity`). `differs` has the
+    as far as the launching machine sees them (`launcher.checks.gathering.data`). `differs` has the
     keys by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
     [{"key": ..., "old": ..., "new": ...}]}``.
     """

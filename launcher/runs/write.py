@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
 from launcher.runs.manifest import newest_submitted
-from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths
+from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths, next_launch_number
 from supervisor.files import sync_directory, write_atomic
 
 
@@ -74,14 +72,52 @@ _TEMPORARY = ".new-"
 _STALE_AGE = 86400.0
 
 
-class LaunchExists(Exception):
-    """Another launcher took the number meanwhile; the next one is free."""
+def reserve_number(run_dir: Path, key: str) -> int:
+    """Reserve the run's next launch number, by making the directory that `write_launch` writes into.
+
+    Parameters
+    ----------
+    key
+        The configuration key of the runs' directory, for the message if that cannot be written.
+
+    Raises
+    ------
+    UserError
+        If the directory cannot be made.
+    """
+    launches = run_dir / LAUNCHES
+    number = 0
+    try:
+        launches.mkdir(parents=True, exist_ok=True)
+        _sweep(launches)
+        while True:
+            # Ever higher: over NFS the name of a directory may be taken before a listing shows it.
+            number = max(number + 1, next_launch_number(run_dir))
+            try:
+                _partial(run_dir, number).mkdir(parents=True)
+            except FileExistsError:
+                continue
+            if not (launches / str(number)).exists():
+                return number
+            release_number(run_dir, number)  # its launch was written since the listing
+    except OSError as error:
+        raise explain_os_error(error, run_dir, key) from error
+
+
+def release_number(run_dir: Path, number: int) -> None:
+    """Give back a reserved number for which nothing was written."""
+    with contextlib.suppress(OSError):
+        _partial(run_dir, number).rmdir()
+
+
+def _partial(run_dir: Path, number: int) -> Path:
+    return run_dir / LAUNCHES / f"{_TEMPORARY}{number}"
 
 
 def write_launch(
     paths: LaunchPaths, files: Mapping[Path, str | bytes], code: Sequence[Path], key: str
 ) -> None:
-    """Write a launch directory under a temporary name and rename it into place.
+    """Write a launch into the directory that reserves its number, and rename that into place.
 
     Parameters
     ----------
@@ -90,27 +126,15 @@ def write_launch(
     code
         Python packages to copy, so that the job runs them as they are now.
     key
-        The key of the configuration that says where runs go, for the message if that is not possible.
+        The configuration key of the runs' directory, for the message if that cannot be written.
 
     Raises
     ------
-    LaunchExists
-        If the launch's number is taken.
     UserError
         If the directory cannot be written.
     """
-    launches = paths.run_dir / LAUNCHES
-    new: list[Path] = []
+    temporary = _partial(paths.run_dir, paths.number)
     try:
-        new = missing_directories(launches)
-        launches.mkdir(parents=True, exist_ok=True)
-        _sweep(launches)
-        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=launches))
-    except OSError as error:
-        remove_empty(new)
-        raise explain_os_error(error, paths.run_dir, key) from error
-    try:
-        temporary.chmod(0o777 & ~umask())  # mkdtemp's 0700 would hide the launch from colleagues
         for path, content in files.items():
             mode = 0o777 if path.suffix == ".sh" else 0o666
             target = temporary / path.relative_to(paths.directory)
@@ -122,14 +146,13 @@ def write_launch(
         for package in code:
             copy_package(package, temporary / paths.code.relative_to(paths.directory) / package.name)
         sync_directory(temporary)
-        _rename(temporary, paths.directory)
+        temporary.rename(paths.directory)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        remove_empty(new)
         if isinstance(error, OSError) and not _is_about(error, code):
             raise explain_os_error(error, paths.run_dir, key) from error
         raise
-    sync_directory(launches)
+    sync_directory(paths.run_dir / LAUNCHES)
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
@@ -199,12 +222,3 @@ def make_directories(directories: tuple[Path, ...], key: str) -> None:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise explain_os_error(error, directory, key) from error
-
-
-def _rename(temporary: Path, target: Path) -> None:
-    try:
-        temporary.rename(target)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise LaunchExists from error
-        raise

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.sandbox.inspection import Node, Status, status
+    from launcher.sandbox.clients import SandboxNode, SandboxStatus, status
     from launcher.sandbox.lifecycle import Sandbox, down, up
-    from launcher.sandbox.options import Options
+    from launcher.sandbox.options import SandboxOptions
 
 __all__ = [
     "DIRECTORY_VARIABLE",
     "STATE_FILE",
-    "Node",
-    "Options",
     "Sandbox",
-    "Status",
+    "SandboxNode",
+    "SandboxOptions",
+    "SandboxStatus",
     "default_directory",
     "down",
     "is_sandbox",
@@ -34,28 +34,28 @@ DIRECTORY_VARIABLE = "SLIPWAY_SANDBOX_DIR"
 STATE_FILE = "sandbox.json"
 
 _LAZY = {
-    "Node": "inspection",
-    "Options": "options",
+    "SandboxNode": "clients",
+    "SandboxOptions": "options",
     "Sandbox": "lifecycle",
-    "Status": "inspection",
+    "SandboxStatus": "clients",
     "down": "lifecycle",
-    "status": "inspection",
+    "status": "clients",
     "up": "lifecycle",
 }
 
 
 def default_directory() -> Path:
-    """Where the user's sandbox lives: ``$SLIPWAY_SANDBOX_DIR`` or ``/var/lib/slipway/sandbox``."""
+    """Return ``$SLIPWAY_SANDBOX_DIR``, or ``/var/lib/slipway/sandbox`` if it is not set."""
     return Path(os.environ.get(DIRECTORY_VARIABLE) or "/var/lib/slipway/sandbox")
 
 
 def is_sandbox(directory: Path) -> bool:
-    """Whether a directory is one that `up` made; it may be down by now."""
+    """Return True if `up` created a sandbox in this directory; it may be down by now."""
     return (directory / STATE_FILE).is_file()
 
 
 def slurm_conf_path(directory: Path) -> Path:
-    """Return the slurm.conf that a sandbox in `directory` has, whether or not it is up."""
+    """Return the path of the slurm.conf of a sandbox in `directory`, whether or not it is up."""
     return directory / "etc" / "slurm.conf"
 
 

@@ -1,13 +1,12 @@
-"""The text of the sandbox's configuration files: pure functions, nothing is read or written."""
+"""The text of the sandbox's configuration files, as pure functions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-from launcher.sandbox.layout import Layout
-from launcher.sandbox.options import Options
-from launcher.sandbox.ports import Ports
+from launcher.sandbox.options import Ports, SandboxOptions
+from launcher.sandbox.paths import SandboxPaths
 
 CLUSTER = "sandbox"
 # The host name of slurmctld and slurmdbd; Slurm compares it with SlurmctldHost and DbdHost.
@@ -30,23 +29,23 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={layout.munge_socket}
+AuthInfo=socket={paths.munge_socket}
 # Daemons listen on loopback only. It cannot be set for everyone: a client would listen on the address that
 # the machine's own name resolves to, and job steps answer to 127.0.0.1.
-Include {layout.communication}
+Include {paths.communication}
 
-StateSaveLocation={layout.controller_state}
-SlurmdSpoolDir={layout.spool}/%n
-SlurmctldPidFile={layout.run}/slurmctld.pid
-SlurmdPidFile={layout.run}/%n.pid
-SlurmctldLogFile={layout.logs}/slurmctld.log
-SlurmdLogFile={layout.logs}/%n.log
+StateSaveLocation={paths.controller_state}
+SlurmdSpoolDir={paths.spool}/%n
+SlurmctldPidFile={paths.run}/slurmctld.pid
+SlurmdPidFile={paths.run}/%n.pid
+SlurmctldLogFile={paths.logs}/slurmctld.log
+SlurmdLogFile={paths.logs}/%n.log
 SlurmctldDebug=info
 SlurmdDebug=info
-PlugStackConfig={layout.plugstack_conf}
+PlugStackConfig={paths.plugstack_conf}
 MailProg=/bin/true
 JobCompType=jobcomp/filetxt
-JobCompLoc={layout.logs}/jobcomp.txt
+JobCompLoc={paths.logs}/jobcomp.txt
 
 # No control groups: they are absent from many containers.
 ProctrackType=proctrack/linuxproc
@@ -81,7 +80,7 @@ _ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={ports.slurmdbd}
-AccountingStoragePass={layout.munge_socket}
+AccountingStoragePass={paths.munge_socket}
 AccountingStorageTRES={tres}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=5
@@ -104,14 +103,14 @@ PartitionName=cloud Nodes={cloud} MaxTime=INFINITE State=DOWN
 
 _SLURMDBD_CONF = """\
 AuthType=auth/munge
-AuthInfo=socket={layout.munge_socket}
+AuthInfo=socket={paths.munge_socket}
 DbdHost={controller}
 DbdAddr=127.0.0.1
 DbdPort={ports.slurmdbd}
 CommunicationParameters=NoInAddrAny
 SlurmUser=root
-PidFile={layout.run}/slurmdbd.pid
-LogFile={layout.logs}/slurmdbd.log
+PidFile={paths.run}/slurmdbd.pid
+LogFile={paths.logs}/slurmdbd.log
 DebugLevel=info
 StorageType=accounting_storage/mysql
 # "localhost" means the Unix socket, which slurmdbd finds through MYSQL_UNIX_PORT: the database has no port.
@@ -121,15 +120,15 @@ StorageLoc={database}
 """
 
 
-def slurm_conf(options: Options, ports: Ports, version: tuple[int, int], first_job_id: int = 1) -> str:
+def slurm_conf(options: SandboxOptions, ports: Ports, version: tuple[int, int], first_job_id: int = 1) -> str:
     """Return the text of slurm.conf for a version of Slurm."""
-    layout = Layout(options.directory)
+    paths = SandboxPaths(options.directory)
     gres = "gpu" if options.gpu_type is None else f"gpu:{options.gpu_type}"
     offer = f"CPUs={options.cpus} RealMemory={_REAL_MEMORY_MB} Gres={gres}:{options.gpus}"
     text = _SLURM_CONF.format(
         cluster=CLUSTER,
         controller=CONTROLLER,
-        layout=layout,
+        paths=paths,
         ports=ports,
         first_job_id=first_job_id,
         # From 25.05 Slurm always requeues such a job, and the name means nothing.
@@ -151,9 +150,9 @@ def slurm_conf(options: Options, ports: Ports, version: tuple[int, int], first_j
     return text
 
 
-def _accounting(options: Options, ports: Ports) -> str:
+def _accounting(options: SandboxOptions, ports: Ports) -> str:
     tres = "gres/gpu" if options.gpu_type is None else f"gres/gpu,gres/gpu:{options.gpu_type}"
-    text = _ACCOUNTING.format(layout=Layout(options.directory), ports=ports, tres=tres)
+    text = _ACCOUNTING.format(paths=SandboxPaths(options.directory), ports=ports, tres=tres)
     # Slurm has no word for nothing here.
     return text + ("AccountingStorageEnforce=associations,limits,qos\n" if options.is_enforced else "")
 
@@ -166,21 +165,21 @@ def first_job_id(now: float) -> int:
     return int(now * 4) % 60_000_000 + 1
 
 
-def slurmdbd_conf(layout: Layout, ports: Ports) -> str:
+def slurmdbd_conf(paths: SandboxPaths, ports: Ports) -> str:
     """Return the text of slurmdbd.conf."""
-    return _SLURMDBD_CONF.format(controller=CONTROLLER, layout=layout, ports=ports, database=DATABASE)
+    return _SLURMDBD_CONF.format(controller=CONTROLLER, paths=paths, ports=ports, database=DATABASE)
 
 
-def gres_conf(options: Options) -> str:
+def gres_conf(options: SandboxOptions) -> str:
     """Return the text of gres.conf: every node has the same fake GPUs, a cloud node too."""
-    devices = Layout(options.directory).devices
+    devices = SandboxPaths(options.directory).devices
     kind = "" if options.gpu_type is None else f" Type={options.gpu_type}"
     nodes = [_names(options)] + ([cloud_names(options.cloud_nodes)] if options.cloud_nodes else [])
     files = _bracket(f"{devices}/gpu", 0, options.gpus - 1)
     return "".join(f"NodeName={names} Name=gpu{kind} File={files}\n" for names in nodes)
 
 
-def plugstack_conf(options: Options) -> str:
+def plugstack_conf(options: SandboxOptions) -> str:
     """Return the text of plugstack.conf; empty, the plug-ins of another Slurm on the machine are not loaded.
 
     Pyxis keeps images of a registry under a name made of the job's number and the step's: several nodes of
@@ -188,10 +187,10 @@ def plugstack_conf(options: Options) -> str:
     """
     if options.pyxis is None:
         return ""
-    return f"required {options.pyxis} runtime_path={Layout(options.directory).own_containers}/pyxis\n"
+    return f"required {options.pyxis} runtime_path={SandboxPaths(options.directory).own_containers}/pyxis\n"
 
 
-def enroot_conf(layout: Layout, machine: str) -> str:
+def enroot_conf(paths: SandboxPaths, machine: str) -> str:
     """Return the enroot.conf of the nodes: folders of their own, the rest as on the machine.
 
     Pyxis keeps ENROOT_DATA_PATH and its like of a job's environment from Enroot, so that only this file can
@@ -202,10 +201,10 @@ def enroot_conf(layout: Layout, machine: str) -> str:
     machine
         The text of the machine's own file.
     """
-    own = layout.own_containers
+    own = paths.own_containers
     lines = [f"ENROOT_{name}_PATH {own}/{name.lower()}-$(id -u)" for name in ("DATA", "RUNTIME")]
     # Layers of a registry's images: fetched once for all nodes, as in a home directory that they share.
-    lines.append(f"ENROOT_CACHE_PATH {layout.containers}/cache-$(id -u)")
+    lines.append(f"ENROOT_CACHE_PATH {paths.containers}/cache-$(id -u)")
     return "\n".join(["# Written by `slipway sandbox up`.", *lines, "", machine.rstrip("\n")]) + "\n"
 
 
@@ -219,14 +218,14 @@ def cgroup_conf(version: tuple[int, int]) -> str:
 
 
 def communication_conf() -> tuple[str, str]:
-    """Return what clients and what daemons include into slurm.conf."""
+    """Return the texts that slurm.conf includes: the clients' and the daemons'."""
     return (
         "# Empty for clients. The daemons see another file here, mounted over this one.\n",
         "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n",
     )
 
 
-def hosts(options: Options, name: str, machine: Iterable[str]) -> str:
+def hosts(options: SandboxOptions, name: str, machine: Iterable[str]) -> str:
     """Return the hosts file of the daemons: all nodes are this machine, beside the names it knows already.
 
     Parameters
@@ -272,7 +271,7 @@ def cloud_names(count: int) -> str:
     return f"cloud[{1:0{width}}-{count:0{width}}]"
 
 
-def _names(options: Options) -> str:
+def _names(options: SandboxOptions) -> str:
     return _bracket("n", 1, options.nodes)
 
 

@@ -21,9 +21,11 @@ _FOLDERS = (
     "/opt/slurm/lib/slurm",
     "/opt/slurm/lib64/slurm",
 )
-# What Enroot calls when it makes and starts a container from a squashfs, and Debian's packages.
+# Programs that Enroot calls to create and start a container from a squashfs, with Debian's packages of them.
 _PROGRAMS = {"unsquashfs": "squashfs-tools", "awk": "gawk", "getent": "libc-bin", "pwck": "passwd"}
-_BUILD = "docs/pyxis.md says how both are had: their releases, or built from github.com/NVIDIA/{enroot,pyxis}"
+_BUILD = (
+    "docs/pyxis.md explains how to install both, from their releases or from github.com/NVIDIA/{enroot,pyxis}"
+)
 
 
 def find_plugin() -> Path:
@@ -40,21 +42,21 @@ def find_plugin() -> Path:
         folders[:0] = [str(prefix / "lib/slurm"), str(prefix / "lib64/slurm")]
     for folder in folders:
         # Patterns are relative to the root in pathlib.
-        for found in sorted(Path("/").glob(f"{folder.lstrip('/')}/{PLUGIN}")):
-            return found
+        for plugin in sorted(Path("/").glob(f"{folder.lstrip('/')}/{PLUGIN}")):
+            return plugin
     raise UserError(
-        f"no Pyxis here: {PLUGIN} is in none of {', '.join(dict.fromkeys(folders))}",
+        f"Pyxis is not installed: {PLUGIN} is in none of {', '.join(dict.fromkeys(folders))}",
         hint=f"name it: slipway sandbox up --pyxis /path/to/{PLUGIN}\n  {_BUILD}",
     )
 
 
 def check(plugin: Path) -> None:
-    """Check what a sandbox with containers needs, beyond what every sandbox does.
+    """Check the further requirements of a sandbox with containers.
 
     Raises
     ------
     UserError
-        Naming what is missing and how to get it.
+        If something is missing, with how to install it.
     """
     _check_plugin(plugin)
     if find_program("enroot") is None:
@@ -75,9 +77,9 @@ def site_configuration() -> Path:
     Raises
     ------
     UserError
-        When Enroot does not tell, or names a file that is not there.
+        If Enroot does not name one, or names a file that does not exist.
     """
-    # Enroot makes its folders at every call: here, and not in the user's home.
+    # Enroot creates its folders at every call: below a scratch directory, and not in the user's home.
     with tempfile.TemporaryDirectory() as scratch:
         folders = {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("CACHE", "DATA", "RUNTIME")}
         outcome = subprocess.run(
@@ -92,10 +94,10 @@ def site_configuration() -> Path:
         key, _, value = line.partition(":")
         if key == "Config file" and Path(value.strip()).is_file():
             return Path(value.strip())
-    said = (outcome.stderr or outcome.stdout).strip()
+    output = (outcome.stderr or outcome.stdout).strip()
     raise UserError(
-        f"`enroot info` names no configuration file that is there: {said}",
-        hint="install Enroot 3.4 or newer whole, with its enroot.conf; an empty file will do",
+        f"`enroot info` names no configuration file that exists: {output}",
+        hint="install Enroot 3.4 or newer with its enroot.conf; an empty file will do",
     )
 
 
@@ -106,7 +108,7 @@ def _check_plugin(plugin: Path) -> None:
     except OSError as error:
         raise UserError(f"--pyxis {plugin}: {error.strerror}", hint=f"name the file {PLUGIN}") from error
     if not is_library:
-        raise UserError(f"--pyxis {plugin} is no shared library", hint=f"name the file {PLUGIN}")
+        raise UserError(f"--pyxis {plugin} is not a shared library", hint=f"name the file {PLUGIN}")
 
 
 def _check_user_namespaces() -> None:
@@ -115,6 +117,6 @@ def _check_user_namespaces() -> None:
     )
     if outcome.returncode:
         raise UserError(
-            f"Enroot cannot make a user namespace here: {outcome.stderr.strip()}",
+            f"Enroot cannot create a user namespace on this machine: {outcome.stderr.strip()}",
             hint="sysctl user.max_user_namespaces must not be 0, and in a container SYS_ADMIN is needed",
         )

@@ -1,4 +1,4 @@
-"""The daemons of a sandbox, in the order in which they need each other."""
+"""The daemons of a sandbox: started in the order in which they need each other, each recorded at once."""
 
 from __future__ import annotations
 
@@ -6,135 +6,280 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from launcher.sandbox import configuration, containers, namespaces
-from launcher.sandbox.accounts import add_accounts
+from launcher.errors import UserError
+from launcher.sandbox import configuration, containers, namespaces, processes
 from launcher.sandbox.clients import ask
-from launcher.sandbox.ports import is_free
-from launcher.sandbox.prerequisites import program, slurm_version
-from launcher.sandbox.state import State
-from launcher.sandbox.supervision import StartError, Supervisor, tail
+from launcher.sandbox.configuration import CLUSTER, CONTROLLER
+from launcher.sandbox.options import is_free
+from launcher.sandbox.prerequisites import program, search_path, slurm_version
+from launcher.sandbox.state import SandboxRecord
 
 
-def write_files(state: State) -> None:
-    """Write the configuration, the key and what stands for the GPUs."""
-    options, layout = state.options, state.layout
-    nodes = [layout.spool / name for name in options.node_names]
-    for folder in (layout.etc, layout.logs, layout.run, layout.devices, layout.controller_state, *nodes):
+class Reporter(Protocol):
+    """A display of the steps of `up` and `down`."""
+
+    def step(self, what: str) -> None:
+        """Show a step that begins and may take a moment."""
+
+    def done(self, what: str) -> None:
+        """Show a step that is complete."""
+
+
+class SilentReporter:
+    """A reporter that shows nothing, for tests and for callers with a display of their own."""
+
+    def step(self, what: str) -> None:
+        pass
+
+    def done(self, what: str) -> None:
+        pass
+
+
+# Marks the daemons, and through them slurmstepd, as belonging to a sandbox.
+MARKER = "SLIPWAY_SANDBOX_MEMBER"
+# Every daemon is ready in seconds on any machine; one that ends is noticed at once.
+_PATIENCE_SECONDS = 60.0
+_TAIL_LINES = 15
+
+
+class StartError(UserError):
+    """A daemon of the sandbox ended or never became ready."""
+
+
+class DaemonStarter:
+    """Starts the daemons of one sandbox."""
+
+    def __init__(self, record: SandboxRecord, reporter: Reporter) -> None:
+        self.record = record
+        self.paths = record.paths
+        self.reporter = reporter
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        host: str = CONTROLLER,
+        mounts: Mapping[Path, Path] | None = None,
+        **environment: str,
+    ) -> None:
+        """Start a daemon that stays in the foreground, detached from the terminal, and record it.
+
+        No daemon depends on the machine's name, nor on whether it resolves: each sees the name `host` and the
+        sandbox's hosts file.
+
+        Parameters
+        ----------
+        mounts
+            Further files and directories, and what the daemon sees them in place of.
+        """
+        self.reporter.step(f"starting {name}")
+        paths = self.paths
+        seen = namespaces.name_files(paths) | {paths.daemon_communication: paths.communication}
+        words = namespaces.enter(host, seen | dict(mounts or {}), [program(command[0]), *command[1:]])
+        output = self.paths.output(name)
+        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # Not subprocess: the child outlives this process, which Popen objects warn about.
+        pid = os.posix_spawn(
+            program("env"),
+            ["env", "--chdir=/", *words],
+            self._environment() | environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(output), write, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        self.record.daemons[name] = processes.child(pid)
+        self.record.save()
+
+    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Wait until a daemon is ready.
+
+        Raises
+        ------
+        StartError
+            When it, or one started before, ends instead, or when it takes too long.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not ready():
+            for each, process in self.record.daemons.items():
+                code = processes.reap(process.pid)
+                if code is not None or not process.is_alive:
+                    raise self._failure(each, f"ended with exit code {code}" if code is not None else "ended")
+            if time.monotonic() > deadline:
+                raise self._failure(name, f"was not ready after {_PATIENCE_SECONDS:.0f} s")
+            time.sleep(0.01)
+
+    def _environment(self) -> dict[str, str]:
+        # None of the user's: what a job sees of it comes with the submission.
+        return {
+            "PATH": search_path(),
+            "SLURM_CONF": str(self.paths.slurm_conf),
+            MARKER: str(self.paths.directory),
+        }
+
+    def _failure(self, name: str, what: str) -> StartError:
+        output = self.paths.output(name)
+        return StartError(f"{name} {what}; the end of {output}:\n{tail(output)}")
+
+
+def tail(path: Path) -> str:
+    """Return the last lines of a log, indented."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        lines = []
+    return "\n".join(f"    {line}" for line in lines) or "    (empty)"
+
+
+_USER = "root"  # who boots a sandbox
+
+
+def add_accounts(starter: DaemonStarter) -> None:
+    """Add the requested accounts and QOS, once slurmctld has registered with slurmdbd."""
+    options, conf = starter.record.options, starter.paths.slurm_conf
+    starter.reporter.step("adding accounts")
+    starter.wait("slurmctld", lambda: bool(ask(conf, *_SHOW_ROOT)))
+    own = [*options.qos, "normal"]
+    commands = [["add", "qos", name] for name in options.qos]
+    commands += [["add", "account", name, f"cluster={CLUSTER}"] for name in options.accounts]
+    commands += [["add", "user", _USER, f"account={name}"] for name in options.accounts]
+    commands += [["modify", "user", _USER, "set", f"qos={','.join(own)}", "defaultqos=normal"]]
+    if options.accounts:
+        commands += [["modify", "user", _USER, "set", f"defaultaccount={options.accounts[0]}"]]
+    for command in commands:
+        if ask(conf, "sacctmgr", "--immediate", "--quiet", *command, seconds=20) is None:
+            raise StartError(f"sacctmgr {' '.join(command)} failed")
+    added = {"accounts": options.accounts, "QOS": options.qos}
+    starter.reporter.done("; ".join(f"{kind}: {', '.join(names)}" for kind, names in added.items() if names))
+
+
+_SHOW_ROOT = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={_USER}", f"cluster={CLUSTER}")
+
+
+def write_files(record: SandboxRecord) -> None:
+    """Write the configuration, the munge key and the device files of the fake GPUs."""
+    options, paths = record.options, record.paths
+    nodes = [paths.spool / name for name in options.node_names]
+    for folder in (paths.etc, paths.logs, paths.run, paths.devices, paths.controller_state, *nodes):
         folder.mkdir(parents=True)
     # munged insists on a folder that nobody else can write to.
-    layout.munge.mkdir(mode=0o755)
-    _write_secret(layout.munge_key, os.urandom(1024))
+    paths.munge.mkdir(mode=0o755)
+    _write_secret(paths.munge_key, os.urandom(1024))
     for index in range(options.gpus):
         # Slurm follows the link to a character device, which a container could not make without MKNOD. With
         # a regular file jobs run, but CUDA_VISIBLE_DEVICES is silently unset.
-        (layout.devices / f"gpu{index}").symlink_to(os.devnull)
+        (paths.devices / f"gpu{index}").symlink_to(os.devnull)
     first_job_id = configuration.first_job_id(time.time())
     version = slurm_version()
-    layout.slurm_conf.write_text(configuration.slurm_conf(options, state.ports, version, first_job_id))
-    (layout.etc / "gres.conf").write_text(configuration.gres_conf(options))
-    layout.plugstack_conf.write_text(configuration.plugstack_conf(options))
+    paths.slurm_conf.write_text(configuration.slurm_conf(options, record.ports, version, first_job_id))
+    (paths.etc / "gres.conf").write_text(configuration.gres_conf(options))
+    paths.plugstack_conf.write_text(configuration.plugstack_conf(options))
     clients, daemons = configuration.communication_conf()
-    layout.communication.write_text(clients)
-    layout.daemon_communication.write_text(daemons)
-    (layout.etc / "cgroup.conf").write_text(configuration.cgroup_conf(version))
+    paths.communication.write_text(clients)
+    paths.daemon_communication.write_text(daemons)
+    (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf(version))
     namespaces.write_name_files(options)
     if options.pyxis is not None:
         machine = containers.site_configuration().read_text()
-        layout.enroot_conf.write_text(configuration.enroot_conf(layout, machine))
-        layout.own_containers.mkdir(parents=True)
-        nodes = [layout.containers_of(name) for name in options.node_names]
-        for folder in (layout.containers, *nodes):
+        paths.enroot_conf.write_text(configuration.enroot_conf(paths, machine))
+        paths.own_containers.mkdir(parents=True)
+        nodes = [paths.containers_of(name) for name in options.node_names]
+        for folder in (paths.containers, *nodes):
             folder.mkdir(exist_ok=True)
             # Enroot makes a folder for each user, as that user.
             folder.chmod(0o1777)
 
 
-def start_all(supervisor: Supervisor) -> None:
+def start_all(starter: DaemonStarter) -> None:
     """Start every daemon and wait until all nodes are idle."""
-    state = supervisor.state
-    _start_munged(supervisor)
-    if state.options.accounting:
-        _start_accounting(supervisor)
-    _start_controller(supervisor)
-    if state.options.is_enforced:
-        add_accounts(supervisor)
-    _start_nodes(supervisor)
+    record = starter.record
+    _start_munged(starter)
+    if record.options.accounting:
+        _start_accounting(starter)
+    _start_controller(starter)
+    if record.options.is_enforced:
+        add_accounts(starter)
+    _start_nodes(starter)
 
 
-def _start_munged(supervisor: Supervisor) -> None:
-    layout = supervisor.layout
+def _start_munged(starter: DaemonStarter) -> None:
+    paths = starter.paths
     command = ["munged", "--foreground", "--force", "--num-threads=2"]
-    command += [f"--key-file={layout.munge_key}", f"--socket={layout.munge_socket}"]
-    command += [f"--pid-file={layout.run}/munged.pid", f"--log-file={layout.logs}/munged.log"]
-    command += [f"--seed-file={layout.munge}/seed"]
-    supervisor.start("munged", command)
-    supervisor.wait("munged", layout.munge_socket.exists)
-    supervisor.reporter.done("munged")
+    command += [f"--key-file={paths.munge_key}", f"--socket={paths.munge_socket}"]
+    command += [f"--pid-file={paths.run}/munged.pid", f"--log-file={paths.logs}/munged.log"]
+    command += [f"--seed-file={paths.munge}/seed"]
+    starter.start("munged", command)
+    starter.wait("munged", paths.munge_socket.exists)
+    starter.reporter.done("munged")
 
 
-def _start_accounting(supervisor: Supervisor) -> None:
-    layout, port = supervisor.layout, supervisor.state.ports.slurmdbd
-    _install_database(supervisor)
+def _start_accounting(starter: DaemonStarter) -> None:
+    paths, port = starter.paths, starter.record.ports.slurmdbd
+    _install_database(starter)
     # No port at all, and no care for a power cut: the data goes with the directory.
-    command = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}"]
-    command += [f"--socket={layout.database_socket}", f"--pid-file={layout.run}/mariadbd.pid"]
-    command += [f"--tmpdir={layout.database_temporary}"]
+    command = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={paths.database}"]
+    command += [f"--socket={paths.database_socket}", f"--pid-file={paths.run}/mariadbd.pid"]
+    command += [f"--tmpdir={paths.database_temporary}"]
     command += ["--skip-networking", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
-    # What slurmdbd asks for, where it does not cost memory; it grumbles about the small pool in its log.
+    # Values that slurmdbd asks for, where they cost no memory; its log complains about the small pool.
     command += ["--innodb-buffer-pool-size=128M", "--innodb-log-file-size=64M"]
-    command += ["--innodb-lock-wait-timeout=900", f"--init-file={layout.database_setup}"]
+    command += ["--innodb-lock-wait-timeout=900", f"--init-file={paths.database_setup}"]
     # slurmdbd does not support it; older versions of MariaDB have no such option (loose).
     command += ["--loose-innodb-snapshot-isolation=OFF"]
-    supervisor.start("mariadbd", command)
-    supervisor.wait("mariadbd", lambda: _greets(layout.database_socket))
-    supervisor.reporter.done("mariadbd")
+    starter.start("mariadbd", command)
+    starter.wait("mariadbd", lambda: _greets(paths.database_socket))
+    starter.reporter.done("mariadbd")
 
-    _write_secret(layout.slurmdbd_conf, configuration.slurmdbd_conf(layout, supervisor.state.ports).encode())
-    supervisor.start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(layout.database_socket))
-    supervisor.wait("slurmdbd", lambda: not is_free(port))
-    supervisor.reporter.done(f"slurmdbd on port {port}")
+    _write_secret(paths.slurmdbd_conf, configuration.slurmdbd_conf(paths, starter.record.ports).encode())
+    starter.start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(paths.database_socket))
+    starter.wait("slurmdbd", lambda: not is_free(port))
+    starter.reporter.done(f"slurmdbd on port {port}")
 
 
-def _install_database(supervisor: Supervisor) -> None:
-    layout = supervisor.layout
-    supervisor.reporter.step("creating the database")
-    output = layout.output("mariadb-install-db")
+def _install_database(starter: DaemonStarter) -> None:
+    paths = starter.paths
+    starter.reporter.step("creating the database")
+    output = paths.output("mariadb-install-db")
     # Without --force it ends where neither the machine's name nor "localhost" resolves.
     command = [program("mariadb-install-db"), "--no-defaults", "--user=root", "--skip-test-db", "--force"]
-    command += [f"--datadir={layout.database}", "--auth-root-authentication-method=normal"]
-    command += [f"--tmpdir={layout.database_temporary}"]
-    for folder in (layout.database, layout.database_temporary):
+    command += [f"--datadir={paths.database}", "--auth-root-authentication-method=normal"]
+    command += [f"--tmpdir={paths.database_temporary}"]
+    for folder in (paths.database, paths.database_temporary):
         folder.mkdir(mode=0o700)
     # slurmdbd would create it after a connection that fails. MariaDB's client library 11.8.9 resets its limit
     # of columns to 0 when a connection fails, and refuses the result of every later query.
-    layout.database_setup.write_text(f"CREATE DATABASE {configuration.DATABASE};\n")
+    paths.database_setup.write_text(f"CREATE DATABASE {configuration.DATABASE};\n")
     with output.open("wb") as log:
         outcome = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
     if outcome.returncode:
         raise StartError(f"mariadb-install-db failed; the end of {output}:\n{tail(output)}")
 
 
-def _start_controller(supervisor: Supervisor) -> None:
-    port = supervisor.state.ports.slurmctld
-    conf = str(supervisor.layout.slurm_conf)
-    supervisor.start("slurmctld", ["slurmctld", "-D", "-f", conf])
-    supervisor.wait("slurmctld", lambda: not is_free(port))
-    supervisor.reporter.done(f"slurmctld on port {port}")
+def _start_controller(starter: DaemonStarter) -> None:
+    port = starter.record.ports.slurmctld
+    conf = str(starter.paths.slurm_conf)
+    starter.start("slurmctld", ["slurmctld", "-D", "-f", conf])
+    starter.wait("slurmctld", lambda: not is_free(port))
+    starter.reporter.done(f"slurmctld on port {port}")
 
 
-def _start_nodes(supervisor: Supervisor) -> None:
-    options, layout = supervisor.state.options, supervisor.layout
-    conf = layout.slurm_conf
+def _start_nodes(starter: DaemonStarter) -> None:
+    options, paths = starter.record.options, starter.paths
+    conf = paths.slurm_conf
     # Several nodes of one machine: what Enroot keeps by the names of containers must not meet.
-    enroot = {layout.enroot_conf: containers.site_configuration()} if options.pyxis else {}
+    enroot = {paths.enroot_conf: containers.site_configuration()} if options.pyxis else {}
     for name in options.node_names:
-        own = {layout.containers_of(name): layout.own_containers} if options.pyxis else {}
-        supervisor.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
-    supervisor.reporter.step("waiting for the nodes")
-    supervisor.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
-    supervisor.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
+        own = {paths.containers_of(name): paths.own_containers} if options.pyxis else {}
+        starter.start(name, ["slurmd", "-D", "-f", str(conf)], host=name, mounts=enroot | own)
+    starter.reporter.step("waiting for the nodes")
+    starter.wait(options.node_names[-1], lambda: _idle_nodes(conf) == options.nodes)
+    starter.reporter.done(f"idle nodes: {options.nodes}, fake GPUs on each: {options.gpus}")
 
 
 def _idle_nodes(conf: Path) -> int:
@@ -144,7 +289,7 @@ def _idle_nodes(conf: Path) -> int:
 
 
 def _greets(path: Path) -> bool:
-    """Whether a database answers on its socket; it does so when it is ready, not before."""
+    """Return True if a database answers on its socket, which it does once it is ready."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:

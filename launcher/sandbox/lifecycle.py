@@ -1,28 +1,175 @@
-"""Bringing a sandbox up, and taking it down without a trace."""
+"""Bringing a sandbox up, and taking it down: its jobs, its daemons, whatever a job left behind, its files."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from launcher.errors import UserError
-from launcher.sandbox import containers, daemons, prerequisites, state
-from launcher.sandbox.clients import client_environment
-from launcher.sandbox.layout import Layout
-from launcher.sandbox.options import Options
-from launcher.sandbox.ports import Ports, choose_ports
-from launcher.sandbox.reporting import Reporter, Silent
-from launcher.sandbox.state import State
-from launcher.sandbox.stopping import remove_files, stop
-from launcher.sandbox.supervision import StartError, Supervisor
+from launcher.sandbox import containers, daemons, prerequisites, processes, state
+from launcher.sandbox.clients import ask, client_environment
+from launcher.sandbox.daemons import MARKER, DaemonStarter, Reporter, SilentReporter, StartError
+from launcher.sandbox.options import Ports, SandboxOptions, choose_ports
+from launcher.sandbox.paths import SandboxPaths
+from launcher.sandbox.processes import Process
+from launcher.sandbox.state import SandboxRecord
+
+_JOBS_SECONDS = 3.0
+_KILL_SECONDS = 10.0
+_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED")
+
+
+class Membership:
+    """The processes of one sandbox, listed again and again while it is being stopped.
+
+    A process belongs to the sandbox when one of these holds:
+
+    - it is a daemon that was recorded and still runs;
+    - it shares the mount namespace of a node, as even a job's process that was orphaned on purpose does;
+    - its root directory is a container that Enroot has unpacked in the sandbox;
+    - its environment has the sandbox's marker, which still holds when the daemons were killed;
+    - it descends from one of these.
+
+    The calling process and its ancestors never do. Neither does a shell that has the sandbox's
+    ``SLURM_CONF``: that is how its user talks to it.
+    """
+
+    def __init__(self, record: SandboxRecord) -> None:
+        self._paths: SandboxPaths = record.paths
+        self._known: set[Process] = set(record.alive)
+        # An open file keeps a namespace, so that its number is not given to another meanwhile.
+        self._namespaces: dict[int, int] = {}
+        for daemon in record.isolated:
+            with suppress(OSError):
+                handle = os.open(processes.mount_namespace(daemon.pid), os.O_RDONLY)
+                self._namespaces[handle] = os.fstat(handle).st_ino
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._namespaces:
+            os.close(handle)
+
+    def alive(self) -> set[Process]:
+        """Return the members that run now."""
+        entries = processes.entries()
+        spared = set(processes.ancestry(os.getpid(), entries))
+        # A daemon that has only just been started may not have left the machine's namespace yet.
+        private = set(self._namespaces.values()) - {_namespace(os.getpid()), _namespace(1)}
+        roots = {process.pid for process in self._known if process.is_alive}
+        container_roots = self._container_roots()
+        roots |= {
+            pid
+            for pid in entries.keys() - spared
+            if _namespace(pid) in private
+            or (container_roots and processes.root_directory(pid) in container_roots)
+            or self._is_claimed(processes.environment(pid))
+        }
+        for pid, entry in entries.items():
+            if pid not in spared and not roots.isdisjoint(processes.ancestry(pid, entries)):
+                self._known.add(entry.process)
+        return {process for process in self._known if process.is_alive}
+
+    def _container_roots(self) -> set[tuple[int, int]]:
+        """Return the root directories of containers, by device and inode."""
+        inodes = set()
+        for root in self._paths.containers.glob("*/data-*/*"):
+            with suppress(OSError):
+                status = root.stat()
+                inodes.add((status.st_dev, status.st_ino))
+        return inodes
+
+    def _is_claimed(self, environment: dict[str, str]) -> bool:
+        if environment.get(MARKER) == str(self._paths.directory):
+            return True
+        in_job = "SLURMD_NODENAME" in environment
+        return in_job and environment.get("SLURM_CONF") == str(self._paths.slurm_conf)
+
+
+def _namespace(pid: int) -> int | None:
+    try:
+        return processes.mount_namespace(pid).stat().st_ino
+    except OSError:
+        return None
+
+
+def stop(record: SandboxRecord) -> None:
+    """Stop every process of a sandbox.
+
+    Raises
+    ------
+    UserError
+        If one of them does not end even when it is killed.
+    """
+    with Membership(record) as membership:
+        if record.is_up:
+            _cancel_jobs(record.paths)
+        # Everything is killed at once, the database too: its files are removed next.
+        deadline = time.monotonic() + _KILL_SECONDS
+        while remaining := membership.alive():
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(process.pid) for process in remaining)
+                raise UserError(f"these processes of the sandbox do not end: {pids}")
+            processes.stop(remaining, signal.SIGKILL, 1)
+
+
+def remove_files(paths: SandboxPaths) -> None:
+    """Remove the content of a sandbox's directory; the directory itself stays.
+
+    Raises
+    ------
+    UserError
+        If something is mounted in it, whose content would be lost.
+    """
+    mounts = mounts_under(paths.directory)
+    if mounts:
+        raise UserError(
+            f"something is mounted in the sandbox's directory: {', '.join(map(str, mounts))}",
+            hint="unmount it first; removing the directory would remove the mounted files",
+        )
+    for entry in paths.directory.iterdir():
+        # The record goes last: without it, what is left would no longer be known as a sandbox.
+        if entry == paths.state_file:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    paths.state_file.unlink(missing_ok=True)
+
+
+def mounts_under(directory: Path) -> list[Path]:
+    """Return the mount points below a directory, as this process sees them."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = (Path(line.split()[4]) for line in lines)
+    return [point for point in points if point != directory and point.is_relative_to(directory)]
+
+
+def _cancel_jobs(paths: SandboxPaths) -> None:
+    """Cancel all jobs, so that their clients are notified, and give their processes a moment to end."""
+    conf = paths.slurm_conf
+    for job_state in _ACTIVE:
+        ask(conf, "scancel", "--quiet", f"--state={job_state}")
+    deadline = time.monotonic() + _JOBS_SECONDS
+    while time.monotonic() < deadline and ask(conf, "squeue", "--noheader", seconds=2):
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A sandbox that is up. `was_up` tells that it already was."""
+    """A sandbox that is up; `was_up` is True if `up` did not have to boot it."""
 
-    options: Options
+    options: SandboxOptions
     ports: Ports
     was_up: bool = False
 
@@ -32,48 +179,48 @@ class Sandbox:
 
     @property
     def slurm_conf(self) -> Path:
-        return Layout(self.directory).slurm_conf
+        return SandboxPaths(self.directory).slurm_conf
 
     def environment(self) -> dict[str, str]:
-        """Return an environment in which Slurm's commands, and jobs, mean this sandbox."""
+        """Return an environment in which Slurm's commands, and jobs, use this sandbox."""
         return client_environment(self.slurm_conf)
 
 
-def up(options: Options, reporter: Reporter | None = None) -> Sandbox:
-    """Boot a sandbox, unless the same is up already.
+def up(options: SandboxOptions, reporter: Reporter | None = None) -> Sandbox:
+    """Boot a sandbox, unless one with the same options is up already.
 
-    What is left of one that crashed, or that never came up, is stopped and removed first.
+    The remains of a sandbox that crashed, or never came up, are stopped and removed first.
 
     Raises
     ------
     UserError
-        When something is missing on the machine, when a sandbox with other options is up in the same
-        directory, or when a daemon does not start; nothing is left running then.
+        If something is missing on the machine, if a sandbox with other options is up in the same
+        directory, or if a daemon does not start; nothing is left running then.
     """
-    reporter = reporter or Silent()
+    reporter = reporter or SilentReporter()
     prerequisites.check(options.accounting)
     if options.pyxis is not None:
         containers.check(options.pyxis)
-    Layout(options.directory).check_socket_length(options.nodes)
+    SandboxPaths(options.directory).check_socket_length(options.nodes)
     try:
         options.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        told = f"cannot make {options.directory}: {error.strerror}"
-        raise UserError(told, hint="choose another: --dir") from error
+        message = f"cannot create {options.directory}: {error.strerror}"
+        raise UserError(message, hint="choose another directory: --dir") from error
     with state.locked(options.directory):
-        found = state.load(options.directory)
-        if found is not None and found.is_up:
-            _check_same(found.options, options)
-            return Sandbox(found.options, found.ports, was_up=True)
-        if found is not None:
-            reporter.step("clearing away a sandbox that is not whole")
-            stop(found)
-            remove_files(found.layout)
-            reporter.done("cleared away a sandbox that was not whole")
+        record = state.load(options.directory)
+        if record is not None and record.is_up:
+            _check_same(record.options, options)
+            return Sandbox(record.options, record.ports, was_up=True)
+        if record is not None:
+            reporter.step("removing an incomplete sandbox")
+            stop(record)
+            remove_files(record.paths)
+            reporter.done("removed an incomplete sandbox")
         try:
             return _boot(options, reporter)
         except BaseException:
-            # Succeeds where nothing was left in it.
+            # Succeeds if nothing was left in it.
             with suppress(OSError):
                 options.directory.rmdir()
             raise
@@ -85,54 +232,54 @@ def down(directory: Path, reporter: Reporter | None = None) -> bool:
     Returns
     -------
     bool
-        Whether there was one.
+        True if there was one.
     """
-    reporter = reporter or Silent()
+    reporter = reporter or SilentReporter()
     directory = directory.resolve()
     if state.load(directory) is None:
         return False
     prerequisites.check_root()
     with state.locked(directory):
-        found = state.load(directory)
-        if found is None:
+        record = state.load(directory)
+        if record is None:
             return False
         reporter.step("stopping jobs and daemons")
-        stop(found)
+        stop(record)
         reporter.done("stopped jobs and daemons")
-        remove_files(found.layout)
+        remove_files(record.paths)
         directory.rmdir()
     return True
 
 
-def _check_same(running: Options, asked: Options) -> None:
-    differences = running.differences(asked)
+def _check_same(running: SandboxOptions, requested: SandboxOptions) -> None:
+    differences = running.differences(requested)
     if differences:
         raise UserError(
             f"a sandbox with other options is up in {running.directory}: {'; '.join(differences)}",
-            hint="stop it first with `slipway sandbox down`, or give another --dir",
+            hint="stop it first with `slipway sandbox down`, or choose another --dir",
         )
 
 
-def _boot(options: Options, reporter: Reporter) -> Sandbox:
+def _boot(options: SandboxOptions, reporter: Reporter) -> Sandbox:
     if any(options.directory.iterdir()):
         raise UserError(
-            f"{options.directory} holds something that is not a sandbox",
+            f"{options.directory} contains files that are not a sandbox's",
             hint="choose an empty or a new directory with --dir",
         )
-    record = State(options, choose_ports(options))
+    record = SandboxRecord(options, choose_ports(options))
     record.save()
     try:
         daemons.write_files(record)
-        daemons.start_all(Supervisor(record, reporter))
+        daemons.start_all(DaemonStarter(record, reporter))
     except StartError:
-        # The logs stay for whoever wants to know more; the next `up` or `down` removes them.
+        # The logs stay, to find out why; the next `up` or `down` removes them.
         stop(record)
         record.phase = state.FAILED
         record.save()
         raise
     except BaseException:
         stop(record)
-        remove_files(record.layout)
+        remove_files(record.paths)
         raise
     record.phase = state.UP
     record.save()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.sandbox import configuration
-from launcher.sandbox.layout import Layout
-from launcher.sandbox.options import Options
+from launcher.sandbox.options import SandboxOptions
+from launcher.sandbox.paths import SandboxPaths
 
 _ETC = Path("/etc")
 _HOSTS, _NSSWITCH = _ETC / "hosts", _ETC / "nsswitch.conf"
@@ -48,7 +48,7 @@ def enter(host: str, mounts: Mapping[Path, Path], command: Sequence[str]) -> lis
     host
         The host name that the command sees.
     mounts
-        Files and directories, and what the command sees them in place of.
+        Files and directories, each with the path at which the command sees it.
     """
     pairs = [str(path) for pair in mounts.items() for path in pair]
     return [
@@ -66,40 +66,40 @@ def trial() -> list[str]:
     return enter("n1", {_ETC: _ETC}, ["setpriv", "--clear-groups", "true"])
 
 
-def write_name_files(options: Options) -> None:
+def write_name_files(options: SandboxOptions) -> None:
     """Write the hosts file and the nsswitch.conf of the daemons.
 
-    They are mounted over the machine's. Where the machine lacks one, there is nothing to mount it over: a
-    copy of /etc that has both is then mounted over /etc.
+    They are mounted over the machine's. If the machine lacks one, a copy of /etc with both is mounted over
+    /etc instead.
 
     Raises
     ------
     UserError
         When /etc cannot be copied.
     """
-    layout = Layout(options.directory)
-    layout.hosts.write_text(configuration.hosts(options, socket.gethostname(), _lines(_HOSTS)))
-    layout.nsswitch.write_text(configuration.nsswitch(_lines(_NSSWITCH)))
+    paths = SandboxPaths(options.directory)
+    paths.hosts.write_text(configuration.hosts(options, socket.gethostname(), _lines(_HOSTS)))
+    paths.nsswitch.write_text(configuration.nsswitch(_lines(_NSSWITCH)))
     if _HOSTS.is_file() and _NSSWITCH.is_file():
         return
     # `cp`, for sockets and other special files; what is mounted below /etc is copied too.
     outcome = subprocess.run(
-        ["cp", "--archive", str(_ETC), str(layout.private_etc)], capture_output=True, text=True
+        ["cp", "--archive", str(_ETC), str(paths.private_etc)], capture_output=True, text=True
     )
     if outcome.returncode:
         raise UserError(f"cannot copy {_ETC}, which lacks a file: {outcome.stderr.strip()}")
-    for source, machine in ((layout.hosts, _HOSTS), (layout.nsswitch, _NSSWITCH)):
-        copy = layout.private_etc / machine.name
+    for source, machine in ((paths.hosts, _HOSTS), (paths.nsswitch, _NSSWITCH)):
+        copy = paths.private_etc / machine.name
         # A dangling link would be written through.
         copy.unlink(missing_ok=True)
         copy.write_bytes(source.read_bytes())
 
 
-def name_files(layout: Layout) -> dict[Path, Path]:
-    """Return what `write_name_files` wrote, and what the daemons see it in place of."""
-    if layout.private_etc.is_dir():
-        return {layout.private_etc: _ETC}
-    return {layout.hosts: _HOSTS, layout.nsswitch: _NSSWITCH}
+def name_files(paths: SandboxPaths) -> dict[Path, Path]:
+    """Return the files that `write_name_files` wrote, each with the path at which the daemons see it."""
+    if paths.private_etc.is_dir():
+        return {paths.private_etc: _ETC}
+    return {paths.hosts: _HOSTS, paths.nsswitch: _NSSWITCH}
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,9 +1,11 @@
-"""What a user may choose about a sandbox."""
+"""The options of a sandbox, and the free ports on loopback that it takes."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+import socket
+import zlib
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,23 +20,23 @@ _LIMITS = {"nodes": (1, 256), "gpus": (1, 64), "cpus": (1, 1024), "cloud_nodes":
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SandboxOptions:
     """The size and the place of a sandbox.
 
     Parameters
     ----------
     directory
-        Everything the sandbox writes lies under it, and goes with it.
+        The directory of everything that the sandbox writes, removed with it.
     nodes
         Nodes with a slurmd that run jobs.
     gpus, cpus
-        What every node offers. Both are claims: jobs share the processors of this machine.
+        Resources of every node. Both are claims: jobs share the processors of this machine.
     gpu_type
         The type that the GPUs claim to have, such as ``a100``; `None` for no type.
     accounting
         Run a private MariaDB and slurmdbd too, so that ``sacct`` answers.
     accounts, qos
-        Accounts and qualities of service that whoever boots it may use; with them Slurm refuses all others.
+        Accounts and qualities of service that the user who boots it may use; Slurm then refuses all others.
     cloud_nodes
         Nodes of the partition that only ``sbatch --test-only`` can use; 0 for no such partition.
     base_port
@@ -69,8 +71,8 @@ class Options:
         if self.pyxis is not None:
             object.__setattr__(self, "pyxis", self.pyxis.absolute())
             if not _PLAIN_PATH.fullmatch(str(self.pyxis)):
-                told = f"--pyxis {str(self.pyxis)!r}: plugstack.conf cannot quote a path"
-                raise UserError(told, hint="a link to it, of letters, digits and . _ + @ -, will do")
+                message = f"--pyxis {str(self.pyxis)!r}: plugstack.conf cannot quote a path"
+                raise UserError(message, hint="a link to it, of letters, digits and . _ + @ -, will do")
         self._check_names()
 
     def _check_names(self) -> None:
@@ -79,7 +81,7 @@ class Options:
         for flag, names in named.items():
             for name in names:
                 if not _NAME.fullmatch(name):
-                    raise UserError(f"--{flag} {name!r}: expected small letters, digits, _ and -")
+                    raise UserError(f"--{flag} {name!r}: expected lower-case letters, digits, _ and -")
         if self.is_enforced and not self.accounting:
             raise UserError(
                 f"--{'account' if self.accounts else 'qos'} needs a database of accounts",
@@ -88,23 +90,23 @@ class Options:
 
     @property
     def is_enforced(self) -> bool:
-        """Whether Slurm refuses jobs of accounts and QOS that there are not."""
+        """True if Slurm refuses jobs with an unknown account or QOS."""
         return bool(self.accounts or self.qos)
 
     @property
     def node_names(self) -> tuple[str, ...]:
         return tuple(f"n{index}" for index in range(1, self.nodes + 1))
 
-    def differences(self, other: Options) -> list[str]:
-        """Say in what this sandbox, which is up, differs from another that is asked for."""
-        found = []
+    def differences(self, other: SandboxOptions) -> list[str]:
+        """Return in words how these options, of a sandbox that is up, differ from requested ones."""
+        differences = []
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name == "base_port" and theirs is None:
                 continue
             if mine != theirs:
-                found.append(f"{each.name.replace('_', ' ')} {_word(mine)}, asked for {_word(theirs)}")
-        return found
+                differences.append(f"{each.name.replace('_', ' ')} {_word(mine)}, requested {_word(theirs)}")
+        return differences
 
     def to_json(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {
@@ -114,7 +116,7 @@ class Options:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        # A sandbox that an older version booted has not all of the options.
+        # The record of a sandbox that an older version booted lacks some of the options.
         lists = {name: tuple(record.get(name, ())) for name in ("accounts", "qos")}
         pyxis = record.get("pyxis")
         paths = {"directory": Path(record["directory"]), "pyxis": None if pyxis is None else Path(pyxis)}
@@ -125,3 +127,81 @@ def _word(value: object) -> str:
     if value is None or isinstance(value, tuple):
         return ",".join(value or ()) or "none"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+# Below the ports that the kernel hands to outgoing connections (from 32768), which come and go.
+_FIRST, _LAST = 17000, 32000
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A block of consecutive ports: slurmctld, slurmdbd (kept even when unused), one per node."""
+
+    base: int
+    nodes: int
+
+    @property
+    def slurmctld(self) -> int:
+        return self.base
+
+    @property
+    def slurmdbd(self) -> int:
+        return self.base + 1
+
+    @property
+    def slurmd(self) -> range:
+        return range(self.base + 2, self.base + 2 + self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        return cls(**record)
+
+
+def choose_ports(options: SandboxOptions) -> Ports:
+    """Find a block of free ports, or check the requested one.
+
+    The search starts at a port derived from the directory: a sandbox tends to get its old ports back, and
+    two that start at the same moment do not try the same ones.
+
+    Raises
+    ------
+    UserError
+        If a port of the requested block is taken, or if no block is free.
+    """
+    size = options.nodes + 2
+    if options.base_port is not None:
+        _check_block(options.base_port, size)
+        return Ports(options.base_port, options.nodes)
+    slots = (_LAST - _FIRST) // size
+    first = zlib.crc32(bytes(options.directory)) % slots
+    for slot in range(slots):
+        base = _FIRST + (first + slot) % slots * size
+        if all(is_free(port) for port in range(base, base + size)):
+            return Ports(base, options.nodes)
+    raise UserError(f"no {size} consecutive free ports between {_FIRST} and {_LAST}")
+
+
+def _check_block(base: int, size: int) -> None:
+    if not 1024 <= base <= 65536 - size:
+        raise UserError(f"--base-port {base}: expected 1024 to {65536 - size}, for {size} ports in a row")
+    taken = [port for port in range(base, base + size) if not is_free(port)]
+    if taken:
+        raise UserError(
+            f"--base-port {base}: port {taken[0]} is taken; the sandbox needs {base} to {base + size - 1}",
+            hint="omit --base-port to get free ports",
+        )
+
+
+def is_free(port: int) -> bool:
+    """Return True if a daemon could listen on a port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As Slurm does: connections that linger after a close are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""What a real multi-node Slurm needs of the machine, told exactly before anything is started."""
+"""The requirements of a real multi-node Slurm, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ACCOUNTING_PROGRAMS = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }
-# Where daemons are; `su` without a dash leaves a PATH without it.
+# The directories of daemons; `su` without a dash leaves a PATH without them.
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 _CAPABILITIES = (
     "a container needs the capabilities SYS_ADMIN and SETGID, and in a chroot SYS_CHROOT: docker run "
@@ -48,12 +48,12 @@ _LOCAL = "to train without Slurm and without root, use cluster=local"
 
 
 def check(accounting: bool) -> None:
-    """Check everything that must be there before a sandbox is started.
+    """Check all requirements of a sandbox.
 
     Raises
     ------
     UserError
-        Naming what is missing and how to get it.
+        If one is missing, with how to install it.
     """
     check_root()
     check_programs(accounting)
@@ -95,7 +95,7 @@ def check_namespaces() -> None:
         return
     if outcome.returncode:
         raise UserError(
-            f"a daemon cannot have a host name and mounts of its own here: {outcome.stderr.strip()}",
+            f"this machine does not let a daemon have its own host name and mounts: {outcome.stderr.strip()}",
             hint=f"{_CAPABILITIES}\n  {_LOCAL}",
         )
 
@@ -116,7 +116,7 @@ def slurm_version() -> tuple[int, int]:
     Raises
     ------
     UserError
-        When slurmctld does not print it.
+        If slurmctld does not print it.
     """
     outcome = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10)
     match = re.search(r"(\d+)\.(\d+)", outcome.stdout)
@@ -128,13 +128,13 @@ def slurm_version() -> tuple[int, int]:
 def _is_installed(name: str) -> bool:
     if name != _MYSQL_PLUGIN:
         return find_program(name) is not None
-    # Elsewhere than in Debian's folder, which is only looked at where it exists, slurmdbd itself will tell.
+    # Where Debian's folder does not exist, slurmdbd itself reports a missing plugin.
     folders = list(Path("/usr/lib").glob(_DEBIAN_PLUGINS))
     return not folders or any((folder / name).exists() for folder in folders)
 
 
 def program(name: str) -> str:
-    """Return the path of a program that `check_programs` has found."""
+    """Return the path of a program; raise `UserError` if it is not installed."""
     path = find_program(name)
     if path is None:
         raise UserError(f"not installed: {name}")

@@ -26,7 +26,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs; one that waits for its parent to collect it does not."""
+        """True if the process still runs; a zombie does not."""
         now = _read(self.pid)
         return now is not None and now.process == self
 
@@ -45,7 +45,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProcessEntry:
     """A process and the number of its parent."""
 
     process: Process
@@ -53,7 +53,7 @@ class Entry:
 
 
 def child(pid: int) -> Process:
-    """Return the process that a number of a child of ours stands for, even when it has ended already."""
+    """Return the child process with this number, even if it has ended already."""
     entry = _read(pid, ended=True)
     if entry is None:
         raise ProcessLookupError(f"no child {pid}")
@@ -61,7 +61,7 @@ def child(pid: int) -> Process:
 
 
 def boot_id() -> str:
-    """Name this boot of the machine: start times of an earlier one mean nothing."""
+    """Return the id of this boot of the machine: start times of an earlier one mean nothing."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -69,7 +69,7 @@ def boot_id() -> str:
 
 
 def stop(processes: Iterable[Process], number: signal.Signals, seconds: float) -> None:
-    """Send a signal and wait for the ends, at most some seconds."""
+    """Send a signal to processes and wait until they end, at most some seconds."""
     remaining = list(processes)
     for process in remaining:
         process.signal(number)
@@ -82,7 +82,7 @@ def stop(processes: Iterable[Process], number: signal.Signals, seconds: float) -
 
 
 def reap(pid: int) -> int | None:
-    """Collect a child that has ended and return its exit code; `None` when it runs or is no child of ours."""
+    """Collect a child that has ended and return its exit code; `None` if it runs or is no child of ours."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -90,14 +90,14 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def entries() -> dict[int, Entry]:
+def entries() -> dict[int, ProcessEntry]:
     """Return every process of the machine, by number."""
     found = (_read(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 (speed)
     return {entry.process.pid: entry for entry in found if entry}
 
 
-def ancestry(pid: int, entries: dict[int, Entry]) -> Iterator[int]:
-    """Name a process, its parent, the parent of that, and so on."""
+def ancestry(pid: int, entries: dict[int, ProcessEntry]) -> Iterator[int]:
+    """Yield the number of a process, of its parent, of the parent's parent, and so on."""
     seen: set[int] = set()
     while pid in entries and pid not in seen:
         yield pid
@@ -129,7 +129,7 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _read(pid: int, ended: bool = False) -> Entry | None:
+def _read(pid: int, ended: bool = False) -> ProcessEntry | None:
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -138,4 +138,4 @@ def _read(pid: int, ended: bool = False) -> Entry | None:
     words = text[text.rindex(b")") + 2 :].split()
     if words[0] in (b"Z", b"X") and not ended:
         return None
-    return Entry(Process(pid, int(words[19])), int(words[1]))
+    return ProcessEntry(Process(pid, int(words[19])), int(words[1]))

@@ -1,4 +1,4 @@
-"""What is recorded about a sandbox that was started: enough to stop exactly that."""
+"""The record of a sandbox that was started: enough to stop exactly that one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.sandbox import processes
-from launcher.sandbox.layout import Layout
-from launcher.sandbox.options import Options
-from launcher.sandbox.ports import Ports
+from launcher.sandbox.options import Ports, SandboxOptions
+from launcher.sandbox.paths import SandboxPaths
 from launcher.sandbox.processes import Process
 
 _VERSION = 1
@@ -22,22 +21,22 @@ STARTING, UP, FAILED = "starting", "up", "failed"
 
 
 @dataclass(slots=True)
-class State:
+class SandboxRecord:
     """The record of a sandbox, kept in ``sandbox.json`` from before its first daemon to its end."""
 
-    options: Options
+    options: SandboxOptions
     ports: Ports
     phase: str = STARTING
     boot_id: str = field(default_factory=processes.boot_id)
     daemons: dict[str, Process] = field(default_factory=dict)
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.options.directory)
+    def paths(self) -> SandboxPaths:
+        return SandboxPaths(self.options.directory)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The daemons that were started and no longer run."""
+        """The daemons that no longer run."""
         return tuple(name for name, process in self.daemons.items() if not self._is_alive(process))
 
     @property
@@ -46,7 +45,7 @@ class State:
 
     @property
     def isolated(self) -> list[Process]:
-        """The daemons, still running, whose mount namespace the processes that they start share."""
+        """The running daemons whose mount namespace their child processes share."""
         names = ("slurmctld", *self.options.node_names)
         return [self.daemons[name] for name in names if name in self.daemons and name not in self.missing]
 
@@ -67,25 +66,25 @@ class State:
             "ports": self.ports.to_json(),
             "daemons": {name: process.to_json() for name, process in self.daemons.items()},
         }
-        path = self.layout.state_file
+        path = self.paths.state_file
         new = path.with_suffix(".new")
         new.write_text(json.dumps(record, indent=2) + "\n")
         new.replace(path)
 
 
-def load(directory: Path) -> State | None:
+def load(directory: Path) -> SandboxRecord | None:
     """Read the record of the sandbox in a directory; `None` when there is no sandbox.
 
     Raises
     ------
     UserError
-        When there is a record that cannot be understood: what it started is then unknown.
+        If the record cannot be parsed: its processes are then unknown.
     """
-    path = Layout(directory).state_file
+    path = SandboxPaths(directory).state_file
     try:
         record = json.loads(path.read_text())
-        return State(
-            options=Options.from_json(record["options"]),
+        return SandboxRecord(
+            options=SandboxOptions.from_json(record["options"]),
             ports=Ports.from_json(record["ports"]),
             phase=record["phase"],
             boot_id=record["boot_id"],
@@ -96,20 +95,20 @@ def load(directory: Path) -> State | None:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not the record of a sandbox of this version: {error!r}",
-            hint="stop what it describes by hand and remove the directory",
+            hint="stop the processes that it names by hand and remove the directory",
         ) from error
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory, which must exist, against another `up` or `down` at the same time.
+    """Lock a directory, which must exist, against another `up` or `down` at the same time.
 
     Raises
     ------
     UserError
-        When another process holds it.
+        If another process has locked it.
     """
-    busy = UserError(f"another process starts or stops the sandbox in {directory}")
+    busy = UserError(f"another process is starting or stopping the sandbox in {directory}")
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

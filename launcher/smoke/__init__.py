@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from launcher.checks.gate import inspect_draft, refuse
 from launcher.checks.gathering.host import check_host
 from launcher.drafting import Draft, Request, draft
+from launcher.errors import UserError
 from launcher.launching import Launched, launch
-from launcher.monitor.gathering import gather
-from launcher.monitor.verification import Check, verify_smoke
+from launcher.monitor.evidence import gather
+from launcher.monitor.verification import RunCheck, verify_smoke
 from launcher.schedulers import scheduler_for
 from launcher.smoke.shrinking import shrink
 
@@ -45,8 +46,11 @@ def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Sm
     UserError
         If one node cannot hold the layout, or the launch is no training.
     """
-    with made.composition.naming_sources():
+    try:
         shrunk = shrink(made)
+    except UserError as error:
+        made.composition.annotate(error)
+        raise
     smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
     smoke = draft(smaller)
     refuse(smoke, inspect_draft(smoke, [*skipped, *_OF_WHOLE_TRAININGS]))
@@ -70,6 +74,6 @@ def launch_smoke(smoke: Smoke) -> Launched:
     return launch(smoke.made, smoke.request)
 
 
-def checks_of(launched: Launched) -> list[Check]:
+def checks_of(launched: Launched) -> list[RunCheck]:
     """What a smoke that ended says: `launcher.monitor.verification`."""
     return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)

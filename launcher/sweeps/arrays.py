@@ -1,23 +1,50 @@
-"""The job arrays that a sweep becomes: one, or as many as its points differ in what they ask Slurm for.
+"""The job arrays of a sweep: planned, rendered and written, with a launch of each point.
 
-An array is one request, so that only points with the same header can share it, and a site limits how many.
+A sweep is one array, or as many as its points differ in what they ask Slurm for: an array is one request, so
+only points with the same header can share it, and a site limits how many tasks it has.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from launcher.drafting import Request
+from launcher.errors import file_mode
+from launcher.launching.writing import files_of, manifest_of, quoted_line, with_digest
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.rendering.render import render_template
 from launcher.rendering.sbatch_flags import header_lines
+from launcher.runs import paths as names
+from launcher.runs import provenance
+from launcher.runs.manifest import Manifest
 from launcher.runs.paths import log_prefix_beside
-from launcher.sweeps.points import Drafted, Point, as_job
-from launcher.sweeps.record import POINTS
+from launcher.runs.write import (
+    copy_package,
+    discard_launch,
+    link_atomic,
+    make_directories,
+    release_number,
+    remove_empty,
+    reserve_number,
+    write_launch,
+)
+from launcher.secrecy import recorded
+from launcher.sweeps.points import Point, SweepDraft, SweepRequest, as_task
+from launcher.sweeps.record import ARRAYS, POINTS, ArrayRecord, write_record
+from supervisor.files import write_atomic
+from supervisor.settings import NAME as SUPERVISOR_SETTINGS
 from supervisor.settings import SweepSettings
 
-# Of a point's own header; the array's are others.
+KEY = "base_results_dir"
+
+# Flags of a point's own header that the array has its own of.
 _OF_THE_POINT = ("--job-name=", "--output=", "--error=")
 
 
@@ -36,23 +63,23 @@ class Array:
 
     @property
     def numbers(self) -> str:
-        """What ``--array`` is given."""
+        """The value of ``--array``."""
         limit = f"%{self.throttle}" if self.throttle is not None else ""
         return f"0-{len(self.points) - 1}{limit}"
 
     @property
     def script_name(self) -> str:
-        """That of the array's script, and of each point's."""
+        """The name of the array's script, and of each point's."""
         return self.points[0].plan.paths.script_name
 
 
-def plan_arrays(sweep: Drafted, throttle: int | None, largest: int, template_dir: Path | None) -> list[Array]:
+def plan_arrays(sweep: SweepDraft, throttle: int | None, largest: int) -> list[Array]:
     """Put the points of a sweep into as few arrays as possible.
 
     Parameters
     ----------
     largest
-        How many tasks an array of this site may have.
+        The most tasks that an array of this site may have.
     """
     groups: dict[tuple[object, ...], list[Point]] = {}
     for point in sweep.points:
@@ -62,13 +89,13 @@ def plan_arrays(sweep: Drafted, throttle: int | None, largest: int, template_dir
     for number, points in enumerate(parts, start=1):
         # With one name for all, `singleton` would let them run one after the other.
         job_name = _job_name(points[0], sweep.name) + (f"-{number}" if number > 1 else "")
-        named = [as_job(point, job_name, point.plan.paths.number, template_dir) for point in points]
+        named = [as_task(point, job_name, point.plan.paths.number) for point in points]
         arrays.append(Array(sweep.name, job_name, named, throttle))
     return arrays
 
 
 def render_array(array: Array, directory: Path, tag: str, template_dir: Path | None) -> str:
-    """The script of an array that lies in `directory`."""
+    """Render the script of an array in `directory`."""
     values = {
         "header_lines": [*_array_lines(array, directory), *array.header],
         "tag": tag,
@@ -78,13 +105,13 @@ def render_array(array: Array, directory: Path, tag: str, template_dir: Path | N
 
 
 def array_settings(array: Array, tag: str) -> SweepSettings:
-    """Return what the tasks of an array are told."""
+    """Return the settings of an array's tasks."""
     points = [(str(point.plan.paths.directory), point.plan.tag) for point in array.points]
     return SweepSettings(array.sweep, tag, array.script_name, points)
 
 
 def differing(arrays: Sequence[Array]) -> list[str]:
-    """The flags of sbatch in which the arrays of a sweep differ, without their values."""
+    """Return the flags of sbatch in which the arrays of a sweep differ, without their values."""
     headers = [set(array.header) for array in arrays]
     every, shared = set.union(*headers), set.intersection(*headers)
     return sorted({line.partition("=")[0] for line in every - shared})
@@ -102,7 +129,7 @@ def _array_lines(array: Array, directory: Path) -> Iterator[RawShell]:
 
 
 def _request(point: Point) -> tuple[object, ...]:
-    """What points of one array have in common: what they ask for, and of which Slurm."""
+    """Return what the points of one array must share: their requests, and their Slurm."""
     return (*_header(point), point.plan.job.merge_stderr, point.plan.slurm_conf)
 
 
@@ -118,3 +145,150 @@ def _split(points: Sequence[Point], largest: int) -> Iterator[list[Point]]:
 def _job_name(point: Point, sweep: str) -> str:
     paths = point.plan.paths
     return paths.job_name.removesuffix(paths.run_name) + sweep
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenArray:
+    """An array on disk, with the manifests of its points."""
+
+    directory: Path
+    script: Path
+    points: list[Point]
+    manifests: list[Manifest]
+    record: ArrayRecord
+
+
+def next_array(sweep_dir: Path) -> Path:
+    """Return the directory of a sweep's next array."""
+    numbers = [int(path.name) for path in _entries(sweep_dir / ARRAYS) if path.name.isdecimal()]
+    return sweep_dir / ARRAYS / str(max(numbers, default=0) + 1)
+
+
+def write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: ExitStack) -> WrittenArray:
+    """Write the launches of an array's points, and the array itself.
+
+    Parameters
+    ----------
+    undo
+        Gets what removes all of it again.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    directory, tag = _reserve(sweep.directory), provenance.new_tag()
+    undo.callback(remove_empty, [directory.parent, sweep.directory])
+    undo.callback(shutil.rmtree, directory, ignore_errors=True)
+    job = array.points[0].plan.job
+    image = job.container.image if job.container else None
+    origin = provenance.gather(names.TRAINER, request.config_dir, image)
+    for name, text in origin.files.items():
+        write_atomic(directory / name, text)
+    shared = [directory / name for name in origin.files]
+    if job.engine == "megatron":
+        for package in names.TASK_PACKAGES:
+            copy_package(package, directory / names.CODE / package.name)
+        shared.append(directory / names.CODE)
+    (directory / names.SUPERVISOR).write_bytes(array.points[0].draft.rendered.supervisor)
+    shared.append(directory / names.SUPERVISOR)
+    (directory / POINTS).mkdir()
+    points, manifests = [], []
+    for number, planned in enumerate(array.points):
+        fields = {"sweep": sweep.name, "array_tag": tag, "array_task": number}
+        point, manifest = _write_point(planned, array, request, origin, fields, undo)
+        launch_dir = point.plan.paths.directory
+        for path in shared:
+            link_atomic(launch_dir / path.name, path)
+        link_atomic(directory / POINTS / str(number), launch_dir)
+        points.append(point)
+        manifests.append(manifest)
+    array = replace(array, points=points)
+    script = directory / array.script_name
+    write_atomic(script, render_array(array, directory, tag, request.template_dir), 0o777)
+    settings = json.dumps(array_settings(array, tag)._asdict(), indent=2) + "\n"
+    write_atomic(directory / SUPERVISOR_SETTINGS, settings)
+    record = _record(array, sweep, request, tag)
+    write_record(directory, record)
+    return WrittenArray(directory, script, points, manifests, record)
+
+
+def _reserve(sweep_dir: Path) -> Path:
+    """Make a directory that no other launcher has."""
+    (sweep_dir / ARRAYS).mkdir(parents=True, exist_ok=True)
+    while True:
+        directory = next_array(sweep_dir)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        return directory
+
+
+def _write_point(
+    point: Point,
+    array: Array,
+    request: SweepRequest,
+    origin: provenance.Origin,
+    fields: dict[str, Any],
+    undo: ExitStack,
+) -> tuple[Point, Manifest]:
+    """Write the launch of a point under the next number of its run."""
+    run_dir = point.plan.paths.run_dir
+    with ExitStack() as reservation:
+        number = reserve_number(run_dir, KEY)
+        reservation.callback(release_number, run_dir, number)
+        point = as_task(point, array.job_name, number)
+        draft, paths, directories = point.draft, point.plan.paths, point.plan.job.directories
+        launch = Request(draft.composition.overrides, request.command, request.config_dir)
+        # The image of each is its own, where images are swept.
+        image = draft.plan.job.container.image if draft.plan.job.container else None
+        own_origin = with_digest(provenance.of_image(origin, image), image)
+        manifest = replace(manifest_of(draft, launch, own_origin), **fields)
+        files = files_of(draft, manifest, launch)
+        del files[paths.supervisor]  # shared by all points
+        files[paths.directory / names.COMMAND_LOG] = _pasteable(point, request)
+        write_launch(paths, files, (), KEY)
+    undo.callback(discard_launch, paths, directories)
+    make_directories(directories, KEY)
+    return point, manifest
+
+
+def _pasteable(point: Point, request: SweepRequest) -> str:
+    trees = [("--config-dir", request.config_dir), ("--template-dir", request.template_dir)]
+    options = [word for name, path in trees if path is not None for word in (name, str(path))]
+    alone = ["slipway", "launch", *recorded(point.draft.composition.overrides), *options]
+    directory = quoted_line(["cd", str(Path.cwd())])
+    return (
+        f"{directory} && {quoted_line(recorded(request.command))}\n"
+        f"# this point alone, as the next launch of its run:\n# {directory} && {quoted_line(alone)}\n"
+    )
+
+
+def _record(array: Array, sweep: SweepDraft, request: SweepRequest, tag: str) -> ArrayRecord:
+    points = [
+        {
+            "name": point.plan.paths.run_dir.name,
+            "launch": point.plan.paths.number,
+            "values": point.grid_point.values,
+        }
+        for point in array.points
+    ]
+    return ArrayRecord(
+        sweep=sweep.name,
+        tag=tag,
+        script=array.script_name,
+        created=provenance.now(),
+        user=provenance.user(),
+        host=provenance.host(),
+        slurm_conf=array.points[0].plan.slurm_conf,
+        command=recorded(request.command),
+        overrides=recorded(sweep.grid.shared),
+        throttle=request.throttle,
+        labels=sweep.grid.labels,
+        points=points,
+    )
+
+
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if stat.S_ISDIR(file_mode(directory)) else []

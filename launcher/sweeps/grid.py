@@ -45,8 +45,8 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """One point of a grid: its name, its overrides, and the value of each swept key."""
+class GridPoint:
+    """A point of a grid: its name, its overrides, and the value of each swept key."""
 
     name: str
     overrides: tuple[str, ...]
@@ -55,7 +55,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a sweep is about: overrides that all points share, and axes; the last one changes fastest."""
+    """The overrides that all points of a sweep share, and its axes, the last of which changes fastest."""
 
     shared: tuple[str, ...]
     axes: tuple[Axis, ...]
@@ -66,24 +66,24 @@ class Grid:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What each swept key is called in tables and names: its last words, as many as tell it apart."""
+        """The name of each swept key in tables: its last words, as many as tell it apart."""
         keys = [axis.plain_key for axis in self.axes]
         return {key: _shortest(key, keys) for key in keys}
 
-    def spots(self) -> list[Spot]:
-        """All points, in their order."""
-        labels, found = self.labels, []
+    def points(self) -> list[GridPoint]:
+        """Return all points, in order."""
+        labels, points = self.labels, []
         for values in itertools.product(*(axis.values for axis in self.axes)):
             pairs = list(zip(self.axes, values, strict=True))
             overrides = tuple(f"{axis.key}={value}" for axis, value in pairs)
             by_key = {axis.plain_key: value for axis, value in pairs}
             name = "_".join(f"{labels[key]}={_safe(value)}" for key, value in by_key.items())
-            found.append(Spot(name, overrides, by_key))
+            points.append(GridPoint(name, overrides, by_key))
         # What the values have in letters that no file's name should have may be all that tells them apart.
-        counted = Counter(spot.name for spot in found)
+        counted = Counter(point.name for point in points)
         return [
-            _with_digest(spot) if counted[spot.name] > 1 or len(spot.name) > _LONGEST_NAME else spot
-            for spot in found
+            _with_digest(point) if counted[point.name] > 1 or len(point.name) > _LONGEST_NAME else point
+            for point in points
         ]
 
 
@@ -215,6 +215,6 @@ def _safe(value: str) -> str:
     return _UNSAFE.sub("-", value).strip("-") or "-"
 
 
-def _with_digest(spot: Spot) -> Spot:
-    digest = hashlib.sha256("\n".join(spot.overrides).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return Spot(f"{spot.name[: _LONGEST_NAME - 9]}-{digest}", spot.overrides, spot.values)
+def _with_digest(point: GridPoint) -> GridPoint:
+    digest = hashlib.sha256("\n".join(point.overrides).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return GridPoint(f"{point.name[: _LONGEST_NAME - 9]}-{digest}", point.overrides, point.values)

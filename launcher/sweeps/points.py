@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,37 +18,35 @@ from launcher.config.compose import Composition
 from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.schema import RunConfig
-from launcher.config.secrets import check_references
-from launcher.drafting import Draft, with_image
-from launcher.errors import Mistakes, UserError, explain_os_error, one_line
+from launcher.drafting import Draft, Request, drafts
+from launcher.errors import Mistakes, UserError, one_line
 from launcher.plan import Plan
-from launcher.rendering.render import render
-from launcher.runs import provenance
-from launcher.runs.paths import LAUNCHES, next_launch_number
-from launcher.stages.planning import plan_launch
+from launcher.runs.paths import LAUNCHES
 from launcher.stages.workspace import STAGE as WORKSPACE
-from launcher.sweeps.grid import Grid, Spot, read_grid
+from launcher.sweeps.grid import Grid, GridPoint, read_grid
+
+_logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}")
 
-# So many points are named of those that have the same mistake.
+# The number of points that are named in a mistake that several have.
 _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for.
+class SweepRequest:
+    """The sweep that the user asked for.
 
     Attributes
     ----------
     command
         The whole command line, for the record.
     name
-        The sweep's; ``None`` to call it after the run.
+        The sweep's name; ``None`` to call it after the run.
     throttle
-        How many points may run at once; ``None`` for as many as can.
+        The number of points that may run at once; ``None`` for no limit.
     config_dir, template_dir
-        Trees of the user's own, looked at before ours.
+        The user's own trees, which are searched before ours.
     """
 
     overrides: Sequence[str]
@@ -60,9 +59,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point: where it stands in the grid, and the launch that it will be."""
+    """One point: its place in the grid, and the draft of its launch."""
 
-    spot: Spot
+    grid_point: GridPoint
     draft: Draft
 
     @property
@@ -71,8 +70,8 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
-    """A sweep before anything of it is written: `directory` holds the directories of its points' runs."""
+class SweepDraft:
+    """A planned sweep, not written anywhere yet; `directory` holds the directories of its points' runs."""
 
     name: str
     directory: Path
@@ -85,8 +84,8 @@ class Drafted:
         return [point for point in self.points if point.plan.paths.number > 1]
 
 
-def draft(request: Request) -> Drafted:
-    """Compose and plan every point.
+def draft_sweep(request: SweepRequest) -> SweepDraft:
+    """Draft every point of a sweep.
 
     Raises
     ------
@@ -94,32 +93,36 @@ def draft(request: Request) -> Drafted:
         At the first mistake in the request.
     """
     grid = read_grid(request.overrides, request.config_dir)
-    spots = grid.spots()
+    grid_points = grid.points()
     sweep = Sweep(grid.shared, request.config_dir)
-    first = sweep.compose(spots[0].overrides)
-    with first.naming_sources():
+    first = sweep.compose(grid_points[0].overrides)
+    try:
         stage, name, directory = _place(first, request)
+    except UserError as error:
+        first.annotate(error)
+        raise
     points = []
-    for spot in spots:
+    for grid_point in grid_points:
         # Last, so that nothing of the command line decides otherwise.
         place = [
-            f"{stage}.run.name={hydra_value(spot.name)}",
-            f"{stage}.run.results_dir={hydra_value(str(directory / spot.name))}",
+            f"{stage}.run.name={hydra_value(grid_point.name)}",
+            f"{stage}.run.results_dir={hydra_value(str(directory / grid_point.name))}",
         ]
-        points.append(Point(spot, _draft(sweep.compose([*spot.overrides, *place]), request)))
+        composition = sweep.compose([*grid_point.overrides, *place])
+        points.append(Point(grid_point, _draft_point(composition, request)))
     if len({point.plan.slurm_conf for point in points}) > 1:
         raise UserError(
             "the points belong to several Slurms: a sweep is of one cluster", key="cluster.slurm_conf"
         )
-    return Drafted(name, directory, grid, points)
+    return SweepDraft(name, directory, grid, points)
 
 
-def _place(composition: Composition, request: Request) -> tuple[str, str, Path]:
-    """The stage of a sweep, its name, and its directory."""
+def _place(composition: Composition, request: SweepRequest) -> tuple[str, str, Path]:
+    """Return the stage of a sweep, its name, and its directory."""
     config = composition.config
     if len(config.stages) != 1:
-        told = f"stages=[{','.join(config.stages)}]: a sweep is of one stage"
-        raise UserError(told, key="stages", hint=f"stages=[{config.stages[-1]}]")
+        message = f"stages=[{','.join(config.stages)}]: a sweep is of one stage"
+        raise UserError(message, key="stages", hint=f"stages=[{config.stages[-1]}]")
     (stage,) = config.stages
     if stage == WORKSPACE:
         raise UserError(f"stages=[{stage}]: a shell to sit at, of which there are no points", key="stages")
@@ -145,41 +148,34 @@ def _require_one_job(config: RunConfig) -> None:
             hint="a throw-away Slurm: `slipway sandbox up` and cluster=sandbox",
         )
     if config.resilience.links > 1:
-        told = f"resilience.links={config.resilience.links}: a point of a sweep is one job, and no chain"
+        message = f"resilience.links={config.resilience.links}: a point of a sweep is one job, and no chain"
         hint = "resilience.links=1; sweeping again goes on from the checkpoints"
-        raise UserError(told, key="resilience.links", hint=hint)
+        raise UserError(message, key="resilience.links", hint=hint)
     if config.cluster.sbatch.get("array") is not None:
-        told = f"cluster.sbatch.array={config.cluster.sbatch['array']}: a sweep is an array already"
-        raise UserError(told, key="cluster.sbatch.array", hint="--throttle N is what %N says there")
+        message = f"cluster.sbatch.array={config.cluster.sbatch['array']}: a sweep is an array already"
+        raise UserError(message, key="cluster.sbatch.array", hint="--throttle N is what %N says there")
 
 
-def _draft(composition: Composition, request: Request) -> Draft:
-    """Plan the next launch of a point; its scripts are rendered once it is known which job it is of."""
-    with composition.naming_sources():
+def _draft_point(composition: Composition, request: SweepRequest) -> Draft:
+    try:
         _require_one_job(composition.config)
-        run_dir = Path(getattr(composition.config, composition.config.stages[0]).run.results_dir)
-        try:
-            number = next_launch_number(run_dir)
-        except OSError as error:
-            raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
-        check_references(composition.references)
-        config = with_image(composition, request.template_dir)
-        plan = plan_launch(config, number=number, tag=provenance.new_tag())
-        return Draft(composition, plan, render(plan, request.template_dir), request.template_dir)
+    except UserError as error:
+        composition.annotate(error)
+        raise
+    launch = Request(composition.overrides, request.command, request.config_dir, request.template_dir)
+    (draft,) = drafts(launch, [composition])
+    return draft
 
 
-def as_job(point: Point, job_name: str, number: int, template_dir: Path | None) -> Point:
-    """The same point as a launch of this number, in a job of this name: all tasks of an array have one."""
-    made = point.draft
-    with made.composition.naming_sources():
-        config = with_image(made.composition, template_dir)
-        plan = plan_launch(config, number=number, tag=made.plan.tag)
-        plan = replace(plan, paths=replace(plan.paths, job_name=job_name))
-        return replace(point, draft=replace(made, plan=plan, rendered=render(plan, template_dir)))
+def as_task(point: Point, job_name: str, number: int) -> Point:
+    """Return the point as a launch of this number, in a job of this name: all tasks of an array share one."""
+    draft = point.draft.numbered(number)
+    plan = replace(draft.plan, paths=replace(draft.plan.paths, job_name=job_name))
+    return replace(point, draft=replace(draft, plan=plan))
 
 
-def check(sweep: Drafted, skipped: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Check every point; what several of them have is told once.
+def check_sweep(sweep: SweepDraft, skipped: Sequence[str]) -> None:
+    """Check every point, and report once what several of them have.
 
     Raises
     ------
@@ -193,7 +189,7 @@ def check(sweep: Drafted, skipped: Sequence[str], tell: Callable[[str], None]) -
             strict=True,
         )
     )
-    found: dict[tuple[Severity, str, str, str | None], list[tuple[Point, Finding]]] = {}
+    findings: dict[tuple[Severity, str, str, str | None], list[tuple[Point, Finding]]] = {}
     cluster_of, tasks = remembered(), len(sweep.points)
     for point in sweep.points:
         facts = gather(
@@ -202,25 +198,25 @@ def check(sweep: Drafted, skipped: Sequence[str], tell: Callable[[str], None]) -
         # The points are called alike on purpose, and are one array.
         facts = replace(facts, same_job_name=(), array_tasks=tasks)
         for finding in run_checks(point.plan, facts, skipped):
-            told = (finding.severity, finding.id, finding.message, finding.key)
-            found.setdefault(told, []).append((point, finding))
+            kind = (finding.severity, finding.id, finding.message, finding.key)
+            findings.setdefault(kind, []).append((point, finding))
     errors: list[UserError] = []
-    for (severity, *_), where in found.items():
-        mistake = _mistake(where, len(sweep.points))
+    for (severity, *_), places in findings.items():
+        mistake = _mistake(places, len(sweep.points))
         if severity is Severity.ERROR:
             errors.append(mistake)
         elif severity is Severity.WARNING:
-            tell(f"warning: {mistake}")
+            _logger.warning("warning: %s", mistake)
     if errors:
         raise Mistakes(errors)
 
 
-def _mistake(where: Sequence[tuple[Point, Finding]], count: int) -> UserError:
-    """One mistake, with the points that have it, unless all have."""
-    point, finding = where[0]
-    (told,) = as_mistakes(point.draft, [finding])
-    if len(where) < count:
-        names = ", ".join(each.spot.name for each, _ in where[:_NAMED])
-        more = f" and {len(where) - _NAMED} more" if len(where) > _NAMED else ""
-        told.hint = "\n".join(filter(None, [f"in {one_line(names)}{more}", told.hint]))
-    return told
+def _mistake(places: Sequence[tuple[Point, Finding]], count: int) -> UserError:
+    """Return one mistake, with the points that have it, unless all have."""
+    point, finding = places[0]
+    (mistake,) = as_mistakes(point.draft, [finding])
+    if len(places) < count:
+        names = ", ".join(point.grid_point.name for point, _ in places[:_NAMED])
+        more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+        mistake.hint = "\n".join(filter(None, [f"in {one_line(names)}{more}", mistake.hint]))
+    return mistake

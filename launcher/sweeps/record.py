@@ -18,7 +18,7 @@ SWEEP_FILE = "sweep.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ArrayRecord:
     """A job array of a sweep.
 
     `points` are in the order of the tasks' numbers: each has the `name` of its run, which is its directory
@@ -41,18 +41,18 @@ class Record:
     job_id: str | None = None
     error: str | None = None
 
-    def submitted_as(self, job_id: str) -> Record:
+    def submitted_as(self, job_id: str) -> ArrayRecord:
         return replace(self, job_id=job_id)
 
-    def failed(self, error: str) -> Record:
+    def failed(self, error: str) -> ArrayRecord:
         return replace(self, error=error)
 
 
-def write_record(array_dir: Path, record: Record) -> None:
+def write_record(array_dir: Path, record: ArrayRecord) -> None:
     write_atomic(array_dir / SWEEP_FILE, json.dumps(asdict(record), indent=2) + "\n")
 
 
-def read_records(sweep_dir: Path) -> list[Record]:
+def read_records(sweep_dir: Path) -> list[ArrayRecord]:
     """The arrays of a sweep, oldest first; what is broken or unfinished hides no other."""
     return [record for record in _records(sweep_dir).values() if record is not None]
 
@@ -95,10 +95,10 @@ def points_of(directory: Path) -> list[Path]:
     return [directory.absolute() / name for name in dict.fromkeys(names)]
 
 
-def _records(sweep_dir: Path) -> dict[Path, Record | None]:
+def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
     """Each array's record by its file, oldest first; those that were not written in time are no arrays."""
     files = [path / SWEEP_FILE for _, path in sorted(_array_dirs(sweep_dir))]
-    found: dict[Path, Record | None] = {}
+    found: dict[Path, ArrayRecord | None] = {}
     for path in files:
         try:
             found[path] = _read(path)
@@ -109,10 +109,10 @@ def _records(sweep_dir: Path) -> dict[Path, Record | None]:
     return found
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> ArrayRecord:
     content = read_json(path)
-    known = {item.name for item in fields(Record)}
-    record = Record(**{key: value for key, value in content.items() if key in known})
+    known = {item.name for item in fields(ArrayRecord)}
+    record = ArrayRecord(**{key: value for key, value in content.items() if key in known})
     texts = (record.sweep, record.tag, record.created, *record.labels.values())
     if not all(isinstance(text, str) for text in texts) or not isinstance(record.error or "", str):
         raise ValueError(f"{path} is no record of an array")

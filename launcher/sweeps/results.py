@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import one_line
-from launcher.monitor import formatting
-from launcher.monitor.overview import StatusRow, gone, survey
-from launcher.monitor.tables import REASON
+from launcher.monitor.run_status import StatusRow, collect_status, gone
 from launcher.runs.paths import short
 from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records
+from launcher.ui import formatting
+from launcher.ui.tables import REASON
 
 _MEASURED = ("STATE", "STEP", "VAL LOSS", "LOSS", "TOKENS/S", "ELAPSED", "JOB", REASON)
 
@@ -88,7 +88,7 @@ def gather(sweep_dir: Path) -> Results:
         values |= {str(point["name"]): point["values"] for point in record.points}
     run_dirs = [sweep_dir / name for name in values]
     found: dict[Path, StatusRow] = {}
-    for status in survey(run_dirs):
+    for status in collect_status(run_dirs):
         # Of several launches that live the newest: it comes first.
         found.setdefault(status.run_dir, status)
     points = [

@@ -8,7 +8,8 @@ import time
 
 from supervisor.marks import ChainEnd, end_chain
 from tests.chains.chain_yard import CHAIN, PREFIX, Yard
-from tests.jobs.on_slurm.zoo import Done, program
+from tests.fakes.programs import write_programs
+from tests.jobs.on_slurm.zoo import Done
 
 # Who ends the chain of `unbegun`.
 SOMEBODY = "somebody"
@@ -149,7 +150,7 @@ def cancelled_before_answer(yard: Yard, run: str) -> None:
 
 
 def _cancelled_in_submission(yard: Yard, run: str, moment: str) -> None:
-    folder = program(yard.directory / f"{run}-programs", "sbatch", SLOW)
+    folder = write_programs(yard.directory / f"{run}-programs", {"sbatch": SLOW})
     if moment == "taken":
         (folder / "answers-late").touch()
     yard.chain(run, "wait_to_save 1\n", "resilience.links=4", nodes="n1", programs=folder)

@@ -10,7 +10,7 @@ from tests.chains.chain_training import interrupted, rewound
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
 from tests.chains.spoilt_training import SPOILT, spoilt
-from tests.jobs.on_slurm.zoo import program
+from tests.fakes.programs import write_programs
 
 Scenario = Callable[[Yard, str], object]
 
@@ -123,7 +123,7 @@ def bare(yard: Yard, run: str) -> None:
     """Nodes that have no `sbatch` and no `scancel`: all links are submitted at launch."""
     folder = yard.directory / "bare-programs"
     for name in ("sbatch", "scancel"):
-        program(folder, name, NO_SLURM)
+        write_programs(folder, {name: NO_SLURM})
     body = "case $link in 1) save 3; exit 1 ;; *) exit 0 ;; esac\n"
     yard.chain(run, body, "resilience.links=4", "resilience.submit=launch", nodes="n1", programs=folder)
     yard.until_over(run)
@@ -141,7 +141,7 @@ exec $real "$@"
 
 def unanswered(yard: Yard, run: str) -> None:
     """Slurm's answer to the submission of the second link is lost."""
-    folder = program(yard.directory / "forgetful-programs", "sbatch", FORGETFUL)
+    folder = write_programs(yard.directory / "forgetful-programs", {"sbatch": FORGETFUL})
     body = "case $link in 1) save 3; exit 1 ;; *) sleep 2 ;; esac\n"
     yard.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
     yard.until_over(run)
@@ -149,8 +149,8 @@ def unanswered(yard: Yard, run: str) -> None:
 
 def twins(yard: Yard, run: str) -> None:
     """The same, and it cannot be looked for either: there are two jobs that could be the second link."""
-    folder = program(yard.directory / "twin-programs", "sbatch", FORGETFUL)
-    program(folder, "squeue", NO_SLURM)
+    folder = write_programs(yard.directory / "twin-programs", {"sbatch": FORGETFUL})
+    write_programs(folder, {"squeue": NO_SLURM})
     body = "case $link in 1) save 3; exit 1 ;; *) sleep 2 ;; esac\n"
     yard.chain(run, body, "resilience.links=4", nodes="n1", programs=folder)
     yard.until_over(run)

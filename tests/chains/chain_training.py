@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from launcher.sandbox import processes
+from tests.chains import paced_trainer
 from tests.chains.chain_yard import PREFIX, Yard
 from tests.chains.paced_trainer import PACE
 
@@ -51,13 +49,7 @@ class Training:
         work.mkdir(exist_ok=True)
         self.set_pace(pace)
         interpreter = work / "python"
-        paced = Path(__file__).with_name("paced_trainer.py")
-        interpreter.write_text(
-            "#!/bin/bash\n"
-            f'[[ ${{SLURM_JOB_ID:-}} ]] || exec "{sys.executable}" "$@"\n'
-            f'exec "{sys.executable}" "{paced}" "$@"\n'
-        )
-        interpreter.chmod(0o755)
+        self._yard.pool.write_interpreter(interpreter, paced_trainer.__name__)
         own = [f"training.run.name={self.name}", f"cluster.python={interpreter}"]
         own.append(f"env_vars.{PACE}={self._pace}")
         done = self._yard.begin(*TRAINING, *own, *overrides, nodes=self._nodes)
@@ -123,13 +115,10 @@ class Training:
         return yard.links(self.name)[link - 1]
 
     def ranks(self, job: str) -> list[int]:
-        """The processes of a job's ranks."""
-        found = []
-        for pid in processes.entries():
-            variables = processes.environment(pid)
-            if variables.get("SLURM_JOB_ID") == job and _is_python(pid):
-                found.append(pid)
-        return found
+        """Return the processes of a job's ranks."""
+        events = [event for event in self._yard.pool.journal(paced_trainer.__name__) if event["job"] == job]
+        ended = {event["pid"] for event in events if event["event"] == "end"}
+        return [event["pid"] for event in events if event["pid"] not in ended]
 
 
 def interrupted(yard: Yard, run: str) -> None:
@@ -175,11 +164,3 @@ def rewound(yard: Yard, run: str) -> None:
     training.at_work(2, steps=1)
     training.set_pace(FAST)
     yard.until_over(run)
-
-
-def _is_python(pid: int) -> bool:
-    try:
-        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(word.endswith(b"paced_trainer.py") for word in words)

@@ -20,6 +20,7 @@ from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
 from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
 from tests.jobs.on_slurm.zoo import Done, Zoo
+from tests.warm import WarmPool
 
 PREFIX = "chain-"
 NODES = 12
@@ -89,6 +90,7 @@ class Yard(Zoo):
     """The runs of a sandbox that some of them break."""
 
     sandbox_directory: Path = Path()
+    pool: WarmPool = field(default_factory=lambda: WarmPool(Path()))
     # A launch takes a processor for a second, and there may be two.
     turns: Semaphore = field(default_factory=lambda: Semaphore(2))
     is_closed: bool = False
@@ -244,7 +246,7 @@ class Yard(Zoo):
         return json.loads(done.stdout)
 
 
-def open_yard(directory: Path, sandbox: Sandbox) -> Yard:
+def open_yard(directory: Path, sandbox: Sandbox, pool: WarmPool) -> Yard:
     """A yard without runs, whose index is not the user's own."""
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
@@ -253,7 +255,7 @@ def open_yard(directory: Path, sandbox: Sandbox) -> Yard:
         "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
         "COLUMNS": "250",
     }
-    return Yard(directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory)
+    return Yard(directory, env, sandbox.options.accounting, sandbox_directory=sandbox.directory, pool=pool)
 
 
 def _lines(path: Path) -> list[str]:

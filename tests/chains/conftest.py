@@ -11,6 +11,7 @@ import pytest
 from tests.chains.chain_scenarios import SCENARIOS
 from tests.chains.chain_yard import NODES, Yard, open_yard
 from tests.sandbox.fixtures import booted
+from tests.warm import WarmPool
 
 
 @dataclass
@@ -27,9 +28,10 @@ class Chains:
 
 
 @pytest.fixture(scope="session")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+def yard(tmp_path_factory: pytest.TempPathFactory, pool: WarmPool) -> Iterator[Yard]:
+    """A sandbox for chains; the ranks of real trainings are forked from one that has imported torch."""
     with booted(nodes=NODES) as sandbox:
-        one = open_yard(tmp_path_factory.mktemp("chains"), sandbox)
+        one = open_yard(tmp_path_factory.mktemp("chains"), sandbox, pool)
         # The real trainer saves within that, on a busy machine too.
         one.slurm("scontrol", "update", "PartitionName=low", "GraceTime=20")
         yield one

@@ -1,19 +1,19 @@
-"""The trainer, run as ``python -m trainer.pretrain`` runs it, but each step lasts as long as a file says."""
+"""The trainer, but each step lasts as long as a file says."""
 
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 PACE = "CHAIN_TEST_PACE"
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
     """Take ``-u -m trainer.pretrain ...``, as the interpreter that this stands for would."""
+    from trainer import pretrain
     from trainer.loop import run
 
     compute, pace = run.train_losses, Path(os.environ[PACE])
@@ -23,9 +23,4 @@ def main() -> None:
         return compute(*arguments)
 
     run.train_losses = paced
-    sys.argv = sys.argv[sys.argv.index("-m") + 1 :]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()
+    return pretrain.main(arguments[arguments.index("-m") + 2 :])

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import runpy
 import signal
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.trainer.damages import damage, swap_steps
 from trainer.checkpoint import store
@@ -40,8 +37,9 @@ def spoil(checkpoints: Path, record: Path, seed: str) -> None:
         file.write(json.dumps({"job": os.environ["SLURM_JOB_ID"], **told}) + "\n")
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
     """Take ``-u -m trainer.pretrain ...``, as the interpreter that this stands for would."""
+    from trainer import pretrain
     from trainer.loop import run
 
     directory, seed, count = os.environ[SPOIL].rsplit(":", 2)
@@ -59,9 +57,4 @@ def main() -> None:
         return compute(*arguments)
 
     run.train_losses = stopping
-    sys.argv = sys.argv[sys.argv.index("-m") + 1 :]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()
+    return pretrain.main(arguments[arguments.index("-m") + 2 :])

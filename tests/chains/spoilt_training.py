@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
+from tests.chains import spoiling_trainer
 from tests.chains.chain_training import CHECKPOINTS, TRAINING
 from tests.chains.chain_yard import Yard
 from tests.chains.spoiling_trainer import RECORD, SPOIL, STEPS
@@ -76,13 +76,7 @@ def _launch(yard: Yard, run: str, *overrides: str, count: int) -> Done:
     work = yard.work(run)
     work.mkdir(exist_ok=True)
     interpreter = work / "python"
-    trainer = Path(__file__).with_name("spoiling_trainer.py")
-    interpreter.write_text(
-        "#!/bin/bash\n"
-        f'[[ ${{SLURM_JOB_ID:-}} ]] || exec "{sys.executable}" "$@"\n'
-        f'exec "{sys.executable}" "{trainer}" "$@"\n'
-    )
-    interpreter.chmod(0o755)
+    yard.pool.write_interpreter(interpreter, spoiling_trainer.__name__)
     checkpoints = yard.directory / "results" / run / "checkpoints"
     own = [f"training.run.name={run}", f"cluster.python={interpreter}"]
     own.append(f"env_vars.{SPOIL}='{checkpoints}:{SEED}:{count}'")

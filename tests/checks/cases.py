@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from launcher.checks.facts import Change, EarlierTraining, Facts, ImageFacts, LostSecret
+from launcher.checks.facts import (
+    Change,
+    EarlierTraining,
+    Facts,
+    ImageFacts,
+    Lack,
+    LocalPath,
+    LocalPaths,
+    LostSecret,
+    PathFacts,
+)
 from launcher.checks.findings import Severity
-from launcher.checks.path_facts import Lack, LocalPath, LocalPaths, PathFacts
 from launcher.plan import Container
 from launcher.releases import contents_of
 from tests.checks.clusters import CLUSTER

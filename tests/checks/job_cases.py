@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.checks.facts import Change, Facts
-from launcher.checks.path_facts import PathFacts
+from launcher.checks.facts import Change, Facts, PathFacts
 from tests.checks.cases import (
     LIMIT,
     PREFIX,

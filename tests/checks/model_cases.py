@@ -389,7 +389,7 @@ MODEL_CASES = [
     bad("elastic.counts", {}, "with 3 nodes", "fit: 1, 2, 4", plan=node_range(1, 4)),
     good("elastic.counts", {B: 384}, plan=node_range(1, 4)),
     good("elastic.counts", {"trainer.num_nodes": 3}),
-    bad("elastic.gpus", {}, "a known number of tasks", plan=node_range(1, 2, gpus_per_task=1)),
+    bad("elastic.gpus", {}, "a fixed number of tasks", plan=node_range(1, 2, gpus_per_task=1)),
     good("elastic.gpus", {}, plan=node_range(1, 2, gpus_per_task=None)),
     good("elastic.gpus", {}, plan={"resources": {"gpus_per_task": 1}}),
     # the model

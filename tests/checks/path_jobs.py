@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from launcher import file_systems as systems
-from launcher.checks.facts import Facts
+from launcher.checks.facts import Facts, PathFacts
 from launcher.checks.findings import Finding
 from launcher.checks.gathering.paths import path_facts
-from launcher.checks.path_facts import PathFacts
 from launcher.checks.runner import run_checks
 from launcher.config.many import Sweep
 from launcher.drafting import Draft
-from launcher.rendering.render import Rendered
 from launcher.stages.planning import plan_launch
 
 SLURM = ("training=gpt3/126m", "cluster=bcm")
@@ -37,7 +35,7 @@ TREE = Sweep(())
 def drafted(*overrides: str) -> Draft:
     composition = TREE.compose((f"launcher_scripts_path={Path.cwd()}", *overrides))
     plan = plan_launch(composition.config, number=1, tag="tag")
-    return Draft(composition, plan, Rendered("", "", None, "", "", ""))  # no check reads a script
+    return Draft(composition, plan)
 
 
 def facts(*overrides: str) -> PathFacts:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.rules.batches import rampup_problems
-from launcher.checks.rules.layout import layout_problems
-from launcher.checks.rules.model import (
+from launcher.checks.rules.layout import (
     context_problems,
     layer_problems,
+    layout_problems,
     tensor_problems,
     virtual_problems,
     width_problems,
 )
-from launcher.checks.rules.recompute import recompute_problems
+from launcher.checks.rules.model import recompute_problems
+from launcher.checks.rules.training import rampup_problems_at
 from launcher.checks.runner import run_checks
 from launcher.checks.summary import summarize
 from launcher.estimates.parallelism import node_counts, read_parallel_config
@@ -85,24 +86,54 @@ def test_the_node_counts_that_are_named_would_do(layout: dict[str, Any]) -> None
     assert all(layout_problems(config, nodes) for nodes in others)
 
 
-@given(LAYOUT, NODES)
-@settings(max_examples=200, deadline=None)
-def test_the_ways_out_lead_out(layout: dict[str, Any], nodes: int) -> None:
+def test_suggested_sizes_are_valid() -> None:
     """Each layout, size and batch that is named in a fix has no findings of the kind itself."""
-    config = changed(GPT, {**layout, "model.num_layers": 12, "trainer.num_nodes": nodes})
-    for problem in run_checks(plan_of(config), Facts()):
-        for changes in _named_in(problem.fix or "" if problem.id in _COUNTED else ""):
-            tried = changed(config, changes)
-            assert layout_problems(tried, tried["trainer"]["num_nodes"]) == []
-            values = Values(tried)
-            if "model.pipeline_model_parallel_size" in changes:
-                assert list(layer_problems(values)) == []
-                told = virtual_problems(values, "nemo")
-                assert not any(found.severity is Severity.ERROR for found in told)
-            if "model.context_parallel_size" in changes:
-                assert list(context_problems(values, "nemo")) == []
-            if "model.tensor_model_parallel_size" in changes:
-                assert list(tensor_problems(values)) == []
+    named: Counter[str] = Counter()
+
+    # Such that each kind of size is named.
+    @example(sized(pipeline=4, batch=12), 6)
+    @example(sized(tensor=4, batch=12), 6)
+    @example(sized(context=4, batch=12), 6)
+    @example(sized(tensor=3, pipeline=3, batch=48), 16)
+    @example(sized(micro=2, batch=13), 6)
+    @settings(max_examples=200)
+    @given(LAYOUT, NODES)
+    def check(layout: dict[str, Any], nodes: int) -> None:
+        config = changed(GPT, {**layout, "model.num_layers": 12, "trainer.num_nodes": nodes})
+        for problem in run_checks(plan_of(config), Facts()):
+            for changes in _named_in(problem.fix or "" if problem.id in _COUNTED else ""):
+                _assert_valid(changed(config, changes), changes)
+                named[" ".join(changes)] += 1
+
+    check()
+    tensor_and_pipeline = "model.tensor_model_parallel_size model.pipeline_model_parallel_size"
+    assert named.keys() == {*_NAMED.values(), tensor_and_pipeline}, "a fix is worded differently"
+
+
+def sized(
+    *, tensor: int = 1, pipeline: int = 1, context: int = 1, micro: int = 1, batch: int
+) -> dict[str, Any]:
+    return {
+        "trainer.devices": 1,
+        "model.tensor_model_parallel_size": tensor,
+        "model.pipeline_model_parallel_size": pipeline,
+        "model.virtual_pipeline_model_parallel_size": None,
+        "model.context_parallel_size": context,
+        "model.micro_batch_size": micro,
+        "model.global_batch_size": batch,
+    }
+
+
+def _assert_valid(config: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert layout_problems(config, config["trainer"]["num_nodes"]) == [], changes
+    values = Values(config)
+    if "model.pipeline_model_parallel_size" in changes:
+        assert list(layer_problems(values)) == []
+        assert not any(found.severity is Severity.ERROR for found in virtual_problems(values, "nemo"))
+    if "model.context_parallel_size" in changes:
+        assert list(context_problems(values, "nemo")) == []
+    if "model.tensor_model_parallel_size" in changes:
+        assert list(tensor_problems(values)) == []
 
 
 _COUNTED = ("layout.world", "layout.context", "batch.global", "batch.interleaved")
@@ -159,7 +190,7 @@ def test_ramp_ups_are_those_that_megatron_takes(
     shape = read_parallel_config(values)
     assert shape is not None
     data = shape.data(nodes)
-    found = list(rampup_problems(values, shape, nodes))
+    found = list(rampup_problems_at(values, shape, nodes))
     assert bool(found) is not _megatron_takes(start, increment, samples, batch, micro, data)
 
 

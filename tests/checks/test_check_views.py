@@ -24,8 +24,8 @@ from launcher.estimates.cost import Cost
 from launcher.estimates.gpus import CountedGpu
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.overview import MemoryEstimate, overview
-from launcher.monitor.pictures import write_picture
 from launcher.plan import Assumptions, Plan
+from launcher.ui.plotting import write_picture
 from tests.checks.plans import GPT, plan_of
 from tests.checks.screens import Terminal
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.checks.facts import Facts
+from launcher.checks.facts import Facts, LocalPath, LocalPaths, PathFacts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.path_facts import LocalPath, LocalPaths, PathFacts
-from launcher.checks.rules.space import checkpoint_problems
+from launcher.checks.rules.files import checkpoint_problems
 from launcher.checks.runner import run_checks
 from launcher.estimates.checkpoints import Checkpoints, checkpoints_of
 from launcher.estimates.model import model_size

@@ -15,7 +15,7 @@ from launcher.checks.facts import ImageFacts
 from launcher.checks.findings import Severity
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.gathering.scripts import MEGATRON_LM_PLACES
+from launcher.checks.gathering.paths import MEGATRON_LM_PLACES
 from launcher.cli.image_look import _engines
 from launcher.images import probe
 from launcher.images.contents import BASE_NAME, of_file, of_recipe

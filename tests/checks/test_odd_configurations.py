@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.checks import suggesting
+from launcher.checks.facts import PathFacts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.path_facts import PathFacts
-from launcher.checks.rules.types import KEYS
+from launcher.checks.rules.keys import KEYS
 from launcher.checks.runner import run_checks
 from launcher.checks.suggesting import Suggester, would_fit
 from launcher.estimates.cost import estimate_cost

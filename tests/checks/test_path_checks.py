@@ -9,7 +9,7 @@ import pytest
 
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.gate import inspect_draft, refuse
-from launcher.checks.gathering.indexed_data import why_no_data_set
+from launcher.checks.gathering.data import why_no_data_set
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import Mistakes
 from launcher.images.superblock import why_not_squashfs

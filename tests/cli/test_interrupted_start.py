@@ -41,7 +41,7 @@ sys.meta_path.insert(0, Interrupt())
         "omegaconf",
         "pydantic",
         "jinja2",
-        "launcher.cli.printing",
+        "launcher.ui.tables",
     ],
 )
 def test_an_interrupted_import_is_no_traceback(tmp_path: Path, program: str, module: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.config.compose import Composition, compose
 from launcher.config.many import Sweep, compose_many
-from launcher.drafting import render_launch
+from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from launcher.rendering.config_text import config_text
 
@@ -101,12 +101,13 @@ def outcome(composed: Composition | UserError) -> object:
     if isinstance(composed, UserError):
         return str(composed)
     try:
-        made = render_launch(composed, 1, "tag", None)
+        (made,) = drafts(Request([], [], number=1, tag="tag"), [composed])
+        rendered = made.rendered
     except UserError as error:
         return composed.config, composed.choices, str(error)
     config = made.plan.job.config
     text = None if config is None else config_text(config)
-    return composed.config, composed.choices, composed.overrides, composed.config_dir, made.rendered, text
+    return composed.config, composed.choices, composed.overrides, composed.config_dir, rendered, text
 
 
 def attempt(make: Sweep | None, overrides: Sequence[str]) -> object:

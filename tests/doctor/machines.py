@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.doctor.facts import Enroot, Gpus, Image, Machine, Needs, Place, Plugstack, Slurm, Tool
-from launcher.doctor.lines import Line
+from launcher.doctor.facts import (
+    Directory,
+    Enroot,
+    Gpus,
+    Image,
+    Machine,
+    Plugstack,
+    Program,
+    Requirements,
+    Slurm,
+)
+from launcher.doctor.report import Line
 
 GIB = 2**30
 _PROGRAMS = (
@@ -14,19 +24,21 @@ _PROGRAMS = (
     *("parallel", "sed", "skopeo", "squashfuse", "tar", "umoci", "unsquashfs", "zstd"),
 )
 
-ON_PYXIS = Needs(image=True)
-BARE = Needs(trainer=True)
+ON_PYXIS = Requirements(image=True)
+BARE = Requirements(trainer=True)
 NEMO = Image("nvcr.io#nvidia/nemo:24.07", registry="nvcr.io", cuda="12.5.0.023", compat_driver="555.42.02")
 FILE = Image("/images/nemo.sqsh", path="/images/nemo.sqsh", size=10 * GIB)
 
 
-def place(path: str = "/scratch/enroot", **other: Any) -> Place:
+def place(path: str = "/scratch/enroot", **other: Any) -> Directory:
     given = {"there": "/scratch", "kind": "xfs", "point": "/scratch", "source": "/dev/sda1"}
-    return Place(**{"path": path, **given, "free": 500 * GIB, "size": 900 * GIB, "writable": True, **other})
+    return Directory(
+        **{"path": path, **given, "free": 500 * GIB, "size": 900 * GIB, "writable": True, **other}
+    )
 
 
-def machine(without: Iterable[str] = (), places: dict[str, Place] | None = None, **other: Any) -> Machine:
-    tools = {name: Tool(f"/usr/bin/{name}", "1.2") for name in _PROGRAMS if name not in set(without)}
+def machine(without: Iterable[str] = (), places: dict[str, Directory] | None = None, **other: Any) -> Machine:
+    tools = {name: Program(f"/usr/bin/{name}", "1.2") for name in _PROGRAMS if name not in set(without)}
     names = ("enroot runtime", "enroot data", "enroot cache", "enroot temp", "temporary")
     given = {
         "host": "n1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.doctor.cuda import Verdict, fulfils, minimum_driver, verdict, version
+from launcher.doctor.tool_rules import CudaSupport, cuda_support, fulfils, minimum_driver, version
 
 # As the images of CUDA 12.4 have it, shortened.
 REQUIRES = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536"
@@ -31,13 +31,13 @@ def test_the_oldest_driver_of_a_release(cuda: str, driver: tuple[int, ...] | Non
 
 
 def test_a_driver_is_compared_by_its_numbers() -> None:
-    assert verdict("525.60.13", "12.4") == Verdict(True, "525.60.13")
-    assert verdict("525.60.9", "12.4") == Verdict(False, "525.60.13")
-    assert verdict("1000.1", "12.4").runs is True
-    assert verdict("450.80.02", "11.1") == Verdict(True, "450.80.02")
-    assert verdict("580.65.06", "13.0") == Verdict(True, "580")
-    assert verdict("575.57.08", "13.0") == Verdict(False, "580")
-    assert verdict("550.54.15", "9.2") == Verdict(None)
+    assert cuda_support("525.60.13", "12.4") == CudaSupport(True, "525.60.13")
+    assert cuda_support("525.60.9", "12.4") == CudaSupport(False, "525.60.13")
+    assert cuda_support("1000.1", "12.4").runs is True
+    assert cuda_support("450.80.02", "11.1") == CudaSupport(True, "450.80.02")
+    assert cuda_support("580.65.06", "13.0") == CudaSupport(True, "580")
+    assert cuda_support("575.57.08", "13.0") == CudaSupport(False, "580")
+    assert cuda_support("550.54.15", "9.2") == CudaSupport(None)
 
 
 def test_versions_that_are_none() -> None:

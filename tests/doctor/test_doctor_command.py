@@ -17,7 +17,7 @@ from launcher.cli.app import main
 from launcher.doctor import nodes
 from launcher.doctor.facts import Credentials
 from launcher.doctor.gathering import credentials, image_named
-from launcher.doctor.judging_tools import image_line
+from launcher.doctor.tool_rules import image_line
 from launcher.sandbox import Sandbox
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Needs, Slurm
-from launcher.doctor.judging_enroot import enroot_lines
-from launcher.doctor.judging_slurm import pyxis_lines, pyxis_node_lines, slurm_lines
-from launcher.doctor.judging_tools import (
+from launcher.doctor.container_rules import enroot_lines, pyxis_lines, pyxis_node_lines, slurm_lines
+from launcher.doctor.facts import Credentials, Enroot, Gpus, Image, Requirements, Slurm
+from launcher.doctor.report import PYTHON, SLURM, Status
+from launcher.doctor.tool_rules import (
     apptainer_line,
     credential_lines,
     engine_line,
@@ -22,8 +22,6 @@ from launcher.doctor.judging_tools import (
     stage_lines,
     tool_lines,
 )
-from launcher.doctor.lines import Status
-from launcher.doctor.proven import PYTHON, SLURM
 from launcher.releases import contents_of
 from tests.doctor.machines import (
     BARE,
@@ -59,7 +57,7 @@ def test_without_slurm() -> None:
     lines = list(slurm_lines(Slurm(why="no Slurm found on this machine"), ON_PYXIS))
     assert told(lines) == {"slurm": "missing!"}
     assert "slipway sandbox up" in (lines[0].fix or "")
-    assert told(slurm_lines(Slurm(why="none"), Needs(scheduler="local"))) == {"slurm": "missing"}
+    assert told(slurm_lines(Slurm(why="none"), Requirements(scheduler="local"))) == {"slurm": "missing"}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_nodes_alone_cannot_do_without_enroot() -> None:
     bare = machine(enroot=None)
     assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=True)) == {"enroot": "missing!"}
     assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=False)) == {"enroot": "missing"}
-    assert told(enroot_lines(bare, Needs(image=True, runtime="apptainer"), FILE, is_node=True)) == {
+    assert told(enroot_lines(bare, Requirements(image=True, runtime="apptainer"), FILE, is_node=True)) == {
         "enroot": "missing"
     }
 
@@ -284,7 +282,7 @@ def test_a_squashfs_that_cannot_be_mounted() -> None:
 
 
 def test_apptainer_where_it_starts_the_tasks() -> None:
-    needs = Needs(image=True, runtime="apptainer")
+    needs = Requirements(image=True, runtime="apptainer")
     missing = apptainer_line(machine(), needs, is_node=True)
     assert missing is not None
     assert (missing.status, missing.needed) == (Status.MISSING, True)

@@ -9,12 +9,12 @@ import subprocess
 import pytest
 
 from launcher.cli.doctor import plain_lines
-from launcher.doctor.examining import Gathered, judge
+from launcher.doctor.examination import Surroundings, apply_rules
 from launcher.doctor.facts import machine_of
 from launcher.doctor.gathering import environment_here, environment_of
-from launcher.doctor.lines import Line, Row, Status, lacking, rows, unknown
 from launcher.doctor.nodes import Answers, pyxis_words, read, srun_command, start
 from launcher.doctor.probe import MARK, answer_lines, gather
+from launcher.doctor.report import Line, Row, Status, lacking, rows, unknown
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
 from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
@@ -77,8 +77,8 @@ def test_answers_of_several_nodes_may_be_mixed() -> None:
     assert sorted(content["host"] for content in torn) == ["n1", "n3"]
 
 
-def gathered(answers: Answers | None) -> Gathered:
-    return Gathered(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
+def gathered(answers: Answers | None) -> Surroundings:
+    return Surroundings(ON_PYXIS, slurm(), machine(host="login"), FILE, (), "3.11", {}, None, None, answers)
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def gathered(answers: Answers | None) -> Gathered:
 )
 def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, lacks: bool, words: str) -> None:
     node = machine(files={"/images/nemo.sqsh": FILE.size}, job_python=job_python)
-    rows = judge(gathered(Answers(1, (node,), (), None)))
+    rows = apply_rules(gathered(Answers(1, (node,), (), None)))
     (row,) = (row for row in rows if row.line.what == "python" and row.where == (node.host,))
     assert (row.line.found, row in lacking(rows)) == (words, lacks)
 
 
 def test_nodes_that_say_nothing_are_not_taken_for_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
-    found = judge(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
+    found = apply_rules(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
     (silent,) = unknown(found)
     assert silent.line.found == "1 of 3 did not answer: srun: killed"
     assert [(row.where, row.line.what, row.line.found) for row in lacking(found)] == [
         (("n2",), "python", "no Python: nothing keeps a job here")
     ]
-    assert not unknown(judge(gathered(None)))
-    assert "not looked at" in [row.line.found for row in judge(gathered(None))]
+    assert not unknown(apply_rules(gathered(None)))
+    assert "not looked at" in [row.line.found for row in apply_rules(gathered(None))]
 
 
 _OF_PYXIS = """\
@@ -129,14 +129,14 @@ def test_an_image_that_does_not_start_on_all_nodes() -> None:
     assert pyxis_words("srun: error: Invalid partition\n") == "Invalid partition"
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     both = (good, machine(host="n2", files=good.files))
-    found = judge(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
+    found = apply_rules(gathered(Answers(2, both, started=("n1",), why_not_started=why)))
     assert [(row.where, row.line.status) for row in found if row.line.what == "container"] == [
         (("n1",), Status.OK),
         (("n2",), Status.MISSING),
     ]
     (lost,) = lacking(found)
     assert "starts on 1 of 2 nodes: failed to create" in lost.line.found
-    assert not lacking(judge(gathered(Answers(2, both, started=("n1", "n2")))))
+    assert not lacking(apply_rules(gathered(Answers(2, both, started=("n1", "n2")))))
 
 
 def test_what_an_image_says_does_not_reach_the_terminal_as_it_is() -> None:
@@ -165,7 +165,7 @@ def test_who_is_more_patient_gives_an_image_more_time(monkeypatch: pytest.Monkey
 def test_a_node_that_differs_is_told_apart() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     bad = machine(host="n2", files={"/images/nemo.sqsh": None})
-    found = judge(gathered(Answers(2, (good, bad))))
+    found = apply_rules(gathered(Answers(2, (good, bad))))
     assert [(row.line.what, row.where) for row in lacking(found)] == [("image", ("n2",))]
     assert [row.where for row in found if row.line.what == "enroot.data"] == [("here", "n1", "n2")]
 

@@ -147,7 +147,7 @@ def test_a_measured_step_takes_a_few_micro_batches(changes: dict[str, Any], batc
     [
         (
             ["cluster=bcm", "cluster.gpus_per_node=null", "cluster.gres=null", "cluster.gpus_per_task=1"],
-            "cluster.gpus_per_task=1 does not tell how many GPUs a node has",
+            "cluster.gpus_per_task=1 leaves the GPUs of a node open",
         ),
         (["cluster=local", "engine=nemo", "container=/x.sqsh"], "stages=[training] and engine=megatron"),
         (["cluster=bcm", "container=/x.sqsh"], "container= is not for it yet"),

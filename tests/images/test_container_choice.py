@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checks.facts import Lack
 from launcher.checks.gathering.images import fetched_at_once, lost_image
 from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.path_facts import Lack
 from launcher.cli.app import main
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
@@ -18,9 +18,8 @@ from launcher.images.choice import choose, digest_of
 from launcher.images.importing import ImportOptions
 from launcher.images.progress import Silent
 from launcher.images.store import Sidecar
-from launcher.launching.images import Needed, make_here, needed_image
-from launcher.sweeps.points import Request as SweepRequest
-from launcher.sweeps.points import draft as draft_sweep
+from launcher.launching.building import ImageRequirement, make_here, required_image
+from launcher.sweeps.points import SweepRequest, draft_sweep
 from tests.checks.shelves import image
 
 Capsys = pytest.CaptureFixture[str]
@@ -214,7 +213,7 @@ def test_a_job_comes_first_where_one_makes_the_image(here: Path, capsys: Capsys)
 def test_the_jobs_own_trees_are_whole_paths(here: Path) -> None:
     (here / "conf/image").mkdir(parents=True)
     request = Request(["container=nemo", "cluster=bcm", "images_dir=images"], [], config_dir=Path("conf"))
-    needed = needed_image(draft(request).composition, request)
+    needed = required_image(draft(request).composition, request)
     assert needed is not None
     assert needed.command[-1] == f"--config-dir={here}/conf"
 
@@ -254,7 +253,7 @@ def test_a_recipe_that_changed_while_a_job_waited(here: Path, capsys: Capsys) ->
     recipe = here / "conf/image/ours.yaml"
     recipe.write_text("defaults: [nemo, _self_]\ntag: '2'\n")
     request = Request(["container=ours", "cluster=bcm", "images_dir=images"], [], config_dir=here / "conf")
-    needed = needed_image(draft(request).composition, request)
+    needed = required_image(draft(request).composition, request)
     assert needed is not None
     recipe.write_text("defaults: [nemo, _self_]\nworkdir: /elsewhere\n")
     assert main([*needed.work.arguments]) == 2
@@ -291,7 +290,7 @@ def test_where_there_is_nothing_to_build(words: list[str], told: str, capsys: Ca
 def test_a_file_needs_no_build(here: Path) -> None:
     request = Request([f"container={here}/x.sqsh", "cluster=bcm"], [])
     composition = draft(request).composition
-    assert needed_image(composition, request) is None
+    assert required_image(composition, request) is None
     chosen = choice_of(composition)
     assert chosen is not None and (chosen.stored, chosen.command()) == (None, ())
     own = choose("nemo", str(here), template_dir=here).command(template_dir=here)
@@ -306,7 +305,7 @@ def test_advice_of_a_launch_names_what_a_launch_takes(monkeypatch: pytest.Monkey
         raise UserError("no TLS", hint="if you trust the network on the way to it: --plain-http")
 
     monkeypatch.setattr("launcher.images.importing.import_image", refuse)
-    needed = Needed(choose("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], []))
+    needed = ImageRequirement(choose("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], []))
     with pytest.raises(UserError) as told:
         make_here(needed, Silent())
     assert "ENROOT_ALLOW_HTTP=yes slipway launch ... --build" in (told.value.hint or "")

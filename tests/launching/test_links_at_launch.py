@@ -9,8 +9,8 @@ import pytest
 
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import UserError
-from launcher.launching import Launched, Patience, launch, launch_stages
-from launcher.launching.submitting import submit
+from launcher.launching import Launched, launch, launch_stages
+from launcher.launching.submission import Backoff, submit
 from launcher.runs.manifest import read_manifest
 from launcher.schedulers.base import NoAnswer, PendingSubmission
 from launcher.slurm.records import Record
@@ -132,16 +132,19 @@ class Lossy:
         self.cancelled.append(job_id)
 
 
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.launching.submission.BACKOFF", Backoff(1.0, sleep=lambda _: None))
+
+
+@pytest.mark.usefixtures("no_waiting")
 def test_a_link_whose_answer_was_lost_is_found_among_the_others(tmp_path: Path) -> None:
     scheduler = Lossy()
     script = tmp_path / "x_submission.sh"
-    patience = Patience(1.0, sleep=lambda _: None)
     jobs = [
         submit(
             scheduler,  # type: ignore[arg-type]
             PendingSubmission("a-tag", script, "me", "2026-11-21T00:00:00Z", link, after),
-            lambda _: None,
-            patience,
         )
         for link, after in ((1, None), (2, "afterany:100"))
     ]
@@ -151,12 +154,13 @@ def test_a_link_whose_answer_was_lost_is_found_among_the_others(tmp_path: Path) 
     assert link_jobs(tmp_path) == ["100", "101"]
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_a_link_that_was_given_up_is_cancelled_and_leaves_the_others_alone(tmp_path: Path) -> None:
     claim(tmp_path, "99")
     claim(tmp_path, GIVEN_UP, 2)
     scheduler = Lossy()
     submission = PendingSubmission("a-tag", tmp_path / "x_submission.sh", "me", "2026-11-21T00:00:00Z", 2)
     with pytest.raises(UserError, match="given this one up"):
-        submit(scheduler, submission, lambda _: None, Patience(1.0, sleep=lambda _: None))  # type: ignore[arg-type]
+        submit(scheduler, submission)  # type: ignore[arg-type]
     assert scheduler.cancelled == ["100"]
     assert link_jobs(tmp_path) == ["99"]

@@ -239,5 +239,5 @@ def test_diff_is_of_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.
 
 
 def test_one_stage_is_meant_where_only_one_can_be(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one stage is meant here"):
+    with pytest.raises(UserError, match="this needs a single stage"):
         draft(Request(stages(tmp_path), []))

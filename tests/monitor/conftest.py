@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 from monitor_samples import FakeScheduler, Runs
 
-from launcher.monitor import board, board_views, watch
+from launcher import schedulers
 from launcher.monitor import logs as log_reading
-from launcher.monitor.lines import LinesView
+from launcher.monitor import polling, watching
+from launcher.monitor.follow import LinesView
 
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """The scheduler that `open_scheduler` returns for every manifest."""
     fake = FakeScheduler()
-    monkeypatch.setattr("launcher.schedulers.open_scheduler", lambda manifest: fake)
+    monkeypatch.setattr(schedulers, "open_scheduler", lambda manifest: fake)
     return fake
 
 
@@ -28,8 +29,8 @@ def runs(tmp_path: Path) -> Runs:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits for the real pace of a display."""
-    monkeypatch.setattr(watch.StatusWatch.__init__, "__defaults__", (0.05, 0.3))
-    monkeypatch.setattr(board.Board.__init__, "__defaults__", (0.3, 0.5))
-    monkeypatch.setattr(board_views, "_REDRAW_SECONDS", 0.02)
+    monkeypatch.setattr(polling.JobPoller.__init__, "__defaults__", (0.05, 0.3))
+    monkeypatch.setattr(watching.StatusPoller.__init__, "__defaults__", (0.3, 0.5))
+    monkeypatch.setattr(watching, "_REDRAW_SECONDS", 0.02)
     monkeypatch.setattr(log_reading, "_POLL", 0.02)
     monkeypatch.setattr(LinesView, "interval", 0.02)

@@ -26,7 +26,7 @@ from launcher.cli import diff, show, sweep
 from launcher.cli.app import main
 from launcher.config.compose import Composition, compose
 from launcher.config.stored import stored_text
-from launcher.monitor import board_views, follow
+from launcher.monitor import follow, watching
 from launcher.monitor import logs as log_reading
 
 NOBODY = 65534
@@ -372,7 +372,7 @@ def in_a_moment() -> Iterator[None]:
         return composed[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (follow, log_reading, board_views, sweep):
+        for module in (follow, log_reading, watching, sweep):
             patch.setattr(module, "time", _Clock())
         for module in (diff, drafting, show):
             patch.setattr(module, "compose", compose_once)
@@ -434,7 +434,7 @@ def root_config(base: Path) -> str:
     """The stored configuration of a launch."""
     words = [word.format(run="theirs") for word in _TINY]
     made = drafting.draft(drafting.Request([*words, f"base_results_dir={base}"], command=[]))
-    return stored_text(drafting.stored_config(made), {})
+    return stored_text(made.stored_config, {})
 
 
 def further_verb(number: int, run_name: str, base: Path) -> tuple[str, ...]:

@@ -10,9 +10,8 @@ from monitor_samples import FakeScheduler, Runs, append, held_out, start, train,
 from launcher.errors import UserError
 from launcher.monitor.curves import Curves, evenly, finite_points, smooth
 from launcher.monitor.events import parse_event
-from launcher.monitor.figure import subtitle
+from launcher.monitor.plots import subtitle, ticks
 from launcher.monitor.summary import summarize
-from launcher.monitor.terminal_plot import ticks
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 

@@ -12,8 +12,7 @@ from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 
 from launcher.cli.app import main
 from launcher.jobs.launches import open_launch
-from launcher.monitor.damaged import FILE_NAME, damaged_checkpoints
-from launcher.monitor.saved import find_saved
+from launcher.monitor.checkpoints import FILE_NAME, damaged_checkpoints, find_saved
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
 from supervisor.marks import claim
@@ -100,7 +99,7 @@ def test_history_tells_below_the_link(runs: Runs, scheduler: FakeScheduler, caps
     assert lines[at + 1 : at + 3] == [
         "the checkpoint m-step=8 was damaged (common.pt is missing), and was set aside as "
         "/results/run/checkpoints/damaged/m-step=8",
-        "the checkpoint m-step=6 was damaged (common.pt is missing), and was passed over",
+        "the checkpoint m-step=6 was damaged (common.pt is missing), and was skipped",
     ]
     assert "\n".join(lines).count("m-step=8 was damaged") == 1
 

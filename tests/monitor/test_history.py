@@ -11,8 +11,8 @@ import pytest
 from monitor_samples import FakeScheduler, Runs, append, curve, end, start, train, whole_training
 
 from launcher.cli.app import main
-from launcher.monitor.changes import changes_between
 from launcher.monitor.history import history
+from launcher.monitor.provenance_report import changes_between
 from launcher.runs.provenance import gather
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import INTERRUPTED_REASON
@@ -92,7 +92,7 @@ def test_each_life_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, capsy
         ("COMPLETED", 25, 300, "n3"),
     ]
     assert [life["reason"] for life in row["lives"]] == [
-        "it left no mark of its end",
+        "no mark of its end",
         "exit code 143 (SIGTERM)",
         None,
     ]
@@ -126,7 +126,7 @@ def test_another_training_under_the_same_name(runs: Runs, scheduler: FakeSchedul
     assert (first["differs"], second["differs"]) == (None, differs)
     slipway(runs, "gpt3_tiny")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    at = lines.index("another training than launch 1:")
+    at = lines.index("a different training than launch 1:")
     assert lines[at + 1] == "training.model.optim.lr: 0.0006 → 0.0003"
     assert lines[at + 9] == "and 2 more"
 
@@ -160,7 +160,7 @@ def test_secrets_are_not_shown(runs: Runs, scheduler: FakeScheduler, capsys: Cap
         assert secret not in shown and other not in shown
         assert "HF_TOKEN" in shown and "***" in shown
     assert slipway(runs, "gpt3_tiny") == 0
-    assert "env_vars.HF_TOKEN: *** (another)" in capsys.readouterr().out
+    assert "env_vars.HF_TOKEN: *** (changed)" in capsys.readouterr().out
 
 
 def test_changes() -> None:
@@ -207,7 +207,7 @@ def test_everything_about_one_launch(
         "slipway launch",
         "a=1",
         "cluster=bcm",
-        f"commit {found['git_commit']}, with changes that were not committed",
+        f"commit {found['git_commit']}, with uncommitted changes",
         "launches/1/git.diff",
         "sha256:abc123",
         "torch 2.13.0",

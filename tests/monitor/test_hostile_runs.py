@@ -33,7 +33,7 @@ from monitor_samples import Runs, append, log, whole_training
 
 from launcher.runs import trust
 from launcher.runs.index import Index
-from launcher.schedulers import slurm
+from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry
 
 # By hand: SLIPWAY_HOSTILE_EXAMPLES=2000 pytest tests/monitor/test_hostile_runs.py
@@ -112,7 +112,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
         patch.delenv("SLURM_CONF", raising=False)
         patch.delenv("SLIPWAY_RESULTS_DIR", raising=False)
         patch.chdir(here)
-        patch.setattr(slurm, "_RETRY", Retry(rest=0.0))
+        patch.setattr(SlurmScheduler.__init__, "__defaults__", (None, Retry(rest=0.0)))
         with in_a_moment():
             told = {}
             for words in verbs_about(_HEALTHY):

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_samples import Runs, append, end, held_out, log, start, validation
 
-from launcher.monitor import error_signs, events, falling, nemo
+from launcher.monitor import events, log_errors, loss_trend, nemo
 from launcher.monitor.curves import Curves, evenly, outline, smooth
-from launcher.monitor.error_signs import SIGNS, find_signs
 from launcher.monitor.events import (
     End,
     Event,
@@ -28,7 +27,8 @@ from launcher.monitor.events import (
     parse_event,
     parse_step,
 )
-from launcher.monitor.falling import median
+from launcher.monitor.log_errors import PATTERNS, find_errors
+from launcher.monitor.loss_trend import median
 from launcher.monitor.nemo import NemoReader
 from launcher.monitor.progress import Progress
 
@@ -229,8 +229,8 @@ def test_the_newest_events_tell_as_much_as_all(runs: Runs, steps: int) -> None:
 @given(st.lists(st.floats(-9, 9) | st.sampled_from([0.0, 1.0]), min_size=1, max_size=300))
 def test_the_median_of_many(values: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(falling, "_SORTED", 10)
-        patch.setattr(falling, "_SAMPLE", 5)
+        patch.setattr(loss_trend, "_SORTED", 10)
+        patch.setattr(loss_trend, "_SAMPLE", 5)
         assert median(values) == statistics.median(values)
 
 
@@ -266,7 +266,7 @@ def test_an_outline_has_the_extremes_of_each_column(points: dict[int, float], co
 
 PIECES = st.one_of(
     st.sampled_from(
-        [*(sign.decode() for sign in SIGNS), "; rendezvous at ", "error", "Exception ignored in"]
+        [*(pattern.decode() for pattern in PATTERNS), "; rendezvous at ", "error", "Exception ignored in"]
     ),
     st.sampled_from(["\n", "\r", "x\n", "  File y\n", "ValueError: z\n", "Exited with exit code 75\n"]),
     st.sampled_from(["the training loss of step 3 is nan", "the gradient norm is -inf\n", " is nan"]),
@@ -282,15 +282,15 @@ def test_a_log_in_blocks_is_the_log_in_one(
     path = tmp_path_factory.getbasetemp() / "log.out"
     path.write_text(text)
     since = b"; rendezvous at " if again else None
-    whole = find_signs(path, since)
+    whole = find_errors(path, since)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(error_signs, "_BLOCK_BYTES", block)
-        assert find_signs(path, since) == whole
+        patch.setattr(log_errors, "_BLOCK_BYTES", block)
+        assert find_errors(path, since) == whole
     begin = max(text.rfind("; rendezvous at "), 0) if again else 0
     harmless = ("srun: error: ", "Traceback (most recent call last)")
-    if any(sign.decode() in text[begin:] for sign in SIGNS if sign.decode() not in harmless):
+    if any(pattern.decode() in text[begin:] for pattern in PATTERNS if pattern.decode() not in harmless):
         assert whole.errors
-    assert (whole.divergence is not None) == bool(error_signs._DIVERGED.search(text.encode(), begin))
+    assert (whole.divergence is not None) == bool(log_errors._DIVERGED.search(text.encode(), begin))
 
 
 def progress_lines(steps: int) -> str:
@@ -328,4 +328,4 @@ def test_a_log_without_progress_is_read_once(runs: Runs, monkeypatch: pytest.Mon
 def test_no_log_and_no_metrics(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert EventReader(missing).newest(10) == EventReader(missing).poll() == NemoReader(missing).poll() == []
-    assert find_signs(missing) == error_signs.LogSigns()
+    assert find_errors(missing) == log_errors.LogErrors()

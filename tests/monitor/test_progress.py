@@ -9,8 +9,7 @@ import math
 import pytest
 from monitor_samples import Runs, append, end, held_out, start, train, validation, whole_training
 
-from launcher.monitor import ends
-from launcher.monitor.ends import read_ends
+from launcher.monitor import events
 from launcher.monitor.events import (
     EventReader,
     HeldOut,
@@ -18,6 +17,7 @@ from launcher.monitor.events import (
     Train,
     Validation,
     parse_event,
+    read_head_and_tail,
 )
 from launcher.monitor.progress import Progress
 
@@ -82,28 +82,28 @@ def long_training(last: int, every: int = 100) -> list[dict[str, object]]:
 @pytest.mark.parametrize("last", [1, 30, 99, 100, 101, 140, 400, 2399, 2400, 2401, 2450])
 def test_the_ends_of_a_file_tell_as_much_as_all_of_it(runs: Runs, last: int) -> None:
     path = append(runs.launch(), long_training(last))
-    quick, whole = Progress(read_ends(path)), Progress(EventReader(path).poll())
+    quick, whole = Progress(read_head_and_tail(path)), Progress(EventReader(path).poll())
     for name in ("step", "max_steps", "loss", "validation_loss", "tokens_per_second", "eta", "held_out"):
         assert getattr(quick, name) == getattr(whole, name), name
-    assert len(read_ends(path)) < 100
+    assert len(read_head_and_tail(path)) < 100
 
 
 def test_a_validation_far_back_is_found(runs: Runs) -> None:
     path = append(runs.launch(), long_training(3999, every=2000))
-    validations = [event for event in read_ends(path) if isinstance(event, Validation)]
+    validations = [event for event in read_head_and_tail(path) if isinstance(event, Validation)]
     assert [event.step for event in validations] == [2000]
     with path.open("a") as stream:
         stream.write(json.dumps(train(4000)) + "\n" + json.dumps(validation(4000, 3.0))[:-4])
-    assert [event for event in read_ends(path) if isinstance(event, Validation)] == validations
-    assert read_ends(path.with_name("missing")) == []
+    assert [event for event in read_head_and_tail(path) if isinstance(event, Validation)] == validations
+    assert read_head_and_tail(path.with_name("missing")) == []
 
 
 def test_a_validation_across_two_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(events, "_BLOCK_BYTES", 64)
     line = json.dumps(validation(7, 4.0)).encode() + b"\n"
     for more in range(2000):
         content = line + b" " * more + b"\n"
-        (found,) = ends.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
+        (found,) = events.last_line_with(io.BytesIO(content), b'"val_loss"', len(content))
         assert isinstance(found, Validation) and found.step == 7, more
 
 
@@ -111,7 +111,7 @@ def test_the_rate_of_a_restarted_trainer_is_not_counted_over_the_pause(runs: Run
     path = append(runs.launch(), long_training(100))
     later = [start(100, time=9000.0, max_steps=100_000)]
     append(path.parents[1], [*later, *(train(step, time=9000.0 + step) for step in range(101, 1000))])
-    assert Progress(read_ends(path, restarted=True)).steps_per_second == 1.0
+    assert Progress(read_head_and_tail(path, restarted=True)).steps_per_second == 1.0
 
 
 def test_progress() -> None:

@@ -29,14 +29,13 @@ from monitor_samples import (
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
 from launcher.jobs.lookup import find_run
-from launcher.monitor.board import Board
-from launcher.monitor.board_views import draw
-from launcher.monitor.overview import survey
-from launcher.monitor.poller import backoff
-from launcher.monitor.tables import colour
+from launcher.monitor.polling import backoff
+from launcher.monitor.run_status import collect_status
+from launcher.monitor.watching import StatusPoller, draw
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from launcher.ui.tables import colour
 from tests.job_marks import leave
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -82,7 +81,10 @@ def test_another_training_is_told(runs: Runs, scheduler: FakeScheduler, capsys: 
     runs.launch(differs={"launch": 1, "changes": changes})
     scheduler.set("11", RUNNING)
     assert slipway(runs, "status") == 0
-    assert "another training than launch 1: other model.seed, model.lr and 2 more" in capsys.readouterr().out
+    assert (
+        "a different training than launch 1: model.seed, model.lr and 2 more changed"
+        in capsys.readouterr().out
+    )
     slipway(runs, "status", "--json")
     assert json.loads(capsys.readouterr().out)[0]["differs"] == {"launch": 1, "changes": changes}
 
@@ -278,13 +280,15 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
     runs.launch("b", job_id="2")
     scheduler.set("1", RUNNING)
     scheduler.set("2", COMPLETED)
-    with Board(lambda: survey([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0) as board:
-        assert board.look().states == [State.RUNNING, State.COMPLETED]
-        assert board.look().silent is None
+    with StatusPoller(
+        lambda: collect_status([runs.base / "a", runs.base / "b"]), 0.02, blind_patience=30.0
+    ) as poller:
+        assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
+        assert poller.snapshot().silent is None
         leave(runs.base / "b" / "launches" / "1", "2", ended=5.0)
         scheduler.error = "squeue: Connection refused"
-        _until(lambda: board.look().silent is not None)
-        seen = board.look()
+        _until(lambda: poller.snapshot().silent is not None)
+        seen = poller.snapshot()
         assert seen.why == "squeue: Connection refused" and not seen.is_over
         assert seen.states == [State.UNKNOWN, State.COMPLETED]  # the second has left marks
         first = seen.rows[0]
@@ -292,17 +296,17 @@ def test_a_scheduler_that_goes_silent_and_comes_back(runs: Runs, scheduler: Fake
         assert (first.status.nodes, first.status.elapsed) == ("n[1-2]", "00:00:50")
         assert first.progress.step == 100
         scheduler.error = None
-        _until(lambda: board.look().silent is None)
-        assert board.look().states == [State.RUNNING, State.COMPLETED]
+        _until(lambda: poller.snapshot().silent is None)
+        assert poller.snapshot().states == [State.RUNNING, State.COMPLETED]
 
 
 def test_a_question_that_hangs_is_silence_too(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.monitor.board._STALE_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.monitor.watching._STALE_SECONDS", 0.1)
     runs.launch("a", job_id="1")
     scheduler.set("1", RUNNING)
-    rows, hang = survey([runs.base / "a"]), threading.Event()
+    rows, hang = collect_status([runs.base / "a"]), threading.Event()
     answers = iter([rows, rows])
 
     def hanging() -> list[object]:
@@ -311,10 +315,10 @@ def test_a_question_that_hangs_is_silence_too(
             hang.wait(10)
         return answer  # type: ignore[return-value]
 
-    with Board(hanging, 0.02, blind_patience=0.4) as board:  # type: ignore[arg-type]
-        _until(lambda: board.look().states == [State.UNKNOWN])
-        assert not board.look().is_over
-        _until(lambda: board.look().is_over)
+    with StatusPoller(hanging, 0.02, blind_patience=0.4) as poller:  # type: ignore[arg-type]
+        _until(lambda: poller.snapshot().states == [State.UNKNOWN])
+        assert not poller.snapshot().is_over
+        _until(lambda: poller.snapshot().is_over)
     hang.set()
 
 
@@ -343,17 +347,17 @@ def test_ctrl_c_ends_the_watching_alone(
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.monitor.board_views.as_line", interrupt)
+    monkeypatch.setattr("launcher.monitor.watching.as_line", interrupt)
     assert slipway(runs, "status", "--watch") == 130
     assert "the jobs go on" in capsys.readouterr().err
 
 
-def screen(board: Board, width: int, height: int) -> list[str]:
+def screen(poller: StatusPoller, width: int, height: int) -> list[str]:
     from rich.console import Console
 
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=width, height=height, color_system=None)
-    console.print(draw(board.look(), console, 5.0))
+    console.print(draw(poller.snapshot(), console, 5.0))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -363,8 +367,10 @@ def test_the_screen_is_never_too_small(runs: Runs, scheduler: FakeScheduler, wid
         append(runs.launch(f"run{number:02}", job_id=str(1 + number)), whole_training(0, 100)[:-1])
         scheduler.set(str(1 + number), COMPLETED if number < 37 else PENDING)
     scheduler.set("40", JobStatus(State.RUNNING, None, "n[1,3,5,7,9,11,13,15,17,19,21-99]", "00:00:50"))
-    board = Board(lambda: survey([runs.base / f"run{number:02}" for number in range(40)]), 5.0)
-    lines = screen(board, width, height)
+    poller = StatusPoller(
+        lambda: collect_status([runs.base / f"run{number:02}" for number in range(40)]), 5.0
+    )
+    lines = screen(poller, width, height)
     assert len(lines) <= height and max(map(len, lines)) <= width
     assert "2 PENDING  1 RUNNING  37 COMP" in lines[0]
     # What waits or runs is shown first where not all have room.

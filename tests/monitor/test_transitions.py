@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from monitor_samples import COMPLETED, FAILED, PENDING, RUNNING, FakeScheduler, Runs, slipway
 
-from launcher.monitor.moments import since
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
+from launcher.ui.formatting import since
 from supervisor.marks import ChainEnd, end_chain, note_cancelled
 from tests.job_marks import leave
 
@@ -139,13 +139,13 @@ def test_a_time_in_a_few_characters() -> None:
 def test_a_narrow_terminal_keeps_it(
     runs: Runs, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launcher.monitor.overview import as_table, survey
-    from launcher.monitor.tables import rich_table
+    from launcher.monitor.run_status import as_table, collect_status
+    from launcher.ui.tables import rich_table
 
     launch = runs.launch("gpt3_126m_with_a_name")
     leave(launch, "11", started=datetime.now(UTC).timestamp())
     scheduler.set("11", RUNNING)
-    rows = survey([runs.base / "gpt3_126m_with_a_name"])
+    rows = collect_status([runs.base / "gpt3_126m_with_a_name"])
     table = rich_table(*as_table(rows), [row.status.state for row in rows], 80)
     names = [str(column.header) for column in table.columns]
     assert {"run", "job", "state", "since"} <= set(names)

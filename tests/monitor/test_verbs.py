@@ -28,8 +28,8 @@ from monitor_samples import (
 
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launch
-from launcher.monitor import watch
-from launcher.monitor.lines import LinesView
+from launcher.monitor import polling
+from launcher.monitor.follow import LinesView
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 
@@ -84,8 +84,8 @@ def test_follow_tells_a_newcomer_why_nothing_was_trained(
     scheduler.set("11", RUNNING, COMPLETED)
     assert slipway(runs, "follow", "gpt3_tiny") == 0
     told = capsys.readouterr().out
-    assert "the trainer goes on from step 300" in told
-    assert "nothing left to do: a larger training.trainer.max_steps would go on" in told
+    assert "the trainer resumed from step 300" in told
+    assert "nothing left to do: increase training.trainer.max_steps to continue" in told
 
 
 def test_follow_shows_the_end_of_a_failed_jobs_log(
@@ -118,7 +118,7 @@ def test_follow_a_job_that_left_no_log(runs: Runs, scheduler: FakeScheduler, cap
     runs.launch()
     scheduler.set("11", JobStatus(State.CANCELLED, "by 0"))
     assert slipway(runs, "follow", "gpt3_tiny") == 1
-    assert "left no log" in capsys.readouterr().err
+    assert "has no log" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_the_job_alone(
@@ -133,7 +133,7 @@ def test_ctrl_c_leaves_the_job_alone(
     monkeypatch.setattr(LinesView, "show", interrupt)
     assert slipway(runs, "follow", "gpt3_tiny") == 130
     told = capsys.readouterr().err
-    assert "goes on" in told and "slipway follow" in told
+    assert "job 11 continues" in told and "slipway follow" in told
     assert "slipway cancel" in told
 
 
@@ -157,7 +157,7 @@ def test_a_scheduler_that_hangs_is_not_taken_for_a_running_job(runs: Runs, sched
         return answer
 
     scheduler.statuses = hanging  # type: ignore[method-assign]
-    with watch.StatusWatch(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as watched:
+    with polling.JobPoller(open_launch(runs.base / "gpt3_tiny"), patience=0.5) as watched:
         assert watched.status == RUNNING
         hang.wait(0.6)
         assert watched.is_over and watched.status.state is State.UNKNOWN

@@ -24,9 +24,9 @@ from monitor_samples import (
 )
 
 from launcher.errors import UserError
-from launcher.monitor.falling import Trend, judge
-from launcher.monitor.gathering import gather
-from launcher.monitor.verification import Check, Verdict, exit_code, verify
+from launcher.monitor.evidence import gather
+from launcher.monitor.loss_trend import Trend, measure_trend
+from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from tests.job_marks import leave
@@ -60,13 +60,13 @@ def sound(runs: Runs, number: int = 1, first: int = 0, last: int = 300, max_step
     return launch
 
 
-def verified(launch: Path) -> tuple[int, dict[str, Check]]:
+def verified(launch: Path) -> tuple[int, dict[str, RunCheck]]:
     evidence = gather(launch.parents[1]).evidence
     checks = verify(evidence)
     return exit_code(evidence, checks), {check.name: check for check in checks}
 
 
-def said(checks: dict[str, Check], verdict: Verdict) -> list[str]:
+def said(checks: dict[str, RunCheck], verdict: RunVerdict) -> list[str]:
     return [name for name, check in checks.items() if check.verdict is verdict]
 
 
@@ -74,7 +74,7 @@ def test_a_sound_run_is_verified(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
     code, checks = verified(sound(runs))
     assert code == 0
-    assert {check.verdict for check in checks.values()} == {Verdict.OK}
+    assert {check.verdict for check in checks.values()} == {RunVerdict.OK}
     assert len(checks) == 8
     assert checks["last step"].evidence == "step 300/300"
     assert checks["last step saved"].evidence == "megatron_gpt--step=300"
@@ -104,8 +104,8 @@ def test_a_resumed_run_is_judged_as_a_whole(runs: Runs, scheduler: FakeScheduler
     kept = [line for line in lines if not json.loads(line).get("step", 0) >= 270]
     (first / "results" / "metrics.jsonl").write_text("".join(kept))
     code, checks = verified(second)
-    assert (code, said(checks, Verdict.FAILED)) == (1, ["no step missing"])
-    assert checks["no step missing"].evidence == "nothing was told of steps 270-280"
+    assert (code, said(checks, RunVerdict.FAILED)) == (1, ["no step missing"])
+    assert checks["no step missing"].evidence == "no record of steps 270-280"
 
 
 def rewrite(launch: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
@@ -204,15 +204,15 @@ def without_the_last_checkpoint(launch: Path) -> None:
         (with_rising_loss, "loss falling", "training 5.1550 → 7.8550, rises"),
         (with_rising_held_out_loss, "loss falling", "held-out 30.0000 → 305.0000"),
         (with_a_flat_loss_and_nothing_held_out, "loss falling", "within its noise"),
-        (with_a_hole, "no step missing", "nothing was told of steps 50-59"),
+        (with_a_hole, "no step missing", "no record of steps 50-59"),
         (cut_off, "last step", "step 250/300"),
         (stopped_by_its_time, "last step", "step 250/300: stopped by max_time"),
         (with_a_failed_rank, "no error of a rank", "rank 3: OSError: no space"),
         (with_a_traceback, "no error of a rank", f"log-{JOB_NAME}_11.out: ValueError: real; and 1 more"),
         (with_a_killed_rank, "no error of a rank", f"log-{JOB_NAME}_11.out: srun: error: n1: task 0: Killed"),
-        (with_a_silent_rank, "every rank ended", "not told by rank 2 of 4"),
-        (with_a_rank_that_ended_in_an_earlier_life, "every rank ended", "not told by rank 2 of 4"),
-        (without_the_last_checkpoint, "last step saved", "the newest complete one is of step 200"),
+        (with_a_silent_rank, "every rank ended", "no record of rank 2 of 4"),
+        (with_a_rank_that_ended_in_an_earlier_life, "every rank ended", "no record of rank 2 of 4"),
+        (without_the_last_checkpoint, "last step saved", "the newest complete checkpoint is of step 200"),
     ],
 )
 def test_a_run_that_is_not_sound_is_not_verified(
@@ -223,7 +223,7 @@ def test_a_run_that_is_not_sound_is_not_verified(
     damage(launch)
     code, checks = verified(launch)
     assert code == 1
-    assert checks[check].verdict is Verdict.FAILED
+    assert checks[check].verdict is RunVerdict.FAILED
     assert evidence in checks[check].evidence
 
 
@@ -243,7 +243,7 @@ def test_how_the_job_ended(runs: Runs, scheduler: FakeScheduler, status: JobStat
     launch = sound(runs)
     found, checks = verified(launch)
     assert found == code
-    assert checks["ended well"].verdict is (Verdict.FAILED if code == 1 else Verdict.UNKNOWN)
+    assert checks["ended well"].verdict is (RunVerdict.FAILED if code == 1 else RunVerdict.UNKNOWN)
     assert status.state.value in checks["ended well"].evidence
 
 
@@ -253,7 +253,7 @@ def test_what_a_running_job_has_not_done_yet_is_no_failure(runs: Runs, scheduler
     append(launch, whole_training(0, 100)[:-1])
     code, checks = verified(launch)
     assert code == 4
-    assert said(checks, Verdict.FAILED) == []
+    assert said(checks, RunVerdict.FAILED) == []
     assert checks["last step"].evidence == "step 100/300 so far"
 
 
@@ -264,7 +264,7 @@ def test_a_loss_with_which_the_trainer_stopped(runs: Runs, scheduler: FakeSchedu
     told = "the training loss of step 301 is nan: stopping without a checkpoint"
     (launch / f"log-{JOB_NAME}_11.out").write_text(f"error: {told}\n")
     _, checks = verified(launch)
-    assert checks["losses finite"] == Check("losses finite", Verdict.FAILED, told)
+    assert checks["losses finite"] == RunCheck("losses finite", RunVerdict.FAILED, told)
 
 
 def test_errors_of_an_earlier_life_of_a_requeued_job_are_over(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -284,10 +284,10 @@ def test_too_few_steps_cannot_tell_and_a_held_out_loss_can(runs: Runs, scheduler
     launch = runs.launch()
     append(launch, [start(max_steps=4), *(train(step) for step in range(1, 5)), end(4, 1002.0)])
     code, checks = verified(launch)
-    assert checks["loss falling"].verdict is Verdict.UNKNOWN
+    assert checks["loss falling"].verdict is RunVerdict.UNKNOWN
     assert code == 1  # nothing else of a sound run is there
     append(launch, [validation(2, 5.0), validation(4, 4.9)])
-    assert verified(launch)[1]["loss falling"].verdict is Verdict.OK
+    assert verified(launch)[1]["loss falling"].verdict is RunVerdict.OK
 
 
 def test_a_run_without_a_launch(runs: Runs) -> None:
@@ -300,7 +300,7 @@ def test_no_steps_at_all(runs: Runs, scheduler: FakeScheduler) -> None:
     scheduler.set("11", COMPLETED)
     launch = runs.launch()
     code, checks = verified(launch)
-    assert (code, checks["last step"].evidence) == (1, "the trainer told of no step")
+    assert (code, checks["last step"].evidence) == (1, "the trainer recorded no step")
 
 
 def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -315,9 +315,9 @@ def test_nemos_run_is_told_from_its_log(runs: Runs, scheduler: FakeScheduler) ->
     (checkpoints / "megatron_gpt--val_loss=8.50-step=30-consumed_samples=60.0-last").mkdir(parents=True)
     code, checks = verified(launch)
     assert code == 0, checks
-    assert said(checks, Verdict.NO_CAUSE) == ["no step missing", "every rank ended"]
+    assert said(checks, RunVerdict.NOT_APPLICABLE) == ["no step missing", "every rank ended"]
     (checkpoints / "megatron_gpt--val_loss=8.50-step=30-consumed_samples=60.0-last-unfinished").touch()
-    assert said(verified(launch)[1], Verdict.FAILED) == ["last step saved"]
+    assert said(verified(launch)[1], RunVerdict.FAILED) == ["last step saved"]
 
 
 def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: FakeScheduler) -> None:
@@ -334,7 +334,7 @@ def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: Fake
     for name in names:
         (data / name).write_text("x")
     code, checks = verified(launch)
-    assert (code, checks["no error of a rank"].evidence) == (3, "the job has left no log")
+    assert (code, checks["no error of a rank"].evidence) == (3, "the job has no log")
     (launch / f"log-{JOB_NAME}_11.out").write_text("all is well\n")
     code, checks = verified(launch)
     assert (code, list(checks)) == (0, ["ended well", "outputs exist", "no error of a rank"])
@@ -349,15 +349,15 @@ def test_a_trend_is_told_from_noise() -> None:
     wrong = 0
     for _ in range(200):
         flat = [5.0 + dice.gauss(0, 0.1) for _ in range(200)]
-        judged = judge(flat)
+        judged = measure_trend(flat)
         assert judged
         wrong += judged.trend is not Trend.FLAT
     assert wrong <= 4, "three standard errors: one in four hundred"
     falling = [5.0 - step / 1000 + dice.gauss(0, 0.1) for step in range(200)]
     spiked = [*falling[:-3], 50.0, *falling[-2:]]
     for losses in (falling, spiked):
-        judged = judge(losses)
+        judged = measure_trend(losses)
         assert judged and judged.trend is Trend.FALLS
-    rising = judge(falling[::-1])
+    rising = measure_trend(falling[::-1])
     assert rising and rising.trend is Trend.RISES
-    assert judge(falling[:19]) is None
+    assert measure_trend(falling[:19]) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.sandbox import Sandbox, containers, down, status, up
-from launcher.sandbox.options import Options
+from launcher.sandbox.options import SandboxOptions
 from launcher.sandbox.processes import entries
 from tests.pyxis.conftest import steps
 from tests.sandbox.test_sandbox_real import traces, wait_for
@@ -51,7 +51,7 @@ def test_down_removes_containers_whose_step_was_killed(
     pyxis_sandbox: Sandbox, shell_image: Path, short_directory: Path
 ) -> None:
     plugin = pyxis_sandbox.options.pyxis
-    one = up(Options(directory=short_directory / "one", nodes=1, gpus=1, cloud_nodes=0, pyxis=plugin))
+    one = up(SandboxOptions(directory=short_directory / "one", nodes=1, gpus=1, cloud_nodes=0, pyxis=plugin))
     command = ["srun", "--quiet", "--container-name=left", f"--container-image={shell_image}"]
     command += ["env", "--ignore-environment", "sleep", "3600"]
     with subprocess.Popen(command, env=one.environment(), stderr=subprocess.DEVNULL) as client:

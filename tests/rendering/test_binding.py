@@ -15,6 +15,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.fakes.programs import write_program
 from tests.launch_files import write_files
 
 OWN = sorted(os.sched_getaffinity(0))
@@ -83,8 +84,7 @@ class Machine:
         path.write_text(f"{text}\n")
 
     def _command(self, name: str, body: str) -> None:
-        self._write(f"bin/{name}", f"#!/bin/bash\n{body}")
-        (self.bin / name).chmod(0o755)
+        write_program(self.bin / name, body)
 
     def bind(self, plan: Plan, **env: str) -> list[str]:
         """What each task of a node says of its cores."""

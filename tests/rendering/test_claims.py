@@ -18,18 +18,12 @@ from launcher.config.compose import compose
 from launcher.plan import Payload, Plan
 from launcher.stages.planning import plan_launch
 from supervisor.marks import GIVEN_UP, claim, job_of, read_attempts
+from tests.fakes.programs import write_program, write_programs
+from tests.fakes.slurm import JOB_COMMANDS
 from tests.job_marks import leave
 from tests.launch_files import write_files
 
 TAG = "a tag; with $(touch canary)"
-# The real ones need a Slurm: this one runs the command behind its options, and the other tells a host.
-TOOLS = {
-    "srun": """while [[ $1 != bash ]]; do shift; done
-export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1
-exec "$@\"""",
-    "scontrol": "echo n1",
-    "squeue": "echo ${STATE-RUNNING}",
-}
 
 
 def written(tmp_path: Path, scheduler: str) -> Plan:
@@ -43,10 +37,7 @@ def written(tmp_path: Path, scheduler: str) -> Plan:
     payload = Payload(argv=("bash", "-c", f'echo "$$" >>{tmp_path}/ran'), working_dir=str(tmp_path))
     plan = dataclasses.replace(plan, scheduler=scheduler, job=dataclasses.replace(plan.job, payload=payload))
     write_files(plan)
-    (tmp_path / "bin").mkdir()
-    for name, body in TOOLS.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+    write_programs(tmp_path / "bin", JOB_COMMANDS)
     return plan
 
 
@@ -247,7 +238,7 @@ def test_slurm_is_asked_for_this_job_alone(
 ) -> None:
     plan = written(tmp_path, scheduler)
     squeue = f'[[ " $* " == *" --jobs={asked} "* ]] && echo RUNNING || echo COMPLETING'
-    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\n{squeue}\n")
+    write_program(tmp_path / "bin" / "squeue", squeue)
     code, told = run(plan, TAG, SLURM_JOB_ID="17", **variables)
     assert code == 0, told
 
@@ -256,7 +247,7 @@ def test_slurm_is_asked_for_this_job_alone(
 def test_a_job_that_is_ended_before_its_tasks_has_not_succeeded(tmp_path: Path, scheduler: str) -> None:
     """As one that waits for the job before it, or for an answer of Slurm's."""
     plan = written(tmp_path, scheduler)
-    (tmp_path / "bin" / "scontrol").write_text("#!/bin/bash\nsleep 0.5\necho n1\n")
+    write_program(tmp_path / "bin" / "scontrol", "sleep 0.5\necho n1")
     with (plan.paths.run_dir / ".singleton").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = start(plan, TAG, SLURM_JOB_ID="17")
@@ -275,7 +266,7 @@ def test_a_signal_to_the_whole_job_spoils_neither_the_verdict_nor_the_mark(tmp_p
     """Slurm ends a job by signals to all of its processes; also to the squeue that asks it."""
     plan = written(tmp_path, "slurm")
     once = '[[ -e $0.told ]] || { touch "$0.told"; kill -TERM $PPID $$; }'  # as if it came just now
-    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\n{once}\necho NODE_FAIL\n")
+    write_program(tmp_path / "bin" / "squeue", f"{once}\necho NODE_FAIL")
     code, told = run(plan, TAG, SLURM_JOB_ID="17")
     assert (code, times(tmp_path)) == (1, 1), told
     (life,) = read_attempts(plan.paths.directory)

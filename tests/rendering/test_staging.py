@@ -18,22 +18,23 @@ from launcher.errors import UserError
 from launcher.plan import Plan
 from launcher.rendering.render import TEMPLATE_DIR
 from launcher.stages.planning import plan_launch
+from tests.fakes.programs import write_programs
+from tests.fakes.slurm import JOB_COMMANDS
 from tests.launch_files import write_files
 from tests.rendering.test_quoting import hostile, names, nasty
 
 STAGE = TEMPLATE_DIR / "stage_image.sh"
 
-# srun notes its arguments, and runs what they end with as the only task.
+# srun notes its arguments, too.
 TOOLS = {
+    **JOB_COMMANDS,
     "srun": r"""printf '%s\0' "$@" "" >>"$RECORD"
-while [[ $1 != bash && $1 != apptainer ]]; do shift; done
-SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1 "$@" """,
+"""
+    + JOB_COMMANDS["srun"],
     "apptainer": r"""printf '%s\0' apptainer "$@" "" >>"$RECORD"
 while [[ $1 != bash && $1 != /bin/sh ]]; do shift; done
 if [[ $1 == /bin/sh ]]; then shift 2; fi
 "$@" """,
-    "scontrol": "echo n1",
-    "squeue": "echo RUNNING",
     "tool": r"""printf '%s\0' payload "${GREETING-} ${QUOTED-}" "${KEPT-}" "$@" "" >>"$RECORD" """,
 }
 
@@ -77,10 +78,7 @@ class Job:
 
 def job(root: Path, image: Path, *overrides: str) -> Job:
     """Write a launch whose payload is a recorder."""
-    (root / "bin").mkdir(exist_ok=True)
-    for name, body in TOOLS.items():
-        (root / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-        (root / "bin" / name).chmod(0o755)
+    write_programs(root / "bin", TOOLS)
     composed = compose(
         [
             "stages=[data_preparation]",
@@ -170,11 +168,7 @@ def test_hostile_paths_are_staged_as_they_are(tmp_path: Path, name: str, directo
 
 def stage(source: Path, target: Path, state: str | None = None, **tools: str) -> tuple[int, str]:
     found = source.stat()
-    programs = target.parent.parent / "bin"
-    programs.mkdir(parents=True, exist_ok=True)
-    for name, body in tools.items():
-        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
-        (programs / name).chmod(0o755)
+    programs = write_programs(target.parent.parent / "bin", tools)
     done = subprocess.run(
         ["bash", STAGE, source, target, state or f"{found.st_size} {int(found.st_mtime)}"],
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"},

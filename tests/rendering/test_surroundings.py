@@ -15,6 +15,7 @@ from launcher.config.compose import compose
 from launcher.plan import Job, Payload, Plan
 from launcher.rendering.render import render
 from launcher.stages.planning import plan_launch
+from tests.fakes.programs import write_program
 from tests.launch_files import write_files
 
 
@@ -43,13 +44,6 @@ def run_task(plan: Plan, tmp_path: Path, command: str, rank: int = 0, **env: str
         check=True,
     )
     return done.stdout
-
-
-def tool(tmp_path: Path, name: str, body: str) -> None:
-    path = tmp_path / "bin" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +76,15 @@ SHOW = f"for name in {VARIABLES}; do echo ${{!name-unset}}; done"
 )
 def test_what_hopper_and_blackwell_ask_for(tmp_path: Path, capability: str | None, expected: str) -> None:
     if capability:
-        tool(tmp_path, "nvidia-smi", f"printf '{capability}\\n%.0s' 1 2 3 4 5 6 7 8")
+        write_program(tmp_path / "bin" / "nvidia-smi", f"printf '{capability}\\n%.0s' 1 2 3 4 5 6 7 8")
     else:
-        tool(tmp_path, "nvidia-smi", "exit 9")
+        write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
     plan = plan_of(tmp_path, "training=llama/llama2_70b")
     assert run_task(plan, tmp_path, SHOW).split() == expected.split()
 
 
 def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
-    tool(tmp_path, "nvidia-smi", "echo 9.0")
+    write_program(tmp_path / "bin" / "nvidia-smi", "echo 9.0")
     bare = plan_of(tmp_path, "training=llama/llama2_70b", "container=null")
     assert run_task(bare, tmp_path, SHOW, NVTE_UB_SPLIT_AG="1").split() == ["8", "8", "1"]
     contained = plan_of(tmp_path, "training=llama/llama2_70b")
@@ -108,7 +102,7 @@ def test_without_a_virtual_pipeline_nothing_is_asked(overrides: list[str]) -> No
 
 
 def test_only_the_chosen_ranks_run_under_the_profiler(tmp_path: Path) -> None:
-    tool(tmp_path, "nsys", 'echo "nsys $*"')
+    write_program(tmp_path / "bin" / "nsys", 'echo "nsys $*"')
     plan = plan_of(
         tmp_path / "a %p b",
         "training.model.nsys_profile.enabled=True",

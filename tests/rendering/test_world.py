@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from launcher.config.many import Sweep
-from launcher.drafting import Draft, Request, drafts_of
-from launcher.launching.directory import files_of, manifest_of
+from launcher.drafting import Draft, Request, drafts
+from launcher.launching.writing import files_of, manifest_of
 from launcher.runs import provenance
 
 NODES, GPUS = (1, 2, 8, 16, 64), (1, 4, 8)
@@ -39,7 +39,7 @@ class Renderer:
         if (nodes, gpus) not in self._texts:
             words = [f"training.trainer.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}"]
             request = Request([*self._base, *words], ["slipway", *words], number=1, tag="tag")
-            (made,) = drafts_of([self._sweep.compose(words)], request)
+            (made,) = drafts(request, [self._sweep.compose(words)])
             self._texts[nodes, gpus] = _texts(made, request)
         return self._texts[nodes, gpus]
 

@@ -12,11 +12,9 @@ import os
 import sys
 from typing import Any
 
-import launcher.launching
-import launcher.schedulers.submission  # warm
 from launcher.cli import launch as warm  # noqa: F401
 from launcher.cli.app import main as slipway
-from launcher.launching import Patience
+from launcher.launching import submission
 
 
 def _run(job: dict[str, Any], seconds: float) -> int:
@@ -24,7 +22,7 @@ def _run(job: dict[str, Any], seconds: float) -> int:
     with open(job["output"], "wb", buffering=0) as output:  # noqa: PTH123
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-        launcher.launching.Patience = lambda: Patience(seconds)  # type: ignore[assignment,misc]
+        submission.BACKOFF = submission.Backoff(seconds)
         sys.argv = ["slipway", *job["arguments"]]
         code = slipway()
         sys.stdout.flush()

@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 
+import launcher.drafting
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.jobs.launches import open_launch
 from launcher.jobs.status import poll
 from launcher.launching import Launched, launch
+from launcher.plan import Plan
+from launcher.rendering.render import Rendered
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
 from launcher.runs.provenance import checkout_of, host
-from launcher.runs.write import LaunchExists, link_atomic, link_newest, write_launch
+from launcher.runs.write import link_atomic, link_newest, release_number, reserve_number, write_launch
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import State
@@ -69,13 +72,54 @@ def test_the_command_is_kept_pasteable(tmp_path: Path) -> None:
     assert shlex.split(text, comments=True) == ["cd", str(Path.cwd()), "&&", "slipway", "launch", "a b"]
 
 
-def test_a_taken_number_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_reserved_number_is_not_given_twice_and_given_back_leaves_nothing(tmp_path: Path) -> None:
+    numbers = [reserve_number(tmp_path, "base_results_dir") for _ in range(3)]
+    assert numbers == [1, 2, 3]
+    assert launch_numbers(tmp_path) == [], "nothing is launched yet"
+    release_number(tmp_path, 2)
+    assert reserve_number(tmp_path, "base_results_dir") == 2
+    for number in numbers:
+        release_number(tmp_path, number)
+    assert list((tmp_path / "launches").iterdir()) == []
+
+
+def test_a_written_launch_is_never_written_over(tmp_path: Path) -> None:
+    assert reserve_number(tmp_path, "base_results_dir") == 1
     paths = LaunchPaths(tmp_path, "run", "job", 1)
     write_launch(paths, {paths.script: "one\n"}, code=(), key="base_results_dir")
-    with pytest.raises(LaunchExists):
+    assert reserve_number(tmp_path, "base_results_dir") == 2
+    (tmp_path / "launches" / ".new-1").mkdir()  # as of a launcher that saw neither
+    with pytest.raises(UserError, match="cannot write"):
         write_launch(paths, {paths.script: "two\n"}, code=(), key="base_results_dir")
     assert paths.script.read_text() == "one\n"
-    assert [entry.name for entry in (tmp_path / "launches").iterdir()] == ["1"]
+    assert sorted(entry.name for entry in (tmp_path / "launches").iterdir()) == [".new-2", "1"]
+
+
+def test_a_refused_launch_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object, script_text: str) -> str | None:
+        raise UserError("no such partition")
+
+    monkeypatch.setattr("launcher.schedulers.local.LocalScheduler.validate", refuse)
+    with pytest.raises(UserError, match="no such partition"):
+        launched(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launch_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose number another launcher took since it was drafted."""
+    request = local(tmp_path)
+    first, second = draft(request), draft(request)
+    wait_for_end(launch(first, request).paths)
+    rendered: list[int] = []
+    real = launcher.drafting.render
+
+    def count(plan: Plan, template_dir: Path | None) -> Rendered:
+        rendered.append(plan.paths.number)
+        return real(plan, template_dir)
+
+    monkeypatch.setattr("launcher.drafting.render", count)
+    wait_for_end(launch(second, request).paths)
+    assert rendered == [2]
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -258,7 +302,7 @@ def test_that_a_job_is_not_on_record_does_not_hide_it(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("launcher.launching.directory.write_manifest", full)
+    monkeypatch.setattr("launcher.launching.writing.write_manifest", full)
     made = launched(tmp_path)
     assert made.manifest.job_id is not None
     assert "could not be written" in made.warnings[-1]

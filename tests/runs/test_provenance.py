@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from launcher.drafting import Request, draft
-from launcher.launching.directory import write
+from launcher.launching.writing import write_draft
 from launcher.runs import provenance as checkouts
 from launcher.runs.provenance import checkout_of, gather, package_versions
+from launcher.runs.write import reserve_number
 from supervisor.files import write_atomic
 
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
@@ -151,7 +152,9 @@ def test_a_launch_keeps_it(tmp_path: Path, checkout: Path) -> None:
     (checkout / "conf" / "a.yaml").write_text("x: 2\n")
     overrides = ["training=gpt3/tiny", "cluster=local", f"base_results_dir={tmp_path}"]
     request = Request(overrides, ["slipway"], config_dir=checkout / "conf")
-    made, manifest = write(draft(request), request)
+    made = draft(request)
+    reserve_number(made.plan.paths.run_dir, made.results_key)
+    manifest = write_draft(made, request)
     directory = made.plan.paths.directory
     assert manifest.config_git is not None
     assert "+x: 2" in (directory / manifest.config_git["diff"]).read_text()
@@ -217,7 +220,9 @@ def test_an_image_that_is_not_used_is_not_told_of(tmp_path: Path) -> None:
         f"base_results_dir={tmp_path}",
     ]
     request = Request(overrides, ["slipway"])
-    made, manifest = write(draft(request), request)
+    made = draft(request)
+    reserve_number(made.plan.paths.run_dir, made.results_key)
+    manifest = write_draft(made, request)
     assert (manifest.image, manifest.image_digest) == (None, None)
     assert json.loads(made.rendered.settings)["container"] is None
 

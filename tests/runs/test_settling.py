@@ -22,12 +22,12 @@ from supervisor.marks import job_of
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
-def launched(tmp_path: Path, told: list[str] | None = None) -> Launched:
+def launched(tmp_path: Path) -> Launched:
     chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/nonexistent]"]
     request = Request(
         [*chosen, f"base_results_dir={tmp_path}/results", "cluster.python=/bin/true"], ["slipway"]
     )
-    return launch(draft(request), request, tell=(told if told is not None else []).append)
+    return launch(draft(request), request)
 
 
 def wait_for_end(paths: LaunchPaths) -> None:
@@ -150,7 +150,10 @@ def test_what_cannot_be_written_down_stops_no_launch(tmp_path: Path, monkeypatch
         raise PermissionError(13, "Permission denied")
 
     open_launch(tmp_path)
-    monkeypatch.setattr("launcher.launching.settling.write_manifest", refuse)
-    told: list[str] = []
-    wait_for_end(launched(tmp_path, told).paths)
-    assert told == ["what became of launch 1 could not be written down: Permission denied"]
+    monkeypatch.setattr("launcher.launching.recovery.write_manifest", refuse)
+    messages: list[str] = []
+    monkeypatch.setattr(
+        "launcher.launching.recovery._logger.warning", lambda text, *values: messages.append(text % values)
+    )
+    wait_for_end(launched(tmp_path).paths)
+    assert messages == ["what became of launch 1 could not be written down: Permission denied"]

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import UserError
 from launcher.exit_codes import NOT_KNOWN
-from launcher.launching.submitting import Patience, submit
+from launcher.launching import submission
 from launcher.schedulers.base import NoAnswer, PendingSubmission
 from supervisor.marks import GIVEN_UP, claim, job_of
 
@@ -62,12 +62,15 @@ class Answers:
 
 
 def go(scheduler: Answers, directory: Path, seconds: float = 60.0) -> tuple[str, list[str]]:
-    told: list[str] = []
-    clock = Clock()
-    submission = PendingSubmission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
-    job = submit(scheduler, submission, told.append, Patience(seconds, clock, clock.sleep))  # type: ignore[arg-type]
+    """Submit, and return the job and what was logged meanwhile."""
+    clock, messages = Clock(), list[str]()
+    pending = PendingSubmission("a-tag", directory / "job_submission.sh", "me", "2026-11-21T00:00:00Z")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submission, "BACKOFF", submission.Backoff(seconds, clock, clock.sleep))
+        patch.setattr(submission._logger, "warning", lambda text, *values: messages.append(text % values))
+        job = submission.submit(scheduler, pending)  # type: ignore[arg-type]
     assert clock.now < seconds + 1
-    return job, told
+    return job, messages
 
 
 def test_an_answer_that_comes_asks_nothing_more(tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def test_a_refusal_of_the_second_submission(tmp_path: Path, began: bool) -> None
         assert claim(tmp_path, "17") == GIVEN_UP, "no job of it may begin any more"
 
 
-def test_a_refusal_of_the_second_submission_because_of_the_first(tmp_path: Path) -> None:
+def test_a_refusal_of_the_second_pendingbecause_of_the_first(tmp_path: Path) -> None:
     refusal = UserError("Slurm refused the job: job submit limit")
     assert go(Answers([LOST, refusal], [[], ["17"]]), tmp_path)[0] == "17"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Options, Sandbox, down, up
+from launcher.sandbox import Sandbox, SandboxOptions, down, up
 from launcher.sandbox.prerequisites import check, find_program, slurm_version
 
 # The value of --accounting; None: as each test chooses.
@@ -103,7 +103,9 @@ def booted(nodes: int = 4, accounting: bool | None = None, **choices: Any) -> It
         [sys.executable, "-c", _GUARD, parent], stdin=subprocess.PIPE, start_new_session=True
     ) as guard:
         try:
-            options = Options(directory=parent / "sandbox", nodes=nodes, accounting=accounting, **choices)
+            options = SandboxOptions(
+                directory=parent / "sandbox", nodes=nodes, accounting=accounting, **choices
+            )
             yield up(options)
         finally:
             down(parent / "sandbox")

@@ -11,9 +11,9 @@ import pytest
 
 from launcher.cli import sandbox as verb
 from launcher.errors import UserError
-from launcher.sandbox import Options, down, prerequisites, up
+from launcher.sandbox import SandboxOptions, down, prerequisites, up
+from launcher.sandbox.lifecycle import mounts_under
 from launcher.sandbox.state import load, locked
-from launcher.sandbox.stopping import mounts_under
 
 
 def run(*arguments: str) -> int:
@@ -67,7 +67,7 @@ def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError, match="needs root") as error:
-        up(Options(directory=tmp_path / "sandbox"))
+        up(SandboxOptions(directory=tmp_path / "sandbox"))
     assert "cluster=local" in str(error.value)
     assert not (tmp_path / "sandbox").exists()
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Options, configuration, default_directory, slurm_conf_path
-from launcher.sandbox.layout import Layout
-from launcher.sandbox.ports import Ports, choose_ports, is_free
+from launcher.sandbox import SandboxOptions, configuration, default_directory, slurm_conf_path
+from launcher.sandbox.options import Ports, choose_ports, is_free
+from launcher.sandbox.paths import SandboxPaths
 
 _DIRECTORY = Path("/srv/sandbox")
 _VERSION = (22, 5)
@@ -24,7 +24,7 @@ _VERSION = (22, 5)
 
 def _conf(**choices: int | bool) -> dict[str, str]:
     """Split a slurm.conf into its keys; nodes and partitions are keyed with their names."""
-    options = Options(directory=_DIRECTORY, **choices)  # type: ignore[arg-type]
+    options = SandboxOptions(directory=_DIRECTORY, **choices)  # type: ignore[arg-type]
     text = configuration.slurm_conf(options, Ports(17000, options.nodes), _VERSION)
     return _keys(text)
 
@@ -57,13 +57,13 @@ def test_nodes_have_consecutive_ports_and_what_was_asked_for() -> None:
 def test_one_node_is_not_written_as_a_range() -> None:
     conf = _conf(nodes=1, gpus=1)
     assert "Port=17002 " in conf["NodeName=n1"]
-    gres = configuration.gres_conf(Options(directory=_DIRECTORY, nodes=1, gpus=1, cloud_nodes=0))
+    gres = configuration.gres_conf(SandboxOptions(directory=_DIRECTORY, nodes=1, gpus=1, cloud_nodes=0))
     assert gres == "NodeName=n1 Name=gpu File=/srv/sandbox/dev/gpu0\n"
 
 
 def test_cloud_nodes_have_gpu_files_too() -> None:
     # Without, slurmctld warns once for each of a thousand nodes since 24.11.
-    lines = configuration.gres_conf(Options(directory=_DIRECTORY, gpus=2)).splitlines()
+    lines = configuration.gres_conf(SandboxOptions(directory=_DIRECTORY, gpus=2)).splitlines()
     assert lines[1] == "NodeName=cloud[0001-1024] Name=gpu File=/srv/sandbox/dev/gpu[0-1]"
 
 
@@ -77,7 +77,7 @@ def test_cloud_nodes_have_gpu_files_too() -> None:
     ],
 )
 def test_options_are_those_of_the_version(version: tuple[int, int], keys: set[str]) -> None:
-    options = Options(directory=_DIRECTORY)
+    options = SandboxOptions(directory=_DIRECTORY)
     conf = _keys(configuration.slurm_conf(options, Ports(17000, options.nodes), version))
     words = conf.keys() | set(conf["SchedulerParameters"].split(","))
     of_some = {"SlurmctldParameters", "PrivateData", "PreemptParameters", "requeue_setup_env_fail"}
@@ -112,7 +112,7 @@ def test_accounting_uses_the_private_munge() -> None:
 
 
 def test_the_database_has_no_port() -> None:
-    text = configuration.slurmdbd_conf(Layout(_DIRECTORY), Ports(17000, 4))
+    text = configuration.slurmdbd_conf(SandboxPaths(_DIRECTORY), Ports(17000, 4))
     assert "StorageHost=localhost\n" in text
     assert "StoragePort" not in text
     assert "DbdPort=17001\n" in text
@@ -120,7 +120,7 @@ def test_the_database_has_no_port() -> None:
 
 def test_nodes_know_each_other_and_what_the_machine_knows() -> None:
     machine = ["127.0.1.1 login # the machine", "10.0.0.7 n1 storage", "# nothing", "", "::1 ip6-localhost"]
-    lines = configuration.hosts(Options(directory=_DIRECTORY, nodes=2), "box", machine).splitlines()
+    lines = configuration.hosts(SandboxOptions(directory=_DIRECTORY, nodes=2), "box", machine).splitlines()
     assert lines == [
         "127.0.0.1 localhost",
         "127.0.0.1 n1 n2 controller box",
@@ -134,7 +134,7 @@ def test_nodes_know_each_other_and_what_the_machine_knows() -> None:
     ("name", "names"), [("box.example.org", "box.example.org box"), ("n1", ""), ("controller", "")]
 )
 def test_the_machine_is_on_loopback_by_both_its_names(name: str, names: str) -> None:
-    options = Options(directory=_DIRECTORY, nodes=1)
+    options = SandboxOptions(directory=_DIRECTORY, nodes=1)
     lines = configuration.hosts(options, name, ["10.9.9.9 box box.example.org printer"]).splitlines()
     assert lines[1] == f"127.0.0.1 n1 controller {names}".rstrip()
     assert ("10.9.9.9 printer" in lines) == bool(names)
@@ -165,7 +165,7 @@ def test_cloud_names_grow() -> None:
 
 
 def test_ports_stay_where_they_were_and_avoid_taken_ones() -> None:
-    options = Options(directory=_DIRECTORY)
+    options = SandboxOptions(directory=_DIRECTORY)
     first = choose_ports(options)
     assert choose_ports(options) == first
     with socket.socket() as taken:
@@ -175,7 +175,7 @@ def test_ports_stay_where_they_were_and_avoid_taken_ones() -> None:
         second = choose_ports(options)
         assert set(range(second.base, second.slurmd.stop)).isdisjoint(range(first.base, first.slurmd.stop))
         with pytest.raises(UserError, match=f"port {first.slurmd[-1]} is taken"):
-            choose_ports(Options(directory=_DIRECTORY, base_port=first.base))
+            choose_ports(SandboxOptions(directory=_DIRECTORY, base_port=first.base))
 
 
 def test_ports_of_one_sandbox_do_not_meet() -> None:
@@ -186,38 +186,38 @@ def test_ports_of_one_sandbox_do_not_meet() -> None:
 @pytest.mark.parametrize("base", [80, 65535])
 def test_base_port_must_leave_room(base: int) -> None:
     with pytest.raises(UserError, match=f"--base-port {base}: expected 1024 to"):
-        choose_ports(Options(directory=_DIRECTORY, base_port=base))
+        choose_ports(SandboxOptions(directory=_DIRECTORY, base_port=base))
 
 
 def test_a_directory_may_be_as_long_as_its_sockets_allow() -> None:
     longest = 107 - len("/spool/n4/n4_99999999.4294967295")
-    Layout(Path("/" + "d" * (longest - 1))).check_socket_length(nodes=4)
+    SandboxPaths(Path("/" + "d" * (longest - 1))).check_socket_length(nodes=4)
     with pytest.raises(UserError, match="too long by 1 characters"):
-        Layout(Path("/" + "d" * longest)).check_socket_length(nodes=4)
+        SandboxPaths(Path("/" + "d" * longest)).check_socket_length(nodes=4)
     with pytest.raises(UserError, match="n100_"):
-        Layout(Path("/" + "d" * (longest - 1))).check_socket_length(nodes=100)
+        SandboxPaths(Path("/" + "d" * (longest - 1))).check_socket_length(nodes=100)
 
 
 @pytest.mark.parametrize("directory", ["/srv/my sandbox", "/srv/a,b", "/srv/n[1-4]", "/srv/a#b", "/srv/a\nb"])
 def test_a_directory_that_slurm_conf_cannot_name_is_refused(directory: str) -> None:
     with pytest.raises(UserError, match="cannot live in"):
-        Options(directory=Path(directory))
+        SandboxOptions(directory=Path(directory))
 
 
 def test_sizes_are_checked() -> None:
     with pytest.raises(UserError, match="--nodes 0: expected 1 to 256"):
-        Options(directory=_DIRECTORY, nodes=0)
+        SandboxOptions(directory=_DIRECTORY, nodes=0)
     with pytest.raises(UserError, match="--cloud-nodes -1"):
-        Options(directory=_DIRECTORY, cloud_nodes=-1)
+        SandboxOptions(directory=_DIRECTORY, cloud_nodes=-1)
 
 
 def test_options_survive_the_record() -> None:
-    options = Options(directory=_DIRECTORY, nodes=2, accounting=True, base_port=20000)
-    assert Options.from_json(options.to_json()) == options
+    options = SandboxOptions(directory=_DIRECTORY, nodes=2, accounting=True, base_port=20000)
+    assert SandboxOptions.from_json(options.to_json()) == options
 
 
 def test_gpus_may_have_a_type() -> None:
-    options = Options(directory=_DIRECTORY, gpus=2, gpu_type="a100", accounting=True)
+    options = SandboxOptions(directory=_DIRECTORY, gpus=2, gpu_type="a100", accounting=True)
     text = configuration.slurm_conf(options, Ports(17000, options.nodes), _VERSION)
     assert "Gres=gpu:a100:2 " in text
     assert "AccountingStorageTRES=gres/gpu,gres/gpu:a100\n" in text
@@ -239,32 +239,34 @@ def test_accounts_and_qos_are_enforced_where_there_are_any() -> None:
     [{"gpu_type": "A 100"}, {"accounts": ("a,b",), "accounting": True}, {"qos": ("",), "accounting": True}],
 )
 def test_names_that_slurm_would_read_otherwise_are_refused(choice: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="expected small letters"):
-        Options(directory=_DIRECTORY, **choice)
+    with pytest.raises(UserError, match="expected lower-case letters"):
+        SandboxOptions(directory=_DIRECTORY, **choice)
 
 
 def test_further_options_survive_the_record_too() -> None:
-    options = Options(
+    options = SandboxOptions(
         directory=_DIRECTORY, accounting=True, gpu_type="h100", accounts=("a", "b"), qos=("debug",)
     )
-    assert Options.from_json(json.loads(json.dumps(options.to_json()))) == options
-    older = {name: value for name, value in Options(directory=_DIRECTORY).to_json().items() if name != "qos"}
-    assert Options.from_json(older) == Options(directory=_DIRECTORY)
-    assert options.differences(Options(directory=_DIRECTORY, accounting=True)) == [
-        "gpu type h100, asked for none",
-        "accounts a,b, asked for none",
-        "qos debug, asked for none",
+    assert SandboxOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+    older = {
+        name: value for name, value in SandboxOptions(directory=_DIRECTORY).to_json().items() if name != "qos"
+    }
+    assert SandboxOptions.from_json(older) == SandboxOptions(directory=_DIRECTORY)
+    assert options.differences(SandboxOptions(directory=_DIRECTORY, accounting=True)) == [
+        "gpu type h100, requested none",
+        "accounts a,b, requested none",
+        "qos debug, requested none",
     ]
 
 
 def test_differences_are_named() -> None:
-    running = Options(directory=_DIRECTORY, base_port=20000)
-    assert running.differences(Options(directory=_DIRECTORY)) == []
-    asked = Options(directory=_DIRECTORY, nodes=2, accounting=True, base_port=21000)
+    running = SandboxOptions(directory=_DIRECTORY, base_port=20000)
+    assert running.differences(SandboxOptions(directory=_DIRECTORY)) == []
+    asked = SandboxOptions(directory=_DIRECTORY, nodes=2, accounting=True, base_port=21000)
     assert running.differences(asked) == [
-        "nodes 4, asked for 2",
-        "accounting off, asked for on",
-        "base port 20000, asked for 21000",
+        "nodes 4, requested 2",
+        "accounting off, requested on",
+        "base port 20000, requested 21000",
     ]
 
 

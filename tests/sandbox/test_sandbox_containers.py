@@ -9,8 +9,8 @@ import pytest
 
 from launcher.cli import sandbox as verb
 from launcher.errors import UserError
-from launcher.sandbox import Options, configuration, containers
-from launcher.sandbox.layout import Layout
+from launcher.sandbox import SandboxOptions, configuration, containers
+from launcher.sandbox.paths import SandboxPaths
 
 _PLUGIN = Path("/opt/site/lib/slurm/spank_pyxis.so")
 
@@ -39,15 +39,15 @@ def plugin_in(folder: Path) -> Path:
 
 
 def test_without_pyxis_no_plugin_is_loaded() -> None:
-    assert configuration.plugstack_conf(Options(directory=Path("/srv/sandbox"))) == ""
+    assert configuration.plugstack_conf(SandboxOptions(directory=Path("/srv/sandbox"))) == ""
 
 
 def test_pyxis_and_enroot_keep_what_is_of_a_node_in_that_nodes_folder() -> None:
-    options = Options(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
+    options = SandboxOptions(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
     own = "/srv/sandbox/containers/own"
     assert configuration.plugstack_conf(options) == f"required {_PLUGIN} runtime_path={own}/pyxis\n"
     machine = "ENROOT_DATA_PATH /raid/$(id -u)\nENROOT_REMAP_ROOT yes"
-    lines = configuration.enroot_conf(Layout(options.directory), machine).splitlines()
+    lines = configuration.enroot_conf(SandboxPaths(options.directory), machine).splitlines()
     # Enroot takes the first of two.
     assert lines.index(f"ENROOT_DATA_PATH {own}/data-$(id -u)") < lines.index(
         "ENROOT_DATA_PATH /raid/$(id -u)"
@@ -57,20 +57,20 @@ def test_pyxis_and_enroot_keep_what_is_of_a_node_in_that_nodes_folder() -> None:
 
 
 def test_the_record_of_a_sandbox_knows_its_plugin() -> None:
-    options = Options(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
-    assert Options.from_json(options.to_json()) == options
-    older = Options(directory=Path("/srv/sandbox")).to_json()
+    options = SandboxOptions(directory=Path("/srv/sandbox"), pyxis=_PLUGIN)
+    assert SandboxOptions.from_json(options.to_json()) == options
+    older = SandboxOptions(directory=Path("/srv/sandbox")).to_json()
     del older["pyxis"]
-    assert Options.from_json(older).pyxis is None
-    assert options.differences(Options(directory=Path("/srv/sandbox"))) == [
-        f"pyxis {_PLUGIN}, asked for none"
+    assert SandboxOptions.from_json(older).pyxis is None
+    assert options.differences(SandboxOptions(directory=Path("/srv/sandbox"))) == [
+        f"pyxis {_PLUGIN}, requested none"
     ]
     with pytest.raises(UserError, match="cannot quote a path"):
-        Options(pyxis=Path("/opt/my site/spank_pyxis.so"))
+        SandboxOptions(pyxis=Path("/opt/my site/spank_pyxis.so"))
 
 
 def test_the_plugin_is_found_beside_enroot_before_the_usual_places(programs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no Pyxis here: spank_pyxis\.so is in none of") as error:
+    with pytest.raises(UserError, match=r"Pyxis is not installed: spank_pyxis\.so is in none of") as error:
         containers.find_plugin()
     assert f"{tmp_path}/usual/*/slurm" in error.value.message
     assert "slipway sandbox up --pyxis /path/to/spank_pyxis.so" in str(error.value)
@@ -86,7 +86,7 @@ def test_what_is_missing_for_containers_is_named_with_the_next_step(programs: Pa
     with pytest.raises(UserError, match="No such file"):
         containers.check(tmp_path / "spank_pyxis.so")
     (tmp_path / "spank_pyxis.so").write_text("not it")
-    with pytest.raises(UserError, match="is no shared library"):
+    with pytest.raises(UserError, match="is not a shared library"):
         containers.check(tmp_path / "spank_pyxis.so")
     elsewhere = plugin_in(tmp_path / "elsewhere/lib/slurm")
     with pytest.raises(UserError, match="not installed: enroot") as error:
@@ -103,7 +103,9 @@ def test_what_is_missing_for_containers_is_named_with_the_next_step(programs: Pa
     assert "apt-get install --no-install-recommends squashfs-tools passwd" in str(error.value)
     add(programs, "unsquashfs", "pwck")
     add(programs, "unshare", text="echo 'unshare failed: Operation not permitted' >&2; exit 1")
-    with pytest.raises(UserError, match="Enroot cannot make a user namespace here: unshare failed") as error:
+    with pytest.raises(
+        UserError, match="Enroot cannot create a user namespace on this machine: unshare failed"
+    ) as error:
         containers.check(elsewhere)
     assert "user.max_user_namespaces" in str(error.value)
     add(programs, "unshare", text="exit 0")
@@ -119,7 +121,7 @@ def test_enroot_is_asked_for_its_configuration_and_leaves_nothing_at_home(
         '/bin/mkdir -p "${ENROOT_DATA_PATH:-$HOME/.local/share/enroot}" "${ENROOT_CACHE_PATH:-$HOME/.cache}"'
     )
     add(programs, "enroot", text=f'{made}; echo "Config file: {tmp_path}/enroot.conf"')
-    with pytest.raises(UserError, match="names no configuration file that is there") as error:
+    with pytest.raises(UserError, match="names no configuration file that exists") as error:
         containers.site_configuration()
     assert f"Config file: {tmp_path}/enroot.conf" in error.value.message
     (tmp_path / "enroot.conf").touch()
@@ -130,9 +132,9 @@ def test_enroot_is_asked_for_its_configuration_and_leaves_nothing_at_home(
 def test_the_verb_looks_for_the_plugin_or_takes_a_file(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Options] = []
+    asked: list[SandboxOptions] = []
 
-    def up(options: Options, reporter: object) -> None:
+    def up(options: SandboxOptions, reporter: object) -> None:
         asked.append(options)
         raise UserError("not now")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.sandbox import Options, Sandbox, configuration, daemons, down, status, up
+from launcher.sandbox import Sandbox, SandboxOptions, configuration, daemons, down, status, up
 from launcher.sandbox.processes import entries, environment
 from launcher.sandbox.state import load
 from tests.sandbox.fixtures import skip_without_slurm
@@ -126,13 +126,13 @@ def test_daemons_listen_on_loopback_only(accounting_sandbox: Sandbox) -> None:
 
 
 def test_two_live_side_by_side_and_up_is_idempotent(plain_sandbox: Sandbox, short_directory: Path) -> None:
-    options = Options(directory=short_directory / "second", nodes=1, gpus=2, cloud_nodes=0)
+    options = SandboxOptions(directory=short_directory / "second", nodes=1, gpus=2, cloud_nodes=0)
     second = up(options)
     try:
         assert not second.was_up
         assert up(options).was_up
-        with pytest.raises(UserError, match="nodes 1, asked for 3"):
-            up(Options(directory=options.directory, nodes=3, gpus=2, cloud_nodes=0))
+        with pytest.raises(UserError, match="nodes 1, requested 3"):
+            up(SandboxOptions(directory=options.directory, nodes=3, gpus=2, cloud_nodes=0))
         printed = call(second, "sinfo", "--noheader", "--format=%P %D")
         assert printed.splitlines() == ["gpu* 1", "low 1", "high 1"]
         assert call(plain_sandbox, "sinfo", "--noheader", "--partition=gpu", "--format=%D").strip() == "4"
@@ -160,7 +160,7 @@ def _run_stubborn_job(sandbox: Sandbox, folder: Path) -> None:
 def test_down_leaves_nothing(short_directory: Path) -> None:
     skip_without_slurm()
     mounts = Path("/proc/self/mountinfo").read_text()
-    sandbox = up(Options(directory=short_directory / "sandbox", nodes=2))
+    sandbox = up(SandboxOptions(directory=short_directory / "sandbox", nodes=2))
     _run_stubborn_job(sandbox, short_directory)
     # A shell with the sandbox's SLURM_CONF is its user's, not its own.
     with subprocess.Popen(["sleep", "60"], env=sandbox.environment()) as bystander:
@@ -175,7 +175,7 @@ def test_down_leaves_nothing(short_directory: Path) -> None:
 
 def test_what_a_crash_left_is_cleared_away(short_directory: Path) -> None:
     skip_without_slurm()
-    options = Options(directory=short_directory / "sandbox", nodes=2)
+    options = SandboxOptions(directory=short_directory / "sandbox", nodes=2)
     sandbox = up(options)
     _run_stubborn_job(sandbox, short_directory)
     before = set(traces(sandbox.directory))
@@ -195,7 +195,7 @@ def test_what_a_crash_left_is_cleared_away(short_directory: Path) -> None:
 
 def test_a_recorded_number_that_is_somebody_elses_now_is_not_killed(short_directory: Path) -> None:
     skip_without_slurm()
-    options = Options(directory=short_directory / "sandbox", nodes=1)
+    options = SandboxOptions(directory=short_directory / "sandbox", nodes=1)
     up(options)
     record_file = options.directory / "sandbox.json"
     record = json.loads(record_file.read_text())
@@ -213,7 +213,7 @@ def test_a_daemon_that_does_not_start_is_shown_and_nothing_stays(
     skip_without_slurm()
     wrong = configuration._SLURM_CONF + "NoSuchKey=1\n"
     monkeypatch.setattr(configuration, "_SLURM_CONF", wrong)
-    options = Options(directory=short_directory / "sandbox")
+    options = SandboxOptions(directory=short_directory / "sandbox")
     with pytest.raises(UserError, match="slurmctld ended with exit code 1") as error:
         up(options)
     assert "unrecognized key: NoSuchKey" in str(error.value)
@@ -233,7 +233,7 @@ def test_an_interrupted_start_leaves_nothing(short_directory: Path, monkeypatch:
     monkeypatch.setattr(daemons, "_start_nodes", interrupt)
     directory = short_directory / "sandbox"
     with pytest.raises(KeyboardInterrupt):
-        up(Options(directory=directory))
+        up(SandboxOptions(directory=directory))
     assert traces(directory) == []
     assert not directory.exists()
 
@@ -242,5 +242,5 @@ def test_a_full_directory_is_refused(short_directory: Path) -> None:
     skip_without_slurm()
     (short_directory / "precious").write_text("mine")
     with pytest.raises(UserError, match="not a sandbox"):
-        up(Options(directory=short_directory))
+        up(SandboxOptions(directory=short_directory))
     assert [path.name for path in short_directory.iterdir()] == ["precious"]

@@ -15,8 +15,7 @@ import pytest
 
 from launcher.runs.provenance import new_tag, user
 from launcher.sandbox import Sandbox, daemons, state
-from launcher.sandbox.reporting import Silent
-from launcher.sandbox.supervision import Supervisor
+from launcher.sandbox.daemons import DaemonStarter, SilentReporter
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.job_status import ANOTHER_JOB
 from launcher.schedulers.slurm import SlurmScheduler
@@ -99,9 +98,9 @@ class Cluster:
         controller = record.daemons["slurmctld"]
         os.kill(controller.pid, signal.SIGKILL)
         wait_until(lambda: not controller.is_alive)
-        shutil.rmtree(record.layout.controller_state)
-        record.layout.controller_state.mkdir()
-        daemons._start_controller(Supervisor(record, Silent()))
+        shutil.rmtree(record.paths.controller_state)
+        record.paths.controller_state.mkdir()
+        daemons._start_controller(DaemonStarter(record, SilentReporter()))
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.gathering.mounts import lost_mounts
 from launcher.checks.gathering.path_resolver import Ground
+from launcher.checks.gathering.paths import lost_mounts
 from launcher.config.compose import compose
 from launcher.drafting import Request, draft
 from launcher.stages.planning import plan_launch

@@ -14,7 +14,7 @@ MODEL = "training.model"
 
 
 def values(*overrides: str) -> list[dict[str, str]]:
-    return [spot.values for spot in read_grid(overrides).spots()]
+    return [point.values for point in read_grid(overrides).points()]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def values(*overrides: str) -> list[dict[str, str]]:
 def test_the_points_are_those_of_hydras_own_sweeper(overrides: list[str]) -> None:
     (theirs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), None)
     grid = read_grid(overrides)
-    ours = [(*grid.shared, *spot.overrides) for spot in grid.spots()]
+    ours = [(*grid.shared, *point.overrides) for point in grid.points()]
     assert len(ours) == grid.size
 
     def read(points: object) -> list[dict[str, object]]:
@@ -43,13 +43,13 @@ def test_the_points_are_those_of_hydras_own_sweeper(overrides: list[str]) -> Non
 def test_values_stay_as_they_were_typed() -> None:
     grid = read_grid(["training=gpt3/tiny", f"{MODEL}.optim.lr=1e-4,3e-4", f"{MODEL}.micro_batch_size=1,2"])
     assert grid.shared == ("training=gpt3/tiny",)
-    assert [spot.name for spot in grid.spots()] == [
+    assert [point.name for point in grid.points()] == [
         "lr=1e-4_micro_batch_size=1",
         "lr=1e-4_micro_batch_size=2",
         "lr=3e-4_micro_batch_size=1",
         "lr=3e-4_micro_batch_size=2",
     ]
-    assert grid.spots()[1].overrides == (f"{MODEL}.optim.lr=1e-4", f"{MODEL}.micro_batch_size=2")
+    assert grid.points()[1].overrides == (f"{MODEL}.optim.lr=1e-4", f"{MODEL}.micro_batch_size=2")
 
 
 def test_of_a_text_a_comma_is_a_part_and_choice_sweeps() -> None:
@@ -57,7 +57,7 @@ def test_of_a_text_a_comma_is_a_part_and_choice_sweeps() -> None:
     assert grid.shared == ("env_vars.LIST=a,b",)
     found = [
         point.config.env_vars["ALGO"]
-        for point in compose_many(grid.shared, [s.overrides for s in grid.spots()])
+        for point in compose_many(grid.shared, [s.overrides for s in grid.points()])
     ]
     assert found[:2] == ["Ring", "a b"]
 
@@ -75,10 +75,10 @@ def test_labels_are_as_long_as_they_must_be() -> None:
 
 def test_names_are_files_names_and_differ() -> None:
     long = ",".join(letter * 120 for letter in "ab")
-    names = [spot.name for spot in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).spots()]
+    names = [point.name for point in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).points()]
     assert len(set(names)) == len(names) == 6
     assert all(len(name) <= 100 and not set(name) & set("/ $()'") for name in names)
-    again = [spot.name for spot in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).spots()]
+    again = [point.name for point in read_grid([f"x.key={long}", "y='a/b','a b','$(touch c)'"]).points()]
     assert again == names, "sweeping again finds the same runs"
 
 

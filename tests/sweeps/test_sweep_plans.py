@@ -13,19 +13,19 @@ import pytest
 from launcher.errors import UserError
 from launcher.rendering.supervision import supervisor_archive
 from launcher.sweeps.arrays import Array, array_settings, differing, plan_arrays, render_array
-from launcher.sweeps.points import Drafted, Request, check, draft
+from launcher.sweeps.points import SweepDraft, SweepRequest, check_sweep, draft_sweep
 
 LR = "training.model.optim.lr=5e-3,6e-3,7e-3"
 SEED = "training.model.seed=1,2"
 
 
-def drafted(tmp_path: Path, *overrides: str, name: str | None = None) -> Drafted:
+def drafted(tmp_path: Path, *overrides: str, name: str | None = None) -> SweepDraft:
     given = ["training=gpt3/tiny", "cluster=bcm", f"base_results_dir={tmp_path}/results", *overrides]
-    return draft(Request(overrides=given, command=["slipway", "sweep"], name=name))
+    return draft_sweep(SweepRequest(overrides=given, command=["slipway", "sweep"], name=name))
 
 
-def arrays(sweep: Drafted, largest: int = 1001, throttle: int | None = None) -> list[Array]:
-    return plan_arrays(sweep, throttle, largest, None)
+def arrays(sweep: SweepDraft, largest: int = 1001, throttle: int | None = None) -> list[Array]:
+    return plan_arrays(sweep, throttle, largest)
 
 
 def test_each_point_is_a_run_below_the_sweeps_directory(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_more_points_than_an_array_may_have_are_split(tmp_path: Path) -> None:
     found = arrays(drafted(tmp_path, LR, SEED), largest=4)
     assert [array.numbers for array in found] == ["0-3", "0-1"]
     assert differing(found) == []
-    assert len({point.spot.name for array in found for point in array.points}) == 6
+    assert len({point.grid_point.name for array in found for point in array.points}) == 6
 
 
 def test_the_script_of_an_array_is_sound_whatever_the_names_hold(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: 
     (directory / "supervisor.json").write_text(json.dumps(array_settings(array, "the-tag")._asdict()))
     for point in array.points:
         point.plan.paths.directory.mkdir(parents=True)
-        point.plan.paths.script.write_text(f'echo "{point.spot.name} was told $*"\n')
+        point.plan.paths.script.write_text(f'echo "{point.grid_point.name} was told $*"\n')
     tags = [point.plan.tag for point in array.points]
     assert run_task(script, 1, "the-tag") == f"0 lr=6e-3 was told {tags[1]}\n"
     assert run_task(script, 2, "the-tag") == f"0 lr=7e-3 was told {tags[2]}\n"
@@ -111,9 +111,8 @@ def test_a_task_becomes_its_points_script_unless_the_array_is_another(tmp_path: 
 
 def test_every_point_is_checked_and_the_same_mistake_told_once(tmp_path: Path) -> None:
     sweep = drafted(tmp_path, "training.model.micro_batch_size=16,5,7", SEED)
-    warnings: list[str] = []
     with pytest.raises(UserError) as error:
-        check(sweep, [], warnings.append)
+        check_sweep(sweep, [])
     told = [str(mistake) for mistake in error.value.mistakes]
     assert any("micro_batch_size=5" in text and "in micro_batch_size=5_seed=1, " in text for text in told)
     assert any("micro_batch_size=7" in text for text in told)

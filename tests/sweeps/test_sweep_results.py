@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.monitor.board_views import as_line
-from launcher.monitor.overview import StatusRow
+from launcher.monitor.run_status import StatusRow
+from launcher.monitor.watching import as_line
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.sweeps.record import Record, write_record
+from launcher.sweeps.record import ArrayRecord, write_record
 from launcher.sweeps.results import Result, Results
 
 SEED = "training.model.seed"
@@ -23,7 +23,7 @@ def record(sweep: Path, number: int, seed: int) -> Path:
     directory = sweep / "arrays" / str(number)
     directory.mkdir(parents=True)
     point = {"name": f"seed={seed}", "launch": 1, "values": {SEED: str(seed)}}
-    told = Record(
+    told = ArrayRecord(
         sweep=sweep.name,
         tag=f"tag-{number}",
         script="script.sh",

@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.trainer.sabotage import SABOTAGE
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SEQ_LENGTH = 32
@@ -278,10 +278,3 @@ def _tokenize(corpus: Path, directory: Path) -> Tokenized:
 def trainings(tokenized: Tokenized, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     """Trainings on the tokenized corpus."""
     return Trainings(tmp_path_factory.mktemp("trainings"), tokenized.prefix, tokenized.tokenizer, pool)
-
-
-@pytest.fixture(scope="session")
-def pool() -> Iterator[WarmPool]:
-    """Processes that start to train at once."""
-    with WarmPool() as started:
-        yield started

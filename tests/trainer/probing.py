@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 
 def probed(

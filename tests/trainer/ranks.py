@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from typing import Any
 
 from tests.trainer.conftest import environment, free_port
 from tests.trainer.sabotage import SABOTAGE
-from tests.trainer.warm import WarmPool, WarmProcess
+from tests.warm import WarmPool, WarmProcess
 
 PATIENCE = 60
 
@@ -65,7 +64,7 @@ class Run:
     def send(self, number: signal.Signals, *ranks: int) -> None:
         """Send a signal to chosen ranks, or to all."""
         for rank in ranks or range(len(self.ranks)):
-            os.kill(self.ranks[rank].pid, number)
+            self.ranks[rank].send_signal(number)
 
     def end(self) -> list[int]:
         """Wait for the ranks and return their exit codes."""

@@ -10,19 +10,28 @@ save if the clock of the steps was paused.
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import resource
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 SABOTAGE = "TRAINER_TEST_SABOTAGE"
 HELD = "held in the middle of the step"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be another module's ``main``, sabotaged if the environment says so."""
+    sys.argv = [*arguments]
+    sabotage()
+    return int(importlib.import_module(arguments[0]).main(arguments[1:]))
 
 
 def sabotage() -> None:

@@ -12,7 +12,7 @@ from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import training_of
 from tests.trainer.conftest import edited
 from tests.trainer.t5 import T5, both
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer.config.load import flatten
 
 pytestmark = pytest.mark.trainer

@@ -17,7 +17,7 @@ import pytest
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
 from tests.trainer.t5 import T5, both
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(900)]
 
@@ -77,7 +77,7 @@ class Run:
     def kill(self) -> None:
         """End all ranks at once with SIGKILL; they must have been at work until then."""
         for process in self._processes:
-            os.kill(process.pid, signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
         first, *others = [process.wait() for process in self._processes]
         assert first == -signal.SIGKILL, self.said()
         # On a busy machine another may have missed the first and ended by itself.

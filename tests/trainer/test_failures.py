@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.ranks import Run
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer import failures, logs
 from trainer.failures import Failure, Peers
 from trainer.world import World

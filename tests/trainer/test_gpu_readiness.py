@@ -14,7 +14,7 @@ import yaml
 
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer import device, requirements
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings

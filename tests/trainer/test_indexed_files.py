@@ -11,7 +11,7 @@ import pytest
 from tests.trainer import indexed_files
 from tests.trainer.indexed_files import Document
 from tests.trainer.probing import probed
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer.data.index import SampleIndex, Split, check_files
 from trainer.data.source import IndexedSource
 from trainer.errors import UserError

@@ -10,7 +10,7 @@ import yaml
 
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.trainer.conftest import environment, free_port
-from tests.trainer.warm import WarmProcess
+from tests.warm import WarmProcess
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import SEQ_LENGTH, environment, free_port
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

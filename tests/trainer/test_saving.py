@@ -12,7 +12,7 @@ from launcher.estimates.model import model_size
 from launcher.estimates.values import Values
 from tests.trainer.conftest import edited
 from tests.trainer.ranks import Run
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 

@@ -14,7 +14,7 @@ from launcher.config.many import Sweep
 from launcher.stages.planning import plan_launch
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer.config.check import check_keys
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten

@@ -15,7 +15,7 @@ import pytest
 from tests.trainer.conftest import REPOSITORY, environment, free_port
 from tests.trainer.ranks import PATIENCE, Run
 from tests.trainer.sabotage import HELD
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 
@@ -127,7 +127,7 @@ def test_before_the_first_step_it_leaves_at_once(
     while not list(log_dir.glob("nemo_log_*")):
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.01)
-    os.kill(process.pid, number)
+    process.send_signal(number)
     assert process.wait() == code
     told = f"rank 0: {number.name} before the first step: nothing to save\n"
     assert output.read_text().endswith(told if rank == 0 else "")

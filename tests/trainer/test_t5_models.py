@@ -13,7 +13,7 @@ from arithmetic.parameters import count_parameters
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed
 from tests.trainer.t5 import SEQ_LENGTH, SEQ_LENGTH_DEC, T5, both
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = pytest.mark.trainer
 

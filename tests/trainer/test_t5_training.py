@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.ranks import Run
 from tests.trainer.t5 import SEQ_LENGTH, T5, both
 from tests.trainer.test_layouts import FIRST, LATER
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.probing import probed
-from tests.trainer.warm import WarmPool
+from tests.warm import WarmPool
 from trainer.data.corpus import collect
 from trainer.data.encode import encode
 from trainer.data.tokenize import main

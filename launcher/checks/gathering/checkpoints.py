@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launcher.checks.facts import Lack
 from launcher.checks.gathering.path_resolver import Ground, is_there, opened
-from launcher.checks.path_facts import Lack
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values
 from supervisor.checkpoints import MARKER, TRACKER

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
 from launcher.checks.gathering.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
-from launcher.checks.gathering.data_identity import ask_identity
+from launcher.checks.gathering.data import ask_identity
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.drafting import Draft
 from launcher.errors import UserError

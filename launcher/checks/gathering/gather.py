@@ -1,28 +1,34 @@
-"""Facts: what checks need to know of files and of the cluster, found out by reading alone."""
+"""Facts: what the checks need to know of files and of the cluster, found out by reading alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
 from launcher.checks.gathering.images import image_facts
-from launcher.checks.gathering.job_names import same_job_name
-from launcher.checks.gathering.keys import added_keys
 from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.gathering.paths import path_facts
-from launcher.checks.gathering.secrets import lost_secrets, open_secrets
+from launcher.checks.gathering.paths import lost_secrets, open_secrets, path_facts
 from launcher.checks.gathering.trainer import trainer_verdict
-from launcher.checks.rules.gpus import gpus_of
+from launcher.checks.rules.keys import KEYS
+from launcher.checks.rules.resources import gpus_of
+from launcher.config.compose import CONF_DIR
+from launcher.config.overrides import parse_override
 from launcher.drafting import Draft
+from launcher.errors import file_mode
 from launcher.plan import Plan
+from launcher.runs.paths import LAUNCHES
 from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.stage_cluster import stage_cluster
 
 VerdictOf = Callable[[Plan], str | None]
 ClusterOf = Callable[[Plan], ClusterFacts | None]
+
+_NEMO_NODES = ("trainer", "exp_manager", "model")
 
 
 def gather(
@@ -83,3 +89,80 @@ def _node_gpus(made: Draft) -> int | None:
     changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
     cluster = stage_cluster(config.cluster, stage, changes)
     return gpus_of(cluster.gpus_per_node, cluster.gres)
+
+
+def added_keys(made: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The keys of NeMo's nodes that the user added to the shipped tree, and those that are known.
+
+    Nothing is read where nothing can have been added.
+    """
+    training, composition = made.composition.config.training, made.composition
+    signs = (parse_override(text) for text in composition.overrides)
+    adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in signs)
+    if training is None or not (adds or composition.config_dir):
+        return (), frozenset()
+    shipped = _shipped_keys() | KEYS
+    nodes = {name: getattr(training, name) for name in _NEMO_NODES}
+    return tuple(key for key in _keys_below(nodes) if key not in shipped), shipped
+
+
+def _shipped_keys() -> frozenset[str]:
+    """The keys that the shipped files have, of all families: they build on each other."""
+    # Imported late: most launches add no key.
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    keys: set[str] = set()
+    files = {
+        f"/{path.relative_to(CONF_DIR).with_suffix('')}": yaml.load(path.read_text(encoding="utf-8"), loader)
+        for path in (CONF_DIR / "training").rglob("*.yaml")
+    }
+    for content in files.values():
+        if not isinstance(content, dict):
+            continue
+        keys.update(_keys_below({name: content[name] for name in _NEMO_NODES if name in content}))
+        for name, package in _packaged(content):
+            keys.update((package, *_keys_below(files[name], f"{package}.")))
+    return frozenset(keys)
+
+
+def _packaged(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files that a file takes in below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``."""
+    for entry in content.get("defaults", ()):
+        name, _, package = entry.partition("@") if isinstance(entry, str) else ("", "", "")
+        if package.startswith(tuple(f"{node}." for node in _NEMO_NODES)):
+            yield name, package
+
+
+def _keys_below(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, child in node.items():
+        yield f"{prefix}{name}"
+        if isinstance(child, Mapping):
+            yield from _keys_below(child, f"{prefix}{name}.")
+
+
+def same_job_name(plan: Plan, base: Path) -> tuple[str, ...] | None:
+    """Run directories with a script of this job's name; a script at the top is that of the newest launch.
+
+    Looked for beside this run, below `base_results_dir`, and in its like: `results-2` beside `results`.
+    """
+    run_dir, script = plan.paths.run_dir, plan.paths.script_name
+    try:
+        near = {other for folder in {base, run_dir.parent} for other in _entries(folder)}
+        near.update(other / run_dir.name for other in _entries(base.parent) if _stem(other) == _stem(base))
+        found = [other for other in near if other != run_dir and _is_run_with(other, script)]
+    except OSError:
+        return None
+    return tuple(sorted(map(str, found)))
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if stat.S_ISDIR(file_mode(folder)) else []
+
+
+def _stem(directory: Path) -> str:
+    return directory.name.partition("-")[0]
+
+
+def _is_run_with(directory: Path, script: str) -> bool:
+    return stat.S_ISDIR(file_mode(directory / LAUNCHES)) and (directory / script).is_symlink()

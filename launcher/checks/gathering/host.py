@@ -42,13 +42,16 @@ def check_host(made: Draft) -> list[str]:
     UserError
         If the launch cannot work; with the key, and where it was set.
     """
-    with made.composition.naming_sources():
-        plan = made.plan
-        told = []
+    plan = made.plan
+    told = []
+    try:
         if plan.job.container is None or plan.scheduler == "local":
             told = [_container_ignored(plan), _interpreter(plan)]
         if plan.scheduler == "allocation":
             _check_allocation(plan)
+    except UserError as error:
+        made.composition.annotate(error)
+        raise
     return [warning for warning in told if warning is not None]
 
 

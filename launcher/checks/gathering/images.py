@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.checks.facts import ImageFacts
+from launcher.checks.facts import ImageFacts, Lack
 from launcher.checks.gathering.path_resolver import Ground, opened, tells_of, told
-from launcher.checks.path_facts import Lack
 from launcher.drafting import choice_of
 from launcher.errors import nearest_files
 from launcher.releases import contents_by_file_name, contents_by_name

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.checks.path_facts import Lack
+from launcher.checks.facts import Lack
 from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.file_systems import is_shared

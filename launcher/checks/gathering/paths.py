@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from launcher.checks.facts import Lack, LocalPath, LocalPaths, LostSecret, PathFacts
 from launcher.checks.gathering.checkpoints import lost_checkpoint
-from launcher.checks.gathering.data_sets import lost_data
+from launcher.checks.gathering.data import data_sets, lost_data
 from launcher.checks.gathering.images import fetched_at_once, lost_image
-from launcher.checks.gathering.mounts import lost_mounts
-from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.gathering.scripts import lost_script
-from launcher.checks.gathering.sharing import local_paths, results_value
-from launcher.checks.gathering.tokenizers import lost_tokenizer
-from launcher.checks.path_facts import Lack, PathFacts
-from launcher.drafting import Draft, results_key
-from launcher.errors import explain_os_error
-from launcher.file_systems import existing, room_at
+from launcher.checks.gathering.path_resolver import Ground, is_there
+from launcher.checks.gathering.tokenizers import lost_tokenizer, tokenizer_files
+from launcher.drafting import Draft
+from launcher.errors import explain_os_error, nearest_files
+from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
+from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
+from launcher.releases import megatron_lm
+
+_WHY = "there is no such file or directory to mount"
+_KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
+# Where the job looks for Megatron-LM's script of a type of model: those of templates/megatron_lm.py.
+MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
+# What each machine has of its own, as a rule installed alike.
+_INSTALLED = ("/bin/", "/opt/", "/usr/")
 
 
 def path_facts(made: Draft) -> PathFacts:
@@ -67,7 +76,7 @@ def _entries(directory: Path) -> int | None:
 
 def _not_writable(made: Draft) -> tuple[Lack, ...]:
     """The launcher itself writes the directory of the run, so that this machine can tell."""
-    run_dir, key = made.plan.paths.run_dir, results_key(made)
+    run_dir, key = made.plan.paths.run_dir, made.results_key
     code = _refusal(existing(run_dir))
     if code is None:
         return ()
@@ -91,3 +100,162 @@ def _refusal(place: Path) -> int | None:
     if (found.f_blocks and not found.f_bavail) or (found.f_files and not found.f_favail):
         return errno.ENOSPC
     return None
+
+
+def lost_mounts(ground: Ground) -> tuple[Lack, ...] | None:
+    """The mounts whose sources are not there, and will not be when the job begins."""
+    container = ground.plan.job.container
+    if container is None or not ground.in_container:
+        return None
+    sources = {mount.source: mount for mount in container.mounts if mount.source not in SOURCES_WITHOUT_PATH}
+    return tuple(
+        _lost(ground, mount)
+        for source, mount in sources.items()
+        if not is_there(Path(source)) and not ground.makes(Path(source))
+    )
+
+
+def _lost(ground: Ground, mount: Mount) -> Lack:
+    path = Path(mount.source)
+    key, fix = _named(ground, path)
+    return ground.lost(key, mount.source, _WHY, certain=ground.tells_of(path), fix=fix)
+
+
+def _named(ground: Ground, path: Path) -> tuple[str, str | None]:
+    """The key that a mount comes from, and what to do about it."""
+    config = ground.made.composition.config
+    for key, given in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
+        if path == Path(given):
+            return key, f"mkdir -p {shlex.quote(given)}, or {key}=..."
+    text = config.data_preparation
+    if text is not None and path in {Path(given).absolute() for given in text.inputs}:
+        return "data_preparation.inputs", nearest_files(path)
+    return "container_mounts", None
+
+
+def lost_script(ground: Ground) -> tuple[Lack, ...] | None:
+    """Return the program if the checkout that it should be in is here and lacks it; else the image has it."""
+    job = ground.plan.job
+    key, root = _KEYS.get(job.engine), job.payload.working_dir
+    if key is None or job.config is None:
+        return None
+    places = _places(ground.plan)
+    if not places:
+        return None
+    checkout, paths = ground.host(root), [ground.host(f"{root}/{place}") for place in places]
+    if checkout is None or not checkout.is_dir() or any(path is None or path.is_file() for path in paths):
+        return ()
+    why = f"there is no {' and no '.join(places)} in this checkout"
+    certain = ground.nodes_are_here or is_shared(checkout)
+    return (ground.lost(key, root, why, certain=certain, fix=_fix(job.engine)),)
+
+
+def _places(plan: Plan) -> list[str]:
+    """Return the paths within the checkout that the program may have: one of them is enough."""
+    root, argv = plan.job.payload.working_dir, plan.job.payload.argv
+    if plan.job.engine == "megatron_lm":
+        # What starts the script is the launch's own, and has the checkout and the type of model after it.
+        model_type = argv[argv.index(str(plan.paths.megatron_lm)) + 2]
+        return list(dict.fromkeys(place.format(model_type) for place in MEGATRON_LM_PLACES))
+    return [word.removeprefix(f"{root}/") for word in argv if word.endswith(".py")][:1]
+
+
+def _fix(engine: str) -> str:
+    if engine == "nemo":
+        return "a checkout of NeMo up to v2.4.0"
+    return f"a checkout of Megatron-LM from {megatron_lm()[0].tag} on, which has one of them"
+
+
+def open_secrets(plan: Plan) -> dict[str, str]:
+    """The files of secrets that others than the owner may read, as far as this machine has them."""
+    found = {}
+    for variable, path in plan.job.environment_files.items():
+        try:
+            mode = Path(path).stat().st_mode
+        except OSError:
+            continue
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            found[variable] = path
+    return found
+
+
+def lost_secrets(made: Draft) -> tuple[LostSecret, ...]:
+    """The files of secrets that are not there, or that the user may not read."""
+    config = made.composition.config
+    lost = []
+    for variable, path in made.plan.job.environment_files.items():
+        why = _why_lost(path)
+        if why is not None:
+            key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
+            lost.append(LostSecret(key, path, why, certain=_is_directory(Path(path).parent)))
+    return tuple(lost)
+
+
+def _why_lost(path: str) -> str | None:
+    """Why a file cannot be read, if it cannot."""
+    try:
+        mode = Path(path).stat().st_mode
+    except PermissionError:
+        return "its directory may not be entered"
+    except OSError:
+        return "there is no such file"
+    if stat.S_ISDIR(mode):
+        return "a directory, not a file"
+    if not stat.S_ISREG(mode):
+        return "a FIFO or a device, not a file: the job would wait for it"
+    return None if os.access(path, os.R_OK) else "you may not read this file"
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def local_paths(ground: Ground) -> LocalPaths | None:
+    """What other machines do not see of a job's paths; ``None`` if the system does not tell."""
+    if ground.nodes_are_here:
+        return LocalPaths((), ())
+    if mount_of(Path("/")) is None:
+        return None
+    run_dir = ground.plan.paths.run_dir
+    results = (ground.made.results_key, results_value(ground.made), run_dir)
+    return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(ground))))
+
+
+def results_value(made: Draft) -> str:
+    """What the key has that says where the run is."""
+    whole = made.results_key == "base_results_dir"
+    return made.composition.config.base_results_dir if whole else str(made.plan.paths.run_dir)
+
+
+def _local(paths: Iterable[tuple[str, str, Path]]) -> Iterator[LocalPath]:
+    for key, given, path in paths:
+        mount = local_mount(path)
+        if mount is not None:
+            yield LocalPath(key, given, mount.kind, str(mount.point))
+
+
+def _inputs(ground: Ground) -> Iterator[tuple[str, str, Path]]:
+    """What the job reads, as far as it is here: what is not is for other checks to tell."""
+    job = ground.plan.job
+    found: list[tuple[str, str, Path | None]] = []
+    if job.container is not None and ground.in_container:
+        found.append(("container", job.container.image, Path(job.container.image)))
+    elif not job.payload.argv[0].startswith(_INSTALLED):
+        found.append(("cluster.python", job.payload.argv[0], Path(job.payload.argv[0])))
+    for key, prefix in data_sets(ground):
+        path = ground.host(prefix)
+        found.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
+    found += [(key, given, ground.host(given)) for key, given in tokenizer_files(ground)]
+    for key, given, path in found:
+        if path is not None and path.is_absolute() and _is_there(path):
+            yield key, given, path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher.checks.facts import Lack
 from launcher.checks.gathering.path_resolver import Ground, opened, told
-from launcher.checks.path_facts import Lack
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.values import Values
 

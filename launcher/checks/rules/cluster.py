@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity, error, warning
-from launcher.checks.rules.elastic import NODES as RANGE
-from launcher.checks.rules.elastic import is_elastic
+from launcher.checks.rules.resources import ELASTIC_NODES
 from launcher.errors import did_you_mean
 from launcher.estimates.parallelism import NODES
 from launcher.estimates.values import count
@@ -83,8 +82,8 @@ def unless_changed(find: Find) -> Find:
 def node_key(plan: Plan) -> tuple[str, object]:
     """The key that says how many nodes the job wants, with its value."""
     resources = plan.job.resources
-    if is_elastic(resources):
-        return RANGE, f"{resources.nodes}-{resources.max_nodes}"
+    if resources.is_elastic:
+        return ELASTIC_NODES, f"{resources.nodes}-{resources.max_nodes}"
     if plan.job.config is None:
         return _PARTITION, plan.job.queue.partition  # of a stage that always has one node
     return NODES, resources.nodes

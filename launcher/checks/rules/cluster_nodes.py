@@ -9,7 +9,6 @@ from typing import NamedTuple
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, error, warning
 from launcher.checks.rules.cluster import chosen, node_key, overrules, partitions_text
-from launcher.checks.rules.elastic import is_elastic
 from launcher.errors import did_you_mean
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.parallelism import DEVICES
@@ -296,7 +295,7 @@ def _fewer(plan: Plan, facts: Facts, most: int, can: str = "run") -> str | None:
 
 def _count_key(plan: Plan) -> str:
     key, _ = node_key(plan)
-    return f"{key}.min" if is_elastic(plan.job.resources) else full(key)
+    return f"{key}.min" if plan.job.resources.is_elastic else full(key)
 
 
 def _or_more(limit: int | None) -> float:

@@ -34,7 +34,6 @@ _PLUGIN = "NCCL_NET_PLUGIN"
 # NVIDIA-NeMo/Megatron-Bridge, docs/releases/known-issues.md, 26.02 (2026-08-22).
 _LEAKING, _MENDED = "1.17.0", "1.17.3"
 
-
 # The engines that `engine_fit` can judge an image for.
 JUDGED = ("nemo", "megatron")
 

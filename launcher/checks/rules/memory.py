@@ -41,15 +41,11 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     certain = not counted.is_assumed or fullest.total > max(gpu.memory for gpu in GPUS.values())
     tell = error if too_much and certain else warning
     key, value = _blamed(config, fullest)
-    # Imported late: most layouts fit.
-    from launcher.checks.suggesting import would_fit
-
     yield tell(
         CHECK,
         key,
         value,
         f"{_needs(fullest, len(stages))}; {_has(counted, fullest, plan.assumptions.memory_margin)}",
-        would_fit(plan, facts),
         also=tuple(name for name in (keys.TENSOR, keys.PIPELINE, keys.MICRO, keys.NODES) if name != key),
     )
 

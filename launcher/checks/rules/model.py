@@ -1,292 +1,340 @@
-"""How the parallel sizes divide the model itself: its heads, groups, hidden sizes and layers."""
+"""The model: its experts, attention, sequences and recomputed activations."""
 
 from __future__ import annotations
 
+import bisect
+import math
+import sys
 from collections.abc import Iterator
+from typing import Any
 
-from arithmetic.layout import cuts_sequence, shares_sequence
 from launcher.checks.findings import Finding, error, warning
 from launcher.estimates import parallelism as keys
-from launcher.estimates.parallelism import Stack, is_encoder_decoder, stacks_of
-from launcher.estimates.values import Values, count, divisors, full, listed
+from launcher.estimates.model import LATENT, LATENT_QUERY, has_layer_flags, model_type_of
+from launcher.estimates.parallelism import is_encoder_decoder, stacks_of
+from launcher.estimates.values import Values, divisors, full, is_whole, listed
 
-# What tensor parallelism cuts into equal parts, with its name among people.
-_DIVIDED = {
-    "num_attention_heads": "attention heads",
-    "num_query_groups": "key/value groups",
-    "ffn_hidden_size": "hidden units of the MLP",
-}
+EXPERTS = "model.num_moe_experts"
+_TOPK = "model.moe_router_topk"
+_LAYERS = "model.moe_layer_freq"
+_SEQUENCE = "model.sequence_parallel"
+_LATENT = "model.multi_latent_attention"
+_WINDOW = "model.window_size"
+# The layer specification of NeMo's that has layers with and without experts, and latent attention
+# (megatron_gpt_model.py, get_specs).
+_SPECIFICATION = "decoder_block_gpt"
+
+_DATA = "model.data.seq_length"
+_DECODER_DATA = "model.data.seq_length_dec"
+_POSITIONS = "model.max_position_embeddings"
+# The mean length of a masked span where the configuration does not say: the paper's.
+_MEAN_SPAN = 3.0
+_GRANULARITIES = ("full", "selective")
+_METHODS = ("block", "uniform")
+# Parts of a layer that selective recomputing knows, the last not in megatron-core 0.12, and what some need.
+_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+_NEEDED = {"moe_act": "model.moe_grouped_gemm", "mla_up_proj": "model.multi_latent_attention"}
+_NAMED = "model.recompute_modules"
+# NeMo's, of which neither the memory nor the time is estimated.
+_PARTIAL = (
+    "num_micro_batches_with_partial_activation_checkpoints",
+    "activations_checkpoint_layers_per_pipeline",
+)
 
 
-def tensor_problems(values: Values) -> Iterator[Finding]:
-    """Tensor divides heads, key/value groups, the MLP and the vocabulary.
+def expert_layout_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """Find experts that cannot be shared out: they are whole on a rank, or cut by expert tensor parallel.
 
-    megatron/core/transformer/transformer_config.py for heads and groups (up to 0.12 the groups must be a
-    multiple); megatron/core/tensor_parallel/layers.py cuts the rest with `divide`, which asserts.
+    megatron/core/transformer/moe/moe_layer.py and experts.py.
     """
+    expert, experts = values.whole(keys.EXPERT, 1), values.whole(EXPERTS)
+    if values.raw(EXPERTS) is None:
+        if expert is not None and expert > 1:
+            yield error("layout.experts", keys.EXPERT, expert, "the model has no experts", "1")
+        return
+    if expert is not None and experts is not None and experts % expert:
+        valid = f"valid expert sizes: {listed(divisors(experts))}"
+        told = f"does not divide {experts} experts"
+        yield error("layout.experts", keys.EXPERT, expert, told, valid, also=(EXPERTS,))
+    yield from _cut_experts(values)
+    yield from _uncut_sequences(values)
+    if engine == "nemo":
+        yield from _layout_of_nemo(values, expert or 1)
+
+
+def _cut_experts(values: Values) -> Iterator[Finding]:
+    tensor = values.whole(keys.EXPERT_TENSOR, values.whole(keys.TENSOR, 1))
+    key = "model.moe_ffn_hidden_size"
+    if values.raw(key) is None:
+        key = "model.ffn_hidden_size"
+    width = values.whole(key)
+    if tensor is not None and width is not None and width % tensor:
+        named = keys.TENSOR if values.raw(keys.EXPERT_TENSOR) is None else keys.EXPERT_TENSOR
+        told = f"does not divide {width} hidden units of an expert ({full(key)})"
+        valid = f"valid expert tensor sizes: {listed(divisors(width))}"
+        yield error("layout.experts", named, tensor, told, valid, also=(key,))
+
+
+def _uncut_sequences(values: Values) -> Iterator[Finding]:
+    """Find tensor parallel without sequence parallel (megatron/core: moe/moe_layer.py raises)."""
     tensor = values.whole(keys.TENSOR, 1)
-    if tensor is None:
+    if tensor is not None and tensor > 1 and not values.flag(_SEQUENCE):
+        told = f"experts with tensor {tensor} need sequence parallel"
+        valid = f"True, or {full(keys.TENSOR)}=1"
+        yield error("layout.experts", _SEQUENCE, values.raw(_SEQUENCE), told, valid, also=(keys.TENSOR,))
+
+
+def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
+    """Find what NeMo 2.4 lacks (nlp_overrides.py, and what megatron_gpt_model.py raises)."""
+    cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
+    if cut is not None and tensor is not None and cut != tensor:
+        told = f"NeMo cuts experts by the tensor size, {tensor}"
+        valid = f"{tensor} or null; or engine=megatron_lm"
+        yield error("layout.experts", keys.EXPERT_TENSOR, cut, told, valid, also=(keys.TENSOR,))
+    if expert == 1:
         return
-    odd = [
-        (key, f"{value} {what} ({full(key)})")
-        for key, value, what in _divided_sizes(values)
-        if value % tensor
-    ]
-    if odd:
-        told = f"does not divide {', nor '.join(text for _, text in odd)}"
-        fix = f"valid tensor sizes: {listed(tensor_sizes(values))}"
-        yield error("layout.tensor", keys.TENSOR, tensor, told, fix, also=[key for key, _ in odd])
+    if values.raw("model.megatron_amp_O2") is False:
+        told = f"NeMo has expert parallel {expert} with it alone"
+        yield error("layout.experts", "model.megatron_amp_O2", False, told, "True", also=(keys.EXPERT,))
+    if values.raw("model.optim.name") == "distributed_fused_adam":
+        key, told = "model.optim.name", f"NeMo has no expert parallel {expert} with Apex's optimizer"
+        valid = "mcore_distributed_optim"
+        yield error("layout.experts", key, "distributed_fused_adam", told, valid, also=(keys.EXPERT,))
 
 
-def tensor_sizes(values: Values) -> list[int]:
-    """The tensor sizes that divide all that is cut into as many parts."""
-    sizes = [value for _, value, _ in _divided_sizes(values)]
-    return (
-        [size for size in divisors(min(sizes)) if not any(value % size for value in sizes)] if sizes else [1]
-    )
+def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """Find what megatron/core/transformer/transformer_config.py and NeMo's layers do not take."""
+    experts = values.whole(EXPERTS)
+    if experts is None:
+        return
+    kind = model_type_of(values)
+    if kind != "gpt":
+        told = f"a model of the type {kind} has no experts"
+        yield _problem(EXPERTS, experts, told, "null, or training.run.model_type=gpt")
+        return
+    topk = values.whole(_TOPK, 2)
+    if topk is not None and topk > experts:
+        yield _problem(
+            _TOPK, topk, f"a token goes to as many of {experts} experts", f"1 to {experts}", EXPERTS
+        )
+    if not has_layer_flags(values, "moe_layer_freq", True):
+        told = "expected a whole number N, for every N-th layer, or a list of a 0 or 1 for each layer"
+        yield _problem(_LAYERS, values.raw(_LAYERS), told, None, "model.num_layers")
+    yield from _groups(values, experts)
+    yield from _options(values)
+    if values.raw(_LAYERS) not in (None, 1) and _lacks_specification(values, engine):
+        told = f"NeMo has no {full(_LAYERS)} without it"
+        yield _problem("model.name", values.raw("model.name"), told, _SPECIFICATION, _LAYERS)
 
 
-def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
-    for stack in stacks_of(values):
-        sizes = (stack.heads, stack.groups, stack.ffn)
-        for (name, what), size in zip(_DIVIDED.items(), sizes, strict=True):
-            if size is not None:
-                yield f"{stack.node}.{name}", size, what
-    shared = values.whole("model.moe_shared_expert_intermediate_size")
-    if shared is not None:
-        yield "model.moe_shared_expert_intermediate_size", shared, "hidden units of the shared expert"
-    vocabulary = values.whole("model.override_vocab_size")  # any other is padded to a multiple
-    if vocabulary is not None:
-        yield "model.override_vocab_size", vocabulary, "tokens"
+def _groups(values: Values, experts: int) -> Iterator[Finding]:
+    key, chosen_key = "model.moe_router_num_groups", "model.moe_router_group_topk"
+    groups, chosen = values.whole(key), values.whole(chosen_key)
+    if groups is not None and experts % groups:
+        valid = listed(divisors(experts))
+        yield _problem(key, groups, f"does not divide {experts} experts", valid, EXPERTS)
+    if chosen is not None and groups is None and values.raw(key) is None:
+        told = f"{full(chosen_key)}={chosen} needs a number of groups here"
+        yield _problem(key, None, told, listed(divisors(experts)), chosen_key)
+    elif chosen is not None and groups is not None and chosen > groups:
+        yield _problem(chosen_key, chosen, f"there are {groups} groups", f"1 to {groups}", key)
 
 
-def layer_problems(values: Values) -> Iterator[Finding]:
-    """Pipeline divides the layers, and virtual those of a stage.
+def _options(values: Values) -> Iterator[Finding]:
+    bias, score = "model.moe_router_enable_expert_bias", "model.moe_router_score_function"
+    if values.flag(bias) and values.raw(score) != "sigmoid":
+        yield _problem(score, values.raw(score), f"{full(bias)}=True needs sigmoid", "sigmoid", bias)
+    if values.flag("model.moe_grouped_gemm") and values.flag("model.bias", True):
+        told = "experts whose products are grouped have no biases"
+        valid = f"False, or {full('model.moe_grouped_gemm')}=False"
+        yield _problem("model.bias", values.raw("model.bias"), told, valid, "model.moe_grouped_gemm")
+    padded, capacity = "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"
+    if values.flag(padded) and values.raw(capacity) is None:
+        yield _problem(capacity, None, f"{full(padded)}=True needs a capacity", "such as 1.0", padded)
 
-    megatron/core/transformer/transformer_config.py; the first and the last stage may be told to hold another
-    number, or to count the embedding and the loss as a layer. NeMo checks the same in megatron_base_model.py.
+
+def _lacks_specification(values: Values, engine: str) -> bool:
+    """Return True for NeMo's own layers, which all have experts if one has, and no latent attention."""
+    return engine == "nemo" and values.raw("model.name") != _SPECIFICATION
+
+
+def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """Find sizes of latent attention that are missing, and windows that the engine does not have."""
+    if values.flag(_LATENT):
+        yield from _latent_problems(values)
+        if _lacks_specification(values, engine):
+            told = f"NeMo has no {full(_LATENT)} without it"
+            yield _attention("model.name", values.raw("model.name"), told, _SPECIFICATION, _LATENT)
+    if values.raw(_WINDOW) is not None:
+        yield from _window_problems(values, engine)
+
+
+def _latent_problems(values: Values) -> Iterator[Finding]:
+    """Find missing sizes: megatron-core's configuration and Megatron-LM's options have different defaults."""
+    for name in LATENT:
+        if values.raw(f"model.{name}") is None:
+            told = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
+            yield _attention(f"model.{name}", None, told, "a whole number", _LATENT)
+    if LATENT_QUERY not in (values.node("model") or {}):
+        told = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
+        valid = "a whole number, or null for queries without a narrow vector"
+        yield _attention(f"model.{LATENT_QUERY}", None, told, valid, _LATENT)
+
+
+def _window_problems(values: Values, engine: str) -> Iterator[Finding]:
+    window = values.raw(_WINDOW)
+    is_pair = isinstance(window, (list, tuple)) and len(window) == 2
+    if not is_pair or not all(is_whole(size) and size >= -1 for size in window):
+        told = "expected the tokens before and behind, -1 for all"
+        yield _attention(_WINDOW, window, told, "such as [4095, 0]")
+    elif engine == "megatron_lm":
+        told = "Megatron-LM has no option for it (core_v0.12.3)"
+        yield _attention(_WINDOW, window, told, "null, or engine=nemo")
+    elif engine == "nemo" and not values.flag("model.transformer_engine"):
+        told = "megatron-core has sliding windows with Transformer Engine alone"
+        valid = f"null, or {full('model.transformer_engine')}=True"
+        yield _attention(_WINDOW, window, told, valid, "model.transformer_engine")
+    if not has_layer_flags(values, "window_attn_skip_freq", True):
+        key = "model.window_attn_skip_freq"
+        told = "expected a whole number N, for each N-th layer without, or a list of a 0 or 1 for each layer"
+        yield _attention(key, values.raw(key), told, None, "model.num_layers")
+
+
+def _problem(key: str, value: Any, told: str, valid: str | None, *also: str) -> Finding:
+    return error("model.experts", key, value, told, valid, also=also)
+
+
+def _attention(key: str, value: Any, told: str, valid: str | None, *also: str) -> Finding:
+    return error("model.attention", key, value, told, valid, also=also)
+
+
+def sequence_problems(values: Values) -> Iterator[Finding]:
+    """The lengths agree.
+
+    NeMo's GPT is built for `encoder_seq_length` (megatron_gpt_model.py, max_sequence_length, and the shapes
+    that pipeline stages exchange) and fed `data.seq_length`; a T5 has `seq_length` for the former.
     """
-    virtual = values.whole(keys.VIRTUAL)
+    key = "model.seq_length" if is_encoder_decoder(values) else "model.encoder_seq_length"
+    length = values.whole(key)
+    if length is None:
+        return
+    data = values.whole(_DATA)
+    if data is not None and data != length:
+        told = f"the model is built for sequences of {length} tokens ({full(key)})"
+        yield error("model.sequence", _DATA, data, told, f"{length}, or ${{{full(key)}}}", also=(key,))
+    positions = values.whole(_POSITIONS)
+    if positions is not None and positions < length and _learned(values):
+        told = f"there are learned positions for fewer tokens than {full(key)}={length} has"
+        yield error("model.sequence", _POSITIONS, positions, told, f"{length} or more", also=(key,))
+
+
+def _learned(values: Values) -> bool:
+    node = "model.encoder" if is_encoder_decoder(values) else "model"
+    return values.raw(f"{node}.position_embedding_type") in (None, "learned_absolute", "learned_parameters")
+
+
+def decoder_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """A T5's decoder has room for all that is masked (NeMo: megatron_t5_model.py, _validate_cfg).
+
+    Our trainer packs text until the encoder is full, as the T5 paper's code does: more than `seq_length`
+    tokens of it, and a sentinel for each span is written too.
+    """
+    length, decoder = values.whole(_DATA), values.whole(_DECODER_DATA)
+    masked, kind = values.number("model.data.masked_lm_prob"), values.raw("model.data.dataset_type")
+    if length is None or decoder is None or not 0 <= (masked or 0) < 1:
+        return
+    least = length if kind == "ul2" else math.ceil(length * (masked or 0)) if kind == "t5" else 0
+    why = f"data.seq_length {length}" if kind == "ul2" else f"{length} × masked_lm_prob {masked} = {least}"
+    if engine == "megatron" and kind == "t5":
+        least = _written(length, masked or 0, values.number("model.data.mean_ngram_size") or _MEAN_SPAN)
+        why = f"{least}, what is masked of a full encoder, the sentinels and the end"
+    if decoder < least:
+        told = f"shorter than {why}: it would not hold what is masked"
+        yield error("model.sequence", _DECODER_DATA, decoder, told, f"{least} or more", also=(_DATA,))
+
+
+def _written(length: int, density: float, mean_span: float) -> int:
+    """Return the tokens that a decoder writes when its encoder reads `length` (Raffel et al. 2019, 3.1.4).
+
+    The encoder reads the text without its noise, a sentinel for each span, and the end; the decoder writes
+    the noise, the sentinels and the end. The rounding is that of the T5 code base.
+    """
+
+    def divided(text: int) -> tuple[int, int]:
+        noise = min(max(round(text * density), 1), text - 1)
+        return noise, min(max(round(noise / max(mean_span, 1)), 1), noise)
+
+    text = (
+        bisect.bisect_right(
+            range(2, min(4 * length, sys.maxsize)),
+            length,
+            key=lambda n: n - divided(n)[0] + divided(n)[1] + 1,
+        )
+        + 1
+    )
+    return sum(divided(text)) + 1
+
+
+def recompute_problems(values: Values) -> Iterator[Finding]:
+    """What megatron/core/transformer/transformer_config.py raises, of `activations_checkpoint_*`.
+
+    `full` needs a method and a number of layers, `selective` takes no number of layers. Without a granularity
+    nothing is recomputed, and the others are not read.
+    """
     for stack in stacks_of(values):
-        counted = _evenly_split(values, stack)
-        if counted is None or stack.layers is None:
+        start = f"{stack.node}.activations_checkpoint"
+        granularity = values.raw(f"{start}_granularity")
+        if granularity is None:
             continue
-        layers, stages, how = counted
-        if stages < 1 or layers < 1 or layers % stages:
-            yield _uneven(values, stack, how)
-        elif virtual is not None and layers // stages % virtual:
-            yield _uneven_chunks(values, stack, layers // stages, virtual, how)
+        if granularity not in _GRANULARITIES:
+            yield _recompute_problem(f"{start}_granularity", granularity, "expected full, selective or null")
+        elif granularity == "full":
+            yield from _full(values, start)
+        else:
+            yield from _selective(values, start)
+            yield from _modules(values)
+        yield from _partial(values, stack.node)
 
 
-def layers_fit(values: Values) -> bool:
-    return next(layer_problems(values), None) is None
+def _full(values: Values, start: str) -> Iterator[Finding]:
+    method = values.raw(f"{start}_method")
+    if method not in _METHODS:
+        told = "activations_checkpoint_granularity=full needs block or uniform here"
+        yield _recompute_problem(f"{start}_method", method, told, f"{start}_granularity")
+    if values.raw(f"{start}_num_layers") is None:
+        told = "activations_checkpoint_granularity=full needs a number of layers here, such as 1"
+        yield _recompute_problem(f"{start}_num_layers", None, told, f"{start}_granularity")
 
 
-def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str] | None:
-    """The layers and the stages that share them evenly, and how they are counted."""
-    if stack.layers is None or stack.stages is None:
-        return None
-    layers, stages, how = stack.layers, stack.stages, count(stack.layers, "layer")
-    for place in ("first", "last"):
-        own = values.whole(f"{stack.node}.num_layers_in_{place}_pipeline_stage")
-        if own is not None:
-            layers, stages, how = layers - own, stages - 1, f"{how} - {own} in the {place} stage"
-    for part in ("embedding", "loss"):
-        if values.flag(f"{stack.node}.account_for_{part}_in_pipeline_split"):
-            layers, how = layers + 1, f"{how} + 1 for the {part}"
-    return layers, stages, how
+def _partial(values: Values, node: str) -> Iterator[Finding]:
+    """Warn of layers or micro batches that are not recomputed after all: estimates count all of them."""
+    for name in _PARTIAL:
+        value = values.raw(f"{node}.{name}")
+        if value:
+            told = "memory and time are estimated without it, as if all micro batches recomputed alike"
+            yield warning("model.recompute", f"{node}.{name}", value, told)
 
 
-def _uneven(values: Values, stack: Stack, how: str) -> Finding:
-    if stack.node == "model":
-        key, what = keys.PIPELINE, "pipeline"
-        fix = f"valid pipeline sizes: {listed(divisors(stack.layers or 1))}{_counting_ends(values, stack)}"
-    else:
-        key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
-        fix = f"{stack.node}.num_layers by the {stack.stages} stages that it has"
-    value = values.raw(key)
-    told = f"{what} {stack.stages} does not divide {how} ({full(stack.node + '.num_layers')})"
-    return error("layout.layers", key, value, told, fix, also=(f"{stack.node}.num_layers",))
+def _selective(values: Values, start: str) -> Iterator[Finding]:
+    method, layers = values.raw(f"{start}_method"), values.raw(f"{start}_num_layers")
+    if method is not None and method not in _METHODS:
+        yield _recompute_problem(f"{start}_method", method, "expected block, uniform or null")
+    if layers is not None:
+        told = "activations_checkpoint_granularity=selective is for all layers; null is needed here"
+        yield _recompute_problem(f"{start}_num_layers", layers, told, f"{start}_granularity")
 
 
-def _counting_ends(values: Values, stack: Stack) -> str:
-    """Return what makes a pipeline even whose ends have room for the embedding and the loss."""
-    flags = [f"model.account_for_{part}_in_pipeline_split" for part in ("embedding", "loss")]
-    layers, stages = stack.layers or 0, stack.stages or 1
-    if stages == 1 or (layers + 2) % stages or any(values.raw(key) for key in flags):
-        return ""
-    pasted = " and ".join(f"+{full(key)}=True" for key in flags)
-    return f"; or {pasted} (NeMo), which count as a layer each: {layers + 2} / {stages}"
-
-
-def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, how: str) -> Finding:
-    sizes = [size for size in divisors(per_stage) if size > 1]
-    # Virtual stages need more than one real one, and a model that is no encoder-decoder: `virtual_problems`.
-    offered = sizes and stack.node == "model" and values.whole(keys.PIPELINE, 1) != 1
-    return error(
-        "layout.layers",
-        keys.VIRTUAL,
-        virtual,
-        f"does not divide {per_stage} layers of a pipeline stage: {how} / pipeline {stack.stages}",
-        f"valid virtual sizes: null, {listed(sizes)}" if offered else "valid: null",
-        also=(f"{stack.node}.num_layers", keys.PIPELINE),
-    )
-
-
-def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Virtual stages need a pipeline.
-
-    megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
-    two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
-    at a time, in one batch, which NCCL matches by order alone. Our trainer takes it as on there
-    (trainer/model/transformer.py). NeMo (megatron_gpt_model.py): only with
-    `megatron_amp_O2`. megatron-core 0.12 (schedules.py) asserts that nothing interleaved needs
-    cross-attention.
-    """
-    virtual, pipeline = values.whole(keys.VIRTUAL), values.whole(keys.PIPELINE, 1)
-    if virtual is None or virtual == 1 or pipeline is None:
+def _modules(values: Values) -> Iterator[Finding]:
+    named = values.raw(_NAMED)
+    if named is None:
         return
-    if is_encoder_decoder(values):
-        told = "Megatron has no virtual stages for an encoder-decoder, whose decoder attends to its encoder"
-        yield error("layout.virtual", keys.VIRTUAL, virtual, told, f"{full(keys.VIRTUAL)}=null")
+    if not isinstance(named, (list, tuple)) or not all(name in _MODULES for name in named):
+        yield _recompute_problem(_NAMED, named, f"expected a list of {', '.join(_MODULES)}, or null")
         return
-    if pipeline == 1:
-        yield error(
-            "layout.virtual",
-            keys.VIRTUAL,
-            virtual,
-            "virtual stages are parts of pipeline stages, and pipeline is 1",
-            f"{full(keys.VIRTUAL)}=null, or a pipeline size of 2 or more",
-            also=(keys.PIPELINE,),
-        )
-    elif pipeline == 2 and not values.flag("model.overlap_p2p_comm") and engine != "megatron":
-        tell = error if engine == "megatron_lm" else warning
-        yield tell(
-            "layout.virtual",
-            keys.VIRTUAL,
-            virtual,
-            "with pipeline 2 the two stages exchange two chunks at a time; Megatron-LM refuses that",
-            f"{full('model.overlap_p2p_comm')}=True and {full('model.batch_p2p_comm')}=False, or pipeline 4",
-            also=(keys.PIPELINE,),
-        )
-    if engine == "nemo" and values.raw("model.megatron_amp_O2") is False:
-        yield error(
-            "layout.virtual",
-            "model.megatron_amp_O2",
-            False,
-            f"NeMo has virtual pipeline {virtual} with it alone",
-            f"True, or {full(keys.VIRTUAL)}=null",
-            also=(keys.VIRTUAL,),
-        )
+    for name, key in _NEEDED.items():
+        if name in named and not values.flag(key):
+            yield _recompute_problem(_NAMED, named, f"{name} needs {full(key)}=True", key)
 
 
-def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Sequence parallel shares what tensor parallel leaves: it needs tensor > 1, and the sequence by tensor.
-
-    megatron/core/model_parallel_config.py raises, NeMo (megatron_base_model.py) switches it off and goes on.
-    Korthikanti et al. 2022, arXiv 2205.05198.
-    """
-    tensor = values.whole(keys.TENSOR, 1)
-    if not values.flag("model.sequence_parallel") or tensor is None:
-        return
-    key = "model.sequence_parallel"
-    if tensor == 1:
-        tell = warning if engine == "nemo" else error
-        told = "it needs tensor > 1" + (": NeMo switches it off" if engine == "nemo" else "")
-        yield tell("layout.sequence_parallel", key, True, told, f"{full(key)}=False", also=(keys.TENSOR,))
-        return
-    context = values.whole(keys.CONTEXT, 1) or 1
-    for length_key in ("model.encoder_seq_length", "model.seq_length", "model.data.seq_length_dec"):
-        length = values.whole(length_key)
-        if length is not None and not shares_sequence(length, tensor, context):
-            yield error(
-                "layout.sequence_parallel",
-                length_key,
-                length,
-                f"sequence parallel cuts it by tensor {tensor} × context {context} = {tensor * context}",
-                f"a multiple of {tensor * context}, or {full(key)}=False",
-                also=(keys.TENSOR,),
-            )
-
-
-def context_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """A sequence is cut into two chunks for each context rank, one from either end.
-
-    NeMo: megatron_gpt_model.py, get_batch_on_this_context_parallel_rank; so does megatron/core/utils.py.
-    """
-    context, length = values.whole(keys.CONTEXT, 1), values.whole("model.encoder_seq_length")
-    if engine == "megatron" and is_encoder_decoder(values) and context != 1:
-        told = "an encoder-decoder's sequences are not cut (engine=megatron)"
-        yield error("layout.context", keys.CONTEXT, context, told, "1")
-        return
-    if context is None or length is None or context_fits(values, context):
-        return
-    yield error(
-        "layout.context",
-        "model.encoder_seq_length",
-        length,
-        f"not a multiple of 2 × context {context} = {2 * context}",
-        also=(keys.CONTEXT,),
-    )
-
-
-def context_fits(values: Values, context: int) -> bool:
-    """Return True if a sequence can be cut for as many context ranks."""
-    length = values.whole("model.encoder_seq_length")
-    return length is None or cuts_sequence(length, context)
-
-
-def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """The stage that a T5's decoder begins with (NeMo: megatron_lm_encoder_decoder_model.py).
-
-    megatron-core 0.16, which our trainer runs, has no stages for an encoder-decoder any more.
-    """
-    pipeline, split = values.whole(keys.PIPELINE, 1), values.raw(keys.SPLIT_RANK)
-    if not is_encoder_decoder(values) or pipeline is None:
-        return
-    if pipeline == 1:
-        if engine == "megatron" and split not in (None, 0):
-            told = "there is one pipeline stage (engine=megatron)"
-            yield error("layout.split_rank", keys.SPLIT_RANK, split, told, "0 or null")
-        return
-    if engine == "megatron":
-        told = "megatron-core 0.16 has no pipeline for an encoder-decoder (engine=megatron)"
-        valid = f"1, and a larger {full(keys.TENSOR)}; or engine=nemo"
-        yield error("layout.split_rank", keys.PIPELINE, pipeline, told, valid, also=(keys.SPLIT_RANK,))
-        return
-    if isinstance(split, int) and 1 <= split < pipeline:
-        return
-    yield error(
-        "layout.split_rank",
-        keys.SPLIT_RANK,
-        split,
-        f"with pipeline {pipeline} the decoder begins in one of the stages 1 to {pipeline - 1}",
-        f"such as {pipeline // 2}: half of the stages each",
-        also=(keys.PIPELINE,),
-    )
-
-
-def width_problems(values: Values) -> Iterator[Finding]:
-    """Heads divide the hidden size, unless `kv_channels` says how wide a head is."""
-    for stack in stacks_of(values):
-        if stack.kv_channels is not None or stack.hidden is None or stack.heads is None:
-            continue
-        if stack.hidden % stack.heads:
-            yield error(
-                "model.heads",
-                f"{stack.node}.num_attention_heads",
-                stack.heads,
-                f"does not divide hidden size {stack.hidden}",
-                f"valid: {listed(divisors(stack.hidden))}; or say how wide a head is:"
-                f" {full(stack.node)}.kv_channels",
-                also=(f"{stack.node}.hidden_size",),
-            )
-        if stack.groups is not None and stack.heads % stack.groups:
-            yield error(
-                "model.heads",
-                f"{stack.node}.num_query_groups",
-                stack.groups,
-                f"does not divide {stack.heads} attention heads",
-                f"valid: {listed(divisors(stack.heads))}",
-                also=(f"{stack.node}.num_attention_heads",),
-            )
+def _recompute_problem(key: str, value: Any, told: str, *also: str) -> Finding:
+    return error("model.recompute", key, value, told, also=also)

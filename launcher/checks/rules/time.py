@@ -1,20 +1,91 @@
-"""Trainings that take longer than their jobs, or than anyone waits."""
+"""Times and chains: the time limit, the length of the training, and what keeps a chain going."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from launcher.checks.facts import Facts
-from launcher.checks.findings import Finding, Severity, warning
+from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.estimates.cost import Cost, estimate_cost
 from launcher.estimates.model import model_size
 from launcher.estimates.values import Values, count, full
 from launcher.plan import Plan
+from launcher.slurm.times import TIME_FORMS, format_days, margin_of, parse_time_limit
+
+# Lightning's trainer.max_time adds up over the launches of a run, exp_manager's is of this one.
+_MAX_TIMES = ("trainer.max_time", "exp_manager.max_time_per_run")
+_DURATION = re.compile(":".join([r"(\d{1,9})"] * 4), re.ASCII)
 
 _DAY = 24 * 3600
 _LONGEST = 365 * _DAY
 _LINKS = "resilience.links"
 _STEPS = "trainer.max_steps"
+_SAVE = "resilience.save_before_end"
+_SIGNAL = re.compile(r"(?:R?B?:)?(?:SIG)?\w+@(\d+)", re.ASCII)
+# Without these a next job would begin anew.
+_NEEDED = ("exp_manager.resume_if_exists", "exp_manager.create_checkpoint_callback")
+
+
+def limit_problems(plan: Plan) -> Iterator[Finding]:
+    """Find a time limit that Slurm does not read."""
+    key, limit = _limit_of(plan)
+    if limit is not None and _is_unreadable(limit):
+        yield error("time.limit", key, limit, "not a time limit", f"valid: {TIME_FORMS}")
+
+
+def _limit_of(plan: Plan) -> tuple[str, str | None]:
+    return f"{plan.job.stage}.run.time_limit", plan.job.resources.time_limit
+
+
+def _is_unreadable(limit: str) -> bool:
+    try:
+        parse_time_limit(limit)
+    except ValueError:
+        return True
+    return False
+
+
+def max_time_problems(plan: Plan) -> Iterator[Finding]:
+    """Find a training that does not end, and save, before Slurm ends its job.
+
+    The first of the two times counts: `trainer.max_time` may well be that of a whole chain of jobs.
+    """
+    values, (key, limit) = Values(plan.job.config or {}), _limit_of(plan)
+    times = {}
+    for name in _MAX_TIMES:
+        given = values.raw(name)
+        if given is None:
+            continue
+        time = _max_time_seconds(given)
+        if time is None:
+            expected = "days:hours:minutes:seconds in quotes, such as '00:03:30:00'"
+            yield error("time.max_time", _as_written(values, name), given, f"expected {expected}")
+        else:
+            times[name] = time
+    ends = parse_time_limit(limit) if limit is not None and not _is_unreadable(limit) else None
+    if not times or ends is None or min(times.values()) < ends:
+        return
+    first = min(times, key=lambda name: times[name])
+    told = f"not before the job's time limit, {limit}: the job would end without a last checkpoint"
+    fix = f"'{format_days(max(1, ends - margin_of(ends)))}' or less, or a longer {key}"
+    yield warning("time.max_time", _as_written(values, first), values.raw(first), told, fix, also=(key,))
+
+
+def _as_written(values: Values, name: str) -> str:
+    """The key that a time is from: for NeMo, a launch's own configuration has it in the other place."""
+    trainers, launches = _MAX_TIMES
+    return trainers if name == launches and values.raw(trainers) is None else name
+
+
+def _max_time_seconds(value: Any) -> int | None:
+    """Lightning's DD:HH:MM:SS; YAML reads an unquoted one with two parts as a number."""
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -72,3 +143,75 @@ def told_days(seconds: float) -> str:
         return f"{seconds / 3600:.1f} hours"
     days = seconds / _DAY
     return f"{days:,.0f} days" if days >= 100 else f"{days:.1f} days"
+
+
+def requeue_problems(plan: Plan) -> Iterator[Finding]:
+    """Of a chain that Slurm requeues too, nobody could say which job is the next."""
+    queue, links = plan.job.queue, plan.job.chain.links
+    by_flag = "requeue" in queue.further
+    if links == 1 or (queue.requeue is False and not by_flag):
+        return
+    key, fix = ("cluster.sbatch.requeue", "null") if by_flag else ("cluster.requeue", "False")
+    given = True if by_flag else queue.requeue
+    told = (
+        "whatever the site's default is" if given is None else "Slurm would start a job again that it ended"
+    )
+    yield error(
+        "chain.requeue",
+        key,
+        given,
+        f"{told}, and so does the chain of {links} jobs: there can be one of them",
+        f"{key}={fix}, or {_LINKS}=1",
+        also=(_LINKS,),
+    )
+
+
+def dependency_problems(plan: Plan) -> Iterator[Finding]:
+    """A next job waits for the one before it, which no alternative may make needless."""
+    dependency, key = plan.job.queue.dependency, f"{plan.job.stage}.run.dependency"
+    if plan.job.chain.links > 1 and dependency is not None and "?" in dependency:
+        told = "alternatives (?) cannot be waited for together with the job before in a chain"
+        yield error("chain.dependency", key, dependency, told, f"{key}=singleton", also=(_LINKS,))
+
+
+def resume_problems(plan: Plan) -> Iterator[Finding]:
+    """Each job of a chain goes on from the last one's checkpoint."""
+    values = Values(plan.job.config or {})
+    if plan.job.chain.links == 1:
+        return
+    for key in _NEEDED:
+        if values.raw(key) is False:
+            told = f"each of the {plan.job.chain.links} jobs of the chain would begin anew"
+            yield error("chain.resume", key, False, told, f"True, or {_LINKS}=1", also=(_LINKS,))
+
+
+def save_problems(plan: Plan) -> Iterator[Finding]:
+    """The job is told to save before its limit ends it, and not as soon as it begins."""
+    limit_key, given = f"{plan.job.stage}.run.time_limit", plan.job.resources.time_limit
+    limit, signal = _limit_seconds(given), plan.job.queue.signal
+    found = _SIGNAL.fullmatch(signal or "")
+    if found and limit is not None and int(found[1]) >= limit:
+        yield error(
+            "time.save",
+            _SAVE,
+            int(found[1]),
+            f"not less than the time limit, {given}: the job would be told to save as soon as it begins",
+            f"less than {limit} seconds, or {_SAVE}=auto; where cluster.signal is set, that is {signal}",
+            also=(limit_key, "cluster.signal"),
+        )
+    if plan.job.chain.links > 1 and limit is None and signal is None:
+        yield warning(
+            "time.save",
+            limit_key,
+            given,
+            "without a limit of its own no job of the chain is told to save before the partition's ends it",
+            f"{limit_key}=1-00:00:00, or {_SAVE}=300",
+            also=(_LINKS,),
+        )
+
+
+def _limit_seconds(limit: str | None) -> int | None:
+    try:
+        return parse_time_limit(limit) if limit is not None else None
+    except ValueError:
+        return None  # time.limit tells

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.jobs.on_slurm.zoo import PATIENCE_SECONDS, Zoo, program
+from tests.fakes.programs import write_programs
+from tests.jobs.on_slurm.zoo import PATIENCE_SECONDS, Zoo
 from tests.sandbox.fixtures import slurm_is_at_least
 
 LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
@@ -209,7 +210,7 @@ def populate(zoo: Zoo) -> None:
         assert done.returncode == 0, f"{scenario.run}\n{done.stdout}{done.stderr}"
         if number % 4 == 3:
             left = list(_provoke(zoo, left))
-    no_such_partition = program(zoo.directory / "refusing", "sbatch", REFUSING)
+    no_such_partition = write_programs(zoo.directory / "refusing", {"sbatch": REFUSING})
     zoo.launch(REFUSED, "exit 0\n", programs=no_such_partition)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:

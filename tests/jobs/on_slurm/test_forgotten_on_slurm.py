@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 
+from tests.fakes.programs import write_programs
 from tests.job_marks import ends
 from tests.jobs.on_slurm.scenarios import SCENARIOS, STRANGER, Scenario
-from tests.jobs.on_slurm.zoo import Row, Zoo, program
+from tests.jobs.on_slurm.zoo import Row, Zoo
 
 pytestmark = pytest.mark.slurm
 
@@ -44,7 +45,7 @@ BY_MARKS = {
 def forgotten(zoos: dict[str, Zoo]) -> dict[bool, dict[str, Row]]:
     """What is told of all runs when squeue knows none of them any more (MinJobAge), by `Zoo.accounting`."""
     return {
-        zoo.accounting: zoo.look(program(zoo.directory / "forgetful", "squeue", "exit 0"))
+        zoo.accounting: zoo.look(write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"}))
         for zoo in zoos.values()
     }
 
@@ -93,7 +94,7 @@ def test_without_accounting_the_marks_are_what_is_left(
 
 
 def test_what_is_not_known_is_in_the_exit_code(zoo: Zoo) -> None:
-    forgetful = program(zoo.directory / "forgetful", "squeue", "exit 0")
+    forgetful = write_programs(zoo.directory / "forgetful", {"squeue": "exit 0"})
     done = zoo.slipway("status", "running", programs=forgetful)
     assert done.returncode == 3
     assert "UNKNOWN" in done.stdout
@@ -101,14 +102,14 @@ def test_what_is_not_known_is_in_the_exit_code(zoo: Zoo) -> None:
 
 def test_late_accounting_changes_nothing_while_the_queue_remembers(zoos: dict[str, Zoo]) -> None:
     zoo = zoos["accounting"]
-    told = zoo.look(program(zoo.directory / "late", "sacct", "exit 0"))
+    told = zoo.look(write_programs(zoo.directory / "late", {"sacct": "exit 0"}))
     for scenario in SCENARIOS:
         assert told[scenario.run]["state"] == scenario.stays
 
 
 def test_late_accounting_and_a_forgetful_queue_leave_the_marks(zoos: dict[str, Zoo]) -> None:
     zoo = zoos["accounting"]
-    neither = program(program(zoo.directory / "neither", "squeue", "exit 0"), "sacct", "exit 0")
+    neither = write_programs(zoo.directory / "neither", {"squeue": "exit 0", "sacct": "exit 0"})
     told = zoo.look(neither)
     runs = (*BY_MARKS, *RACING)
     assert {run: told[run]["state"] for run in runs} == {run: by_marks(zoo, run) for run in runs}
@@ -118,7 +119,7 @@ def test_out_of_memory_as_slurm_words_it(zoo: Zoo) -> None:
     """It takes control groups to provoke this; here the answers about another failed job are reworded."""
     reworded = zoo.directory / "reworded"
     for name in ("squeue", "sacct"):
-        program(reworded, name, f'$real "$@" | sed /{zoo.jobs["failed"]}/s/FAILED/OUT_OF_MEMORY/')
+        write_programs(reworded, {name: f'$real "$@" | sed /{zoo.jobs["failed"]}/s/FAILED/OUT_OF_MEMORY/'})
     done = zoo.slipway("status", "failed", "--json", "--exit-code", programs=reworded)
     (row,) = json.loads(done.stdout)
     assert (row["state"], done.returncode) == ("OUT_OF_MEMORY", 1)

@@ -131,13 +131,3 @@ def open_zoo(directory: Path, sandbox: Sandbox) -> Zoo:
         "COLUMNS": "250",
     }
     return Zoo(directory, env, sandbox.options.accounting)
-
-
-def program(folder: Path, name: str, body: str) -> Path:
-    """Put a program in front of the real one; `$real` in its body is that. Return the folder."""
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    where = 'real=$(PATH=${PATH#"${0%/*}":} command -v "${0##*/}")'
-    path.write_text(f"#!/bin/bash\n{where}\n{body}\n")
-    path.chmod(0o755)
-    return folder

@@ -1,0 +1,249 @@
+"""The data that a training reads: looked for, read and identified."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from launcher.checks.facts import Lack
+from launcher.checks.gathering.path_resolver import Ground, opened, told
+from launcher.checks.gathering.tokenizers import tokenizer_files
+from launcher.drafting import Draft
+from launcher.errors import nearest_files
+from launcher.estimates.values import Values
+
+_PREFIX = "model.data.data_prefix"
+_SUFFIXES = (".bin", ".idx")
+_MAKE = "`slipway data tokenize` makes one from text files; data_impl=mock makes data of its own"
+
+# megatron/core/datasets/indexed_dataset.py, _IndexWriter: magic, version, the type's code, how many sequences
+# and how many boundaries of documents; then the sequences' lengths (int32), where they begin in the .bin
+# (int64), and the boundaries (int64). Data sets of several kinds of sequences have a byte of each besides.
+_HEADER = struct.Struct("<9sQBQQ")
+_MAGIC = b"MMIDIDX\x00\x00"
+_OLD_MAGIC = b"TNTIDX\x00\x00"
+_LENGTH, _POINTER, _BOUNDARY = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<q")
+# DType there: bytes of a token by the type's code.
+_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
+_HOME = Path(__file__).resolve().parents[2]
+_PATIENCE_SECONDS = 120
+_SUFFIXES = (".bin", ".idx")
+
+
+def data_sets(ground: Ground) -> list[tuple[str, str]]:
+    """Keys and prefixes of the data sets, each once; what is no list of them is for the check of its form."""
+    values = Values(ground.plan.job.config or {})
+    if values.raw("model.data.data_impl") != "mmap":
+        return []
+    given = values.raw(_PREFIX)
+    named = {_PREFIX: given}
+    if isinstance(given, Mapping):
+        named = {f"{_PREFIX}.{split}": value for split, value in given.items()}
+    return list(dict.fromkeys((key, prefix) for key, value in named.items() for prefix in _prefixes(value)))
+
+
+def _prefixes(given: Any) -> Iterator[str]:
+    for item in [given] if isinstance(given, str) else given if isinstance(given, list) else ():
+        # Buckets are not looked into.
+        if isinstance(item, str) and item.strip() and not _is_number(item) and "://" not in item:
+            yield item
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def lost_data(ground: Ground) -> tuple[Lack, ...] | None:
+    """What is wrong with the data sets; ``None`` if the job reads none."""
+    named = data_sets(ground)
+    if not named:
+        return None
+    looked = [_looked_at(ground, key, prefix) for key, prefix in named]
+    return tuple(lack for lack in looked if lack is not None)
+
+
+def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
+    prefix = ground.input(key, given, f"by its whole path: {Path(given).absolute()}")
+    if not isinstance(prefix, Path):
+        return prefix
+    files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
+    sizes: dict[str, int] = {}
+    wrong: dict[str, str] = {}
+    for suffix, path in files.items():
+        try:
+            sizes[suffix] = _size(path)
+        except OSError as error:
+            wrong[suffix] = told(error)
+    certain = all(ground.tells_of(path) for path in files.values())
+    if wrong:
+        return ground.lost(key, given, _why_lost(wrong), certain=certain, fix=_instead(prefix))
+    try:
+        why = why_no_data_set(files[".idx"], sizes[".bin"])
+    except OSError as error:
+        why = f"its .idx: {told(error)}"
+    return ground.lost(key, given, why, certain=certain, fix=_MAKE) if why is not None else None
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file that one may read."""
+    with opened(path) as stream:
+        return stream.seek(0, 2)
+
+
+def _why_lost(wrong: Mapping[str, str]) -> str:
+    reasons = set(wrong.values())
+    if len(reasons) == 1:
+        return f"its {' and '.join(wrong)}: {reasons.pop()}"
+    return "; ".join(f"its {suffix}: {why}" for suffix, why in wrong.items())
+
+
+def _instead(prefix: Path) -> str:
+    if prefix.suffix in _SUFFIXES:
+        return "without the suffix: a prefix names both files"
+    near = nearest_files(prefix.with_name(f"{prefix.name}.idx"), ".idx")
+    return f"{near}\n{_MAKE}"
+
+
+def why_no_data_set(idx: Path, bin_size: int) -> str | None:
+    """Why an ``.idx`` and a ``.bin`` of that many bytes are no data set; ``None`` if they go together.
+
+    Raises
+    ------
+    OSError
+        If the ``.idx`` cannot be read.
+    """
+    with opened(idx) as stream:
+        head = stream.read(_HEADER.size)
+        size = stream.seek(0, 2)
+        wrong = _why_no_header(head, size)
+        if wrong is not None:
+            return wrong
+        _, _, code, sequences, _ = _HEADER.unpack(head)
+        lengths = _HEADER.size + sequences * _LENGTH.size
+        stream.seek(lengths - _LENGTH.size)
+        (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+        stream.seek(lengths + (sequences - 1) * _POINTER.size)
+        (start,) = _POINTER.unpack(stream.read(_POINTER.size))
+    told = start + length * _TOKEN_BYTES[code]
+    if told != bin_size:
+        return f"its .idx tells of {told:,} bytes of tokens, its .bin has {bin_size:,}"
+    return None
+
+
+def _why_no_header(head: bytes, size: int) -> str | None:
+    if not size:
+        return "its .idx is an empty file"
+    if head.startswith(_OLD_MAGIC):
+        return "its .idx is of an older format (TNTIDX), which Megatron reads no more"
+    if not head.startswith(_MAGIC):
+        return "its .idx is not Megatron's: it does not begin with MMIDIDX"
+    if len(head) < _HEADER.size:
+        return "its .idx is cut short"
+    _, version, code, sequences, boundaries = _HEADER.unpack(head)
+    if version != 1 or code not in _TOKEN_BYTES:
+        return f"its .idx is of a format that Megatron does not read: version {version}, type {code}"
+    needed = _HEADER.size + sequences * (_LENGTH.size + _POINTER.size) + boundaries * _BOUNDARY.size
+    if size < needed:
+        return f"its .idx is cut short: {size:,} bytes of {needed:,}"
+    if size not in (needed, needed + sequences):
+        return f"its .idx has {size:,} bytes, and should have {needed:,}"
+    return None if sequences and boundaries > 1 else "there are no documents in it"
+
+
+@dataclass(frozen=True, slots=True)
+class DataAnswer:
+    """What the trainer's program says.
+
+    Attributes
+    ----------
+    identity
+        The files, as JSON keeps them.
+    changed
+        Those that are not what an earlier identity says, each as old → new.
+    accept
+        The value of `training.resume.accept_data` that accepts them.
+    """
+
+    identity: list[dict[str, Any]]
+    changed: tuple[str, ...]
+    accept: str | None
+
+
+_NOTHING = DataAnswer([], (), None)
+
+
+def data_identity(made: Draft) -> list[dict[str, Any]]:
+    """The identity of a training's data, for the record; empty where it is not known."""
+    if made.plan.job.stage != "training":
+        return []
+    answer = ask_identity(made, [])
+    return answer.identity if answer is not None else []
+
+
+def ask_identity(made: Draft, earlier: Sequence[object]) -> DataAnswer | None:
+    """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
+    wanted = list(_wanted(Ground(made)))
+    if not wanted:
+        return _NOTHING
+    state = tuple(_state(item["path"]) for item in wanted)
+    return _ask(json.dumps({"wanted": wanted, "earlier": list(earlier)}), state)
+
+
+# A launch asks twice, for the checks and for the record; the points of a sweep read the same files.
+@lru_cache(maxsize=16)
+def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.data.identity"],
+            input=question,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+            cwd=_HOME,
+        )
+        answer = json.loads(done.stdout)
+        return DataAnswer(answer["identity"], tuple(answer["changed"]), answer["accept"])
+    except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
+        return None
+
+
+def _wanted(ground: Ground) -> Iterator[dict[str, str]]:
+    """The files, less those that a stage before this one is going to write."""
+    for key, given in data_sets(ground):
+        prefix, path = Path(given.strip()), _here(ground, key, given.strip())
+        for suffix in _SUFFIXES if path is not None else ():
+            yield _file("data", "model.data.data_prefix", f"{prefix}{suffix}", f"{path}{suffix}")
+    for key, given in tokenizer_files(ground):
+        path = _here(ground, key, given)
+        if path is not None:
+            yield _file("tokenizer", key, str(Path(given)), str(path))
+
+
+def _here(ground: Ground, key: str, given: str) -> Path | None:
+    path = ground.input(key, given, "")
+    return path if isinstance(path, Path) else None
+
+
+def _file(kind: str, key: str, name: str, path: str) -> dict[str, str]:
+    """A file as the program is asked for it; `name` is its path in the job, `path` that on this machine."""
+    return {"kind": kind, "key": key, "name": name, "path": path}
+
+
+def _state(path: str) -> tuple[int, ...] | None:
+    """What tells that a file was not written to meanwhile."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

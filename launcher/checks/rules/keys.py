@@ -1,0 +1,209 @@
+"""The keys of NeMo's nodes: their types, and slips in their names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, Severity, error, warning
+from launcher.errors import one_line
+from launcher.estimates import parallelism as keys
+from launcher.estimates.model import LATENT, LATENT_QUERY
+from launcher.estimates.parallelism import is_encoder_decoder
+from launcher.estimates.values import Values, full, is_number, is_whole
+
+_SIZES = "tensor_model_parallel pipeline_model_parallel virtual_pipeline_model_parallel context_parallel"
+_STACK = "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels"
+_EXPERTS = "router_topk ffn_hidden_size shared_expert_intermediate_size router_num_groups router_group_topk"
+_STACKS = ("model", "model.encoder", "model.decoder")
+
+# Whole numbers, with the least that is valid.
+_WHOLE: dict[str, int] = {
+    **{f"trainer.{name}": 1 for name in ("num_nodes", "devices", "max_steps", "log_every_n_steps")},
+    **{f"model.{name}_size": 1 for name in (*_SIZES.split(), "micro_batch", "global_batch")},
+    **{f"model.expert_{name}_size": 1 for name in ("model_parallel", "tensor_parallel")},
+    **{f"model.{name}": 1 for name in ("encoder_seq_length", "seq_length", "max_position_embeddings")},
+    **{f"{stack}.{name}": 1 for stack in _STACKS for name in _STACK.split()},
+    **{f"{stack}.activations_checkpoint_num_layers": 0 for stack in _STACKS},
+    **{f"{stack}.num_layers_in_{end}_pipeline_stage": 1 for stack in _STACKS for end in ("first", "last")},
+    "model.make_vocab_size_divisible_by": 1,
+    "model.override_vocab_size": 1,
+    "model.num_moe_experts": 1,
+    **{f"model.moe_{name}": 1 for name in _EXPERTS.split()},
+    **{f"model.{name}": 1 for name in (*LATENT, LATENT_QUERY)},
+    "model.pipeline_model_parallel_split_rank": 0,
+    "model.microbatch_group_size_per_vp_stage": 1,
+    "model.seed": 0,
+    "model.data.seq_length": 1,
+    "model.data.seq_length_dec": 1,
+    "model.data.num_workers": 0,
+    "model.optim.sched.warmup_steps": 0,
+    "model.optim.sched.constant_steps": 0,
+}
+
+TRAINER = "engine.megatron"
+# How its messages name keys: as in the file that it reads, which has no node `training`.
+_KEY = re.compile(r"(?P<key>[\w.]+)(=| is missing)")
+_NODE = re.compile(r"(?<![\w./])(?=(trainer|exp_manager|model|resume)\.\w)")
+
+# A training cannot be without these, nor a stack without those.
+_NEEDED = ("trainer.max_steps", keys.MICRO, keys.GLOBAL)
+_NEEDED_OF_A_STACK = ("num_layers", "hidden_size", "num_attention_heads")
+
+_MODEL_FLAGS = (
+    "sequence_parallel megatron_amp_O2 mcore_gpt mcore_t5 fp8 fsdp overlap_p2p_comm batch_p2p_comm"
+    " transformer_engine ub_tp_comm_overlap multi_latent_attention qk_layernorm moe_grouped_gemm"
+    " moe_layer_recompute moe_pad_expert_input_to_capacity moe_router_enable_expert_bias fp8_params"
+)
+# Closer than `did_you_mean` wants it: NeMo has keys that our tree does not show, and they are no mistakes.
+_LIKENESS = 0.8
+
+
+class Range(NamedTuple):
+    """The numbers that are valid: from `least` on, it included or not, and below `below`."""
+
+    least: float = 0
+    included: bool = True
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        above = value >= self.least if self.included else value > self.least
+        return above and (self.below is None or value < self.below)
+
+    def __str__(self) -> str:
+        start = f"a number of at least {self.least:g}" if self.included else f"a number above {self.least:g}"
+        return start if self.below is None else f"{start} and below {self.below:g}"
+
+
+_DROPOUT = Range(below=1)
+_POSITIVE = Range(included=False)
+
+_NUMBERS: dict[str, Range] = {
+    "trainer.gradient_clip_val": Range(),
+    "model.optim.lr": _POSITIVE,
+    "model.optim.weight_decay": Range(),
+    "model.optim.sched.min_lr": Range(),
+    "model.init_method_std": _POSITIVE,
+    "model.layernorm_epsilon": _POSITIVE,
+    **{f"{stack}.{name}_dropout": _DROPOUT for stack in _STACKS for name in ("hidden", "attention", "ffn")},
+    "model.data.masked_lm_prob": Range(below=1),
+    "model.moe_expert_capacity_factor": _POSITIVE,
+}
+
+_FLAGS = (
+    *(f"model.{name}" for name in _MODEL_FLAGS.split()),
+    *(f"{stack}.account_for_{part}_in_pipeline_split" for stack in _STACKS for part in ("embedding", "loss")),
+    *(f"exp_manager.{name}" for name in ("resume_if_exists", "create_checkpoint_callback")),
+)
+
+# Keys that the checks read, whether or not a shipped configuration shows them.
+KEYS = frozenset(
+    (
+        *_WHOLE,
+        *_NUMBERS,
+        *_FLAGS,
+        "model.moe_layer_freq",
+        "model.moe_router_score_function",
+        "model.window_size",
+        "model.window_attn_skip_freq",
+        "model.recompute_modules",
+    )
+)
+
+
+def whole_problems(values: Values) -> Iterator[Finding]:
+    for key, least in _WHOLE.items():
+        value = values.raw(key)
+        if value is not None and not (is_whole(value) and value >= least):
+            yield error("type.whole", key, value, f"expected a whole number of at least {least}")
+    for key in _needed(values):
+        if values.raw(key) is None:
+            yield error("type.whole", key, None, f"a whole number is needed{_if_absent(values, key)}")
+
+
+def _needed(values: Values) -> Iterator[str]:
+    """What a training cannot be without; a node that is not there at all is not ours to judge."""
+    two = is_encoder_decoder(values)
+    length = "model.seq_length" if two else "model.encoder_seq_length"
+    of_stacks = [
+        f"{stack}.{name}" for stack in (_STACKS[1:] if two else _STACKS[:1]) for name in _NEEDED_OF_A_STACK
+    ]
+    for key in (*_NEEDED, length, *of_stacks):
+        if values.node(key.partition(".")[0]) is not None:
+            yield key
+
+
+def _if_absent(values: Values, key: str) -> str:
+    node, _, name = key.rpartition(".")
+    return "" if name in (values.node(node) or {}) else ", and the key is not there"
+
+
+def number_problems(values: Values) -> Iterator[Finding]:
+    for key, valid in _NUMBERS.items():
+        value = values.raw(key)
+        if value is not None and not (is_number(value) and valid.holds(value)):
+            endless = isinstance(value, float) and not is_number(value)
+            told = f"expected {valid}{', and not infinite' if endless else ''}"
+            yield error("type.number", key, value, told)
+    yield from _rate_needed(values)
+
+
+def _rate_needed(values: Values) -> Iterator[Finding]:
+    """There is an optimizer, and it has a learning rate."""
+    if values.node("model") is None:
+        return
+    if values.node("model.optim") is None:
+        told = "an optimizer is needed: its name, lr and sched"
+        yield error("type.number", "model.optim", values.raw("model.optim"), told)
+    elif values.raw("model.optim.lr") is None:
+        told = f"a learning rate is needed{_if_absent(values, 'model.optim.lr')}"
+        yield error("type.number", "model.optim.lr", None, told, "such as 1e-4")
+
+
+def trainer_problems(facts: Facts) -> Iterator[Finding]:
+    """Repeat what our trainer says of the configuration that it would refuse."""
+    if facts.trainer_verdict:
+        named = _KEY.match(facts.trainer_verdict)
+        key = full(named["key"]) if named else None
+        yield Finding(TRAINER, Severity.ERROR, key, one_line(_NODE.sub("training.", facts.trainer_verdict)))
+
+
+def flag_problems(values: Values) -> Iterator[Finding]:
+    for key in _FLAGS:
+        value: Any = values.raw(key)
+        if value is not None and not isinstance(value, bool) and not isinstance(value, Mapping):
+            yield error("type.flag", key, value, "expected True or False")
+
+
+def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
+    """Keys of NeMo's nodes that neither a shipped file shows nor a check reads, and that are near to one."""
+    for key in facts.added_keys or ():
+        near = nearest_key(key, facts.shipped_keys or ())
+        if near is not None:
+            told = "no shipped configuration has this key"
+            yield warning("keys.unknown", key, values.raw(key), told, f"did you mean {full(near)}?")
+
+
+def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
+    """The shipped key that a key is likely to be a slip of: of a like name, first of all in the same node.
+
+    `trainer`, `exp_manager` and `model` have different readers: what is meant for one is no slip in another.
+    """
+    node, _, name = key.rpartition(".")
+    top = f"{key.partition('.')[0]}."
+    likeness = {}
+    for other in shipped:
+        if not other.startswith(top):
+            continue
+        other_node, _, other_name = other.rpartition(".")
+        ratio = difflib.SequenceMatcher(None, _plain(name), _plain(other_name)).ratio()
+        if ratio >= _LIKENESS:
+            likeness[other] = (ratio, other_node == node)
+    return max(sorted(likeness), key=lambda other: likeness[other]) if likeness else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

@@ -1,0 +1,217 @@
+"""The training: its batches, its schedule and the names of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from arithmetic.layout import ParallelConfig, is_rampup
+from launcher.checks.findings import Finding, error, warning
+from launcher.estimates import parallelism as keys
+from launcher.estimates.parallelism import RAMPUP, read_parallel_config
+from launcher.estimates.values import Values, full, is_number, is_whole
+from launcher.plan import Plan
+
+_ACCUMULATE = "trainer.accumulate_grad_batches"
+
+_MAX_STEPS = "trainer.max_steps"
+_SCHED = "model.optim.sched"
+_WARMUP = f"{_SCHED}.warmup_steps"
+_CONSTANT = f"{_SCHED}.constant_steps"
+_RATIOS = {_WARMUP: f"{_SCHED}.warmup_ratio", _CONSTANT: f"{_SCHED}.constant_ratio"}
+_INTERVAL = "trainer.val_check_interval"
+_CALLBACK = "exp_manager.checkpoint_callback_params"
+_PREFIX = "model.data.data_prefix"
+_FORMS = (
+    "[prefix], [prefix, prefix, ...] or [weight, prefix, weight, prefix, ...], the weights above 0; "
+    "data_impl=mock makes data of its own"
+)
+_SPLITS = ("train", "validation", "test")
+
+
+def rampup_problems(plan: Plan) -> Iterable[Finding]:
+    """Find a growing batch that cannot be divided; `elastic` asks of every count of a range."""
+    values = Values(plan.job.config or {})
+    parallel = read_parallel_config(values)
+    if parallel is None or plan.job.resources.is_elastic:
+        return ()
+    return rampup_problems_at(values, parallel, plan.job.resources.nodes)
+
+
+def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
+    """Start, increment and samples of a growing batch, the last of which Megatron divides by.
+
+    megatron/core/num_microbatches_calculator.py: the way from the start to the global batch is a whole number
+    of increments, at least one, and every batch on it a multiple of micro batch × data parallel. With virtual
+    stages the micro batches come in groups (`interleaving_problem`), those of every batch too.
+    """
+    rampup = values.raw(RAMPUP)
+    if rampup is None:
+        return
+    if not is_rampup(rampup):
+        expected = "three whole numbers: the first batch, its increment, and the samples that it grows over"
+        yield error("batch.rampup", RAMPUP, rampup, f"expected {expected}", "such as [32, 32, 500000]")
+        return
+    start, increment, _ = rampup
+    data = shape.data(nodes)
+    step = shape.rampup_multiple(nodes)
+    way = shape.batch - start
+    if way <= 0:
+        more = "is more than" if way < 0 else "is already"
+        told = f"the first batch, {start}, {more} the global batch, {shape.batch}: nothing would grow"
+        yield error("batch.rampup", RAMPUP, rampup, told, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
+        return
+    if way % increment:
+        yield error(
+            "batch.rampup",
+            RAMPUP,
+            rampup,
+            f"the way from {start} to global batch {shape.batch} is {way}, not a multiple of {increment}",
+            "null, or a first batch and an increment that lead there",
+            also=(keys.GLOBAL,),
+        )
+        return
+    odd = [batch for batch in (start, increment) if step and batch % step]
+    if odd:
+        yield error(
+            "batch.rampup",
+            RAMPUP,
+            rampup,
+            f"{odd[0]} is not a multiple of micro batch {shape.micro} × data parallel {data}"
+            + (f" × groups of {shape.group} for virtual stages" if shape.is_interleaved else "")
+            + f" = {step}",
+            _rampup_fix(shape.batch, step),
+            also=(keys.MICRO, keys.NODES),
+        )
+
+
+def _rampup_fix(batch: int, step: int) -> str:
+    """Both numbers are multiples of the step, and the first is below the global batch: there may be none."""
+    if step == 0 or batch % step or batch <= step:
+        return "null, or fewer nodes or a smaller micro batch"
+    return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
+
+
+def accumulation_problems(values: Values) -> Iterator[Finding]:
+    """NeMo accumulates over micro batches itself (megatron_gpt_model.py, _validate_trainer)."""
+    given = values.raw(_ACCUMULATE)
+    if is_whole(given) and given > 1:
+        told = "the micro batches of a global batch are accumulated already"
+        yield error("batch.accumulation", _ACCUMULATE, given, told, f"1, and a larger {full(keys.GLOBAL)}")
+
+
+def warmup_problems(values: Values) -> Iterator[Finding]:
+    """Warm-up and constant steps leave something to decay in.
+
+    NeMo (core/optim/lr_scheduler.py, WarmupAnnealHoldPolicy): decay = max - (warm-up + constant). From the
+    end of the warm-up on the rate is `min_lr` where that is not positive.
+    """
+    warmup, constant = values.whole(_WARMUP, 0, least=0), values.whole(_CONSTANT, 0, least=0)
+    steps = values.whole(_MAX_STEPS)
+    for key, ratio in _RATIOS.items():
+        if values.raw(key) is not None and values.raw(ratio) is not None:
+            told = f"NeMo takes this or {ratio.rpartition('.')[2]}, and not both"
+            yield error(
+                "schedule.warmup", key, values.raw(key), told, f"~{full(ratio)}, or ~{full(key)}", (ratio,)
+            )
+    if values.raw(f"{_SCHED}.name") == "WarmupAnnealing":
+        for key in (_CONSTANT, _RATIOS[_CONSTANT]):
+            if values.raw(key):
+                told = "WarmupAnnealing falls until its last step: NeMo's class knows no constant end"
+                yield error("schedule.warmup", key, values.raw(key), told, f"null, or ~{full(key)}")
+    if warmup is None or constant is None or steps is None or warmup + constant <= steps:
+        return
+    least = warmup + constant
+    if warmup >= steps:
+        told = f"the training has no more steps than the warm-up: {full(_MAX_STEPS)}={steps}"
+    else:
+        told = (
+            f"warm-up {warmup} + constant {constant} steps are more than {full(_MAX_STEPS)}={steps}:"
+            " after the warm-up the learning rate is min_lr at once"
+        )
+    fix = (
+        f"fewer of them, or {full(_MAX_STEPS)} of more than warm-up {warmup} + constant {constant} = {least}"
+    )
+    yield warning("schedule.warmup", _WARMUP, warmup, told, fix, also=(_CONSTANT, _MAX_STEPS))
+
+
+def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
+    """The learning rate falls to `min_lr`, not up to it.
+
+    NeMo: lr_scheduler.py, CosineAnnealing; our trainer wants that of every schedule.
+    """
+    rate, least = values.number("model.optim.lr"), values.number(f"{_SCHED}.min_lr")
+    constant = values.whole(_CONSTANT, 0, least=0)
+    is_cosine = values.raw(f"{_SCHED}.name") == "CosineAnnealing"
+    if rate is None or least is None or not (is_cosine or engine == "megatron"):
+        return
+    if least > rate or (is_cosine and least == rate and constant):
+        told = f"not below the learning rate {rate:g} that it falls from"
+        yield error("schedule.min_lr", f"{_SCHED}.min_lr", least, told, also=("model.optim.lr",))
+
+
+def validation_problems(values: Values) -> Iterator[Finding]:
+    """A checkpoint is written after each validation, unless `every_n_train_steps` says otherwise."""
+    steps, interval = values.whole(_MAX_STEPS), values.raw(_INTERVAL)
+    if steps is None or not is_whole(interval) or interval <= steps:
+        return
+    if values.raw("trainer.limit_val_batches") == 0:  # none is wanted
+        return
+    told = f"longer than the training, {full(_MAX_STEPS)}={steps}: there is no validation"
+    if values.raw(f"{_CALLBACK}.every_n_train_steps") is None:
+        told += ", and so no checkpoint before the end"
+    fix = f"{steps} or less; {full(_CALLBACK)}.every_n_train_steps writes checkpoints between validations"
+    yield warning("schedule.validation", _INTERVAL, interval, told, fix, also=(_MAX_STEPS,))
+
+
+def prefix_problems(values: Values) -> Iterator[Finding]:
+    """There is data to read, and weights go with prefixes.
+
+    megatron/core/datasets/utils.py, get_blend_from_list: an odd number of names is read as one without
+    weights. blended_dataset.py: each weight is above 0. NeMo (megatron_gpt_model.py) takes a mapping of the
+    three splits too.
+    """
+    if values.raw("model.data.data_impl") != "mmap":
+        return
+    given = values.raw(_PREFIX)
+    if not isinstance(given, Mapping):
+        yield from _problems(_PREFIX, given)
+        return
+    for split in given:
+        if split not in _SPLITS:
+            told = "expected the splits train, validation and test"
+            yield error("data.prefix", f"{_PREFIX}.{split}", given[split], told, _FORMS)
+    for split in _SPLITS:
+        if split == "train" or given.get(split) is not None:
+            yield from _problems(f"{_PREFIX}.{split}", given.get(split))
+
+
+def _problems(key: str, given: Any) -> Iterator[Finding]:
+    wrong = _wrong(given)
+    if wrong is not None:
+        yield error("data.prefix", key, given, wrong, _FORMS)
+
+
+def _wrong(given: Any) -> str | None:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list):
+        return "expected a list of prefixes"
+    if not names:
+        return "no data is named"
+    if not all((isinstance(name, str) and name.strip()) or is_number(name) for name in names):
+        return "expected prefixes, and numbers for their weights"
+    weights = [_weight(name) for name in names]
+    if all(weight is None for weight in weights):
+        return None
+    if [weight is not None for weight in weights] != [True, False] * (len(names) // 2):
+        return "weights and prefixes do not come in pairs"
+    if not all(is_number(weight) and weight > 0 for weight in weights[::2] if weight is not None):
+        return "a weight is not above 0; leave out data that is not wanted"
+    return None
+
+
+def _weight(name: Any) -> float | None:
+    try:
+        return float(name)
+    except ValueError:
+        return None

@@ -1,0 +1,247 @@
+"""Examination of the surroundings of a launch: facts are gathered first, and judged afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from shlex import quote
+
+from launcher.doctor import gathering
+from launcher.doctor.container_rules import (
+    WITHOUT_GPU_TOOLS,
+    enroot_lines,
+    pyxis_lines,
+    pyxis_node_lines,
+    slurm_lines,
+)
+from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm
+from launcher.doctor.nodes import Answers, look, start
+from launcher.doctor.report import Line, Row, Status, rows
+from launcher.doctor.tool_rules import (
+    EXTRAS,
+    apptainer_line,
+    credential_lines,
+    engine_line,
+    file_lines,
+    gpu_lines,
+    image_line,
+    mounting,
+    python_lines,
+    stage_lines,
+    tool_lines,
+)
+from launcher.drafting import Draft
+from launcher.errors import UserError
+
+HERE = "here"
+NODES = "nodes"
+SILENT = "silent"
+_STARTS = "the image starts there"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The facts that the rules are functions of.
+
+    Attributes
+    ----------
+    trainer
+        True if the tasks' interpreter will do here, and a message about it; None if the launch uses none.
+    python
+        The path of that interpreter, which nodes must have.
+    answers
+        The answers of compute nodes; None if none were asked.
+    """
+
+    needs: Requirements
+    slurm: Slurm | None
+    here: Machine
+    image: Image | None
+    credentials: tuple[Credentials, ...]
+    launcher: str
+    versions: dict[str, str | None]
+    trainer: tuple[bool, str] | None
+    python: str | None
+    answers: Answers | None = None
+
+
+def examine(
+    draft: Draft, *, image: str | None, count: int, patience: float, starts: bool = False
+) -> tuple[Surroundings, list[Row]]:
+    """Examine this machine, the cluster and some of its nodes for everything that a launch needs.
+
+    Parameters
+    ----------
+    image
+        Another image than the launch's own.
+    count
+        The number of compute nodes to examine.
+    patience
+        The seconds to wait for them.
+    starts
+        Start the image there too.
+
+    Raises
+    ------
+    UserError
+        If `image` is no image's name, or Pyxis does not start it, or there are too few nodes.
+    """
+    surroundings = _gather(draft, image, count, patience, starts)
+    return surroundings, apply_rules(surroundings)
+
+
+def _gather(draft: Draft, image: str | None, count: int, patience: float, starts: bool) -> Surroundings:
+    plan = draft.plan
+    needs = gathering.needs_of(plan)
+    name = image or (plan.job.container.image if plan.job.container is not None and needs.image else None)
+    key = "--image" if image else "container"
+    chosen = gathering.with_devices_of(gathering.image_named(name, key), plan) if name is not None else None
+    startable = _startable(needs, chosen) if starts else None
+    slurm = gathering.slurm(plan) if plan.scheduler != "local" else None
+    plugstack = slurm.settings.get("PlugStackConfig") if slurm is not None else None
+    machine = gathering.this_machine(plan, plugstack)
+    python = plan.job.payload.argv[0] if needs.trainer else None
+    answers = None
+    if count and (slurm is None or slurm.why is None):
+        _require_nodes(slurm, count)
+        files = [path for path in (chosen.path if chosen else None, python) if path is not None]
+        pyxis = machine.plugstack.options if needs.enroot else None
+        stage = plan.job.container.options.stage_to if plan.job.container is not None else None
+        request = gathering.probe_request(plugstack=plugstack, pyxis=pyxis, files=files, stage=stage)
+        environment = gathering.environment_of(plan)
+        answers = look(plan, count, request, environment, patience)
+        if startable is not None and slurm is not None and slurm.pyxis:
+            # On the examined nodes: others may differ from them.
+            started, why = start(plan, startable, answers.names or count, environment, patience)
+            answers = replace(answers, started=started, why_not_started=why)
+    return Surroundings(
+        needs=needs,
+        slurm=slurm,
+        here=machine,
+        image=chosen,
+        credentials=tuple(gathering.credentials()),
+        launcher=gathering.own_python(),
+        versions=gathering.versions(name for names, _ in EXTRAS.values() for name in names),
+        trainer=gathering.trainer_of(draft, needs),
+        python=python,
+        answers=answers,
+    )
+
+
+def _startable(needs: Requirements, image: Image | None) -> str:
+    """Return the image's name for Pyxis; refuse one that Pyxis does not start."""
+    if image is None or not needs.enroot:
+        text = "nothing that Pyxis would start: the launch has no container, or another runtime"
+        raise UserError(f"--start: {text}", hint="container=/images/nemo.sqsh, or another file or reference")
+    if image.for_pyxis is None:
+        text = f"--start: {image.name}: nodes cannot fetch it by themselves"
+        raise UserError(text, hint=f"slipway image import {quote(image.name)}, and then its file")
+    return image.for_pyxis
+
+
+# The oldest that supervisor.pyz runs with.
+_SUPERVISOR_PYTHON = (3, 6)
+_INSTALL_PYTHON = "install python3, 3.6 or newer, on the nodes"
+
+
+def _require_nodes(slurm: Slurm | None, count: int) -> None:
+    """Refuse to wait for more nodes than take jobs."""
+    have = sum(usable for _, usable in slurm.nodes.values()) if slurm is not None else 0
+    if slurm is not None and slurm.nodes and count > have:
+        names = ", ".join(slurm.nodes)
+        raise UserError(
+            f"--nodes {count}: {have} take jobs in partition {names}", hint="cluster.partition=..."
+        )
+
+
+def apply_rules(surroundings: Surroundings) -> list[Row]:
+    """Return the report of what was gathered."""
+    reports: list[tuple[str, list[Line]]] = [(HERE, list(_of_this_machine(surroundings)))]
+    answers = surroundings.answers
+    if answers is not None:
+        reports += [(name, list(_without_python())) for name in answers.blind]
+        reports += [(machine.host, list(_of_node(machine, surroundings))) for machine in answers.machines]
+        reports += [
+            (name, [Line("container", Status.OK, _STARTS, needed=True)]) for name in answers.started or ()
+        ]
+        if answers.started is not None and len(answers.started) < answers.requested:
+            missing = [name for name in answers.names if name not in answers.started] or [NODES]
+            reports += [(name, [_not_started(answers, len(answers.started))]) for name in missing]
+        if answers.silent:
+            reports.append((SILENT, [_silent(answers)]))
+    elif surroundings.needs.scheduler != "local":
+        reports.append((NODES, [_not_looked_at()]))
+    return rows(reports)
+
+
+def _of_this_machine(surroundings: Surroundings) -> Iterator[Line]:
+    machine, needs, image = surroundings.here, surroundings.needs, surroundings.image
+    if surroundings.slurm is not None:
+        yield from slurm_lines(surroundings.slurm, needs)
+        if surroundings.slurm.why is None:
+            yield from pyxis_lines(surroundings.slurm, needs, machine)
+    yield from enroot_lines(machine, needs, image, is_node=False)
+    yield from tool_lines(machine)
+    line = apptainer_line(machine, needs, is_node=False)
+    if line is not None:
+        yield line
+    if image is not None:
+        yield image_line(image)
+        if needs.engine is not None and image.contents is not None:
+            yield engine_line(image.contents, needs.engine)
+    yield from credential_lines(surroundings.credentials, image)
+    yield from gpu_lines(machine, image, is_node=False)
+    yield from python_lines(surroundings.launcher, surroundings.versions, surroundings.trainer)
+
+
+def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
+    needs, image = surroundings.needs, surroundings.image
+    if needs.image:
+        yield from pyxis_node_lines(node, needs, image)
+        if needs.enroot:
+            yield from enroot_lines(node, needs, image, is_node=True)
+        yield mounting(node, is_node=True)
+        yield from stage_lines(node, image)
+    line = apptainer_line(node, needs, is_node=True)
+    if line is not None:
+        yield line
+    yield from gpu_lines(node, image, is_node=True)
+    yield _job_python(node)
+    yield from file_lines(node, image if needs.image else None, surroundings.python)
+
+
+def _job_python(node: Machine) -> Line:
+    """Report the Python of a node, which runs the supervisor of a job."""
+    if node.job_python == "":
+        return Line("python", Status.OK, f"{node.python} (which looked at this node)")
+    version, _, path = (node.job_python or "").partition(" ")
+    if tuple(int(part) for part in version.split(".") if part.isdecimal())[:2] >= _SUPERVISOR_PYTHON:
+        return Line("python", Status.OK, f"{version} ({path}), which keeps jobs", needed=True)
+    text = (
+        f"{path} is {version}: a job's supervisor needs 3.6"
+        if version
+        else "no python3: nothing keeps a job here"
+    )
+    return Line("python", Status.MISSING, text, _INSTALL_PYTHON, True)
+
+
+def _without_python() -> Iterator[Line]:
+    yield Line("python", Status.MISSING, "no Python: nothing keeps a job here", _INSTALL_PYTHON, True)
+
+
+def _silent(answers: Answers) -> Line:
+    text = f"{answers.silent} of {answers.requested} did not answer: {answers.why or 'srun gives no reason'}"
+    return Line(NODES, Status.UNKNOWN, text, "sinfo tells what is free; cluster.partition=...", True)
+
+
+def _not_started(answers: Answers, count: int) -> Line:
+    why = answers.why_not_started or "no reason given"
+    text = f"the image starts on {count} of {answers.requested} nodes: {why}"
+    fix = WITHOUT_GPU_TOOLS if "nvidia-container-cli" in why else None
+    return Line("container", Status.MISSING, text, fix or "see the lines of image, pyxis and enroot", True)
+
+
+def _not_looked_at() -> Line:
+    return Line(
+        NODES, Status.UNKNOWN, "not looked at", "slipway doctor --nodes 1, or as many as a launch has"
+    )

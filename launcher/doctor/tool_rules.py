@@ -1,0 +1,352 @@
+"""Rules about the tools of images, credentials, GPUs and Python: pure functions of what was gathered.
+
+The oldest driver of each CUDA is that of "CUDA Compatibility" (docs.nvidia.com/deploy/cuda-compatibility,
+"Minor Version Compatibility": all releases of 11.x, 12.x and 13.x run on the first driver of their family,
+with limited features; those of 10.x need the driver of their own release). The last places of 11 and 12 are
+those of the CUDA Toolkit's release notes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from launcher.checks.rules.images import engine_fit
+from launcher.doctor.facts import Credentials, Gpus, Image, Machine, Requirements
+from launcher.doctor.report import PYTHON, Line, Status, gib, release_status
+from launcher.images.tools import how_to_get
+from launcher.releases import Contents, version
+
+# Slipway's extras: their distributions, and the effect of their absence.
+EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "containers": (("enroot-py",), "imports go through skopeo and umoci, even where there is Enroot"),
+    "plot": (("matplotlib", "plotext"), "no pictures of the memory, no curves in the terminal"),
+}
+# By CUDA release, or by its family: the oldest driver of Linux that runs it.
+_FAMILIES = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
+_RELEASES = {(10, 0): (410, 48), (10, 1): (418, 39), (10, 2): (440, 33)}
+_CONDITION = re.compile(r"(cuda|driver)(>=|<=|<|>|!=|=)([\d.]+)")
+_WANTED_COMPRESSORS = ("lz4", "zstd")
+_COMPAT = "docs.nvidia.com/deploy/cuda-compatibility"
+# How to give credentials to a registry; NVIDIA's has one user for all.
+_LOGIN = (
+    "skopeo login {0} (for nvcr.io the user is $oauthtoken, the password your NGC key); for Enroot a line "
+    "`machine {1} login USER password KEY` in ~/.config/enroot/.credentials"
+)
+
+
+def tool_lines(machine: Machine) -> Iterator[Line]:
+    """Report the programs that build, copy, squash and mount images."""
+    yield _builders(machine)
+    yield _one(machine, "images.copy", ("skopeo",), "images are copied and pushed")
+    yield _one(machine, "images.unpack", ("umoci",), "images are imported without Enroot")
+    yield _squashfs(machine)
+    yield mounting(machine)
+
+
+def _builders(machine: Machine) -> Line:
+    usable, unusable = [], []
+    for name in ("docker", "podman", "buildah"):
+        if name not in machine.tools:
+            continue
+        text = f"{name} {machine.tools[name].version or ''}".strip()
+        daemon = machine.docker_daemon or ""
+        if name == "docker" and daemon.startswith("!"):
+            unusable.append(f"{text} without a daemon that answers")
+        elif name != "docker" and not machine.subordinate_ids:
+            unusable.append(f"{text} without ids for you in /etc/subuid and /etc/subgid")
+        else:
+            usable.append(text)
+    text = ", ".join(usable + unusable)
+    if usable:
+        return Line("images.build", Status.OK, text)
+    if unusable:
+        fix = "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 YOU (root), or a docker daemon"
+        return Line("images.build", Status.WARNING, text, fix)
+    none = "neither docker, podman nor buildah: images cannot be built here"
+    return Line("images.build", Status.MISSING, none, how_to_get("buildah"))
+
+
+def _one(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Line:
+    missing = [name for name in names if name not in machine.tools]
+    if missing:
+        return Line(
+            what, Status.MISSING, f"no {', '.join(missing)}, by which {purpose}", how_to_get(*missing)
+        )
+    text = ", ".join(f"{name} {machine.tools[name].version or ''}".strip() for name in names)
+    return Line(what, Status.OK, text)
+
+
+def _squashfs(machine: Machine) -> Line:
+    what, names = "squashfs.make", ("mksquashfs", "unsquashfs")
+    line = _one(machine, what, names, "images are written and looked into")
+    if line.status is not Status.OK or not machine.compressors:
+        return line
+    text = f"{line.found}; compressors: {', '.join(machine.compressors)}"
+    missing = [name for name in _WANTED_COMPRESSORS if name not in machine.compressors]
+    if missing:
+        fix = "compression: gzip of the image, or squashfs-tools of a newer system"
+        return Line(what, Status.WARNING, f"{text}; without {' and '.join(missing)}", fix)
+    return Line(what, Status.OK, text)
+
+
+def mounting(machine: Machine, *, is_node: bool = False) -> Line:
+    """Report how a squashfs can be mounted; Pyxis unpacks it unless its `use_squashfuse` is set."""
+    ways = []
+    if "squashfs" in machine.file_systems:
+        ways.append("the kernel")
+    if "squashfuse" in machine.tools and machine.fuse:
+        ways.append(f"squashfuse {machine.tools['squashfuse'].version or ''}".strip())
+    if ways:
+        return Line("squashfs.mount", Status.OK, f"mounted by {' or origin '.join(ways)}")
+    why = (
+        "squashfuse is there, and /dev/fuse is not"
+        if "squashfuse" in machine.tools
+        else "no squashfuse either"
+    )
+    text = f"the kernel has no squashfs loaded, {why}: images are unpacked as a whole"
+    if is_node and machine.plugstack.options.get("use_squashfuse") in ("1", "true", "yes", "y"):
+        fix = "install squashfuse on the nodes: plugstack.conf has use_squashfuse"
+        return Line("squashfs.mount", Status.MISSING, text, fix, True)
+    return Line("squashfs.mount", Status.WARNING, text, "modprobe squashfs (root), or install squashfuse")
+
+
+def apptainer_line(machine: Machine, needs: Requirements, *, is_node: bool) -> Line | None:
+    """Report Apptainer, if it starts the tasks or is installed; None otherwise."""
+    needed = needs.image and needs.runtime == "apptainer"
+    for name in ("apptainer", "singularity"):
+        if name in machine.tools:
+            text = f"{name} {machine.tools[name].version or ''}".strip()
+            if name == "singularity" and needed:
+                fix = "a link `apptainer` to it on PATH, or Apptainer itself"
+                return Line("apptainer", Status.MISSING, text, fix, needed and is_node)
+            return Line("apptainer", Status.OK, text, needed=needed and is_node)
+    if not needed:
+        return None
+    text = "not on PATH, and container_options.runtime=apptainer"
+    return Line("apptainer", Status.MISSING, text, how_to_get("apptainer"), is_node)
+
+
+def credential_lines(files: Sequence[Credentials], image: Image | None) -> Iterator[Line]:
+    """Report the registries with credentials, never the credentials."""
+    registry = image.registry if image is not None else None
+    host = (registry or "").partition(":")[0]  # in Enroot's file, hosts have no ports
+    hosts = {name.partition("/")[0] for file in files for name in file.registries}
+    open_to_all = [file.path for file in files if not file.is_private]
+    text = "; ".join(f"{file.path}: {', '.join(file.registries) or 'none'}" for file in files)
+    text = text or "none: public images alone"
+    if open_to_all:
+        fix = f"chmod 600 {' '.join(open_to_all)}; and new keys, if others may have read them"
+        yield Line("credentials", Status.WARNING, f"{text}; others may read {', '.join(open_to_all)}", fix)
+    elif image is not None and registry is not None and not hosts & {registry, host}:
+        text = f"{text}; none for {registry}, where {image.name} is"
+        fix = f"if it asks for some: {_LOGIN.format(registry, host)}"
+        yield Line("credentials", Status.WARNING, text, fix)
+    else:
+        yield Line("credentials", Status.OK, text)
+
+
+def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterator[Line]:
+    """Report the GPUs and their driver, and if it runs the image's CUDA."""
+    gpus = machine.gpus
+    if gpus is None:
+        if is_node:
+            yield Line("gpu", Status.WARNING, "no nvidia-smi: no GPUs of NVIDIA's", "see `sinfo -o '%N %G'`")
+        return
+    if gpus.driver is None:
+        fix = "nvidia-smi; a driver that was updated needs a restart"
+        yield Line("gpu", Status.WARNING, f"nvidia-smi: {gpus.trouble or 'no GPU'}", fix)
+        return
+    counts = {name: gpus.names.count(name) for name in gpus.names}
+    listed = ", ".join(f"{count} × {name}" for name, count in counts.items())
+    cuda = f", CUDA {gpus.cuda}" if gpus.cuda else ""
+    yield Line("gpu", Status.OK, f"driver {gpus.driver}{cuda}: {listed}")
+    if image is not None:
+        yield _driver_and_image(gpus.driver, gpus, image, is_node)
+
+
+def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Line:
+    what, cuda, origin = "gpu.image", image.cuda, ""
+    if cuda is None and image.contents is not None and image.contents.cuda is not None:
+        cuda, origin = image.contents.cuda, f", as {image.contents.origin} has it"
+        needed = needed and image.contents.is_certain
+    if cuda is None:
+        why = image.why or "its environment has no CUDA_VERSION"
+        return Line(what, Status.UNKNOWN, f"the CUDA of {image.name} is not known: {why}")
+    wants = f"the image's CUDA {cuda}{origin}"
+    runs, least = cuda_support(driver, cuda)
+    carries = image.compat_driver is not None and version(image.compat_driver) > version(driver)
+    compat = (
+        f"the image carries the libraries of {image.compat_driver}, which data center GPUs can run"
+        if carries
+        else f"a driver of {least}; or cuda-compat in the image, on data center GPUs ({_COMPAT})"
+    )
+    if image.requires is not None and not fulfils(driver, gpus.cuda, image.requires):
+        text = (
+            f"{wants}: nvidia-container-cli refuses driver {driver}: {image.requires.split()[0]} is asked for"
+        )
+        fix = f"a newer driver; or NVIDIA_DISABLE_REQUIRE=1 in env_vars, and {compat}"
+        return Line(what, Status.MISSING, text, fix, needed)
+    if runs is None:
+        return Line(what, Status.UNKNOWN, f"{wants}: NVIDIA's table does not have it", f"see {_COMPAT}")
+    if not runs:
+        text = f"{wants} needs driver {least} or newer; here is {driver}"
+        return Line(what, Status.WARNING if carries else Status.MISSING, text, compat, needed and not carries)
+    if gpus.cuda is not None and version(gpus.cuda) < version(cuda)[:2]:
+        text = (
+            f"{wants} on a driver of CUDA {gpus.cuda}: runs by minor version compatibility, with its features"
+        )
+        return Line(what, Status.OK, f"{text}; {compat}" if carries else text)
+    return Line(what, Status.OK, f"{wants}: driver {driver} runs it (from {least} on)")
+
+
+def image_line(image: Image) -> Line:
+    """Report the image, as far as this machine can look into it."""
+    if image.is_broken:
+        again = f"slipway image verify {image.path}; and make it anew: slipway image import ..."
+        return Line("image", Status.MISSING, f"{image.name}: {image.why}", again, True)
+    if image.why is not None:
+        is_elsewhere = image.path is not None and image.size is None
+        fix = None if not is_elsewhere else "nodes may have it: slipway doctor --nodes 1"
+        return Line("image", Status.UNKNOWN, f"{image.name}: {image.why}", fix)
+    cuda = f"CUDA {image.cuda}" if image.cuda else "no CUDA_VERSION in its environment"
+    size = f"{gib(image.size)}, " if image.size is not None else ""
+    return Line("image", Status.OK, f"{image.name}: {size}{cuda}")
+
+
+def engine_line(contents: Contents, engine: str) -> Line:
+    """Report whether the image has the programs of the launch's engine."""
+    fit, what = engine_fit(contents, engine), "image.engine"
+    if fit.fits is True:
+        return Line(what, Status.OK, f"engine={engine}: {fit.why}", needed=True)
+    if fit.fits is False and contents.is_certain:
+        return Line(what, Status.MISSING, f"engine={engine}: {fit.why}", fit.fix, True)
+    return Line(what, Status.WARNING, f"engine={engine}: {fit.why}", fit.fix, True)
+
+
+def file_lines(node: Machine, image: Image | None, python: str | None) -> Iterator[Line]:
+    """Report the files of the launch that each node must have."""
+    if image is not None and image.path is not None:
+        size = node.files.get(image.path)
+        if size is None:
+            fix = "put it where all nodes share it, or on each node"
+            yield Line("image", Status.MISSING, f"{image.path} is not there", fix, True)
+        elif image.size not in (None, size):
+            text = f"{image.path} has {size:,} bytes, and {image.size:,} where you are"
+            yield Line("image", Status.WARNING, text, "is it another file, or still being copied?", True)
+        else:
+            yield Line("image", Status.OK, f"{image.path} is there", needed=True)
+    if python is not None:
+        if node.files.get(python) is None:
+            fix = "cluster.python=... that every node has, or an image: container=..."
+            yield Line("trainer", Status.MISSING, f"{python} is not there", fix, True)
+        else:
+            yield Line("trainer", Status.OK, f"{python} is there", needed=True)
+
+
+def stage_lines(node: Machine, image: Image | None) -> Iterator[Line]:
+    """Report the directory of the image's copy on each node; without room the tasks use the shared file."""
+    place, fix = node.places.get("stage"), "container_options.stage_to=... on a local disk, or null"
+    if place is None or image is None or image.path is None:
+        return
+    text = f"{place.path} ({place.kind})"
+    if not place.writable:
+        text = f"{text}: you may not write to {place.there}"
+    elif not place.is_local:
+        text = f"{text}: shared, which gains nothing"
+    elif None not in (place.free, image.size) and (place.free or 0) < (image.size or 0):
+        text = f"{text}: no room for the image's {gib(image.size or 0)}"
+    else:
+        yield Line("image.stage", Status.OK, text, free=place.free)
+        return
+    yield Line("image.stage", Status.WARNING, text, fix, free=place.free)
+
+
+def python_lines(
+    python: str, versions: Mapping[str, str | None], trainer: tuple[bool, str] | None
+) -> Iterator[Line]:
+    """Report Slipway's own Python, its extras, and the tasks' interpreter.
+
+    Parameters
+    ----------
+    versions
+        Versions of the extras' distributions; None of one that is not installed.
+    trainer
+        True if the tasks' interpreter will do, and a message about it; None if the launch uses none.
+    """
+    status, note = release_status(python, PYTHON)
+    yield Line("python", status, f"{python}; {note}" if note else python, needed=True)
+    if trainer is not None:
+        is_usable, text = trainer
+        first, _, rest = text.partition("\n")
+        if not is_usable:
+            fix = "; ".join(line.strip() for line in rest.splitlines()) or None
+            yield Line("trainer", Status.MISSING, first, fix, True)
+        elif text:
+            yield Line("trainer", Status.WARNING, text, "slipway doctor --nodes 1 looks there", True)
+        else:
+            yield Line(
+                "trainer", Status.OK, "the tasks' interpreter finds torch and megatron-core", needed=True
+            )
+    for extra, (names, purpose) in EXTRAS.items():
+        there = [f"{name} {versions[name]}" for name in names if versions.get(name) is not None]
+        if len(there) == len(names):
+            yield Line(f"extra {extra}", Status.OK, ", ".join(there))
+        else:
+            missing = ", ".join(name for name in names if versions.get(name) is None)
+            text = f"{missing}: not installed; {purpose}"
+            yield Line(f"extra {extra}", Status.MISSING, text, f"pip install 'slipway[{extra}]'")
+
+
+class CudaSupport(NamedTuple):
+    """The support of a driver for a CUDA release; `runs` is None where the table does not have it."""
+
+    runs: bool | None
+    minimum: str | None = None
+
+
+def minimum_driver(cuda: str) -> tuple[int, ...] | None:
+    """Return the oldest driver that runs a CUDA release; None where the table has none."""
+    numbers = version(cuda)
+    if len(numbers) < 2:
+        return None
+    return _RELEASES.get((numbers[0], numbers[1]), _FAMILIES.get(numbers[0]))
+
+
+def cuda_support(driver: str, cuda: str) -> CudaSupport:
+    """Return the support of a driver for a CUDA release, without a compatibility package."""
+    least = minimum_driver(cuda)
+    if least is None:
+        return CudaSupport(None)
+    return CudaSupport(version(driver) >= least, ".".join(f"{number:02}" for number in least))
+
+
+def fulfils(driver: str, driver_cuda: str | None, requires: str) -> bool:
+    """Return True if nvidia-container-cli takes a driver for an image's ``NVIDIA_REQUIRE_CUDA``.
+
+    Blanks separate alternatives, commas the conditions of one. Conditions on brands count as fulfilled: data
+    centers have these brands.
+    """
+    known = {"driver": version(driver), "cuda": version(driver_cuda)}
+    return any(
+        all(_holds(condition, known) for condition in alternative.split(","))
+        for alternative in requires.split()
+    )
+
+
+def _holds(condition: str, known: dict[str, tuple[int, ...]]) -> bool:
+    match = _CONDITION.fullmatch(condition)
+    if match is None or not known[match[1]]:
+        return True
+    wanted = version(match[3])
+    # `driver<536` is about its first number alone.
+    have = known[match[1]][: len(wanted)]
+    return {
+        ">=": have >= wanted,
+        "<=": have <= wanted,
+        "<": have < wanted,
+        ">": have > wanted,
+        "=": have == wanted,
+        "!=": have != wanted,
+    }[match[2]]

@@ -1,0 +1,200 @@
+"""`launch --build`: the image is made first, on this machine or by a job that the launch waits for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.config.compose import Composition
+from launcher.config.overrides import hydra_value
+from launcher.drafting import Draft, Request, choice_of, compose_stages, draft, drafts
+from launcher.errors import UserError
+from launcher.images.choice import KEY, Choice, recipe_of
+from launcher.images.superblock import is_squashfs
+from launcher.stages.image import STAGE, ImageWork
+
+if TYPE_CHECKING:
+    from launcher.images.importing import Imported
+    from launcher.images.progress import Progress
+
+_WORKSPACE = "workspace"
+_PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
+# The check that the image exists is skipped while it is about to be made.
+_CHECK = "path.image"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequirement:
+    """The image file that a launch runs in, whether it exists or not.
+
+    Attributes
+    ----------
+    request
+        The launch's, with the file for its container.
+    """
+
+    choice: Choice
+    file: Path
+    request: Request
+
+    @property
+    def is_there(self) -> bool:
+        """True if the file exists and has a valid squashfs header; a torn file is made again."""
+        return is_squashfs(self.file)
+
+    @property
+    def work(self) -> ImageWork:
+        """The work of a job that makes the file."""
+        words = self.command
+        if self.choice.recipe is not None:
+            words = (*words, f"--expect={self.file.name}")  # the recipe may change while the job waits
+        return ImageWork(self.file.stem, words, self.file)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The arguments with which `slipway` makes the file."""
+        words = self.choice.command(self.request.config_dir, self.request.template_dir)
+        return (*words, "--plain-http") if words and _allows_plain_http() else words
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """A launch whose image is made first.
+
+    Attributes
+    ----------
+    drafts
+        The launch, after the job that makes the image if there is one.
+    skipped
+        The ids of checks to skip.
+    needed
+        The image to make on this machine first; ``None`` if there is none.
+    """
+
+    drafts: list[Draft]
+    request: Request
+    skipped: tuple[str, ...]
+    needed: ImageRequirement | None
+
+
+def draft_with_image(request: Request, skipped: Sequence[str], *, as_job: bool) -> Building:
+    """Draft a launch and the job that makes its image; nothing is written or made.
+
+    Raises
+    ------
+    UserError
+        If the request has a mistake, or there is no image to make.
+    """
+    of_image = request.stage == STAGE  # of two jobs the one that is rendered again
+    launch = replace(request, stage=None, number=None, tag=None) if of_image else request
+    staged = compose_stages(launch)
+    if as_job:
+        _refuse_job(staged[0])
+    needed = required_image(staged[0], launch)
+    if needed is None:
+        return Building(drafts(launch, staged), request, tuple(skipped), None)
+    # Drafted with the file itself: a plan may refuse other values of `container`.
+    drafted = drafts(launch, staged) if needed.request is launch else drafts(needed.request)
+    if of_image:
+        return Building([draft(replace(request, work=needed.work))], request, tuple(skipped), None)
+    if needed.is_there:
+        return Building(drafted, needed.request, tuple(skipped), None)
+    if not as_job:
+        return Building(drafted, needed.request, (*skipped, _CHECK), needed)
+    if request.stage is None:
+        if request.number is not None or request.tag is not None:
+            stages = ",".join([STAGE, *(draft.plan.job.stage for draft in drafted)])
+            raise UserError(
+                f"stages=[{stages}]: --launch-number and --tag are those of one launch", hint="--stage=..."
+            )
+        drafted = [draft(replace(needed.request, work=needed.work)), *drafted]
+    return Building(drafted, needed.request, (*skipped, _CHECK), None)
+
+
+def required_image(composition: Composition, request: Request) -> ImageRequirement | None:
+    """Return the image for `launch --build` to make; ``None`` if the container is a file already.
+
+    Raises
+    ------
+    UserError
+        If the launch runs in no container.
+    """
+    if composition.config.cluster.scheduler == "local":
+        raise UserError(
+            "--build: cluster.scheduler=local runs without containers",
+            key="cluster.scheduler",
+            hint="without --build; or slipway image build|import, which needs no cluster",
+        )
+    choice = choice_of(composition, request.template_dir)
+    if choice is None:
+        raise UserError(
+            f"--build: {KEY}=null: there is no image to build",
+            key=KEY,
+            hint=f"{KEY}=nemo, or another recipe; or an image of a registry",
+        )
+    if choice.stored is None:
+        return None
+    if choice.image == str(choice.stored):
+        return ImageRequirement(choice, choice.stored, request)
+    # The nodes would fetch it by themselves.
+    workspace = composition.config.workspace
+    key = f"{_WORKSPACE}.{KEY}" if workspace is not None and workspace.container is not None else KEY
+    override = f"{key}={hydra_value(str(choice.stored))}"
+    return ImageRequirement(choice, choice.stored, replace(request, overrides=(*request.overrides, override)))
+
+
+def _refuse_job(composition: Composition) -> None:
+    """Refuse `--build=job` where nothing could wait for a job."""
+    stage, scheduler = composition.config.stages[0], composition.config.cluster.scheduler
+    if scheduler != "slurm" or stage == _WORKSPACE:
+        what = f"stages=[{stage}]" if scheduler == "slurm" else f"cluster.scheduler={scheduler}"
+        raise UserError(f"--build=job: with {what} nothing waits in a queue", hint="--build=host")
+
+
+def make_here(needed: ImageRequirement, progress: Progress) -> Imported:
+    """Build or import the image on this machine, after anyone else who is making the same one.
+
+    Raises
+    ------
+    UserError
+        With what to do next; nothing is left behind.
+    """
+    try:
+        return _make_here(needed, progress)
+    except UserError as error:
+        hint = _in_words_of_launch(error.hint)
+        raise UserError(error.message, key=error.key, also=error.also, hint=hint) from error
+
+
+def _in_words_of_launch(hint: str | None) -> str | None:
+    """Rewrite advice for `slipway launch`, which has no options of an import."""
+    if hint is None:
+        return None
+    hint = hint.replace("--plain-http", f"{_PLAIN_HTTP}=yes slipway launch ... --build")
+    return hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
+
+
+def _make_here(needed: ImageRequirement, progress: Progress) -> Imported:
+    from launcher.images.importing import ImportOptions, import_image
+
+    choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
+    if choice.recipe is not None:
+        from launcher.images.building import build_into_store
+        from launcher.images.store import Store
+
+        recipe = recipe_of(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
+        for warning in recipe.warnings:
+            progress.note(warning)
+        return build_into_store(
+            recipe, Store(needed.file.parent), options, progress, config_dir=request.config_dir
+        )
+    assert choice.source is not None
+    return import_image(choice.source, needed.file, options, progress)
+
+
+def _allows_plain_http() -> bool:
+    """Return True if the user lets Enroot speak to registries without TLS, as the nodes' Enroot may."""
+    return os.environ.get(_PLAIN_HTTP, "").lower() in ("y", "yes", "1", "true", "on")

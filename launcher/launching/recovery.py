@@ -1,0 +1,165 @@
+"""Recovery of launches whose launcher died or got no answer, before their run is launched again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.jobs.launches import Launch, by_scheduler, read_launch, scheduler_of
+from launcher.launching.submission import keep_one
+from launcher.launching.writing import record_job
+from launcher.runs import provenance
+from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.paths import LaunchPaths, launch_numbers, short
+from supervisor.marks import GIVEN_UP, claim, job_of
+
+_logger = logging.getLogger(__name__)
+
+# Upper bound on unconfirmed launches to examine.
+_NEWEST = 20
+_DIED = "its launcher died before it submitted"
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundJob:
+    """The job that an unconfirmed launch turned out to be."""
+
+    launch: Launch
+    job_id: str
+
+    def __str__(self) -> str:
+        name, number = self.launch.manifest.run, self.launch.paths.number
+        job_id = self.launch.manifest.id_in(self.job_id)
+        return f"launch {number} of {name} was submitted as job {job_id} after all"
+
+
+def reconcile_unconfirmed(run_dir: Path) -> None:
+    """Find the jobs of a run's newest launches that may have one that is not on record.
+
+    The answers are written into their manifests, so that each is asked for once. Launches that are being
+    submitted are left alone.
+
+    Raises
+    ------
+    UserError
+        If there is a job that the user does not know of, or if it cannot be asked: launching once more could
+        double it.
+    """
+    unconfirmed = _unconfirmed_launches(run_dir)
+    if not unconfirmed:
+        return
+    marked = {launch.manifest.tag: [job] for launch in unconfirmed if (job := job_of(launch.paths.directory))}
+    jobs_by_tag = {
+        **marked,
+        **_find_jobs([launch for launch in unconfirmed if launch.manifest.tag not in marked]),
+    }
+    results = [_reconcile(launch, jobs_by_tag) for launch in unconfirmed]
+    jobs = [job for job in results if job is not None]
+    if jobs:
+        where = shlex.quote(short(run_dir))
+        raise UserError(
+            "; ".join(map(str, jobs)),
+            hint=f"how it is: slipway status {where}\n"
+            "to launch once more all the same: the same command again",
+        )
+
+
+def _unconfirmed_launches(run_dir: Path) -> list[Launch]:
+    """Return the launches that may have become a job, the oldest first."""
+    launches = []
+    for number in launch_numbers(run_dir)[-_NEWEST:]:
+        with contextlib.suppress(UserError):  # a broken launch hides no other
+            launch = read_launch(run_dir, number)
+            if launch.may_be_unknown_job and not _is_being_submitted(launch):
+                launches.append(launch)
+    return launches
+
+
+def _is_being_submitted(launch: Launch) -> bool:
+    manifest = launch.manifest
+    if manifest.unanswered is not None or launch.is_without_job:
+        return False
+    return manifest.host != provenance.host() or not manifest.launcher_pid or _is_alive(manifest.launcher_pid)
+
+
+def _find_jobs(launches: Sequence[Launch]) -> Mapping[str, Sequence[str]]:
+    """Find the jobs of launches, by tag, with one question to each scheduler."""
+    jobs: dict[str, Sequence[str]] = {}
+    for group in by_scheduler(launches):
+        try:
+            matches = scheduler_of(group[0]).find([launch.submission for launch in group])
+        except UserError as error:
+            raise _not_known(group[-1], error.message.splitlines()[0]) from error
+        # A point of a sweep is looked for by the tag of its array.
+        jobs |= {launch.manifest.tag: matches.get(launch.submission.tag, ()) for launch in group}
+    return jobs
+
+
+def _reconcile(launch: Launch, jobs_by_tag: Mapping[str, Sequence[str]]) -> _FoundJob | None:
+    """Record the job of a launch, or that it has none."""
+    manifest, directory = launch.manifest, launch.paths.directory
+    jobs = jobs_by_tag.get(manifest.tag)
+    if jobs:
+        kept = keep_one(scheduler_of(launch), launch.submission, jobs)
+    elif submitter := _submitter(manifest):
+        raise _not_known(launch, f"process {submitter} is still submitting it")
+    elif manifest.user != provenance.user():
+        # With Slurm's PrivateData their job is there, and not to be seen.
+        raise _not_known(launch, f"it is {manifest.user}'s, and only {manifest.user} can ask for it")
+    else:
+        # Should the scheduler take it yet, its script finds the launch claimed, and leaves.
+        kept = claim(directory, GIVEN_UP)
+    job = None if kept == GIVEN_UP else _FoundJob(launch, kept)
+    try:
+        _record(launch.paths, manifest, job)
+    except OSError as error:  # a colleague's launch, or a full disk
+        message = "what became of launch %s could not be written down: %s"
+        _logger.warning(message, manifest.launch, error.strerror)
+    return job
+
+
+def _record(paths: LaunchPaths, manifest: Manifest, job: _FoundJob | None) -> None:
+    if job is not None:
+        record_job(paths, manifest.submitted_as(job.job_id))
+    else:
+        write_manifest(paths.directory, manifest.refused(manifest.unanswered or _DIED))
+
+
+def _not_known(launch: Launch, why: str) -> UserError:
+    name, number = launch.manifest.run, launch.paths.number
+    directory = shlex.quote(short(launch.paths.directory))
+    return UserError(
+        f"whether launch {number} of {name} became a job is not known: {why}",
+        hint="launching now could double it: try again once that can be told\n"
+        f"if you know that there is none, remove that launch: rm -r {directory}",
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    return _stat(pid)[:1] not in ("", "Z", "X")
+
+
+def _stat(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2]
+    return ""
+
+
+def _submitter(manifest: Manifest) -> str | None:
+    """Return the process of this machine's sbatch that is still submitting; it outlives its launcher."""
+    tag = os.fsencode(manifest.array_tag or manifest.tag)
+    if manifest.host != provenance.host():
+        return None
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")[:-1]
+                if words[-1:] == [tag] and any(word.endswith(b"sbatch") for word in words):
+                    return entry.name
+    return None

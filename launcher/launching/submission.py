@@ -1,0 +1,175 @@
+"""Submission of a script, once: a lost answer never becomes a second job.
+
+Where an answer is lost, the job is looked for by its tag, and submitted again only when the scheduler has
+answered that it knows none. It may take the first submission after that, so that there are two. The claim of
+the launch, ``marks/job``, then decides which of them is its job: `supervisor.marks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UserError
+from launcher.runs.receipts import note_submitted
+from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
+from launcher.slurm.commands import SchedulerSilent
+from supervisor.marks import GIVEN_UP, claim
+
+_LONGEST_WAIT_SECONDS = 16.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Tries at growing intervals, for a number of seconds."""
+
+    seconds: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def tries(self) -> Iterator[None]:
+        """Try at once, and again until the time is up."""
+        yield
+        yield from self.waits()
+
+    def waits(self) -> Iterator[None]:
+        """Wait, each time twice as long as before, until the time is up; once at the least."""
+        end = self.clock() + self.seconds
+        wait = 0.5
+        while True:
+            self.sleep(max(0.0, min(wait, end - self.clock())))
+            yield
+            if self.clock() >= end:
+                return
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+# How long a lost job is looked for.
+BACKOFF = Backoff()
+
+
+def validate(scheduler: Scheduler, script_text: str) -> str | None:
+    """Let the scheduler judge a script, and ask again while it does not answer; see `Scheduler.validate`.
+
+    Raises
+    ------
+    UserError
+        If it would refuse the script, or does not answer: nothing is launched then.
+    """
+    silence: SchedulerSilent | None = None
+    for _ in BACKOFF.tries():
+        if silence is not None:
+            _logger.warning("%s; asking again ...", silence.message)
+        try:
+            return scheduler.validate(script_text)
+        except SchedulerSilent as error:
+            silence = error
+    assert silence is not None
+    raise UserError(silence.message, hint="nothing was launched; try again when it does") from silence
+
+
+def submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
+    """Submit a script that lies in its launch directory; return the id of the one job that it became.
+
+    Raises
+    ------
+    NoAnswer
+        If it is not known whether there is a job, after all patience.
+    UserError
+        If the scheduler refuses; then there is no job, nor will there be one.
+    """
+    job = _submit_with_retries(scheduler, submission)
+    note_submitted(job, submission.script.parent)
+    return job
+
+
+def _submit_with_retries(scheduler: Scheduler, submission: PendingSubmission) -> str:
+    try:
+        return _submit(scheduler, submission)
+    except NoAnswer as error:
+        lost = error
+    logged = ""
+    for _ in BACKOFF.waits():
+        reason = "still no answer" if lost.message == logged else lost.message
+        _logger.warning("%s; looking for the job by its tag ...", reason)
+        logged = lost.message
+        try:
+            jobs = _find(scheduler, submission)
+        except UserError as error:
+            lost = NoAnswer(error.message.splitlines()[0])
+            continue
+        if jobs:
+            return keep_one(scheduler, submission, jobs)
+        _logger.warning("there is no such job; submitting it again ...")
+        try:
+            newest = _submit(scheduler, submission)
+        except NoAnswer as error:
+            lost = error
+        except UserError as refusal:
+            return _after_refusal(scheduler, submission, refusal)
+        else:
+            return keep_one(scheduler, submission, [*_find_if_possible(scheduler, submission), newest])
+    jobs = _find_if_possible(scheduler, submission)
+    if jobs:
+        return keep_one(scheduler, submission, jobs)
+    raise lost
+
+
+def keep_one(scheduler: Scheduler, submission: PendingSubmission, jobs: Sequence[str]) -> str:
+    """Keep one of the jobs of a submission, the oldest if none began, and cancel the others.
+
+    Raises
+    ------
+    UserError
+        If a later launcher has given this launch up: its jobs leave without doing anything.
+    """
+    # Not the oldest whatever it is: a younger one may have begun, and the oldest would then leave.
+    kept = claim(submission.script.parent, jobs[0], submission.link or 1)
+    for job in dict.fromkeys(jobs):
+        if job == kept:
+            continue
+        _logger.warning("job %s is a second one of the same launch: cancelling it", job)
+        try:
+            scheduler.cancel(job)
+        except UserError as error:
+            harmless = "it does no harm: such a job leaves before it does anything"
+            _logger.warning("%s; %s", error.message, harmless)
+    if kept == GIVEN_UP:
+        raise UserError("a later launch of this run has given this one up", hint="launch again")
+    return kept
+
+
+def _after_refusal(scheduler: Scheduler, submission: PendingSubmission, refusal: UserError) -> str:
+    """Return the job of the first submission, or raise the refusal of the second if there is none."""
+    jobs = _find_if_possible(scheduler, submission)
+    if jobs:
+        return keep_one(scheduler, submission, jobs)
+    kept = claim(submission.script.parent, GIVEN_UP, submission.link or 1)
+    if kept == GIVEN_UP:
+        raise refusal
+    return kept
+
+
+def _submit(scheduler: Scheduler, submission: PendingSubmission) -> str:
+    return scheduler.submit(
+        submission.script,
+        submission.tag,
+        link=submission.link or 1,
+        after=submission.after,
+        exclude=submission.exclude,
+    )
+
+
+def _find(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
+    return list(scheduler.find([submission]).get(submission.tag, ()))
+
+
+def _find_if_possible(scheduler: Scheduler, submission: PendingSubmission) -> list[str]:
+    with contextlib.suppress(UserError):
+        return _find(scheduler, submission)
+    return []

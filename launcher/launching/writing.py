@@ -1,0 +1,171 @@
+"""The files of a launch: its directory before it is submitted, its job's id afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher import __version__
+from launcher.checks.gathering.data import data_identity
+from launcher.checks.gathering.earlier import differences_on_record
+from launcher.config.stored import stored_text
+from launcher.drafting import Draft, Request
+from launcher.plan import Plan
+from launcher.rendering.config_text import config_text
+from launcher.rendering.render import user_templates
+from launcher.runs import paths as names
+from launcher.runs import provenance
+from launcher.runs.manifest import Manifest, write_manifest
+from launcher.runs.paths import LaunchPaths
+from launcher.runs.write import link_newest, write_launch
+from launcher.schedulers.job_status import declared_tasks
+from launcher.secrecy import recorded
+from supervisor.excluded import ExcludedNode
+from supervisor.files import write_atomic
+
+
+def write_draft(draft: Draft, request: Request, avoided: Sequence[ExcludedNode] = ()) -> Manifest:
+    """Write the launch of a draft, whose number is reserved.
+
+    Parameters
+    ----------
+    avoided
+        The nodes that its submission excludes, for the record.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written.
+    """
+    # Without Slurm a job runs without its container.
+    container = draft.plan.job.container if draft.plan.scheduler != "local" else None
+    image = container.image if container else None
+    origin = with_digest(provenance.gather(names.TRAINER, request.config_dir, image), image)
+    manifest = manifest_of(draft, request, origin, avoided)
+    files = files_of(draft, manifest, request)
+    files |= {draft.plan.paths.directory / name: text for name, text in origin.files.items()}
+    write_launch(draft.plan.paths, files, _code(draft.plan), draft.results_key)
+    return manifest
+
+
+def with_digest(origin: provenance.Origin, image: str | None) -> provenance.Origin:
+    """Add the digest of an image file to an origin, if the record beside the file has it."""
+    if image is None or not image.startswith("/"):
+        return origin
+    # Imported late: many launches have no image.
+    from launcher.images.choice import digest_of
+
+    digest = digest_of(image)
+    return origin if digest is None else replace(origin, fields={**origin.fields, "image_digest": digest})
+
+
+def record_job(paths: LaunchPaths, manifest: Manifest) -> None:
+    """Record the job of a launch, and link the run's familiar names to its newest launch.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the job is then found by its tag.
+    """
+    job_id = manifest.job_id
+    assert job_id is not None
+    write_manifest(paths.directory, manifest)
+    write_atomic(paths.directory / names.JOB_ID_LOG, f"Submitted batch job {job_id}\n")
+    extensions = ["out", "err"] if _keeps_stderr_apart(paths) else ["out"]
+    jobs = [f"{job_id}_{task}" for task in declared_tasks(paths.directory)] or [job_id]
+    logs = [paths.directory / paths.log_name(job, extension) for job in jobs for extension in extensions]
+    link_newest(paths, _familiar_names(paths), logs)
+
+
+def _keeps_stderr_apart(paths: LaunchPaths) -> bool:
+    with paths.script.open(encoding="utf-8", errors="surrogateescape") as lines:
+        return any(line.startswith("#SBATCH --error=") for line in lines)
+
+
+def _familiar_names(paths: LaunchPaths) -> list[str]:
+    linked = [paths.script_name, names.TASK_SCRIPT, names.MANIFEST, names.COMMAND_LOG, names.JOB_ID_LOG]
+    return [*linked, paths.config_name, names.RESULTS] if paths.config.exists() else linked
+
+
+def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, str | bytes]:
+    """Return the content of each file of a launch's directory."""
+    paths, config = draft.plan.paths, draft.plan.job.config
+    files: dict[Path, str | bytes] = {
+        **draft.rendered.files(paths),
+        paths.directory / names.COMMAND_LOG: _pasteable(request, draft),
+        paths.manifest: manifest.to_json(),
+    }
+    if config is not None:
+        files[paths.config] = config_text(config)
+    if draft.work is None:
+        files[paths.root_config] = stored_text(draft.stored_config, os.environ)
+        templates = user_templates(draft.template_dir) if draft.template_dir is not None else {}
+        files |= {paths.templates / name: text for name, text in templates.items()}
+    return files
+
+
+def _pasteable(request: Request, draft: Draft) -> str:
+    command, plan = recorded(request.command), draft.plan
+    fixed = [] if request.stage is None else [f"--stage={request.stage}"]
+    fixed += ["--dry-run", *([f"--launch-dir={plan.paths.directory}"] if draft.work is None else [])]
+    fixed += [f"--launch-number={plan.paths.number}", f"--tag={plan.tag}"]
+    options_end = command.index("--") if "--" in command else len(command)
+    again = [*command[:options_end], *fixed, *command[options_end:]]
+    lines = (quoted_line(["cd", str(Path.cwd())]) + " && " + quoted_line(words) for words in (command, again))
+    return "{}\n# the script of this launch again, byte for byte:\n# {}\n".format(*lines)
+
+
+def quoted_line(words: Sequence[str]) -> str:
+    """Quote for bash, in one line whatever a word holds: the second command stands behind a `#`."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f]", word):
+        escaped = word.replace("\\", r"\\").replace("'", r"\'")
+        return "$'" + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", escaped) + "'"
+    return shlex.quote(word)
+
+
+def _code(plan: Plan) -> Sequence[Path]:
+    return names.TASK_PACKAGES if plan.job.engine == "megatron" else ()
+
+
+def manifest_of(
+    draft: Draft, request: Request, origin: provenance.Origin, avoided: Sequence[ExcludedNode] = ()
+) -> Manifest:
+    """Return the record of a launch before it is submitted."""
+    plan, job = draft.plan, draft.plan.job
+    return Manifest(
+        run=plan.paths.run_name,
+        launch=plan.paths.number,
+        tag=plan.tag,
+        stage=job.stage,
+        engine=job.engine,
+        scheduler=plan.scheduler,
+        job_name=plan.paths.job_name,
+        nodes=job.resources.nodes,
+        tasks_per_node=job.resources.tasks_per_node,
+        time_limit=job.resources.time_limit,
+        command=recorded(request.command),
+        overrides=recorded(request.overrides),
+        choices=draft.composition.choices,
+        created=provenance.now(),
+        version=__version__,
+        user=provenance.user(),
+        host=provenance.host(),
+        # As it is now: another shell may point at another Slurm.
+        slurm_conf=plan.slurm_conf or os.environ.get("SLURM_CONF"),
+        launcher_pid=os.getpid(),
+        links=job.chain.links,
+        from_job=job.chain.from_job,
+        excluded=[node.to_json() for node in avoided],
+        max_nodes=job.resources.max_nodes,
+        data=data_identity(draft),
+        differs=differences_on_record(draft),
+        **origin.fields,
+    )

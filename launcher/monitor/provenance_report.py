@@ -1,0 +1,224 @@
+"""The provenance of a launch: everything on record of it, and its changes since earlier launches."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import shown
+from launcher.jobs.launches import Launch
+from launcher.runs.manifest import Manifest
+from launcher.runs.paths import short
+from launcher.secrecy import recorded, redacted
+from launcher.ui import formatting
+from launcher.ui.formatting import moment
+from supervisor.files import open_regular, read_json, whole
+from supervisor.marks import image_digest
+
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The overrides that were added, removed or changed; the values of secrets are masked."""
+
+    added: Sequence[str] = ()
+    removed: Sequence[str] = ()
+    changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return the changes as lines for people."""
+        return [
+            *(f"- {override}" for override in self.removed),
+            *(f"+ {override}" for override in self.added),
+            *(f"{key}: {_arrow(*values)}" for key, values in self.changed.items()),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The keys by which a launch is a different training than an earlier one, as its manifest has them.
+
+    `changes` has the old and the new value of each key.
+    """
+
+    launch: int
+    changes: Mapping[str, tuple[Any, Any]]
+
+    def summary(self) -> str:
+        """Return a phrase for a column of a table."""
+        keys = [key.removeprefix("training.") for key in self.changes]
+        more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
+        return f"a different training than launch {self.launch}: {', '.join(keys[:2])}{more} changed"
+
+    def lines(self) -> list[str]:
+        """Return the difference as lines for people."""
+        changes = [f"{key}: {shown(old)} → {shown(new)}" for key, (old, new) in self.changes.items()]
+        more = [f"and {len(changes) - _MOST_SHOWN} more"] if len(changes) > _MOST_SHOWN else []
+        first = f"a different training than launch {self.launch}:"
+        return [first, *(f"  {line}" for line in (*changes[:_MOST_SHOWN], *more))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference for programs; a number that is not finite is a string."""
+        values = {key: [_finite(value) for value in both] for key, both in self.changes.items()}
+        changes = [{"key": key, "old": old, "new": new} for key, (old, new) in values.items()]
+        return {"launch": self.launch, "changes": changes}
+
+
+def _finite(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def difference_of(manifest: Manifest) -> Difference | None:
+    """Return the difference that a manifest has on record; ``None`` if it has none."""
+    record = manifest.differs or {}
+    launch, changes = whole(record.get("launch"), 1), record.get("changes")
+    if launch is None or not isinstance(changes, list):
+        return None
+    rows = [row for row in changes if isinstance(row, dict) and isinstance(row.get("key"), str)]
+    by_key = {row["key"]: (row.get("old"), row.get("new")) for row in rows}
+    return Difference(launch, by_key) if by_key else None
+
+
+def changes_between(before: Iterable[str], after: Iterable[str]) -> Changes:
+    """Compare the overrides of two launches; of a repeated key the last one counts, as for a launch."""
+    old, new = _by_key(before), _by_key(after)
+    return Changes(
+        added=[redacted(new[key]) for key in new if key not in old],
+        removed=[redacted(old[key]) for key in old if key not in new],
+        changed={
+            key: (_value(old[key]), _value(new[key])) for key in new if key in old and old[key] != new[key]
+        },
+    )
+
+
+def _by_key(overrides: Iterable[str]) -> dict[str, str]:
+    return {override.partition("=")[0].strip(): override for override in overrides}
+
+
+def _value(override: str) -> str:
+    return redacted(override).partition("=")[2]
+
+
+def _arrow(before: str, after: str) -> str:
+    return f"{before} → {after}" if before != after else f"{after} (changed)"
+
+
+# The trainer's own record: its packages, and the commit of its code if it ran from a checkout.
+_PACKAGES = "packages.json"
+_GIT_INFO = "git-info.log"
+_LONGEST_LINE = 4096
+
+
+def provenance(launch: Launch) -> dict[str, Any]:
+    """Return the manifest of a launch with secrets masked, and the job's own record, for programs."""
+    manifest = launch.manifest
+    content = asdict(manifest) | {
+        "command": recorded(manifest.command),
+        "overrides": recorded(manifest.overrides),
+        "image_digest": manifest.image_digest or image_digest(launch.paths.directory),
+        "jobs": list(launch.jobs),
+        "run_dir": str(launch.paths.run_dir),
+        "directory": str(launch.paths.directory),
+        "job_packages": _job_packages(launch),
+        "job_git": _job_git(launch),
+        "files": [str(path) for path in _files(launch)],
+    }
+    return {key: value for key, value in content.items() if key != "launcher_pid"}
+
+
+def provenance_rows(launch: Launch) -> list[tuple[str, str]]:
+    """Return the provenance for people: names and values."""
+    manifest, record = launch.manifest, provenance(launch)
+    pairs = [
+        ("run", f"{manifest.run}, launch {launch.paths.number}"),
+        ("job", f"{', '.join(launch.jobs) or formatting.UNKNOWN}, {manifest.stage}, {_size(launch)}"),
+        ("launched", f"{moment(manifest.created)} by {manifest.user} on {manifest.host}"),
+        ("command", shlex.join(record["command"])),
+        *(("override", override) for override in record["overrides"]),
+        *(("choice", f"{group}={choice}") for group, choice in sorted(manifest.choices.items())),
+        ("code", _checkout(manifest.git_commit, manifest.git_dirty)),
+        ("not committed", _diff(launch, manifest.git_diff)),
+        *(("excluded node", _excluded(node)) for node in manifest.excluded),
+        *_config_rows(launch, manifest.config_git),
+        ("image", formatting.text(manifest.image)),
+        ("image digest", formatting.text(record["image_digest"])),
+        ("launcher", _versions(manifest.packages or {"slipway": manifest.version})),
+        ("in the job", _versions(record["job_packages"])),
+        ("job's code", formatting.text(record["job_git"])),
+        ("tag", manifest.tag),
+        ("refused", formatting.text(manifest.error)),
+        ("directory", short(launch.paths.directory)),
+        *(("file", path.name) for path in _files(launch)),
+    ]
+    known = [(name, value) for name, value in pairs if value != formatting.UNKNOWN]
+    names = ["", *(name for name, _ in known)]
+    # The name of a list stands before its first line only.
+    return [("" if name == names[index] else name, value) for index, (name, value) in enumerate(known)]
+
+
+_CHANGES = {
+    True: "with uncommitted changes",
+    False: "without changes",
+    None: "uncommitted changes unknown",
+}
+
+
+def _checkout(commit: str | None, dirty: bool | None) -> str:
+    changes = _CHANGES[dirty if isinstance(dirty, bool) else None]
+    return formatting.UNKNOWN if commit is None else f"commit {commit}, {changes}"
+
+
+def _config_rows(launch: Launch, checkout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not checkout:
+        return []
+    commit = _checkout(checkout.get("commit"), checkout.get("dirty"))
+    rows = [("configuration", f"{commit}, in {checkout.get('directory')}")]
+    return [*rows, ("not committed", _diff(launch, checkout.get("diff")))]
+
+
+def _diff(launch: Launch, name: str | None) -> str:
+    return short(launch.paths.directory / name) if isinstance(name, str) else formatting.UNKNOWN
+
+
+def _size(launch: Launch) -> str:
+    return formatting.tasks(launch.nodes, launch.manifest.tasks_per_node)
+
+
+def _excluded(node: Mapping[str, Any]) -> str:
+    """Return a node that failed under this run before, with the time until which the run excludes it."""
+    until = moment(node.get("until"))
+    return f"{node.get('node')} until {until}, since job {node.get('job')}: {node.get('why')}"
+
+
+def _versions(packages: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {version}" for name, version in (packages or {}).items()) or formatting.UNKNOWN
+
+
+def _job_packages(launch: Launch) -> dict[str, str] | None:
+    try:
+        content = read_json(launch.paths.results / _PACKAGES)
+    except (OSError, ValueError):
+        return None
+    return {str(name): str(version) for name, version in content.items()}
+
+
+def _job_git(launch: Launch) -> str | None:
+    """Return the first line of the trainer's record of its checkout."""
+    try:
+        with open_regular(launch.paths.results / _GIT_INFO) as lines:
+            return lines.readline(_LONGEST_LINE).decode("utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _files(launch: Launch) -> list[Path]:
+    """Return the files of the launch itself; the job's are in folders, except its logs."""
+    try:
+        return sorted(path for path in launch.paths.directory.iterdir() if path.name[0] != ".")
+    except OSError:
+        return []

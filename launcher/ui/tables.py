@@ -1,0 +1,222 @@
+"""Tables and styled lines: with colours on a terminal, plain aligned text anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from launcher.errors import one_line
+from launcher.slurm.states import State
+from launcher.ui.formatting import UNKNOWN
+from launcher.ui.terminal import open_console, unescaped
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+
+REASON = "REASON"
+# The columns that a narrow terminal leaves out, the most dispensable first.
+_DROPPED_FIRST = (
+    "NODES×TASKS",
+    "NODELIST",
+    "VAL LOSS",
+    "TOKENS/S",
+    "LAUNCH",
+    "ELAPSED/LIMIT",
+    "USER",
+    "LOSS",
+    "SINCE",
+)
+# The full list of a hundred nodes is in --json and in piped output.
+_LONGEST = {"NODELIST": 20, "RUN": 40}
+# The runs that are named before "and 12 more".
+_NAMED = 3
+
+_GAP = 2  # between two columns of a rich table, and at its edges together
+
+_COLOURS = {
+    State.PENDING: "yellow",
+    State.SUSPENDED: "yellow",
+    State.RUNNING: "bold cyan",
+    State.COMPLETING: "cyan",
+    State.COMPLETED: "green",
+    State.INTERRUPTED: "yellow",
+    State.UNKNOWN: "bold magenta",
+}
+
+
+def colour(state: State) -> str:
+    """Return the rich style of a state; every bad end is red."""
+    return _COLOURS.get(state, "bold red")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
+    """Print rows, the cell under ``STATE`` in the colour of its state."""
+    if sys.stdout.isatty():
+        _print_rich(columns, rows, states)
+    else:
+        print(align([columns, *rows]))
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows in columns, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State]) -> None:
+    terminal = open_console()
+    terminal.print(rich_table(columns, rows, states, terminal.width))
+    for line in reasons(rows, states):
+        terminal.print(line)
+
+
+def rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], states: Sequence[State], width: int
+) -> Table:
+    """Return a table that fits into `width` characters, the cell under ``STATE`` in its colour.
+
+    A column that is empty in all rows is left out, and in a narrow terminal the dispensable ones. Reasons are
+    sentences: `reasons` returns them as lines to print below.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    short = [[_shortened(name, cell) for name, cell in zip(columns, row, strict=True)] for row in rows]
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), show_edge=False)
+    indices = _fitting_columns(columns, short, width)
+    for index in indices:
+        table.add_column(columns[index].lower(), no_wrap=True)
+    for row, state in zip(short, states, strict=True):
+        cells = [Text(row[index], colour(state) if columns[index] == "STATE" else "") for index in indices]
+        table.add_row(*cells)
+    return table
+
+
+def _fitting_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    indices = [index for index, name in enumerate(columns) if _has_values(name, index, rows)]
+    for name in ("", *_DROPPED_FIRST):
+        indices = [index for index in indices if columns[index] != name]
+        if sum(_width(columns, rows, index) for index in indices) <= width:
+            break
+    return indices
+
+
+def _has_values(name: str, index: int, rows: Sequence[Sequence[str]]) -> bool:
+    return name != REASON and any(row[index] != UNKNOWN for row in rows)
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
+    return max(len(columns[index]), *(len(row[index]) for row in rows)) + _GAP
+
+
+def _shortened(column: str, cell: str) -> str:
+    longest = _LONGEST.get(column)
+    return f"{cell[: longest - 1]}…" if longest and len(cell) > longest else cell
+
+
+def reasons(rows: Sequence[Sequence[str]], states: Sequence[State]) -> list[Text]:
+    """Return a line for each reason in the rows' last cells; rows of one state and reason share a line."""
+    from rich.text import Text
+
+    runs_by_reason: dict[tuple[State, str], list[str]] = {}
+    for row, state in zip(rows, states, strict=True):
+        if row[-1] != UNKNOWN:
+            runs_by_reason.setdefault((state, row[-1]), []).append(row[0])
+    return [
+        Text.assemble(f"  {_names(runs)} ", (f"{state.value} ", colour(state)), (reason, "dim"))
+        for (state, reason), runs in runs_by_reason.items()
+    ]
+
+
+def _names(runs: Sequence[str]) -> str:
+    named = list(dict.fromkeys(runs))
+    further = len(named) - _NAMED
+    return ", ".join(named[:_NAMED]) + (f" and {further} more" if further > 0 else "")
+
+
+def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Print names and values in two columns, each value in one line."""
+    pairs = [(name, one_line(value)) for name, value in pairs]
+    if not sys.stdout.isatty():
+        print(align([(name, value) for name, value in pairs]))
+        return
+    from rich.box import ROUNDED
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=ROUNDED, show_header=False, title=Text(title, "bold"), title_justify="left")
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, Text(value))
+    open_console().print(table)
+
+
+_INDENT = "  "
+
+
+def print_code(text: str, language: str) -> None:
+    """Print a script or a configuration."""
+    if not sys.stdout.isatty():
+        unescaped(sys.stdout).write(text)
+        return
+    # Imported late: in a pipe there is nothing to colour.
+    from rich.syntax import Syntax
+
+    # No wrapping, so that text copied from the terminal is unchanged.
+    highlighted = Syntax(text, language, theme="ansi_dark", background_color="default")
+    open_console().print(highlighted.highlight(text), soft_wrap=True, end="")
+
+
+def print_styled(lines: Iterable[tuple[tuple[str, str], ...]], *, wrap: bool = False) -> None:
+    """Print lines of parts, each a text and its style on a terminal.
+
+    With `wrap` a line longer than the terminal is broken between words and continues indented. Otherwise
+    the terminal breaks it, and text copied from there is one line.
+    """
+    if not sys.stdout.isatty():
+        for line in lines:
+            print("".join(text for text, _ in line))
+        return
+    from rich.text import Text
+
+    terminal = open_console()
+    for line in lines:
+        text = Text.assemble(*line)
+        if not wrap or text.cell_len <= terminal.width:
+            terminal.print(text, soft_wrap=True)
+            continue
+        for number, part in enumerate(text.wrap(terminal, max(terminal.width - len(_INDENT), 1))):
+            part.rstrip()
+            terminal.print(Text(_INDENT if number else "") + part, soft_wrap=True)
+
+
+def print_listing(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: int = 0) -> None:
+    """Print a table; of the columns after the first, `numbers` are right-aligned."""
+    rows = list(rows)
+    right = range(1, 1 + numbers)
+    if not sys.stdout.isatty():
+        table = [columns, *rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            cells = zip(row, widths, strict=True)
+            line = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells))
+            print("  ".join(line).rstrip())
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for index, name in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        # In a narrow terminal the name keeps its line as long as possible, and nothing is cut off.
+        grid.add_column(name.lower(), justify=justify, no_wrap=index == 0, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(cell, "bold" if index == 0 else "") for index, cell in enumerate(row)))
+    open_console().print(grid)

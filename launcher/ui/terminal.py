@@ -1,0 +1,114 @@
+"""Output to a terminal, with control sequences in other people's texts escaped.
+
+A terminal would obey control sequences in names, reasons and logs. `escaped_streams` escapes them in
+everything that is printed, `open_console` in what rich prints, whose own control sequences stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# All control characters but line ends and tabs; characters that reverse the order of text, with which one
+# name could look like another; and surrogates, which cannot be printed.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udbff"
+_ESCAPED = re.compile(f"[{_CONTROLS}]")
+# A log may have colours, and progress bars that are redrawn in their line.
+_OF_LOGS = re.compile(f"\\x1b\\[[0-9;:]*m|[\\r\\b]|([{_CONTROLS}])")
+_INCOMPLETE_COLOUR = re.compile(r"\x1b(\[[0-9;:]{0,32})?$")
+
+
+def escaped(text: str) -> str:
+    r"""Return text with its control characters written as escapes, such as ``\x1b``."""
+    return _ESCAPED.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1] if not 0xD800 <= ord(match[0]) <= 0xDBFF else f"\\u{ord(match[0]):04x}"
+
+
+class EscapedStream:
+    """A text stream that escapes what is written to it; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unescaped = stream
+
+    def write(self, text: str) -> int:
+        """Write text, escaped; return the length of the original."""
+        self.unescaped.write(escaped(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unescaped, name)
+
+
+@contextlib.contextmanager
+def escaped_streams() -> Iterator[None]:
+    """Escape control sequences in what is written to stdout and stderr."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", EscapedStream(unescaped(stream))) for stream in streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def unescaped(stream: TextIO) -> TextIO:
+    """Return the stream behind an escaped one, for bytes that programs read, such as a script."""
+    return stream.unescaped if isinstance(stream, EscapedStream) else stream
+
+
+def open_console(*, stderr: bool = False, **options: Any) -> Console:
+    """Return a rich console on stdout or stderr that escapes the texts it renders."""
+    return _console_class()(file=unescaped(sys.stderr if stderr else sys.stdout), **options)
+
+
+@functools.cache
+def _console_class() -> type[Console]:
+    # Imported late: in a pipe rich is not needed.
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class EscapingConsole(Console):
+        """A console that escapes the texts it renders."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=escaped(segment.text))
+
+    return EscapingConsole
+
+
+class LogWriter:
+    """A writer of logs to stdout: a terminal gets colours alone, a file the text as it is."""
+
+    def __init__(self) -> None:
+        self._incomplete = ""
+
+    def __call__(self, text: str) -> None:
+        """Write a piece of a log; an incomplete colour sequence at its end waits for the next piece."""
+        stream = unescaped(sys.stdout)
+        if stream.isatty():
+            text = self._incomplete + text
+            incomplete = _INCOMPLETE_COLOUR.search(text)
+            self._incomplete = incomplete[0] if incomplete else ""
+            text = _OF_LOGS.sub(_escape_unless_colour, text.removesuffix(self._incomplete))
+        stream.write(text)
+        stream.flush()
+
+
+def _escape_unless_colour(match: re.Match[str]) -> str:
+    return match[0] if match[1] is None else repr(match[1])[1:-1]

@@ -1,0 +1,51 @@
+"""The documentation: each page can be reached, names files that exist, and shows what the commands print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.doc_outputs import Block, blocks
+
+OUTPUTS = blocks()
+
+
+def test_index_links_every_page(repository: Path) -> None:
+    index = (repository / "docs" / "index.md").read_text()
+    pages = {path.name for path in (repository / "docs").glob("*.md")} - {"index.md"}
+    assert pages - set(re.findall(r"\]\((\w[\w-]*\.md)", index)) == set()
+
+
+def test_navigation_has_every_page_once(repository: Path) -> None:
+    sections = yaml.safe_load((repository / "mkdocs.yml").read_text())["nav"]
+    pages = [
+        page for section in sections for entries in section.values() for e in entries for page in e.values()
+    ]
+    assert sorted(pages) == sorted(path.name for path in (repository / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: str, repository: Path) -> None:
+    text = (repository / page).read_text()
+    named = re.findall(
+        r"`((?:launcher|supervisor|trainer|arithmetic|sandbox|conf|scripts|tests|templates)/[^`\s]*)`", text
+    )
+    missing = [name for name in named if "NAME" not in name and "FAMILY" not in name]
+    missing = [name for name in missing if not (repository / name).exists()]
+    assert len(named) >= (page != "docs/glossary.md")
+    assert missing == []
+
+
+def test_architecture_quotes_the_row_of_the_flag(repository: Path) -> None:
+    page = (repository / "docs" / "architecture.md").read_text()
+    (row,) = re.findall(r'row `(\("gpus-per-node".*\))`', page)
+    assert row in (repository / "launcher" / "rendering" / "sbatch_flags.py").read_text()
+
+
+@pytest.mark.parametrize("block", OUTPUTS, ids=[f"{block.page.stem}:{block.line}" for block in OUTPUTS])
+def test_outputs_are_those_of_the_commands(block: Block) -> None:
+    assert block.commands
+    assert block.actual() == block.text, "write it anew: .venv/bin/python -m scripts.doc_outputs --write"

@@ -1,0 +1,118 @@
+"""Processes that start to train at once: forked from one that has imported torch and megatron-core before.
+
+Importing them takes most of a launch of a very small model. From there on a fork is the launch: the same
+entry with the same arguments and environment, and nothing made or joined before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from benchmarks.soak import zygote
+from benchmarks.soak.boot import TRAINING, served
+from tests.fakes.programs import write_program
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# The directory of the process that forks, where all workers of pytest-xdist share one.
+_SHARED = "SLIPWAY_TEST_WARM_POOL"
+
+
+class WarmProcess:
+    """One forked process; it ends with whoever started it."""
+
+    def __init__(self, socket: Path, order: dict[str, Any], files: tuple[int, int, int]) -> None:
+        self._connection = zygote.connect(str(socket), order, files)
+        self._answers = zygote.answers(self._connection)
+        self.pid = int(next(self._answers))
+
+    def wait(self) -> int:
+        """Return the exit code, minus the signal's number after a signal."""
+        try:
+            return int(next(self._answers))
+        finally:
+            self._answers.close()
+            self._connection.close()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class WarmPool:
+    """The process that forks."""
+
+    def __init__(self, directory: Path) -> None:
+        self._socket, self._journal = directory / "ranks", directory / "ranks.jsonl"
+
+    def start(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        output: Path,
+        module: str = "trainer.pretrain",
+        errors: Path | None = None,
+    ) -> WarmProcess:
+        """Start the ``main`` of a module, as of ``python -m``.
+
+        Its stdout goes into a file, and its stderr too, unless there is a file for `errors`.
+        """
+        order = {
+            "arguments": ["tests.trainer.sabotage", module, *arguments],
+            "environment": {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
+            "directory": str(REPOSITORY),
+        }
+        paths = (output, errors or output)
+        with Path(os.devnull).open() as nothing, paths[0].open("ab") as out, paths[1].open("ab") as err:
+            return WarmProcess(self._socket, order, (nothing.fileno(), out.fileno(), err.fileno()))
+
+    def write_interpreter(self, path: Path, module: str = "") -> Path:
+        """Write a Python that has its ``-m trainer.pretrain`` forked; `module` stands in for that."""
+        client = f'"{sys.executable}" -ISE "{zygote.__file__}" client "{self._socket}"'
+        stand_in = f"-m {module} " if module else ""
+        case = f'*" -m trainer.pretrain "*) exec {client} {stand_in}"$@" ;;'
+        return write_program(path, f'case " $* " in {case} esac\nexec "{sys.executable}" "$@"')
+
+    def journal(self, module: str) -> list[dict[str, Any]]:
+        """Return which process of a module began and ended in which job."""
+        events = [json.loads(line) for line in self._journal.read_text().splitlines()]
+        return [event for event in events if event["what"][0] == module]
+
+
+@contextmanager
+def _served() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="slipway-", dir="/tmp") as name:
+        directory = Path(name)
+        with served(directory / "ranks", directory / "ranks.jsonl", TRAINING):
+            yield directory
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WarmPool]:
+    """Processes that start to train at once: from one pool, for all workers of pytest-xdist."""
+    if shared := os.environ.get(_SHARED):
+        yield WarmPool(Path(shared))
+        return
+    with _served() as directory:
+        yield WarmPool(directory)
+
+
+_stack = ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[_SHARED] = str(_stack.enter_context(_served()))
+
+
+def pytest_unconfigure() -> None:
+    _stack.close()
