@@ -29,7 +29,7 @@ from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE
 
 if TYPE_CHECKING:
-    from launcher.images.choice import Choice
+    from launcher.images.resolve import ResolvedImage
     from launcher.stages.image import ImageWork
 
 
@@ -200,7 +200,7 @@ def compose_stages(request: Request) -> list[Composition]:
     ]
 
 
-def choice_of(composition: Composition, template_dir: Path | None = None) -> Choice | None:
+def choice_of(composition: Composition, template_dir: Path | None = None) -> ResolvedImage | None:
     """Resolve `container` to an image; return ``None`` on bare metal.
 
     Raises
@@ -212,10 +212,10 @@ def choice_of(composition: Composition, template_dir: Path | None = None) -> Cho
     if config.container is None or not config.container.strip():
         return None
     # Imported late: most launches have no container, or one that needs no resolving.
-    from launcher.images.choice import choose
+    from launcher.images.resolve import resolve_container
 
     try:
-        return choose(config.container, config.images_dir, composition.config_dir, template_dir)
+        return resolve_container(config.container, config.images_dir, composition.config_dir, template_dir)
     except UserError as error:
         composition.annotate(error)
         raise

@@ -203,7 +203,7 @@ def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> C
     Parameters
     ----------
     installed
-        As `launcher.images.probing` tells it.
+        As `launcher.images.inspecting` reads them.
     """
     told: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
     if "nemo_models" in installed:

@@ -47,7 +47,7 @@ run python launcher/main.py training=gpt3/tiny "cluster=$cluster" "data_dir=$dat
 if [[ $cluster == sandbox ]]; then
     job=$(cut -d' ' -f4 "$results/gpt3_tiny/launcher.log")
     run env SLURM_CONF="$(slipway sandbox env | sed -n 's/^export SLURM_CONF=//p')" \
-        squeue --states=all --jobs="$job" --Format=JobID:8,Name:28,State:12,NumNodes:8,NumTasks:8,NodeList:12
+        squeue --states=all --jobs="$job" --Format=JobID:12,Name:28,State:12,NumNodes:8,NumTasks:8,NodeList:12
 fi
 
 say "What it learned"

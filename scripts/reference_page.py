@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo  # noqa: E402
 
 from launcher.config.compose import CONF_DIR  # noqa: E402
 from launcher.config.image import GROUP as IMAGE  # noqa: E402
-from launcher.config.image import ImageConfig  # noqa: E402
+from launcher.config.image import RecipeConfig  # noqa: E402
 from launcher.config.overrides import STAGES  # noqa: E402
 from launcher.config.schema import RunConfig  # noqa: E402
 from launcher.config.sources import Sources, TreeFile  # noqa: E402
@@ -185,7 +185,7 @@ def page() -> str:
     """Return the whole page: the keys of a launch, and those of an image."""
     launch = Page(Sources([f"stages=[{','.join(STAGES)}]"], [CONF_DIR]))
     image = Page(Sources([], [CONF_DIR], primary=f"{IMAGE}/nemo"))
-    return "\n".join([_INTRODUCTION, *launch.section("", RunConfig), *image.section(IMAGE, ImageConfig)])
+    return "\n".join([_INTRODUCTION, *launch.section("", RunConfig), *image.section(IMAGE, RecipeConfig)])
 
 
 def main() -> int:

@@ -14,6 +14,8 @@ IMAGE = "%SLIPWAY_IMAGE%"
 CONTAINER = "%SLIPWAY_CONTAINER%"
 HOSTS = "%SLIPWAY_HOSTS%"
 TASK_SCRIPT = "task.sh"
+# The oldest Python that it runs with; `__main__` has it too, for it is read by older ones.
+OLDEST_PYTHON = (3, 6, 2)
 
 
 class ChainSettings(NamedTuple):

@@ -46,7 +46,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from launcher.images.squashing import SQUASH_OPTIONS  # noqa: E402
+from launcher.images.squashfs import SQUASH_OPTIONS  # noqa: E402
 
 # Enroot's ENROOT_SQUASH_OPTIONS where nobody sets it.
 PEER = "lzo -noD (Enroot)"

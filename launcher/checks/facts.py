@@ -180,6 +180,8 @@ class Facts:
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
     lacks_gpus
         Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
+    supervisor_python
+        Why this machine's Python cannot run a job's supervisor; empty if it can.
     trainer_verdict
         What our trainer says of the configuration, as ``key=value: what is wrong``; empty if it is content,
         or if another program is going to train.
@@ -197,6 +199,7 @@ class Facts:
     array_tasks: int | None = None
     node_gpus: int | None = None
     lacks_gpus: str | None = None
+    supervisor_python: str | None = None
     trainer_verdict: str | None = None
 
     @property

@@ -211,6 +211,12 @@ CHECKS: tuple[Check, ...] = (
         needs=("trainer_verdict",),
     ),
     Check(
+        "job.python",
+        "the job's supervisor has a Python, 3.6.2 or newer",
+        _rules(resources.python_problems),
+        needs=("supervisor_python",),
+    ),
+    Check(
         "run.singleton",
         "no other run's jobs have the same name, to wait for each other",
         runs.singleton_problems,

@@ -12,6 +12,16 @@ from typing import Any
 from arithmetic.layout import ParallelConfig, fits
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Finding, Severity
+from launcher.checks.layout_search import (
+    EQUAL_STEPS,
+    LayoutSearch,
+    Suggestion,
+    best_with_half_gradients,
+    gib,
+    on_least_nodes,
+    overrides,
+    own_with_half_gradients,
+)
 from launcher.checks.rules.layout import (
     blamed,
     context_fits,
@@ -19,9 +29,10 @@ from launcher.checks.rules.layout import (
     sequence_parallel_problems,
     tensor_sizes,
 )
-from launcher.checks.suggesting import Suggester, would_fit
+from launcher.checks.rules.memory import has_gpus
 from launcher.estimates import parallelism as keys
 from launcher.estimates.parallelism import MOST_NODES, is_encoder_decoder, node_counts, read_parallel_config
+from launcher.estimates.training import uncounted
 from launcher.estimates.values import Values, count, divisors, listed
 from launcher.plan import Plan
 
@@ -52,7 +63,7 @@ def _remedies(check: str, values: Values, shape: ParallelConfig, plan: Plan, fac
     lines = [way(values, shape, nodes) for way in _WAYS[check]]
     if check == "layout.world":
         # What has room first: of what divides, much has not.
-        best = [would_fit(plan, facts), _layouts(values, shape, Suggester(plan, facts))]
+        best = [would_fit(plan, facts), _layouts(values, shape, LayoutSearch(plan, facts))]
         lines = [*best, "by arithmetic alone, whether or not the memory is enough:", *lines]
     return "\n".join(line for line in lines if line is not None)
 
@@ -104,17 +115,15 @@ def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
     return f"node counts that would do: {listed(counts) if counts else f'none up to {MOST_NODES}'}"
 
 
-def _layouts(values: Values, shape: ParallelConfig, suggester: Suggester) -> str:
+def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str:
     """Tensor × pipeline sizes, all else as it is: those that fit into memory, or what arithmetic allows."""
-    nodes = count(suggester.nodes, "node")
-    found = sorted(
-        _fitting(values, shape, suggester.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0])
-    )
+    nodes = count(search.nodes, "node")
+    found = sorted(_fitting(values, shape, search.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0]))
     if not found:
         return f"no tensor × pipeline would do on {nodes} with these batch sizes"
-    room = {sizes: suggester.has_room(_sizes_changed(values, *sizes)) for sizes in found}
+    room = {sizes: search.has_room(_sizes_changed(values, *sizes)) for sizes in found}
     good = [sizes for sizes in found if room[sizes]]
-    gpu = suggester.counted.gpu.name
+    gpu = search.counted.gpu.name
     if good:
         how = ""
     elif None in room.values():
@@ -185,3 +194,57 @@ _WAYS: Mapping[str, tuple[Way, ...]] = {
     "batch.global": (_global_batches, _micro_batches, _node_counts),
     "batch.interleaved": (_global_batches, _micro_batches, _node_counts),
 }
+
+
+def would_fit(plan: Plan, facts: Facts) -> str:
+    """Return lines that name the nearest and the fastest layout that fit, or explain why none does.
+
+    Layouts whose memory is not counted are not named.
+    """
+    config = plan.job.config or {}
+    why = uncounted(Values(config)) if has_gpus(plan) else None
+    if why is not None:
+        return f"no layout is suggested: {why}"
+    search = LayoutSearch(plan, facts)
+    nearest = search.nearest()
+    if nearest is None:
+        halved = next(best_with_half_gradients(plan, facts), None)
+        if halved is not None:
+            return f"would fit, with gradients in bf16: {_pasted(config, halved)}"
+        return why_none(search, on_least_nodes(plan, facts), config)
+    lines = [f"would fit: {_pasted(config, nearest)}"]
+    fastest = next(search.best(), None)
+    if fastest and fastest.seconds and nearest.seconds:
+        saved = 1 - fastest.seconds / nearest.seconds
+        if saved > 2 * EQUAL_STEPS:
+            lines.append(f"would fit, with {saved:.0%} less time for a step: {_pasted(config, fastest)}")
+    halved = own_with_half_gradients(search)
+    if halved is not None:
+        lines.append(f"this layout would fit, with gradients in bf16: {_pasted(config, halved)}")
+    return "\n".join(lines)
+
+
+def why_none(search: LayoutSearch, more: Suggestion | None, config: Mapping[str, Any]) -> str:
+    """Return lines that explain why nothing fits: the smallest layout, and the nodes on which one fits."""
+    resources, smallest = search.plan.job.resources, search.smallest
+    if resources.is_elastic:
+        counts = resources.node_counts
+        return f"no layout fits every number of nodes from {counts[0]} to {counts[-1]}"
+    message = f"no layout fits on {count(search.nodes, 'node')}"
+    if smallest is None:
+        message += " with these batch sizes"
+    elif search.fits(smallest):
+        message += ", for other reasons than memory: slipway check names them"
+    elif smallest.fullest is not None:
+        layout, memory = smallest.layout, search.counted.gpu.memory
+        message += (
+            f": the smallest, tensor {layout.tensor} × pipeline {layout.pipeline} × context {layout.context},"
+            f" takes {gib(smallest.fullest.total)} of {gib(memory)} GiB on stage {smallest.fullest.stage}"
+        )
+    if more is None:
+        return f"{message}\nnor on another number of nodes up to {keys.MOST_NODES}, as far as was searched"
+    return f"{message}\nwould fit on {count(more.nodes, 'node')}: {_pasted(config, more)}"
+
+
+def _pasted(config: Mapping[str, Any], suggestion: Suggestion) -> str:
+    return " ".join(overrides(config, suggestion)) or "the layout as it is"

@@ -1,4 +1,4 @@
-"""What the verbs of `slipway image` share: options, and which images the user's words mean."""
+"""Options that the verbs of `slipway image` share, and the images that the user's words mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from launcher.errors import UserError
-from launcher.images.references import whole_path
+from launcher.images.references import absolute_path
 from launcher.secrecy import redacted
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ def add_verb(
     description: str,
     epilog: str,
     run: Callable[[argparse.Namespace], int],
+    json_help: str,
 ) -> argparse.ArgumentParser:
-    """Add one of the verbs, with its examples."""
+    """Add a verb with its examples and `--json`."""
     parser = verbs.add_parser(
         name,
         help=summary,
@@ -35,15 +36,16 @@ def add_verb(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--json", action="store_true", help=json_help)
     parser.set_defaults(run=run)
     return parser
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add what says where the images are."""
+    """Add the directory of the images."""
     parser.add_argument(
         "--images-dir",
-        type=whole_path,
+        type=absolute_path,
         metavar="DIR",
         help="the store (default: images_dir of the configuration)",
     )
@@ -51,7 +53,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def add_template_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the user's own Dockerfiles, which decide what the file of a recipe is called."""
+    """Add the user's own Dockerfiles, which decide the file name of a recipe."""
     parser.add_argument(
         "--template-dir", type=Path, metavar="DIR", help="Dockerfiles of your own, read first"
     )
@@ -62,21 +64,35 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the words that set keys of the configuration."""
+def add_overrides(parser: argparse.ArgumentParser, name: str = "OVERRIDE", words: str = "") -> None:
+    """Add overrides of the configuration's keys, after other words of the verb."""
     parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="such as images_dir=/shared/images, or image.tag=2"
+        "overrides",
+        nargs="*",
+        metavar=name,
+        help=words or "KEY=VALUE, such as images_dir=/shared/images or image.tag=2",
     )
 
 
-def of_recipe(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides that are about the recipe, ``image.KEY=VALUE``, and the others."""
-    theirs = [word for word in overrides if word.lstrip("+~").startswith("image.")]
-    return theirs, [word for word in overrides if word not in theirs]
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a connection to a registry."""
+    parser.add_argument(
+        "--authfile",
+        type=absolute_path,
+        metavar="FILE",
+        help="logins, as `skopeo login --authfile` writes them",
+    )
+    parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
 
 
-def chosen_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Store:
-    """The store that the options and the configuration name.
+def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of the recipe, ``image.KEY=VALUE``, and the others."""
+    own = [word for word in overrides if word.lstrip("+~").startswith("image.")]
+    return own, [word for word in overrides if word not in own]
+
+
+def find_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Store:
+    """Return the store that the options and the configuration name.
 
     Raises
     ------
@@ -96,16 +112,17 @@ def chosen_store(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Sto
     return Store(Path(compose(list(overrides), args.config_dir).config.images_dir))
 
 
-def chosen_images(args: argparse.Namespace, words: Sequence[str]) -> list[Path]:
-    """The files that the words mean; without words all of the store."""
-    from launcher.images.choosing import locate
+def find_images(args: argparse.Namespace) -> list[Path]:
+    """Return the files that the words mean; without words all of the store."""
+    from launcher.images.resolve import locate
 
     # A path needs no store, and so no configuration.
+    words = args.overrides
     if words and all(Path(word).is_file() for word in words):
         return [Path(word).absolute() for word in words]
     overrides = [word for word in words if "=" in word]
-    words = [word for word in words if word not in overrides]
-    store = chosen_store(args, overrides)
-    if not words:
+    names = [word for word in words if word not in overrides]
+    store = find_store(args, overrides)
+    if not names:
         return [entry.path for entry in store.entries()]
-    return [locate(word, store, args.config_dir, args.template_dir) for word in words]
+    return [locate(name, store, args.config_dir, args.template_dir) for name in names]

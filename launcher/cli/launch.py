@@ -158,10 +158,10 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], Req
 
 def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
     """Make the image on this machine, and show the progress."""
-    from launcher.images.progress import told
+    from launcher.images.progress import show_progress
     from launcher.launching.building import make_here
 
-    with told(quiet=quiet) as progress:
+    with show_progress(quiet=quiet) as progress:
         done = make_here(needed, progress)
     how = "another one made it meanwhile" if done.reused else "made"
     print(f"slipway: image {done.path}: {how}", file=sys.stderr)

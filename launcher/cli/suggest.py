@@ -1,4 +1,4 @@
-"""`slipway suggest`: layouts that fit a model on its GPUs, the fastest first."""
+"""`slipway suggest`: suggest layouts that fit a model on its GPUs, the fastest first."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from launcher.checks.facts import Facts
 from launcher.checks.gate import refuse
 from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.trainer import trainer_verdicts
-from launcher.checks.registry import CHECKS
-from launcher.checks.rules.keys import trainer_problems
-from launcher.checks.rules.memory import has_gpus, why_not_told
-from launcher.checks.runner import run_checks
-from launcher.checks.suggesting import (
+from launcher.checks.layout_search import (
     GRADIENTS,
-    Suggester,
+    LayoutSearch,
     Suggestion,
     best_with_half_gradients,
     gib,
     on_least_nodes,
     overrides,
     own_with_half_gradients,
-    why_none,
 )
+from launcher.checks.registry import CHECKS
+from launcher.checks.remedies import why_none
+from launcher.checks.rules.keys import trainer_problems
+from launcher.checks.rules.memory import has_gpus, why_not_told
+from launcher.checks.runner import run_checks
 from launcher.cli.requests import add_tree_options, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
@@ -45,15 +45,15 @@ examples:
   slipway suggest training=gpt3/175b cluster=p5 --top 3
   slipway suggest training=llama/llama3_1_70b nodes=32 training.model.encoder_seq_length=32768 --json
 
-Tried are tensor, pipeline, virtual and context size, micro batch and recomputation; the model, the global
-batch and the nodes stay as they are. A layout is told if it passes the checks and fits into the GPUs' memory
-less estimates.memory_margin. STEP is the estimated time of a step, the shortest being 1: for comparing
-layouts, not for a calendar. docs/suggest.md tells how it is estimated.
+The search varies tensor, pipeline, virtual and context size, micro batch and recomputation; the model, the
+global batch and the nodes stay as they are. It prints layouts that pass the checks and fit into the GPUs'
+memory less estimates.memory_margin. STEP is the estimated time of a step, the shortest being 1: for comparing
+layouts, not for a calendar. docs/suggest.md has the formulas.
 
 exit code:
-  0  there is a layout that fits
-  1  there is none
-  2  a mistake in what was asked for
+  0  a layout fits
+  1  none fits
+  2  a mistake in the arguments
 """
 
 _SHORT = "nodes="
@@ -73,7 +73,8 @@ _COLUMNS = (
 Line = tuple[tuple[str, str], ...]
 # The checks of the sizes that a layout divides.
 _SIZES = ("type.", "model.heads")
-# Our trainer may refuse what the checks do not know of: so many are shown to it, for each one that is wanted.
+# Our trainer may refuse a layout that the checks accept: it is asked about so many for each requested
+# suggestion.
 _SPARE = 2
 
 
@@ -81,14 +82,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the verb."""
     parser = subparsers.add_parser(
         "suggest",
-        help="layouts that fit a model on its GPUs, the fastest first",
+        help="suggest layouts that fit a model on its GPUs, the fastest first",
         description="Try layouts for a training on its nodes, and print those that fit, with overrides to "
         "paste. Nothing is written.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    told = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=told)
+    message = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=message)
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
     parser.add_argument("--json", action="store_true", help="print an object")
     add_tree_options(parser)
@@ -96,38 +97,38 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look for layouts and tell; return the exit code."""
+    """Search and print layouts; return the exit code."""
     if args.top < 1:
         raise UserError(f"--top {args.top}: a number of layouts, from 1 on")
-    made = draft(request_of(args, [_spelled_out(word) for word in args.overrides]))
-    if made.plan.job.config is None:
-        stage = made.plan.job.stage
+    launch = draft(request_of(args, [_spelled_out(word) for word in args.overrides]))
+    if launch.plan.job.config is None:
+        stage = launch.plan.job.stage
         raise UserError(f"stages=[{stage}]: it trains nothing, and has no layout", key="stages")
-    facts = gather(made, verdict_of=lambda plan: None)
-    # Without its sizes a model has no layout.
+    facts = gather(launch, verdict_of=lambda plan: None)
+    # A model without its sizes has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
-    refuse(made, run_checks(made.plan, facts, others))
-    _refuse_what_cannot_be_weighed(made.plan)
-    suggester = Suggester(made.plan, facts)
-    found = _taken(made, suggester, args.top)
-    found = found or list(islice(best_with_half_gradients(made.plan, facts), args.top))
-    more = None if found else on_least_nodes(made.plan, facts)
+    refuse(launch, run_checks(launch.plan, facts, others))
+    _refuse_uncounted(launch.plan)
+    search = LayoutSearch(launch.plan, facts)
+    suggestions = _accepted(launch, search, args.top)
+    suggestions = suggestions or list(islice(best_with_half_gradients(launch.plan, facts), args.top))
+    more = None if suggestions else on_least_nodes(launch.plan, facts)
     if args.json:
-        print(json.dumps(_content(made, suggester, found, more), indent=2))
+        print(json.dumps(_content(launch, search, suggestions, more), indent=2))
     else:
-        _print(made, suggester, found, more)
-    return 0 if found else 1
+        _print(launch, search, suggestions, more)
+    return 0 if suggestions else 1
 
 
-def _refuse_what_cannot_be_weighed(plan: Plan) -> None:
-    """Raise a `UserError` for a key that is not counted: layouts are not compared without it."""
+def _refuse_uncounted(plan: Plan) -> None:
+    """Raise a `UserError` for a key whose memory is not counted: layouts cannot be compared with it."""
     why = uncounted(Values(plan.job.config or {})) if has_gpus(plan) else None
     if why is not None:
-        raise UserError(f"{why}; layouts that cannot be weighed are not ranked")
+        raise UserError(f"{why}; layouts of unknown memory are not ranked")
 
 
 def _spelled_out(word: str) -> str:
-    """An override, with the one short form that this verb knows."""
+    """Return an override, with this verb's short form `nodes=N` spelled out."""
     if not word.startswith(_SHORT):
         return word
     number = word.removeprefix(_SHORT)
@@ -136,127 +137,131 @@ def _spelled_out(word: str) -> str:
     return f"training.{NODES}={number}"
 
 
-def _taken(made: Draft, suggester: Suggester, top: int) -> list[Suggestion]:
-    """The best ones; where our trainer is going to train, those that it takes.
+def _accepted(launch: Draft, search: LayoutSearch, top: int) -> list[Suggestion]:
+    """Return the best layouts; for engine=megatron those that our trainer accepts.
 
     Raises
     ------
     UserError
-        If it says the same of all of them as of the user's own: no layout mends that.
+        If the trainer refuses all of them for the same reason as the user's own: no layout mends that.
     """
-    plan = made.plan
+    plan = launch.plan
     if plan.job.engine != "megatron":
-        return list(islice(suggester.best(), top))
-    offered = list(islice(suggester.best(), _SPARE * top))
-    smallest = suggester.smallest if not offered else None
+        return list(islice(search.best(), top))
+    offered = list(islice(search.best(), _SPARE * top))
+    smallest = search.smallest if not offered else None
     config = plan.job.config or {}
-    changed = [with_changes(config, one.changes) for one in (*offered, *([smallest] if smallest else []))]
-    tried = [replace(plan, job=replace(plan.job, config=each)) for each in changed]
+    candidates = (*offered, *([smallest] if smallest else []))
+    configs = [with_changes(config, candidate.changes) for candidate in candidates]
+    tried = [replace(plan, job=replace(plan.job, config=changed)) for changed in configs]
     own, *verdicts = trainer_verdicts([plan, *tried])
-    if own and verdicts and all(each == own for each in verdicts):
-        refuse(made, list(trainer_problems(Facts(trainer_verdict=own))))
-    # What it says of the user's own is not about layouts, if it says it of others too.
-    taken = [one for one, told in zip(offered, verdicts, strict=False) if not told or told == own]
-    return taken[:top]
+    if own and verdicts and all(verdict == own for verdict in verdicts):
+        refuse(launch, list(trainer_problems(Facts(trainer_verdict=own))))
+    # A complaint about the user's own layout that others share is not about layouts.
+    pairs = zip(offered, verdicts, strict=False)
+    return [suggestion for suggestion, verdict in pairs if not verdict or verdict == own][:top]
 
 
 def _content(
-    made: Draft, suggester: Suggester, found: Sequence[Suggestion], more: Suggestion | None
+    launch: Draft, search: LayoutSearch, suggestions: Sequence[Suggestion], more: Suggestion | None
 ) -> dict[str, Any]:
-    config, fastest, own = made.plan.job.config or {}, _fastest(found), suggester.own
-    gpu, source, _ = suggester.counted
+    config, fastest, own = launch.plan.job.config or {}, _fastest(suggestions), search.own
+    gpu, source, _ = search.counted
     return {
-        "run": made.plan.paths.run_name,
-        "nodes": suggester.nodes,
+        "run": launch.plan.paths.run_name,
+        "nodes": search.nodes,
         "gpu": gpu.name,
         "gpu_source": source,
         "gpu_memory_bytes": gpu.memory,
-        "memory_limit_bytes": suggester.limit,
+        "memory_limit_bytes": search.limit,
         "steps_not_timed": untimed(Values(config)),
-        "yours": _one(config, own, fastest) | {"fits": suggester.fits(own)} if own is not None else None,
-        "suggestions": [_one(config, one, fastest) for one in found],
-        "on_other_nodes": _one(config, more, None) if more is not None else None,
+        "yours": _to_json(config, own, fastest) | {"fits": search.fits(own)} if own is not None else None,
+        "suggestions": [_to_json(config, suggestion, fastest) for suggestion in suggestions],
+        "on_other_nodes": _to_json(config, more, None) if more is not None else None,
     }
 
 
-def _one(config: Mapping[str, Any], one: Suggestion, fastest: float | None) -> dict[str, Any]:
+def _to_json(config: Mapping[str, Any], suggestion: Suggestion, fastest: float | None) -> dict[str, Any]:
     return {
-        "nodes": one.nodes,
-        **one.layout._asdict(),
-        "recompute": one.layout.recompute._asdict(),
-        "data": one.data,
-        "micro_batches": one.micro_batches,
-        "memory_bytes": one.fullest.total if one.fullest is not None else None,
-        "fullest_stage": one.fullest.stage if one.fullest is not None else None,
-        "relative_step_time": round(one.seconds / fastest, 4) if one.seconds and fastest else None,
-        "overrides": overrides(config, one),
+        "nodes": suggestion.nodes,
+        **suggestion.layout._asdict(),
+        "recompute": suggestion.layout.recompute._asdict(),
+        "data": suggestion.data,
+        "micro_batches": suggestion.micro_batches,
+        "memory_bytes": suggestion.fullest.total if suggestion.fullest is not None else None,
+        "fullest_stage": suggestion.fullest.stage if suggestion.fullest is not None else None,
+        "relative_step_time": round(suggestion.seconds / fastest, 4)
+        if suggestion.seconds and fastest
+        else None,
+        "overrides": overrides(config, suggestion),
     }
 
 
-def _fastest(found: Sequence[Suggestion]) -> float | None:
-    return min((one.seconds for one in found if one.seconds), default=None)
+def _fastest(suggestions: Sequence[Suggestion]) -> float | None:
+    return min((suggestion.seconds for suggestion in suggestions if suggestion.seconds), default=None)
 
 
-def _print(made: Draft, suggester: Suggester, found: Sequence[Suggestion], more: Suggestion | None) -> None:
-    config, fastest = made.plan.job.config or {}, _fastest(found)
-    print_styled(_heading(made.plan, suggester, fastest))
-    if found and GRADIENTS in found[0].changes:
-        told = "nothing fits with gradients in 32 bits; with gradients in bf16 these do"
-        print_styled([((told, "yellow"),)])
-    if found:
-        rows = [_row(str(number), one, fastest) for number, one in enumerate(found, 1)]
+def _print(
+    launch: Draft, search: LayoutSearch, suggestions: Sequence[Suggestion], more: Suggestion | None
+) -> None:
+    config, fastest = launch.plan.job.config or {}, _fastest(suggestions)
+    print_styled(_heading(launch.plan, search, fastest))
+    if suggestions and GRADIENTS in suggestions[0].changes:
+        message = "nothing fits with gradients in 32 bits; with gradients in bf16 these do"
+        print_styled([((message, "yellow"),)])
+    if suggestions:
+        rows = [_row(str(number), suggestion, fastest) for number, suggestion in enumerate(suggestions, 1)]
         print_listing(_COLUMNS, rows, numbers=len(_COLUMNS) - 1)
-        for number, one in enumerate(found, 1):
-            pasted = " ".join(overrides(config, one)) or "as it is"
-            print_styled([((f"{number}  ", "bold"), (pasted, "green" if one.changes else ""))])
+        for number, suggestion in enumerate(suggestions, 1):
+            pasted = " ".join(overrides(config, suggestion)) or "as it is"
+            print_styled([((f"{number}  ", "bold"), (pasted, "green" if suggestion.changes else ""))])
         return
-    told = why_none(suggester, more, config)
-    print_styled([((line, ""),) for line in told.split("\n")])
+    print_styled([((line, ""),) for line in why_none(search, more, config).split("\n")])
 
 
-def _heading(plan: Plan, suggester: Suggester, fastest: float | None) -> Iterator[Line]:
-    """What is counted with, and the user's own layout."""
-    (gpu, source, is_assumed), tasks = suggester.counted, plan.job.resources.tasks_per_node
-    where = f"{count(suggester.nodes, 'node')} × {tasks}"
-    own = suggester.own
+def _heading(plan: Plan, search: LayoutSearch, fastest: float | None) -> Iterator[Line]:
+    """Yield lines about the counted GPU and the user's own layout."""
+    (gpu, source, is_assumed), tasks = search.counted, plan.job.resources.tasks_per_node
+    where = f"{count(search.nodes, 'node')} × {tasks}"
+    own = search.own
     if own is not None and own.fullest is None:
         why = why_not_told(plan)
-        told = f"{why}: " if why is not None else ""
-        told = f" tasks; {told}how much memory they take cannot be told, and was not looked at"
-        yield (f"{plan.paths.run_name}: ", "bold"), (where, ""), (told, "yellow")
+        message = f"{why}: " if why is not None else ""
+        message = f" tasks; {message}their memory is unknown, and was not checked"
+        yield (f"{plan.paths.run_name}: ", "bold"), (where, ""), (message, "yellow")
         return
     counted = f"{gpu.name} ({source})"
     yield (f"{plan.paths.run_name}: ", "bold"), (f"{where} ", ""), (counted, "yellow" if is_assumed else "")
     why = untimed(Values(plan.job.config or {}))
     if why is not None:
-        yield ((f"{why}: the layouts that fit with the least to change come first", "yellow"),)
+        yield ((f"{why}: the layouts that fit with the fewest changes come first", "yellow"),)
     if own is None or own.fullest is None:
-        yield (("yours breaks a rule: slipway check tells which", ""),)
+        yield (("yours breaks a rule: slipway check names it", ""),)
         return
-    fits, total = suggester.fits(own), gib(own.fullest.total)
-    is_told = f"; its step: {own.seconds / fastest:.2f}" if own.seconds and fastest else ""
-    of = f"of the {gib(suggester.limit)} GiB that a layout may take of {gib(gpu.memory)}"
+    fits, total = search.fits(own), gib(own.fullest.total)
+    step = f"; its step: {own.seconds / fastest:.2f}" if own.seconds and fastest else ""
+    of = f"of the {gib(search.limit)} GiB that a layout may take of {gib(gpu.memory)}"
     verdict = ("fits", "green") if fits else ("does not fit", "bold red")
-    yield ("yours ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{is_told}", "")
-    halved = own_with_half_gradients(suggester) if not fits else None
+    yield ("yours ", ""), verdict, (f": {total} GiB on stage {own.fullest.stage}, {of}{step}", "")
+    halved = own_with_half_gradients(search) if not fits else None
     if halved is not None:
         (pasted,) = overrides(plan.job.config or {}, halved)
         yield ("yours would fit with gradients in bf16: ", ""), (pasted, "green")
 
 
-def _row(number: str, one: Suggestion, fastest: float | None) -> tuple[str, ...]:
-    layout = one.layout
+def _row(number: str, suggestion: Suggestion, fastest: float | None) -> tuple[str, ...]:
+    layout = suggestion.layout
     return (
         number,
         str(layout.tensor),
         str(layout.pipeline),
         str(layout.virtual or "-"),
         str(layout.context),
-        str(one.data),
+        str(suggestion.data),
         str(layout.micro),
         _recomputed(layout.recompute),
-        gib(one.fullest.total) if one.fullest is not None else "?",
-        f"{one.seconds / fastest:.2f}" if one.seconds and fastest else "?",
+        gib(suggestion.fullest.total) if suggestion.fullest is not None else "?",
+        f"{suggestion.seconds / fastest:.2f}" if suggestion.seconds and fastest else "?",
     )
 
 

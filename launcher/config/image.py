@@ -1,6 +1,6 @@
-"""The configuration of an image's recipe: one file of the group `image`, checked like a launch's.
+"""The configuration of a recipe: one file of the group `image`, checked like a launch's.
 
-It is composed by itself, so that a launch does not read it, and without what a launch is made of.
+It is composed by itself, so that a launch does not read it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GROUP = "image"
 _RECIPE = r"[A-Za-z0-9][\w-]*"  # what may be in the names of images and files, and in container=NAME
 
 
-def _matching(pattern: str, told: str) -> Callable[[str], str]:
+def _matching(pattern: str, expected: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"expected {told}")
+            raise ValueError(f"expected {expected}")
         return value
 
     return check
@@ -53,7 +53,7 @@ def _without_secrets(env: dict[str, str]) -> dict[str, str]:
 
 
 def _flat(value: Any) -> Any:
-    """Labels have dots in their names, which Hydra's overrides take for keys below keys."""
+    """Join nested keys: labels have dots in their names, which Hydra's overrides take for keys below keys."""
     if not isinstance(value, dict):
         return value
     flat: dict[str, Any] = {}
@@ -67,8 +67,8 @@ def _flat(value: Any) -> Any:
     return flat
 
 
-def _each_matching(pattern: str, told: str) -> Callable[[list[str]], list[str]]:
-    check = _matching(pattern, told)
+def _each_matching(pattern: str, expected: str) -> Callable[[list[str]], list[str]]:
+    check = _matching(pattern, expected)
     return lambda values: [check(value) for value in values]
 
 
@@ -80,7 +80,7 @@ _Registry = Annotated[Text, AfterValidator(_matching(r"[A-Za-z0-9][\w.-]*(:\d+)?
 _Registries = Annotated[
     LineList, AfterValidator(_each_matching(r"[A-Za-z0-9][\w.-]*(:\d+)?", "HOST or HOST:PORT of each"))
 ]
-_Workdir = Annotated[Line, AfterValidator(_matching(r"/.*", "a whole path"))]
+_Workdir = Annotated[Line, AfterValidator(_matching(r"/.*", "an absolute path"))]
 _Debian = Annotated[
     LineList,
     AfterValidator(_each_matching(r"[a-z0-9][a-z0-9+.-]+(=\S+)?", "Debian packages, as in numactl")),
@@ -94,12 +94,12 @@ _PythonPackages = Annotated[
 _Index = Annotated[Line, AfterValidator(_without_password)]
 
 
-class _Strict(BaseModel):
+class _RecipeModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ImageConfig(_Strict):
-    """What an image is made of; see `conf/image/_base.yaml`."""
+class RecipeConfig(_RecipeModel):
+    """The keys of a recipe; see `conf/image/_base.yaml`."""
 
     flavor: Literal["run", "dev"]
     template: _Template
@@ -123,12 +123,12 @@ class ImageConfig(_Strict):
     labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
 
 
-class _Tree(_Strict):
-    image: ImageConfig
+class _Tree(_RecipeModel):
+    image: RecipeConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ImageComposition:
+class RecipeComposition:
     """A recipe's composed and checked configuration.
 
     Attributes
@@ -136,13 +136,13 @@ class ImageComposition:
     name
         The file of the group: ``nemo``.
     overrides
-        What the user asked for, as given.
+        The user's own, unchanged.
     config_dir
-        The tree of the user's own, looked at before ours.
+        The user's own tree, read before ours.
     """
 
     name: str
-    config: ImageConfig
+    config: RecipeConfig
     overrides: tuple[str, ...]
     config_dir: Path | None
 
@@ -152,11 +152,11 @@ class ImageComposition:
 
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:
-    """The recipes that there are, the user's own among them."""
+    """Return the names of all recipes, the user's own among them."""
     return [name for name in options_of(GROUP, _roots(config_dir)) if re.fullmatch(_RECIPE, name, re.ASCII)]
 
 
-def compose_image(name: str, overrides: Sequence[str], config_dir: Path | None = None) -> ImageComposition:
+def compose_recipe(name: str, overrides: Sequence[str], config_dir: Path | None = None) -> RecipeComposition:
     """Compose a recipe's configuration and check it.
 
     Parameters
@@ -166,7 +166,7 @@ def compose_image(name: str, overrides: Sequence[str], config_dir: Path | None =
     overrides
         Hydra's overrides of keys below `image`, such as ``image.flavor=dev``.
     config_dir
-        A tree of the user's own, looked at before ours.
+        The user's own tree, read before ours.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def compose_image(name: str, overrides: Sequence[str], config_dir: Path | None =
     for text in overrides:
         _check_override(text)
     tree: _Tree = compose_file(_file_of(name), overrides, _Tree, config_dir)
-    return ImageComposition(name, tree.image, tuple(overrides), config_dir)
+    return RecipeComposition(name, tree.image, tuple(overrides), config_dir)
 
 
 def _file_of(name: str) -> str:
@@ -191,10 +191,10 @@ def _check_override(text: str) -> None:
     if override.key.startswith(f"{GROUP}."):
         return
     hint: Any = f"keys of a recipe are such as {GROUP}.flavor=dev"
-    if override.key in ImageConfig.model_fields:
+    if override.key in RecipeConfig.model_fields:
         hint = f"did you mean '{GROUP}.{one_line(text)}'?"
     elif override.key != GROUP:
-        near = did_you_mean(override.key, ImageConfig.model_fields) or ""
+        near = did_you_mean(override.key, RecipeConfig.model_fields) or ""
         hint = near.replace("did you mean '", f"did you mean '{GROUP}.") if "did" in near else hint
     raise UserError(f"{one_line(text)}: a recipe has no such key", key=override.key, hint=hint)
 

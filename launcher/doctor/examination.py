@@ -32,6 +32,7 @@ from launcher.doctor.tool_rules import (
 )
 from launcher.drafting import Draft
 from launcher.errors import UserError
+from supervisor.settings import OLDEST_PYTHON
 
 HERE = "here"
 NODES = "nodes"
@@ -140,8 +141,7 @@ def _startable(needs: Requirements, image: Image | None) -> str:
 
 
 # The oldest that supervisor.pyz runs with.
-_SUPERVISOR_PYTHON = (3, 6)
-_INSTALL_PYTHON = "install python3, 3.6 or newer, on the nodes"
+_INSTALL_PYTHON = "install python3, 3.6.2 or newer, on the nodes"
 
 
 def _require_nodes(slurm: Slurm | None, count: int) -> None:
@@ -215,10 +215,10 @@ def _job_python(node: Machine) -> Line:
     if node.job_python == "":
         return Line("python", Status.OK, f"{node.python} (which looked at this node)")
     version, _, path = (node.job_python or "").partition(" ")
-    if tuple(int(part) for part in version.split(".") if part.isdecimal())[:2] >= _SUPERVISOR_PYTHON:
+    if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
         return Line("python", Status.OK, f"{version} ({path}), which keeps jobs", needed=True)
     text = (
-        f"{path} is {version}: a job's supervisor needs 3.6"
+        f"{path} is {version}: a job's supervisor needs 3.6.2"
         if version
         else "no python3: nothing keeps a job here"
     )

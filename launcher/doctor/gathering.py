@@ -17,8 +17,8 @@ from launcher.doctor import probe
 from launcher.doctor.facts import Credentials, Image, Machine, Requirements, Slurm, machine_of
 from launcher.drafting import Draft
 from launcher.errors import UserError, end_of, one_line
-from launcher.images.credentials import HUB_MACHINES, login_file
 from launcher.images.references import DOCKER_HUB
+from launcher.images.registry import HUB_MACHINES, login_file
 from launcher.plan import Plan
 from launcher.runs.provenance import user
 from launcher.slurm.cluster_questions import ask_at_once, facts_of, questions
@@ -137,15 +137,17 @@ def image_named(name: str, key: str) -> Image:
     UserError
         If it is no image's name.
     """
-    from launcher.images import contents
+    from launcher.images import resolve
     from launcher.images.references import Kind, Reference
 
     reference = Reference.parse(name, key=key)
     image = Image(str(reference), registry=reference.registry, for_pyxis=reference.for_pyxis)
     if reference.kind is Kind.SQUASHFS:
-        known = contents.of_file(reference.path)
+        known = resolve.contents_of_file(reference.path)
         return _of_file(replace(image, path=str(reference.path), contents=known))
-    return _of_registry(replace(image, contents=contents.of_reference(reference)), reference.for_skopeo)
+    return _of_registry(
+        replace(image, contents=resolve.contents_of_reference(reference)), reference.for_skopeo
+    )
 
 
 def _of_file(image: Image) -> Image:

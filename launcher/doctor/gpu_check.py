@@ -21,7 +21,7 @@ from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.overview import overview
-from launcher.images.interrupts import ending_cleanly
+from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
 from launcher.rendering.config_text import config_text
 from launcher.runs.paths import CODE, TASK_PACKAGES

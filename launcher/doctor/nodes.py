@@ -20,7 +20,7 @@ from typing import Any
 from launcher.doctor import probe
 from launcher.doctor.facts import Machine, machine_of
 from launcher.errors import UserError, end_of, one_line
-from launcher.images.interrupts import ending_cleanly
+from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
 from launcher.rendering.sbatch_flags import FLAGS
 from launcher.runs.provenance import new_tag

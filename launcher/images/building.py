@@ -1,73 +1,217 @@
-"""A recipe becomes an image of a builder's storage, and that a squashfs of the store."""
+"""Building a recipe into an image of a builder's storage, and that into a squashfs of the store."""
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from launcher.errors import UserError, did_you_mean, shown
 from launcher.images import tools
-from launcher.images.builders import Builder, builder_for
-from launcher.images.complaints import NO_SPACE, Complaint
-from launcher.images.credentials import lent
-from launcher.images.importing import Imported, ImportOptions, import_image, make_directory
-from launcher.images.interrupts import ending_cleanly
-from launcher.images.locking import locked
-from launcher.images.progress import Progress, Silent
+from launcher.images.importing import Imported, ImportOptions, import_image, make_directory, reuse
+from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.recipes import Recipe, build_labels
-from launcher.images.references import Reference
-from launcher.images.remote import Access, names_of
-from launcher.images.reuse import reusable
-from launcher.images.store import RecipeOrigin, Store, Stored, stored
-from launcher.images.working import working_in
+from launcher.images.references import Kind, Reference
+from launcher.images.registry import Access, architecture, borrowed_login, hint_names
+from launcher.images.scratch import locked, scratch_directory
+from launcher.images.store import RecipeOrigin, Store, match_stored, stored
+from launcher.images.tool_errors import NO_SPACE, ToolError
 
-_DOCKERFILE = "Dockerfile"
-# What the builders say when they begin with an instruction: `STEP 3/10: RUN ...`, `#7 [3/8] RUN ...`.
-_STEP = re.compile(r"(?:STEP (?P<steps>\d+/\d+)|#\d+ \[\S* ?(?P<layers>\d+/\d+)\]):? (?P<what>.*)")
+# Where the kernel lets nobody mount an overlay, plain copies of the layers do: slower, and they always work.
+_PLAIN_STORAGE = {"STORAGE_DRIVER": "vfs"}
+# Without namespaces of its own, and without a runtime that would have to be installed.
+_ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
+_LOCAL_HOSTS = ("localhost", "127.0.0.1")
+# In the output of `podman info` and `buildah info`.
+_DRIVER = re.compile(r"graphDriverName\W+(\w+)", re.IGNORECASE)
+# The builders' lines about an instruction: `STEP 3/10: RUN ...`, `#7 [3/8] RUN ...`.
+_STEP = re.compile(r"(?:STEP (?P<steps>\d+/\d+)|#\d+ \[\S* ?(?P<layers>\d+/\d+)\]):? (?P<instruction>.*)")
 _SHOWN_LETTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """An image in a builder's storage."""
+class Builder:
+    """A program that builds images.
 
-    reference: Reference
-    builder: Builder
+    Attributes
+    ----------
+    env
+        The variables that it needs on this machine.
+    copies
+        True if its storage keeps a whole copy of the image for each layer.
+    """
+
+    name: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    copies: bool = False
+
+    def reference(self, name: str) -> Reference:
+        """Return an image in its storage, by the name that it was built with."""
+        transport = Kind.DOCKER_ENGINE if self.name == "docker" else Kind.PODMAN
+        return Reference.parse(f"{transport}://{name}")
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """Let other programs find its storage meanwhile: skopeo takes the driver from the environment too."""
+        before = {name: os.environ.get(name) for name in self.env}
+        os.environ.update(self.env)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def command(
+        self,
+        context: Path,
+        dockerfile: Path,
+        name: str,
+        *,
+        base: Reference,
+        labels: Mapping[str, str],
+        platform: str,
+        access: Access | None = None,
+    ) -> list[str]:
+        """Return the command that builds a directory into an image of that name.
+
+        Raises
+        ------
+        UserError
+            If this builder does not take what the registry of the base needs.
+        """
+        # Without --force-rm a build that fails leaves its containers, and their mounts.
+        options = ["--format", "docker", "--force-rm", self._layers]
+        words = {
+            "docker": ["docker", "build", "--progress", "plain"],
+            "podman": ["podman", "build", *options],
+            "buildah": ["buildah", "bud", *options],
+        }[self.name]
+        words += [*self._pull(base), *self._access(access or Access())]
+        words += ["--file", str(dockerfile), "--tag", name]
+        words += [word for label in labels.items() for word in ("--label", "=".join(label))]
+        words += ["--platform", platform] if platform != f"linux/{architecture()}" else []
+        return [*words, str(context)]
+
+    @property
+    def cleanup(self) -> str:
+        """The command that removes what earlier builds left and no image needs."""
+        # `buildah prune` is not in 1.28 (Debian 12).
+        prunes = {"docker": "docker builder prune", "podman": "podman image prune"}
+        return prunes.get(self.name, "buildah rmi --prune")
+
+    @property
+    def takes_logins(self) -> bool:
+        """True if it can borrow logins; docker has its own alone."""
+        return self.name != "docker"
+
+    def _access(self, access: Access) -> list[str]:
+        words = access.options()
+        if words and not self.takes_logins:
+            raise UserError(
+                f"docker build does not take {words[0].partition('=')[0]}",
+                hint="docker's own settings count: `docker login`, insecure-registries; or --builder buildah",
+            )
+        return words
+
+    @property
+    def _layers(self) -> str:
+        """One layer for each instruction is a cache, and a full disk where each is a copy of all."""
+        return f"--layers={str(not self.copies).lower()}"
+
+    def _pull(self, base: Reference) -> list[str]:
+        """Request a base that a tag names again: a cache gives one of months ago otherwise."""
+        host = (base.registry or "").partition(":")[0]
+        if base.is_pinned or base.kind is not Kind.REGISTRY or host in _LOCAL_HOSTS:
+            return []
+        return ["--pull=newer"] if self.name == "podman" else ["--pull"]
 
 
-def build(
-    recipe: Recipe,
-    builder: Builder,
-    labels: dict[str, str],
-    progress: Progress,
-    access: Access | None = None,
-) -> Built:
-    """Build a recipe; the builder's cache makes the second time quick.
+def find_builder(preferred: str | None = None) -> Builder:
+    """Return the preferred builder, or the first that works here.
+
+    Raises
+    ------
+    UserError
+        If none does, with the answer of each.
+    """
+    if preferred is not None and preferred not in tools.BUILDERS:
+        raise UserError(
+            f"image.builder={shown(preferred)}: there is no such builder",
+            key="image.builder",
+            hint=did_you_mean(preferred, tools.BUILDERS),
+        )
+    answers: list[str] = []
+    for name in (preferred,) if preferred else tools.BUILDERS:
+        builder = _try_builder(name)
+        if isinstance(builder, Builder):
+            return builder
+        answers.append(f"{name}: {builder}")
+    message = f"{preferred} does not work here" if preferred else "no program that builds images works here"
+    raise UserError(
+        "\n".join([message, *answers]),
+        hint=f"{tools.how_to_get('buildah')}\nor do it where one is: slipway image build ... --on-cluster",
+    )
+
+
+def _try_builder(name: str) -> Builder | str:
+    """Return a builder, or why it does not work."""
+    if tools.which(name) is None:
+        return "not on PATH"
+    try:
+        if name == "docker":
+            version = tools.run(["docker", "version"], doing="reach docker's daemon")
+            # Where `docker` is podman, its images are in podman's storage.
+            return _try_builder("podman") if "podman" in version.lower() else Builder("docker")
+        env = {**_ISOLATION, **{key: os.environ[key] for key in _ISOLATION if key in os.environ}}
+        try:
+            return _with_storage(name, env)
+        except UserError:
+            if "STORAGE_DRIVER" not in os.environ:
+                with suppress(UserError):
+                    return _with_storage(name, env | _PLAIN_STORAGE)
+            raise
+    except UserError as error:
+        return error.message.splitlines()[-1]
+
+
+def _with_storage(name: str, env: dict[str, str]) -> Builder:
+    driver = _DRIVER.search(tools.run([name, "info"], doing=f"run {name}", env=env))
+    return Builder(name, env, driver is not None and driver[1] == "vfs")
+
+
+def build_recipe(
+    recipe: Recipe, builder: Builder, labels: dict[str, str], progress: ImageProgress, access: Access
+) -> Reference:
+    """Build a recipe, and return the image in the builder's storage.
 
     Parameters
     ----------
     labels
-        Such as the commit: what tells of this build, and not of what is in it.
+        About this build, such as the commit, and not about what is in it.
     access
         To the registry of the base.
 
     Raises
     ------
     UserError
-        If an instruction fails, with what it said.
+        If an instruction fails, with its output.
     """
-    with working_in(Path(tempfile.gettempdir())) as work:
-        context = work.path / "context"
+    with scratch_directory(Path(tempfile.gettempdir())) as scratch:
+        context = scratch.path / "context"
         context.mkdir()
         for name, content in recipe.context.items():
             path = context / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        # Beside the context: it is nothing that an instruction could copy.
-        dockerfile = work.path / _DOCKERFILE
+        # Beside the context, so that no instruction can copy it.
+        dockerfile = scratch.path / "Dockerfile"
         dockerfile.write_text(recipe.dockerfile, encoding="utf-8")
         command = builder.command(
             context,
@@ -83,108 +227,87 @@ def build(
             tools.run(
                 command,
                 doing=f"build {recipe.image_name}",
-                env=dict(builder.env),
-                names=names_of(recipe.base),
-                on_line=_telling(progress),
-                keep=(work.descriptor, *(access.descriptors if access else ())),
+                env=builder.env,
+                names=hint_names(recipe.base),
+                on_line=_show_instructions(progress),
+                keep=(*scratch.descriptors, *access.descriptors),
             )
-        except Complaint as error:
+        except ToolError as error:
             if error.why == NO_SPACE:
-                error.hint = (
-                    f"{builder.name} keeps layers of earlier builds: `{builder.cleanup}`\n{error.hint}"
-                )
+                layers = f"{builder.name} keeps layers of earlier builds: `{builder.cleanup}`"
+                error.hint = f"{layers}\n{error.hint}"
             raise
-    return Built(builder.reference(recipe.image_name), builder)
+    return builder.reference(recipe.image_name)
 
 
 def build_into_store(
     recipe: Recipe,
     store: Store,
     options: ImportOptions | None = None,
-    progress: Progress | None = None,
+    progress: ImageProgress = SILENT,
     *,
     builder: str | None = None,
     config_dir: Path | None = None,
 ) -> Imported:
-    """Build a recipe and import it, unless what it determines is in the store already.
+    """Build a recipe and import it, unless its image is in the store already.
 
     Parameters
     ----------
     options
-        Of the import; `force` also builds anew.
+        Of the import; `force` also builds again.
     builder
-        The one to take; by default the recipe's, or the first that works.
+        By default the recipe's, or the first that works.
     config_dir
         The user's own tree, whose commit is written into the labels too.
 
     Raises
     ------
     UserError
-        With what to do next; the store is as it was.
+        With what to do next; the store is unchanged.
     """
-    progress = progress or Silent()
     target = store.path(recipe.file_name)
-    options = replace(
-        options or ImportOptions(), recipe=RecipeOrigin(recipe.name, recipe.flavor, recipe.hash)
-    )
-    with ending_cleanly():
-        found = stored(target)
-        if not options.force and found is not None and _is_of(recipe, found, options):
-            return _as_it_is(found)
-        works = builder_for(builder or recipe.config.builder)
-        make_directory(target.parent)
-        # One builds; the others wait, and find the image. Importing has a lock of its own.
-        with locked(target.with_name(f"{target.name}.build"), _waiting(target, progress)) as lock:
-            # Another may have made it meanwhile, also while this one looked for a builder.
-            found = stored(target)
-            may_serve = lock.waited or not options.force
-            if may_serve and found is not None and _is_of(recipe, found, options):
-                return _as_it_is(found)
-            with _access(options, works, recipe.base) as access:
-                built = build(recipe, works, build_labels(config_dir), progress, access)
-            # What is there under that name is not of this recipe, or not whole, or not wanted.
-            with built.builder.environment():
-                return import_image(built.reference, target, replace(options, force=True), progress)
+    origin = RecipeOrigin(recipe.name, recipe.flavor, recipe.hash)
+    options = replace(options or ImportOptions(), recipe=origin)
 
+    def built_before() -> Imported | None:
+        entry = stored(target)
+        record = entry.sidecar if entry else None
+        if entry is None or record is None or record.recipe is None or record.recipe.hash != recipe.hash:
+            return None
+        return reuse(entry) if match_stored(entry, record.digest, options.compression).serves else None
 
-@contextmanager
-def _access(options: ImportOptions, builder: Builder, base: Reference) -> Iterator[Access]:
-    given = Access(options.plain_http, options.authfile)
-    with lent(given, base) if builder.takes_logins else nullcontext(given) as access:
-        yield access
-
-
-def _is_of(recipe: Recipe, found: Stored, options: ImportOptions) -> bool:
-    """Whether a file of the store is what the recipe, as it is now, becomes."""
-    recorded = found.sidecar
-    if recorded is None or recorded.recipe is None or recorded.recipe.hash != recipe.hash:
-        return False
-    return reusable(found, recorded.digest, options.compression).yes
-
-
-def _as_it_is(found: Stored) -> Imported:
-    return Imported(found.path, found.sidecar.digest if found.sidecar else None, True, found.sidecar)
-
-
-def _waiting(target: Path, progress: Progress) -> Callable[[str], None]:
-    def tell(holder: str) -> None:
+    def wait_for(holder: str) -> None:
         progress.note(f"{target.name} is being built by {holder}: waiting for it")
         progress.step(f"waiting for {holder}")
 
-    return tell
+    with tools.ending_cleanly():
+        if not options.force and (image := built_before()) is not None:
+            return image
+        program = find_builder(builder or recipe.config.builder)
+        make_directory(target.parent)
+        # One process builds; the others wait, and find the image. Importing has a lock of its own.
+        with locked(target.with_name(f"{target.name}.build"), wait_for) as lock:
+            # Another may have made it meanwhile, also while this one looked for a builder.
+            if (lock.waited or not options.force) and (image := built_before()) is not None:
+                return image
+            access = Access(options.plain_http, options.authfile)
+            login = borrowed_login(access, recipe.base) if program.takes_logins else nullcontext(access)
+            with login as access:
+                reference = build_recipe(recipe, program, build_labels(config_dir), progress, access)
+            # A file of that name is of another recipe, or incomplete, or not wanted.
+            with program.environment():
+                return import_image(reference, target, replace(options, force=True), progress)
 
 
-def _telling(progress: Progress) -> Callable[[str], None]:
-    """Make each instruction a step, and show what the programs in it say."""
+def _show_instructions(progress: ImageProgress) -> Callable[[str], None]:
+    """Return a callback that makes each instruction a step, and prints the output of its programs."""
 
-    def tell(line: str) -> None:
-        found = _STEP.match(line)
-        if line.startswith("--> "):
-            return  # the name of a layer
-        if found:
-            steps = found["steps"] or found["layers"]
-            progress.step(f"{steps} {found['what'][:_SHOWN_LETTERS]}")
-        else:
+    def show(line: str) -> None:
+        match = _STEP.match(line)
+        if match:
+            steps = match["steps"] or match["layers"]
+            progress.step(f"{steps} {match['instruction'][:_SHOWN_LETTERS]}")
+        elif not line.startswith("--> "):  # the name of a layer
             progress.note(f"  {line}")
 
-    return tell
+    return show

@@ -8,14 +8,14 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.images.pruning import Use
+from launcher.images.pruning import ImageUse
 from launcher.jobs.launches import Launch, adopt, read_launch
 from launcher.jobs.locator import RunLocator
 from launcher.jobs.status import poll
 from launcher.slurm.states import State
 
 
-def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Use]]:
+def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[ImageUse]]:
     """The launches that were given a file of a directory, by that file without links.
 
     All that are known count: those of this user and, in directories that were seen, of others. Where nobody
@@ -31,14 +31,14 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Us
     submitted = [launch for launch in launches if not launch.is_without_job]
     statuses = zip(submitted, poll(submitted), strict=True)
     states = {launch.paths.directory: item.status.state for launch, item in statuses}
-    uses: dict[Path, list[Use]] = defaultdict(list)
+    uses: dict[Path, list[ImageUse]] = defaultdict(list)
     for launch, (_, image) in zip(launches, given, strict=True):
         state = states.get(launch.paths.directory)
         if state is None:  # it never became a job
             continue
         is_live = state.is_live or state is State.UNKNOWN
         launched = datetime.fromisoformat(launch.manifest.created).timestamp()
-        uses[image].append(Use(launch.manifest.run, is_live, launched))
+        uses[image].append(ImageUse(launch.manifest.run, is_live, launched))
     return uses
 
 

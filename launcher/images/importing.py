@@ -1,52 +1,69 @@
-"""Make a squashfs of an image, once: whoever else wants it waits, and nobody ever sees half of it."""
+"""Importing an image as a squashfs, once: others who want it wait, and nobody ever sees a partial file."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.errors import UserError, did_you_mean, explain_os_error, one_line
-from launcher.images import credentials, routes, space
-from launcher.images.finishing import finish
-from launcher.images.interrupts import ending_cleanly
-from launcher.images.locking import Lock, lock_path, locked
-from launcher.images.making import Job
-from launcher.images.progress import Progress, Silent
+from launcher.file_systems import mount_of
+from launcher.images import backends, scratch
+from launcher.images.backends import ImportContext
+from launcher.images.progress import SILENT, ImageProgress
 from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference
-from launcher.images.remote import Access, Remote
-from launcher.images.reuse import reusable
-from launcher.images.squashing import AUTO, COMPRESSIONS, SIZE_PART, SQUASH_OPTIONS, compression_for
-from launcher.images.store import RecipeOrigin, Sidecar, Stored, sidecar_path, stored
-from launcher.images.working import working_in
+from launcher.images.registry import Access, RemoteImage, borrowed_login
+from launcher.images.scratch import ImageLock, locked
+from launcher.images.squashfs import (
+    AUTO,
+    COMPRESSED_FRACTION,
+    COMPRESSIONS,
+    SQUASH_OPTIONS,
+    default_compression,
+    read_superblock,
+    sha256_of,
+)
+from launcher.images.store import (
+    ImageConfig,
+    RecipeOrigin,
+    Sidecar,
+    Stored,
+    match_stored,
+    sidecar_path,
+    stored,
+)
+from launcher.images.tools import ending_cleanly
 from launcher.runs.trust import user_name
+from launcher.runs.write import umask
+from supervisor.files import sync_directory
 
-# In the hidden name of an image that is being written.
-HALF = ".tmp-"
+# In the hidden names of an image that is being written, and of one that was replaced.
+PARTIAL_PREFIX = ".tmp-"
+REPLACED_PREFIX = ".old-"
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How to import.
+    """The options of an import.
 
     Attributes
     ----------
     compression
-        One of `COMPRESSIONS`; ``auto`` is what suits the target's file system, and takes any that is there.
+        One of `COMPRESSIONS`; ``auto`` is what suits the target's file system, and accepts any that is there.
     temp_dir
-        Where to unpack; chosen by the room that there is, if it is not given.
+        Where to unpack; by default where there is room.
     force
-        Make it even if it is there.
+        Import it even if it is there.
     via
         ``enroot``, ``skopeo``, or ``auto``: Enroot where it is installed.
     plain_http, authfile
-        Of the registry: no TLS, and a file of logins as of ``skopeo login``.
+        For the registry: no TLS, and a file of logins as of ``skopeo login``.
     recipe
         What the image was built from, for its record.
     """
@@ -54,7 +71,7 @@ class ImportOptions:
     compression: str = AUTO
     temp_dir: Path | None = None
     force: bool = False
-    via: str = routes.AUTO
+    via: str = backends.AUTO
     plain_http: bool = False
     authfile: Path | None = None
     recipe: RecipeOrigin | None = None
@@ -62,16 +79,16 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An image that is there now.
+    """An image that is in place now.
 
     Attributes
     ----------
     reused
-        Whether it was there, or another made it meanwhile.
+        True if it was there, or another process imported it meanwhile.
     sidecar
-        Its record; ``None`` for one that others put there.
+        Its record; ``None`` for a file that others put there.
     notes
-        What the user was told besides.
+        What the progress printed besides its steps.
     """
 
     path: Path
@@ -85,12 +102,12 @@ def import_image(
     source: Reference,
     target: Path,
     options: ImportOptions | None = None,
-    progress: Progress | None = None,
+    progress: ImageProgress = SILENT,
 ) -> Imported:
     """Make `target` the squashfs of an image, unless it is that already.
 
-    It is written under a temporary name, made durable and given its name last. Any end before that, be it by
-    SIGKILL, leaves no target, or the one that was there; what a killed one leaves, the next removes.
+    It is written under a temporary name, made durable and renamed last. Any end before that, SIGKILL
+    included, leaves no target, or the former one; what a killed import leaves, the next one removes.
 
     Parameters
     ----------
@@ -104,13 +121,17 @@ def import_image(
     UserError
         With what to do next; nothing is left behind.
     """
-    importing = _Importing(source, target.absolute(), options or ImportOptions(), progress or Silent())
     with ending_cleanly():
-        return importing.run()
+        return _Import(source, target.absolute(), options or ImportOptions(), progress).run()
+
+
+def reuse(entry: Stored, notes: tuple[str, ...] = ()) -> Imported:
+    """Return a stored image as the result of an import."""
+    return Imported(entry.path, entry.sidecar.digest if entry.sidecar else None, True, entry.sidecar, notes)
 
 
 def make_directory(store: Path) -> None:
-    """Make the directory of images, if it is not there.
+    """Make the directory of images if it does not exist.
 
     Raises
     ------
@@ -124,7 +145,7 @@ def make_directory(store: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise if a file of this name could not be given to an image.
+    """Raise if an image could not be given this name, before it is fetched, unpacked and packed.
 
     Raises
     ------
@@ -132,12 +153,11 @@ def check_replaceable(target: Path) -> None:
         If nothing may be written there, or the directory is sticky and the file, or its record, is another
         user's.
     """
-    directory = target.parent
+    directory, user = target.parent, os.geteuid()
     if not os.access(directory, os.W_OK | os.X_OK):
         raise explain_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), target, "images_dir")
-    found = directory.stat()
-    user = os.geteuid()
-    if not found.st_mode & stat.S_ISVTX or user in (0, found.st_uid):
+    status = directory.stat()
+    if not status.st_mode & stat.S_ISVTX or user in (0, status.st_uid):
         return
     for path in (target, sidecar_path(target)):
         with contextlib.suppress(FileNotFoundError):
@@ -150,42 +170,48 @@ def check_replaceable(target: Path) -> None:
                 )
 
 
-class _Importing:
+class _Import:
     """One import on its way."""
 
-    def __init__(self, source: Reference, target: Path, options: ImportOptions, progress: Progress) -> None:
+    def __init__(
+        self, source: Reference, target: Path, options: ImportOptions, progress: ImageProgress
+    ) -> None:
         self._source, self._target, self._options, self._progress = source, target, options, progress
-        self._access = Access(options.plain_http, options.authfile)
         self._notes: list[str] = []
 
     def run(self) -> Imported:
         self._check()
+        source, options = self._source, self._options
         before = stored(self._target)
-        if before is not None and not self._options.force and self._is_pinned_as(before):
-            return self._as_it_is(before)
-        route = routes.choose(self._source, self._options.via, self._note)
-        self._progress.step(f"looking up {self._source}")
-        with credentials.lent(self._access, self._source) as self._access:
-            return self._asked(route, before)
-
-    def _asked(self, route: str, before: Stored | None) -> Imported:
-        try:
-            remote, digest = routes.look_up(route, self._source, self._access)
-        except UserError as error:
-            return self._without_asking(before, error)
-        again = self._options.force
-        if before is not None and not again and self._has_its_record(before) and self._serves(before, digest):
-            return self._as_it_is(before)
-        make_directory(self._target.parent)
-        with locked(self._target, self._wait) as lock:
-            # Another may have made it meanwhile, with this one waiting or not.
-            now = stored(self._target)
-            may_serve = now is not None and (not again or self._is_new(now, before))
-            if now is not None and may_serve and self._serves(now, digest):
-                return self._as_it_is(now)
-            if not lock.certain:
-                self._note("this file system has no locks: another import of this image may run too")
-            return self._made(route, remote, digest, lock)
+        record = before.sidecar if before else None
+        # The digest in the reference may say already that it is this image.
+        is_pinned = record and not options.force and source.is_pinned and record.source == str(source)
+        if before and record and is_pinned and self._serves(before, record.digest):
+            return self._reuse(before)
+        backend = backends.choose_backend(source, options.via, self._note)
+        self._progress.step(f"looking up {source}")
+        with borrowed_login(Access(options.plain_http, options.authfile), source) as access:
+            try:
+                remote, digest = backends.look_up(backend, source, access)
+            except UserError as error:
+                if before is None or not self._may_stand_in(before):
+                    raise
+                assert before.sidecar is not None
+                used = f"{self._target.name} is used as it was imported at {before.sidecar.created}"
+                self._note(f"{error.message}\n{used}")
+                return self._reuse(before)
+            if before and not options.force and self._has_settled(before) and self._serves(before, digest):
+                return self._reuse(before)
+            make_directory(self._target.parent)
+            with locked(self._target, self._on_wait) as lock:
+                # Another process may have imported it meanwhile, even if this one did not wait.
+                now = stored(self._target)
+                is_new = now and (not before or (now.modified, now.size) != (before.modified, before.size))
+                if now and (not options.force or is_new) and self._serves(now, digest):
+                    return self._reuse(now)
+                if not lock.certain:
+                    self._note("this file system has no locks: another import of this image may run too")
+                return self._import(backend, remote, digest, access, lock)
 
     def _check(self) -> None:
         if self._source.kind is Kind.SQUASHFS:
@@ -195,7 +221,7 @@ class _Importing:
             )
         for option, value, valid in (
             ("--compression", self._options.compression, COMPRESSIONS),
-            ("--via", self._options.via, routes.ROUTES),
+            ("--via", self._options.via, backends.BACKENDS),
         ):
             if value not in valid:
                 raise UserError(f"{option} {value}: unknown", hint=did_you_mean(value, valid))
@@ -211,83 +237,61 @@ class _Importing:
                 hint=f"such as {self._source.file_name}",
             )
 
-    def _without_asking(self, before: Stored | None, error: UserError) -> Imported:
-        """What is there of the same name has to do where nobody can be asked for a newer one."""
-        recorded = before.sidecar if before is not None else None
-        wanted = str(self._source)
-        if before is None or recorded is None or recorded.source != wanted or self._options.force:
-            raise error
-        if not reusable(before, recorded.digest, self._options.compression).yes:
-            raise error
-        self._note(f"{error.message}\n{self._target.name} is used as it was imported at {recorded.created}")
-        return self._as_it_is(before)
-
-    def _is_pinned_as(self, found: Stored) -> bool:
-        """Whether the digest in the reference says already that it is this."""
-        recorded = found.sidecar
-        if recorded is None or recorded.source != str(self._source) or not self._source.is_pinned:
+    def _may_stand_in(self, before: Stored) -> bool:
+        """Return True if a former import of the same reference serves while the registry does not answer."""
+        record = before.sidecar
+        if record is None or record.source != str(self._source) or self._options.force:
             return False
-        return self._serves(found, recorded.digest)
+        return match_stored(before, record.digest, self._options.compression).serves
 
-    def _has_its_record(self, found: Stored) -> bool:
-        """Whether no import is about to write it: for a moment an image that is replaced has none."""
-        if found.sidecar is not None:
+    def _has_settled(self, entry: Stored) -> bool:
+        """Return False if an import may be about to write its record: an image being replaced has none."""
+        if entry.sidecar is not None:
             return True
-        # Where this user cannot lock, and nobody has, it is a colleague's who has made none.
-        return not os.access(found.path.parent, os.W_OK) and not lock_path(found.path).exists()
+        # Where this user cannot lock, and nobody has, the file is a colleague's without a record.
+        return not os.access(entry.path.parent, os.W_OK) and not scratch.lock_path(entry.path).exists()
 
-    def _serves(self, found: Stored, digest: str | None) -> bool:
-        verdict = reusable(found, digest, self._options.compression)
-        if verdict.note:
-            self._note(verdict.note)
-        return verdict.yes
+    def _serves(self, entry: Stored, digest: str | None) -> bool:
+        hit = match_stored(entry, digest, self._options.compression)
+        if hit.note:
+            self._note(hit.note)
+        return hit.serves
 
-    def _is_new(self, now: Stored, before: Stored | None) -> bool:
-        return before is None or (now.modified, now.size) != (before.modified, before.size)
-
-    def _as_it_is(self, found: Stored) -> Imported:
+    def _reuse(self, entry: Stored) -> Imported:
         self._progress.done()
-        digest = found.sidecar.digest if found.sidecar else None
-        return Imported(found.path, digest, True, found.sidecar, tuple(self._notes))
+        return reuse(entry, tuple(self._notes))
 
-    def _made(self, route: str, remote: Remote | None, digest: str | None, lock: Lock) -> Imported:
-        # Else it is noticed when the image is fetched, unpacked and packed.
+    def _import(
+        self, backend: str, remote: RemoteImage | None, digest: str | None, access: Access, lock: ImageLock
+    ) -> Imported:
         check_replaceable(self._target)
-        compression = self._options.compression
-        if compression == AUTO:
-            compression = compression_for(self._target)
-        unpacked = remote.unpacked if remote else 0
-        needs = space.Needs(
-            unpacked + (remote.packed if remote else 0), int(unpacked * SIZE_PART[compression])
+        options = self._options
+        compression = (
+            default_compression(self._target) if options.compression == AUTO else options.compression
         )
-        parent = space.place(needs, self._target, self._options.temp_dir)
-        with self._output(lock) as output, working_in(parent) as work:
-            job = Job(
-                *(
-                    self._source,
-                    remote,
-                    digest,
-                    output,
-                    compression,
-                    SQUASH_OPTIONS[compression],
-                    self._access,
-                ),
-                *(work, (*lock.descriptors, work.descriptor), self._progress),
+        packed, unpacked = (remote.packed, remote.unpacked) if remote else (0, 0)
+        needs = scratch.SpaceNeeds(unpacked + packed, int(unpacked * COMPRESSED_FRACTION[compression]))
+        parent = scratch.choose_scratch(needs, self._target, options.temp_dir)
+        with self._partial(lock) as output, scratch.scratch_directory(parent) as work:
+            locks = (*lock.descriptors, *work.descriptors)
+            context = ImportContext(
+                self._source, remote, digest, output, compression, access, work, locks, self._progress
             )
-            made_by = routes.make(route, job, self._options.via)
-            sidecar = finish(job, self._target, digest, made_by, self._options.recipe)
+            made_by = backends.make_squashfs(backend, context, options.via)
+            sidecar = publish(context, self._target, made_by, options.recipe)
         self._progress.done()
         return Imported(self._target, digest, False, sidecar, tuple(self._notes))
 
     @contextmanager
-    def _output(self, lock: Lock) -> Iterator[Path]:
-        """The temporary name; it does not outlive the work."""
-        start = self._target.with_name(f".{self._target.name}{HALF}")
+    def _partial(self, lock: ImageLock) -> Iterator[Path]:
+        """Yield the temporary name, and remove it afterwards; remove those of killed imports."""
+        directory, prefix = self._target.parent, f".{self._target.name}{PARTIAL_PREFIX}"
         if lock.certain:
-            for left in glob.glob(f"{glob.escape(str(start))}*"):  # noqa: PTH207
-                with contextlib.suppress(OSError):
-                    Path(left).unlink()
-        output = start.with_name(f"{start.name}{os.urandom(6).hex()}")
+            for path in directory.iterdir():
+                if path.name.startswith(prefix):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+        output = directory / f"{prefix}{os.urandom(6).hex()}"
         try:
             yield output
         except OSError as error:
@@ -296,7 +300,7 @@ class _Importing:
             with contextlib.suppress(OSError):
                 output.unlink()
 
-    def _wait(self, holder: str) -> None:
+    def _on_wait(self, holder: str) -> None:
         self._note(f"{self._target.name} is being imported by {holder}: waiting for it")
         self._progress.step(f"waiting for {holder}")
 
@@ -304,3 +308,60 @@ class _Importing:
         if text not in self._notes:
             self._notes.append(text)
             self._progress.note(text)
+
+
+def publish(context: ImportContext, target: Path, made_by: str, recipe: RecipeOrigin | None) -> Sidecar:
+    """Check a new squashfs, make it durable, record it, and rename it to its target.
+
+    Raises
+    ------
+    UserError
+        If it is no complete squashfs.
+    """
+    output, progress = context.output, context.progress
+    try:
+        block = read_superblock(output)
+    except FileNotFoundError:
+        raise UserError(f"{made_by} succeeded, and wrote no image") from None
+    status = output.stat()
+    progress.step("writing it to disk, and its checksum", status.st_size)
+    with output.open("rb") as stream:
+        os.fsync(stream.fileno())
+    sidecar = Sidecar(
+        source=str(context.source),
+        digest=context.digest,
+        sha256=sha256_of(output, progress),
+        size=status.st_size,
+        compression=context.compression,
+        squash_options=SQUASH_OPTIONS[context.compression],
+        block_size=block.block_size,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_by=made_by,
+        config=context.remote.config if context.remote else ImageConfig(),
+        recipe=recipe,
+        modified=int(status.st_mtime),
+    )
+    output.chmod(0o666 & ~umask())
+    _keep_for_jobs(target)
+    # The record goes first: an image without a record has none, but a wrong record is believed.
+    sidecar_path(target).unlink(missing_ok=True)
+    output.replace(target)
+    sync_directory(target.parent)
+    sidecar.write(target)
+    return sidecar
+
+
+def _keep_for_jobs(target: Path) -> None:
+    """Keep a file that is replaced on NFS under a hidden name, for jobs on other machines that have it open.
+
+    Elsewhere a file lives as long as it is open somewhere; on NFS only as long as it has a name. `slipway
+    image prune` removes it.
+    """
+    mount = mount_of(target)
+    if mount is not None and mount.kind.startswith("nfs") and target.exists():
+        kept = target.with_name(f".{target.name}{REPLACED_PREFIX}{os.urandom(6).hex()}")
+        try:
+            os.link(target, kept)
+        except PermissionError:
+            # Nobody may link a colleague's file (fs.protected_hardlinks): for a moment the name has no file.
+            target.rename(kept)

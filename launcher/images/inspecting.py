@@ -1,23 +1,31 @@
-"""What an image is: its file, what it says of itself, and where it is from."""
+"""Looking at an image: its file and configuration, whether it is complete, and what is installed in it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import UserError, explain_refusal, one_line
 from launcher.images import squashfs, tools
-from launcher.images.store import ImageConfig, RecipeOrigin, read_sidecar
-from launcher.images.superblock import Superblock, read_superblock
+from launcher.images.progress import SILENT, ImageProgress
+from launcher.images.squashfs import Superblock, read_superblock, sha256_of
+from launcher.images.store import ImageConfig, RecipeOrigin, Sidecar, read_sidecar, sidecar_path
+from launcher.images.tool_errors import ToolError
 from launcher.secrecy import MASK, is_secret_name, without_secrets
 
-# Where Enroot leaves what an image says of itself (its src/docker.sh, docker::configure).
+# Where Enroot writes an image's configuration (its src/docker.sh, docker::configure).
 _ENVIRONMENT = "etc/environment"
 _RC = "etc/rc"
-# The second is where the first leads on most systems.
+# On most systems the first leads to the second.
 _RELEASES = ("etc/os-release", "usr/lib/os-release")
 
 _PROVENANCE = re.compile(r"# enroot-provenance: (.*)")
@@ -26,21 +34,26 @@ _WORKDIR = re.compile(r"cd (.*?)( && unset OLDPWD.*)?")
 _EXEC = re.compile(r"exec (.*)")
 _ARGUMENTS = '"$@"'
 
+_IMPORT_AGAIN = "make it again: slipway image import ... --force, or slipway image build ... --force"
+
+
+# --- inspect
+
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
-    """An image as it lies there.
+class InspectedImage:
+    """An image in a file.
 
     Attributes
     ----------
     digest
-        Of the image that it was made from, where that is known.
+        Of the image that it was made from, if known.
     config
         Labels, environment, working directory, entry point.
     release
         The system in it, such as ``Ubuntu 22.04.4 LTS``.
     notes
-        What could not be told, and why.
+        What was not read, and why.
     """
 
     path: Path
@@ -56,8 +69,8 @@ class Inspected:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs, without secrets."""
-        config = self.config
+        """Return the same for programs, without secrets."""
+        config, recipe = self.config, self.recipe
         return {
             "path": str(self.path),
             "size": self.size,
@@ -68,8 +81,8 @@ class Inspected:
             "digest": self.digest,
             "sha256": self.sha256,
             "made_by": self.made_by,
-            "recipe": {name: getattr(self.recipe, name) for name in ("name", "flavor", "hash")}
-            if self.recipe
+            "recipe": {name: getattr(recipe, name) for name in ("name", "flavor", "hash")}
+            if recipe
             else None,
             "release": self.release,
             "architecture": config.architecture or None,
@@ -78,94 +91,275 @@ class Inspected:
             "cmd": list(config.cmd),
             "workdir": config.workdir or None,
             "volumes": list(config.volumes),
-            "env": shown_env(config.env),
+            "env": printable_env(config.env),
             "notes": list(self.notes),
         }
 
 
-def inspect(path: Path) -> Inspected:
-    """Read what an image is from its record, and from the image itself where it has none.
+def inspect(path: Path) -> InspectedImage:
+    """Read an image's record, or the image itself if it has none.
 
     Raises
     ------
     UserError
-        If it is no whole squashfs.
+        If it is no complete squashfs.
     OSError
         If it cannot be read.
     """
     block = read_superblock(path)
-    sidecar = read_sidecar(path)
+    record = read_sidecar(path)
     texts: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
     if tools.which("unsquashfs") is not None:
-        texts = squashfs.read_files(path, (_ENVIRONMENT, _RC, *_RELEASES))
+        texts = squashfs.read_texts(path, (_ENVIRONMENT, _RC, *_RELEASES))
     else:
-        notes = (f"what is in it was not read: unsquashfs is missing; {tools.how_to_get('unsquashfs')}",)
-    source, config = _own_words(texts.get(_RC, ""), texts.get(_ENVIRONMENT, ""))
-    release = next((_release(texts[name]) for name in _RELEASES if name in texts), None)
-    return Inspected(
+        notes = (f"its files were not read: unsquashfs is missing; {tools.how_to_get('unsquashfs')}",)
+    source, config = _parse_start_files(texts.get(_RC, ""), texts.get(_ENVIRONMENT, ""))
+    return InspectedImage(
         path=path,
         size=path.stat().st_size,
         block=block,
-        source=sidecar.source if sidecar else source,
-        digest=sidecar.digest if sidecar else None,
-        made_by=sidecar.made_by if sidecar else None,
-        sha256=sidecar.sha256 if sidecar else None,
-        recipe=sidecar.recipe if sidecar else None,
-        config=sidecar.config if sidecar else config,
-        release=release,
+        source=record.source if record else source,
+        digest=record.digest if record else None,
+        made_by=record.made_by if record else None,
+        sha256=record.sha256 if record else None,
+        recipe=record.recipe if record else None,
+        config=record.config if record else config,
+        release=next((_parse_release(texts[name]) for name in _RELEASES if name in texts), None),
         notes=notes,
     )
 
 
-def shown_env(env: Sequence[str]) -> dict[str, str]:
-    """The variables of an image; what is a secret by its name is not shown."""
+def printable_env(env: Sequence[str]) -> dict[str, str]:
+    """Return the variables of an image, with secrets masked."""
     pairs = [word.partition("=")[::2] for word in env]
     return {name: MASK if is_secret_name(name.upper()) else without_secrets(text) for name, text in pairs}
 
 
-def _own_words(rc: str, environment: str) -> tuple[str | None, ImageConfig]:
-    """Where an image is from and how it wants to be started, as Enroot wrote it down in the image."""
+def _parse_start_files(rc: str, environment: str) -> tuple[str | None, ImageConfig]:
+    """Return the origin and the configuration of an image, from the files that Enroot writes into it."""
     source: str | None = None
     labels: dict[str, str] = {}
     lines = iter(rc.splitlines())
     for line in lines:
-        if found := _PROVENANCE.fullmatch(line):
-            source = found[1] or None
-        elif found := _LABEL.fullmatch(line):
-            labels[found[1]] = found[2]
+        if match := _PROVENANCE.fullmatch(line):
+            source = match[1] or None
+        elif match := _LABEL.fullmatch(line):
+            labels[match[1]] = match[2]
         else:
             break
     workdir, commands = "", []
-    for line in (each.strip() for each in lines):
-        if not workdir and (found := _WORKDIR.fullmatch(line)):
-            workdir = " ".join(_words(found[1]))
-        elif found := _EXEC.fullmatch(line):
-            commands.append(found[1])
-    # With arguments it is the entry point that gets them; without, it is followed by the command.
-    entry = next(
-        (_words(line.removesuffix(_ARGUMENTS)) for line in commands if line.endswith(_ARGUMENTS)), ()
-    )
-    whole = next((_words(line) for line in commands if not line.endswith(_ARGUMENTS)), ())
+    for line in map(str.strip, lines):
+        if not workdir and (match := _WORKDIR.fullmatch(line)):
+            workdir = " ".join(_split(match[1]))
+        elif match := _EXEC.fullmatch(line):
+            commands.append(match[1])
+    # With arguments the entry point gets them; without, the command follows it.
+    with_arguments = (line.removesuffix(_ARGUMENTS) for line in commands if line.endswith(_ARGUMENTS))
+    without = (line for line in commands if not line.endswith(_ARGUMENTS))
+    entrypoint = _split(next(with_arguments, ""))
     return source, ImageConfig(
         env=tuple(line for line in environment.splitlines() if "=" in line),
         workdir=workdir,
-        entrypoint=entry,
-        cmd=whole[len(entry) :],
+        entrypoint=entrypoint,
+        cmd=_split(next(without, ""))[len(entrypoint) :],
         labels=labels,
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
-    except ValueError:  # somebody's own script
+    except ValueError:  # a script that somebody wrote
         return ()
 
 
-def _release(text: str) -> str | None:
+def _parse_release(text: str) -> str | None:
     for line in text.splitlines():
         name, _, value = line.partition("=")
         if name == "PRETTY_NAME":
-            return " ".join(_words(value)) or None
+            return " ".join(_split(value)) or None
     return None
+
+
+# --- verify
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedImage:
+    """The result of verifying an image.
+
+    Attributes
+    ----------
+    checked
+        The checks that passed, in words.
+    problem
+        The first that failed.
+    notes
+        What was not checked, and why.
+    """
+
+    path: Path
+    checked: tuple[str, ...] = ()
+    problem: UserError | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.problem is None
+
+
+def verify(path: Path, *, deep: bool = False, progress: ImageProgress = SILENT) -> VerifiedImage:
+    """Check as much of an image as is possible without writing anything.
+
+    Parameters
+    ----------
+    deep
+        Decompress every file of it, too.
+    """
+    checked: list[str] = []
+    notes: list[str] = []
+    problem = None
+    try:
+        _verify(path, deep, progress, checked, notes)
+    except UserError as error:
+        problem = UserError(error.message, hint=error.hint or _IMPORT_AGAIN)
+    except OSError as error:
+        # An error of the disk itself has no explanation.
+        problem = explain_refusal(error) or UserError(f"{one_line(str(path))}: {error.strerror or error}")
+    return VerifiedImage(path, tuple(checked), problem, tuple(notes))
+
+
+def _verify(path: Path, deep: bool, progress: ImageProgress, checked: list[str], notes: list[str]) -> None:
+    block = read_superblock(path)
+    checked.append(f"{path.stat().st_size:,} bytes of squashfs, {block.compression}")
+    record = read_sidecar(path)
+    if record is not None:
+        _verify_checksum(path, record, progress)
+        checked.append(f"sha256 {record.sha256[:12]}... as when it was made")
+    elif sidecar_path(path).exists():
+        raise UserError(
+            f"{one_line(str(path))}: {sidecar_path(path).name} is the record of another file, or of none",
+            hint=f"{_IMPORT_AGAIN}; or remove the record, if the image is yours",
+        )
+    else:
+        notes.append("its checksum: there is no record beside it")
+    if not deep and tools.which("unsquashfs") is None:
+        notes.append("its tables: there is no unsquashfs on PATH")
+        return
+    count, total = squashfs.count_files(path)
+    checked.append(f"its tables: {count:,} files of {block.inodes:,} entries")
+    if deep:
+        progress.step(f"reading the files of {path.name}", total)
+        squashfs.decompress_all(path, progress)
+        checked.append(f"every file: {total:,} bytes")
+
+
+def _verify_checksum(path: Path, record: Sidecar, progress: ImageProgress) -> None:
+    progress.step(f"sha256 of {path.name}", record.size)
+    found = sha256_of(path, progress)
+    if found != record.sha256:
+        raise UserError(
+            f"{one_line(str(path))}: its sha256 is {found[:12]}..., and was {record.sha256[:12]}... when it"
+            " was made: its bytes have changed"
+        )
+
+
+# --- inspect --deep
+
+# The variables of the image that decide which Python is found, and what it finds.
+_PROBE_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PYTHONS = ("python3", "python")
+
+
+def installed_versions(image: Path, config: ImageConfig) -> dict[str, str | None]:
+    """Return the versions of Python and of training packages in an image; ``None`` for what it has not.
+
+    The image's own Python is started, with whatever can start an image on this machine.
+
+    Raises
+    ------
+    UserError
+        If nothing on this machine can start the image, or there is no Python in it.
+    """
+    starters = [(needs[0], start) for needs, start in _STARTERS if not tools.missing(*needs)]
+    if not starters:
+        raise UserError(
+            "nothing here can start an image: --deep needs squashfuse and unshare, or enroot, or apptainer",
+            hint="on Debian and Ubuntu: apt-get install squashfuse",
+        )
+    failures: list[str] = []
+    for name, start in starters:
+        try:
+            with start(image) as words:
+                return _probe(words, config)
+        except UserError as error:
+            failures.append(f"with {name}: {error.message}")
+    raise UserError("\n".join([f"{one_line(str(image))}: its Python could not be started", *failures]))
+
+
+def _probe(words: list[str], config: ImageConfig) -> dict[str, str | None]:
+    program = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+    env = [word for word in config.env if word.partition("=")[0] in _PROBE_VARIABLES]
+    if not any(word.startswith("PATH=") for word in env):
+        env.append(_DEFAULT_PATH)
+    failure: UserError | None = None
+    for python in _PYTHONS:
+        argv = [*words, "env", "-i", *env, python, "-B", "-c", program]
+        try:
+            return _parse_answer(tools.run(argv, doing=f"run {python} in it"))
+        except ToolError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _parse_answer(answer: str) -> dict[str, str | None]:
+    try:
+        versions = json.loads(answer.strip().splitlines()[-1])
+        return {str(name): value if value is None else str(value) for name, value in versions.items()}
+    except (ValueError, IndexError, AttributeError) as error:
+        raise UserError(f"its Python gave another answer: {one_line(answer[:200])}") from error
+
+
+@contextlib.contextmanager
+def _start_by_unshare(image: Path) -> Iterator[list[str]]:
+    """Mount an image as this user, and enter it in namespaces of its own."""
+    with tempfile.TemporaryDirectory(prefix="slipway-probe-") as folder:
+        tools.run(["squashfuse", "-o", "ro", image, folder], doing=f"mount {one_line(str(image))}")
+        try:
+            root = () if os.geteuid() == 0 else ("--map-root-user",)
+            yield ["unshare", *root, "--mount", "--ipc", "--", "chroot", folder]
+        finally:
+            _unmount(folder)
+
+
+def _unmount(folder: str) -> None:
+    for words in (["fusermount3", "-u", "-z"], ["fusermount", "-u", "-z"], ["umount", "-l"]):
+        if tools.which(words[0]) is not None:
+            with contextlib.suppress(UserError):
+                tools.run([*words, folder], doing="unmount it")
+                return
+
+
+@contextlib.contextmanager
+def _start_by_enroot(image: Path) -> Iterator[list[str]]:
+    # `--rc` with a script that only runs the command, in place of the image's entry point.
+    with tempfile.NamedTemporaryFile("w", prefix="slipway-rc-") as script:
+        script.write('exec "$@"\n')
+        script.flush()
+        yield ["enroot", "start", "--rc", script.name, str(image)]
+
+
+@contextlib.contextmanager
+def _start_by_apptainer(image: Path) -> Iterator[list[str]]:
+    yield ["apptainer", "--quiet", "exec", "--containall", str(image)]
+
+
+# The programs that each needs, and the words that start a command in an image.
+_STARTERS: Sequence[tuple[tuple[str, ...], Callable[[Path], AbstractContextManager[list[str]]]]] = (
+    (("unshare", "squashfuse", "chroot"), _start_by_unshare),
+    (("enroot",), _start_by_enroot),
+    (("apptainer",), _start_by_apptainer),
+)

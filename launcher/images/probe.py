@@ -1,6 +1,6 @@
-"""Runs in an image's own Python, from 3.8 on, and prints what is installed there as JSON.
+"""A program for an image's own Python, from 3.8 on, that prints the versions of what is installed, as JSON.
 
-Nothing is imported that the image brings: some of it cannot be without a GPU.
+Nothing of the image is imported: some of it cannot be without a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     sys.exit(f"it is a Python without its standard library, such as that of python3-minimal: {error}")
 
-# What training people ask an image for, by the names of its distribution; the first that is there counts.
+# Packages for training, by the names of their distributions; the first that is there counts.
 _DISTRIBUTIONS = {
     "torch": ["torch"],
     "nemo": ["nemo_toolkit"],
@@ -31,12 +31,12 @@ _TYPES = ("bert", "gpt", "t5")
 _MODELS = "collections/nlp/models/language_modeling/megatron_{}_model.py"
 _SCRIPTS = "examples/nlp/language_modeling/megatron_{}_pretraining.py"
 _NEMO = Path("/opt/NeMo")  # where NVIDIA's images have its repository
-# Where torch's version.py tells it.
+# In torch's version.py.
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def version_of(names: list[str]) -> str | None:
-    """The version that a distribution has by its metadata."""
+    """Return the version in a distribution's metadata."""
     for name in names:
         try:
             return metadata.version(name)
@@ -46,7 +46,7 @@ def version_of(names: list[str]) -> str | None:
 
 
 def cuda() -> str | None:
-    """The CUDA that torch was built with."""
+    """Return the version of CUDA that torch was built with."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -58,7 +58,7 @@ def cuda() -> str | None:
 
 
 def nemo_files() -> dict[str, str | None]:
-    """The types of models that NeMo's package has, and those that there are programs for."""
+    """Return the types of models in NeMo's package, and those that have training programs."""
     spec = util.find_spec("nemo")
     places = spec.submodule_search_locations if spec is not None else None
     packages = [Path(place) for place in places or ()]

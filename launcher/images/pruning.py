@@ -1,4 +1,4 @@
-"""Which images of the store nobody needs any more, and removing them."""
+"""Pruning the store: the images that no run needs, and the files that imports left."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError, one_line
-from launcher.images.finishing import REPLACED
-from launcher.images.importing import HALF
-from launcher.images.locking import is_locked, locked
+from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
+from launcher.images.scratch import is_locked, locked
 from launcher.images.store import Stored, sidecar_path, stored
 
 _DAY_SECONDS = 86400
@@ -19,17 +18,17 @@ _UNITS = {"m": 60, "h": 3600, "d": _DAY_SECONDS, "w": 7 * _DAY_SECONDS}
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A launch that was given an image.
+class ImageUse:
+    """A launch in an image.
 
     Attributes
     ----------
     run
-        For people.
+        Its name, for messages.
     is_live
-        Whether its job waits or runs, or may.
+        True if its job waits or runs, or may.
     launched
-        When, in seconds since 1970.
+        Seconds since 1970.
     """
 
     run: str
@@ -38,8 +37,8 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What becomes of an image, and why."""
+class PruneDecision:
+    """Tells if an image is removed, and why."""
 
     entry: Stored
     remove: bool
@@ -47,17 +46,17 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What may go.
+class PruneRules:
+    """The user's limits.
 
     Attributes
     ----------
     keep
-        So many of those that nobody needs stay: those made or launched last.
+        The number of unneeded images that stay: those made or launched last.
     older_than
-        Seconds; what was made or launched later stays.
+        Seconds; an image made or launched later stays.
     ended
-        Also images of runs that have ended.
+        Remove images of runs that have ended, too.
     """
 
     keep: int = 0
@@ -66,7 +65,7 @@ class Rules:
 
 
 def parse_age(text: str) -> float:
-    """An age such as ``30d``, ``12h`` or ``2w`` in seconds.
+    """Return an age such as ``30d``, ``12h`` or ``2w`` in seconds.
 
     Raises
     ------
@@ -81,76 +80,79 @@ def parse_age(text: str) -> float:
     return float(int(number) * _UNITS[unit])
 
 
-def choose(
-    entries: Sequence[Stored], uses: Mapping[Path, Sequence[Use]], rules: Rules, now: float
-) -> list[Choice]:
-    """What becomes of each image, in their order.
+def decide(
+    entries: Sequence[Stored], uses: Mapping[Path, Sequence[ImageUse]], rules: PruneRules, now: float
+) -> list[PruneDecision]:
+    """Decide about each image, in their order.
 
     Parameters
     ----------
     uses
-        Of the launches that are known, by the image that they were given, without links.
+        The known launches, by their image with links resolved.
     now
         Seconds since 1970.
     """
-    spared = {entry.path: why for entry in entries if (why := _spared(entry, uses, rules, now)) is not None}
-    unneeded = [entry for entry in entries if entry.path not in spared]
-    unneeded.sort(key=lambda entry: _last_need(entry, uses), reverse=True)
+    kept = {entry.path: why for entry in entries if (why := _reason_to_keep(entry, uses, rules, now))}
+    unneeded = [entry for entry in entries if entry.path not in kept]
+    unneeded.sort(key=lambda entry: _last_use(entry, uses), reverse=True)
     for entry in unneeded[: rules.keep]:
-        spared[entry.path] = f"one of the newest {rules.keep} that nobody needs"
-    return [
-        Choice(entry, False, spared[entry.path])
-        if entry.path in spared
-        else Choice(entry, True, _unneeded(entry, uses))
-        for entry in entries
-    ]
+        kept[entry.path] = f"one of the newest {rules.keep} that nobody needs"
+    decisions = []
+    for entry in entries:
+        runs = [use.run for use in uses.get(entry.path.resolve(), ())]
+        unused = f"{_name(runs)} ran in it, and has ended" if runs else "no known run needs it"
+        decisions.append(PruneDecision(entry, entry.path not in kept, kept.get(entry.path, unused)))
+    return decisions
 
 
-def left_over(directory: Path, uses: Mapping[Path, Sequence[Use]]) -> list[Choice]:
-    """What becomes of the hidden files of imports.
+def decide_leftovers(directory: Path, uses: Mapping[Path, Sequence[ImageUse]]) -> list[PruneDecision]:
+    """Decide about the hidden files of imports.
 
-    That is what one replaced while jobs on other machines may have had it open, and what one that was killed
-    had written so far.
+    These are files that an import replaced while jobs on other machines may have had them open, and partial
+    files of imports that were killed.
     """
-    found: list[Choice] = []
+    decisions: list[PruneDecision] = []
     for path in sorted(directory.glob(".*")):
         image, entry = _image_of(path), stored(path)
         if image is None or entry is None:
             continue
-        if path.name[1:].startswith(f"{image.name}{HALF}"):
-            live, why = is_locked(image), f"half of {image.name}, whose import was ended"
-            found.append(Choice(entry, not live, "being imported just now" if live else why))
+        if path.name[1:].startswith(f"{image.name}{PARTIAL_PREFIX}"):
+            keep = is_locked(image)
+            why = "being imported just now" if keep else f"a part of {image.name}, whose import was ended"
         else:
             runs = [use.run for use in uses.get(image.resolve(), ()) if use.is_live]
-            why = f"{_named(runs)} may have it open" if runs else f"an older {image.name}"
-            found.append(Choice(entry, not runs, why))
-    return found
+            keep = bool(runs)
+            why = f"{_name(runs)} may have it open" if runs else f"an older {image.name}"
+        decisions.append(PruneDecision(entry, not keep, why))
+    return decisions
 
 
 def _image_of(hidden: Path) -> Path | None:
-    """The image that a hidden file is of; ``None`` for what is no part of one."""
-    for mark in (REPLACED, HALF):
-        name, found, _ = hidden.name[1:].rpartition(mark)
-        if found and name.endswith(SQUASHFS_SUFFIXES):
+    """Return the image that a hidden file belongs to; ``None`` if it belongs to none."""
+    for mark in (REPLACED_PREFIX, PARTIAL_PREFIX):
+        name, separator, _ = hidden.name[1:].rpartition(mark)
+        if separator and name.endswith(SQUASHFS_SUFFIXES):
             return hidden.with_name(name)
     return None
 
 
-def _spared(entry: Stored, uses: Mapping[Path, Sequence[Use]], rules: Rules, now: float) -> str | None:
-    """Why an image stays whatever else there is; ``None`` where nothing speaks for it."""
-    of_image = uses.get(entry.path.resolve(), ())
-    live = [use.run for use in of_image if use.is_live]
+def _reason_to_keep(
+    entry: Stored, uses: Mapping[Path, Sequence[ImageUse]], rules: PruneRules, now: float
+) -> str | None:
+    """Return why an image stays, whatever else there is; ``None`` if there is no reason."""
+    launches = uses.get(entry.path.resolve(), ())
+    live = [use.run for use in launches if use.is_live]
     if live:
-        return f"{_named(live)} waits or runs, or may"
+        return f"{_name(live)} waits or runs, or may"
     if entry.path.is_symlink():
         return "a link, not an image"
     if _owner(entry.path) != os.getuid():
         return "another user's"
     if entry.sidecar is None:
         return "not made by slipway: it has no record"
-    if of_image and not rules.ended:
-        return f"{_named([use.run for use in of_image])} ran in it"
-    age = now - _last_need(entry, uses)
+    if launches and not rules.ended:
+        return f"{_name([use.run for use in launches])} ran in it"
+    age = now - _last_use(entry, uses)
     if age < rules.older_than:
         return f"needed {max(age, 0.0) / _DAY_SECONDS:.0f} days ago"
     return None
@@ -163,22 +165,17 @@ def _owner(path: Path) -> int | None:
         return None
 
 
-def _last_need(entry: Stored, uses: Mapping[Path, Sequence[Use]]) -> float:
+def _last_use(entry: Stored, uses: Mapping[Path, Sequence[ImageUse]]) -> float:
     return max([entry.modified, *(use.launched for use in uses.get(entry.path.resolve(), ()))])
 
 
-def _unneeded(entry: Stored, uses: Mapping[Path, Sequence[Use]]) -> str:
-    runs = [use.run for use in uses.get(entry.path.resolve(), ())]
-    return f"{_named(runs)} ran in it, and has ended" if runs else "no run that is known needs it"
-
-
-def _named(runs: Sequence[str]) -> str:
+def _name(runs: Sequence[str]) -> str:
     names = list(dict.fromkeys(runs))
     return names[-1] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 def remove(entry: Stored) -> None:
-    """Remove an image and its record, unless somebody makes it anew just now.
+    """Remove an image and its record, unless somebody imports it just now.
 
     Raises
     ------
@@ -188,10 +185,10 @@ def remove(entry: Stored) -> None:
         If it may not be removed.
     """
 
-    def refuse(who: str) -> None:
-        raise UserError(f"{one_line(str(entry.path))}: {who} makes it anew just now; it stays")
+    def refuse(holder: str) -> None:
+        raise UserError(f"{one_line(str(entry.path))}: {holder} imports it just now; it stays")
 
     with locked(_image_of(entry.path) or entry.path, refuse):
-        # A record without an image says nothing; an image without a record would never be removed.
+        # A record without an image is harmless; an image without a record would never be removed.
         entry.path.unlink()
         sidecar_path(entry.path).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""A recipe: what an image is built from, and what it is called before it is there.
+"""Recipes: a Dockerfile with all its values, the files that it copies, and the names of the image.
 
-The hash is of everything that decides what is in the image: the Dockerfile with all its values, the files
-that are copied, the platform. Two recipes of one hash give the same image, so that a launch can tell by a
-file's name whether it is built. Not in it are the commit and whether it was changed, which are in the labels
-of a built image, nor our trainer's code, of which a launch brings its own copy: otherwise each change of ours
-would ask for a new image.
+The hash is of everything that decides what is in the image: the Dockerfile with its values, the files that
+are copied, the platform. Two recipes of one hash make the same image, so that a launch can tell by a file's
+name if it is built. Not in the hash are the commit and its changes, which are in the labels of a built image,
+nor our trainer's code, of which a launch brings its own copy: otherwise each change of ours would ask for a
+new image.
 """
 
 from __future__ import annotations
@@ -12,24 +12,41 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    PrefixLoader,
+    StrictUndefined,
+    TemplateNotFound,
+    TemplateSyntaxError,
+)
 
 from launcher import __version__
-from launcher.config.image import ImageComposition, ImageConfig, compose_image, recipe_names
-from launcher.errors import UserError, nearest_files, shown
-from launcher.images.dockerfiles import TEMPLATE_DIR, render_dockerfile, text
-from launcher.images.references import Kind, Reference, whole_path
+from launcher.config.image import RecipeComposition, RecipeConfig, compose_recipe, recipe_names
+from launcher.errors import UserError, check_directory, did_you_mean, nearest, nearest_files, one_line, shown
+from launcher.images.references import Kind, Reference, absolute_path
+from launcher.rendering.quoting import RawShell, one_per_line, quote
 from launcher.runs.paths import TASK_PACKAGES
 from launcher.runs.provenance import checkout_of, user
 
-__all__ = ["Recipe", "build_labels", "recipe", "recipe_names"]
+__all__ = ["Recipe", "build_labels", "read_recipe", "recipe_names"]
 
+# In the wheel a directory, in a checkout a link.
+TEMPLATE_DIR = (Path(__file__).parents[1] / "dockerfiles").resolve()
+_SUFFIX = ".Dockerfile.j2"
 _SCRIPT = "dev-script.sh"
 _SHORT = 12
 _HASH_LABEL = "slipway.recipe.hash"
-_LOCAL = "localhost"  # what podman and buildah call images of this machine
+_LOCAL_REGISTRY = "localhost"  # podman and buildah call images of this machine so
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +57,6 @@ class Recipe:
     ----------
     name, flavor
         Such as ``nemo`` and ``dev``.
-    config
-        Its configuration, checked.
     base
         The image that it builds on.
     dockerfile
@@ -53,12 +68,12 @@ class Recipe:
     hash
         SHA-256 of all that decides what is in the image, but for our trainer's code.
     warnings
-        What is to be told whenever it is rendered or built.
+        Printed whenever it is rendered or built.
     """
 
     name: str
     flavor: str
-    config: ImageConfig
+    config: RecipeConfig
     base: Reference
     dockerfile: str
     context: dict[str, bytes]
@@ -83,16 +98,17 @@ class Recipe:
 
     @property
     def image_name(self) -> str:
-        """What the built image is called: ``localhost/me/nemo:run-0123456789ab``."""
-        return self.name_in(self.config.registry or _LOCAL)
+        """The name of the built image: ``localhost/me/nemo:run-0123456789ab``."""
+        return self.name_in(self.config.registry or _LOCAL_REGISTRY)
 
     def name_in(self, registry: str) -> str:
-        """What it is called in a registry."""
-        owner = self.config.owner or _user()
+        """Return its name in a registry."""
+        # A user's name may have letters that an image's may not.
+        owner = self.config.owner or re.sub(r"[^a-z0-9]+", "-", user().lower()).strip("-") or "slipway"
         return f"{registry}/{owner}/{self.name.lower()}:{self.tag}"
 
 
-def recipe(
+def read_recipe(
     name: str,
     flavor: str | None = None,
     overrides: Sequence[str] = (),
@@ -110,29 +126,30 @@ def recipe(
     overrides
         Hydra's overrides of its keys, such as ``image.versions.nccl=2.27.7-1``.
     config_dir, template_dir
-        Trees of the user's own, looked at before ours.
+        Trees of the user's own, read before ours.
 
     Raises
     ------
     UserError
         If there is no such recipe or flavor, a value is not valid, or a file of the user's cannot be read.
     """
-    chosen = [*overrides, *([f"image.flavor={flavor}"] if flavor else [])]
-    composition = compose_image(name, chosen, config_dir)
+    composition = compose_recipe(
+        name, [*overrides, *([f"image.flavor={flavor}"] if flavor else [])], config_dir
+    )
     try:
-        return _recipe_of(composition, template_dir)
+        return _render_recipe(composition, template_dir)
     except UserError as error:
         composition.annotate(error)
         raise
 
 
 def build_labels(config_dir: Path | None = None) -> dict[str, str]:
-    """Labels for what a build finds, beside those in the Dockerfile: the commit, and whether it was changed.
+    """Return labels for a build, beside those in the Dockerfile: the commit, and whether it was changed.
 
     Parameters
     ----------
     config_dir
-        The user's own tree, whose commit is told too.
+        The user's own tree, whose commit is recorded too.
     """
     labels = {"slipway.version": __version__}
     for prefix, directory in (("", TEMPLATE_DIR), ("config.", config_dir)):
@@ -144,12 +161,12 @@ def build_labels(config_dir: Path | None = None) -> dict[str, str]:
     return labels
 
 
-def _recipe_of(composition: ImageComposition, template_dir: Path | None) -> Recipe:
+def _render_recipe(composition: RecipeComposition, template_dir: Path | None) -> Recipe:
     config, name = composition.config, composition.name
     base = _base(config)
-    context = dict(_script(config))
-    labels = _labels(name, config, base)
     is_dev = config.flavor == "dev"
+    context = _dev_script(config) if is_dev and config.dev_script else {}
+    labels = _recipe_labels(name, config, base)
     dockerfile = render_dockerfile(
         config.template,
         {
@@ -159,13 +176,15 @@ def _recipe_of(composition: ImageComposition, template_dir: Path | None) -> Reci
             "base": base.for_build,
             "versions": config.versions,
             "packages": [*config.packages, *(config.dev_packages if is_dev else [])],
-            "script": _SCRIPT if _SCRIPT in context else None,
+            "script": _SCRIPT if context else None,
             "labels": labels,
         },
         template_dir,
     )
-    digest = _hash(dockerfile, context, config.platform)
-    dockerfile += f"LABEL {_HASH_LABEL}={text(digest)}\n"
+    files = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(context.items())}
+    parts = json.dumps([dockerfile, files, config.platform])
+    digest = hashlib.sha256(parts.encode()).hexdigest()
+    dockerfile += f"LABEL {_HASH_LABEL}={quote_for_dockerfile(digest)}\n"
     for package in TASK_PACKAGES:
         if re.search(rf"^COPY {package.name} ", dockerfile, re.MULTILINE):
             context |= _files_of(package)
@@ -182,11 +201,16 @@ def _recipe_of(composition: ImageComposition, template_dir: Path | None) -> Reci
     )
 
 
-def _base(config: ImageConfig) -> Reference:
+def _files_of(package: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
+
+
+def _base(config: RecipeConfig) -> Reference:
     base = Reference.parse(config.base, "image.base")
     if base.kind not in (Kind.REGISTRY, Kind.DOCKER_ENGINE, Kind.PODMAN):
         raise UserError(
-            f"image.base={config.base!r}: an image is built on one of a registry or of an engine's storage",
+            f"image.base={config.base!r}: the base must be an image of a registry or of an engine's storage",
             key="image.base",
             hint="load an archive first: podman load --input FILE",
         )
@@ -202,7 +226,7 @@ def _base(config: ImageConfig) -> Reference:
     return base.at(config.digest)
 
 
-def _warnings(config: ImageConfig, base: Reference) -> Iterator[str]:
+def _warnings(config: RecipeConfig, base: Reference) -> Iterator[str]:
     if not base.is_pinned:
         yield (
             f"image.base={base} is not pinned: a tag may move, and a build tomorrow may give another image. "
@@ -212,13 +236,10 @@ def _warnings(config: ImageConfig, base: Reference) -> Iterator[str]:
         yield "image.dev_script is for the dev flavor, and does nothing here"
 
 
-def _script(config: ImageConfig) -> Iterator[tuple[str, bytes]]:
-    """The user's own script, if the flavor runs it."""
-    if config.dev_script is None or config.flavor != "dev":
-        return
-    path = whole_path(config.dev_script, "image.dev_script")
+def _dev_script(config: RecipeConfig) -> dict[str, bytes]:
+    path = absolute_path(config.dev_script or "", "image.dev_script")
     try:
-        yield _SCRIPT, path.read_bytes()
+        return {_SCRIPT: path.read_bytes()}
     except OSError as error:
         raise UserError(
             f"image.dev_script={shown(config.dev_script)}: {(error.strerror or str(error)).lower()}",
@@ -227,32 +248,156 @@ def _script(config: ImageConfig) -> Iterator[tuple[str, bytes]]:
         ) from error
 
 
-def _files_of(package: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-    return {str(path.relative_to(package.parent)): path.read_bytes() for path in files}
-
-
-def _labels(name: str, config: ImageConfig, base: Reference) -> dict[str, str]:
-    """The labels that the recipe decides, the Open Container Initiative's among them."""
-    told = {
+def _recipe_labels(name: str, config: RecipeConfig, base: Reference) -> dict[str, str]:
+    base_name = f"{base.registry}/{base.name}" if base.registry else base.name
+    labels = {
         "org.opencontainers.image.title": name,
-        "org.opencontainers.image.base.name": f"{base.registry}/{base.name}" if base.registry else base.name,
+        "org.opencontainers.image.base.name": f"{base_name}:{base.tag}" if base.tag else base_name,
         "slipway.recipe.name": name,
         "slipway.recipe.flavor": config.flavor,
     }
-    told["org.opencontainers.image.base.name"] += f":{base.tag}" if base.tag else ""
     if base.digest:
-        told["org.opencontainers.image.base.digest"] = base.digest
+        labels["org.opencontainers.image.base.digest"] = base.digest
     versions = {f"slipway.versions.{part}": value for part, value in config.versions.items() if value}
-    return told | versions | config.labels
+    return labels | versions | config.labels
 
 
-def _hash(dockerfile: str, context: dict[str, bytes], platform: str) -> str:
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(context.items())}
-    parts = json.dumps([dockerfile, files, platform])
-    return hashlib.sha256(parts.encode()).hexdigest()
+# --- Dockerfiles
 
 
-def _user() -> str:
-    """Who builds, in the letters that an image's name may have."""
-    return re.sub(r"[^a-z0-9]+", "-", user().lower()).strip("-") or "slipway"
+def render_dockerfile(template: str, values: Mapping[str, Any], template_dir: Path | None = None) -> str:
+    """Render a template of a recipe.
+
+    Parameters
+    ----------
+    template
+        Its name: ``nemo``.
+    values
+        What it may print; each entry of ``versions`` must be used.
+    template_dir
+        A directory of the user's own, read before ours. A template there may start with
+        ``{% extends "slipway/nemo.Dockerfile.j2" %}`` and override single blocks.
+
+    Raises
+    ------
+    UserError
+        If there is no such template, one of the user's is not valid, or it does not use a version.
+    """
+    if template_dir is not None:
+        check_directory("--template-dir", template_dir)
+    versions = _Versions(values["versions"])
+    file_name = f"{template}{_SUFFIX}"
+    try:
+        text = _environment(template_dir).get_template(file_name).render({**values, "versions": versions})
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, TemplateNotFound) and error.name == file_name:
+            names = _template_names(template_dir)
+            near = [f"did you mean {name!r}?" for name in nearest(template, names)]
+            raise UserError(
+                f"image.template={template!r}: there is no template {file_name}",
+                key="image.template",
+                hint=" ".join([*near, f"valid: {', '.join(names)}"]),
+            ) from error
+        if template_dir is None:
+            raise
+        raise UserError(f"{_line_of(error, template_dir)}: this template is not valid: {error}") from error
+    versions.check_used(template)
+    return text
+
+
+class _Versions(Mapping[str, str | None]):
+    """The versions of a recipe, recording which of them a template used: a misspelt one is found."""
+
+    def __init__(self, versions: Mapping[str, str | None]) -> None:
+        self._versions = versions
+        self._used: set[str] = set()
+
+    def __getitem__(self, name: str) -> str | None:
+        self._used.add(name)
+        return self._versions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def check_used(self, template: str) -> None:
+        """Raise if the template did not use a version."""
+        for name in self._versions:
+            if name not in self._used:
+                raise UserError(
+                    f"image.versions.{one_line(name)}: the template {template} builds no such thing",
+                    key=f"image.versions.{name}",
+                    hint=did_you_mean(name, self._used - {name}),
+                )
+
+
+def quote_for_dockerfile(value: Any) -> RawShell:
+    r"""Quote a value for an instruction: in double quotes a Dockerfile reads ``\``, ``"`` and ``$``."""
+    return RawShell('"' + re.sub(r'([\\"$])', r"\\\1", str(value)) + '"')
+
+
+def _pairs(values: Mapping[str, Any], indent: int) -> RawShell:
+    """Lay out what ENV and LABEL take, a name and its value on each line; the names were checked."""
+    separator = " \\\n" + " " * indent
+    return RawShell(separator.join(f"{key}={quote_for_dockerfile(value)}" for key, value in values.items()))
+
+
+def _gencode(archs: Iterable[int]) -> RawShell:
+    """Return nvcc's options for the GPUs to compile for; the newest also as PTX, for later GPUs."""
+    ordered = sorted(archs)
+    words = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ordered]
+    if ordered:
+        words.append(f"-gencode=arch=compute_{ordered[-1]},code=compute_{ordered[-1]}")
+    return RawShell(quote(" ".join(words)))
+
+
+class _DockerfileEnvironment(Environment):
+    @staticmethod
+    def concat(parts: Iterable[str]) -> RawShell:
+        """Join rendered pieces, as macros and blocks do: they were quoted before."""
+        return RawShell("".join(parts))
+
+
+@cache
+def _environment(template_dir: Path | None) -> Environment:
+    ours = FileSystemLoader(TEMPLATE_DIR)
+    loaders: list[BaseLoader] = [ours, PrefixLoader({"slipway": ours})]
+    if template_dir is not None:
+        loaders.insert(0, FileSystemLoader(template_dir))
+    environment = _DockerfileEnvironment(
+        loader=ChoiceLoader(loaders),
+        undefined=StrictUndefined,
+        finalize=quote,  # no value reaches a RUN unquoted
+        comment_start_string="{##",
+        comment_end_string="##}",
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # a Dockerfile, not HTML
+    )
+    environment.filters |= {
+        "one_per_line": one_per_line,
+        "text": quote_for_dockerfile,
+        "pairs": _pairs,
+        "gencode": _gencode,
+        "raw": RawShell,  # for constants of a template: what the build expands
+    }
+    return environment
+
+
+def _template_names(template_dir: Path | None) -> list[str]:
+    folders = [TEMPLATE_DIR] if template_dir is None else [template_dir, TEMPLATE_DIR]
+    names = {path.name.removesuffix(_SUFFIX) for folder in folders for path in folder.glob(f"*{_SUFFIX}")}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _line_of(error: Exception, template_dir: Path) -> str:
+    """Return the innermost line of the user's own templates in an error's traceback."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template_dir}:{error.lineno}"
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    return next((line for line in reversed(lines) if line.startswith(str(template_dir))), str(template_dir))

@@ -1,14 +1,12 @@
-"""What an image is called: one parsed form of the words that people, Pyxis, Enroot and skopeo use for it.
+"""Names of images: one parsed form of the names that people, Pyxis, Enroot and skopeo use.
 
 A registry's image is `nvcr.io#nvidia/nemo:25.07` for Pyxis and `nvcr.io/nvidia/nemo:25.07` for docker.
-Without the `#`, Enroot before 4.0 asks Docker Hub for an image of the name `nvcr.io/nvidia/nemo`: we always
-write it.
+Without the `#`, Enroot before 4.0 requests an image `nvcr.io/nvidia/nemo` of Docker Hub: we always write it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +23,7 @@ _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
 class Kind(StrEnum):
-    """Where an image lies: in a registry, in an engine's own storage, in a directory or in a file."""
+    """The place of an image: a registry, an engine's own storage, a directory or a file."""
 
     REGISTRY = "docker"
     DOCKER_ENGINE = "dockerd"
@@ -36,7 +34,7 @@ class Kind(StrEnum):
     SQUASHFS = "squashfs"
 
 
-# The words before `:`, Enroot's and skopeo's.
+# The transports of Enroot and skopeo: the words before `:`.
 _TRANSPORTS = {
     "docker": Kind.REGISTRY,
     "dockerd": Kind.DOCKER_ENGINE,
@@ -71,22 +69,20 @@ _RECIPE = re.compile(r"(?P<name>[A-Za-z0-9][\w-]*)(?::(?P<flavor>[A-Za-z0-9][\w-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An image's name in its parts.
+    """The parsed name of an image.
 
     Attributes
     ----------
-    kind
-        Where it lies.
     name
-        The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was given.
+        The repository (``nvidia/nemo``), the name in an engine's storage, or a path as it was written.
     registry
         The host and port of a registry, `docker.io` for Docker Hub; ``None`` for the other kinds.
     tag
-        ``None`` where none was given and a digest names the image, or where there are none.
+        ``None`` if a digest alone names the image, or the kind has no tags.
     digest
         ``sha256:…``: the image itself, whatever its tag moves to.
     user
-        Whom to ask the registry as, such as ``$oauthtoken``; the password is in a credentials file.
+        The user of the registry, such as ``$oauthtoken``; the password is in a credentials file.
     """
 
     kind: Kind
@@ -98,12 +94,12 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str, key: str | None = None) -> Reference:
-        """Read an image's name in any of its forms.
+        """Parse an image's name in any of its forms.
 
         Parameters
         ----------
         text
-            What the user wrote.
+            The user's words.
         key
             The key of the configuration that it is from, for the message.
 
@@ -112,10 +108,10 @@ class Reference:
         UserError
             If it is none of the forms; a password in it is not shown.
         """
-        return _Reader(text, key).read()
+        return _Parser(text, key).parse()
 
     def __str__(self) -> str:
-        """Write it as the user does; reading that gives the same reference."""
+        """Return the name as users write it; parsing that gives the same reference."""
         if self.kind is Kind.SQUASHFS:
             return self.name
         if self.kind in _FILES:
@@ -127,18 +123,17 @@ class Reference:
 
     @property
     def for_pyxis(self) -> str | None:
-        """What `--container-image` takes; ``None`` for an image that the nodes cannot fetch by themselves."""
+        """The value of `--container-image`; ``None`` for an image that nodes cannot fetch by themselves."""
         if self.kind is Kind.SQUASHFS:
             return str(self.path)
         if self.kind is not Kind.REGISTRY:
             return None
-        # A digest in a tag's place is what every Enroot sends on to the registry; `@` is read from 4.0 on.
-        end = self.digest or self.tag
-        return f"{self._host}{self._short}:{end}"
+        # Every Enroot sends a digest in a tag's place on to the registry; `@` is read from 4.0 on.
+        return f"{self._host}{self._short}:{self.digest or self.tag}"
 
     @property
     def for_enroot(self) -> str | None:
-        """The URI of `enroot import`; ``None`` for what Enroot does not read."""
+        """The URI of `enroot import`; ``None`` for an image that Enroot does not read."""
         if self.kind is Kind.REGISTRY:
             return f"docker://{self.for_pyxis}"
         if self.kind in (Kind.DOCKER_ENGINE, Kind.PODMAN) and self.digest is None:
@@ -183,23 +178,23 @@ class Reference:
 
     @property
     def path(self) -> Path:
-        """Where a file or a directory lies, as a whole path."""
-        return whole_path(self.name)
+        """The absolute path of a file or a directory."""
+        return absolute_path(self.name)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it will be the same image tomorrow, as far as the name can tell."""
+        """True if a digest names it, so that it will be the same image tomorrow."""
         return self.digest is not None
 
     def at(self, digest: str) -> Reference:
-        """The same image, pinned."""
+        """Return the same image, pinned to a digest."""
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest!r} is no digest")
         return replace(self, digest=digest)
 
     @property
     def _host(self) -> str:
-        """The user and the registry, with the `#` that ends it; Docker Hub needs none."""
+        """The user and the registry with its final `#`; Docker Hub needs none."""
         return f"{self.user}@" * bool(self.user) + f"{self.registry}#" * (self.registry != DOCKER_HUB)
 
     @property
@@ -210,7 +205,7 @@ class Reference:
         return f"{name}:{self.tag}" if self.tag else name
 
     def _by_digest(self, name: str) -> str:
-        """Leave the tag out where there is a digest, which decides: skopeo does not read both."""
+        """Leave the tag out if there is a digest, which decides: skopeo does not read both."""
         return f"{name}@{self.digest}" if self.digest else self._tagged(name)
 
     def _distinct_name(self) -> str:
@@ -224,24 +219,24 @@ class Reference:
 
 
 def recipe_and_flavor(text: str) -> tuple[str, str | None] | None:
-    """Read `NAME[:FLAVOR]`, which names a recipe; ``None`` for what has a `/`, a `#` or a `.` in it."""
-    found = _RECIPE.fullmatch(text)
-    return (found["name"], found["flavor"]) if found else None
+    """Parse `NAME[:FLAVOR]`, which names a recipe; return ``None`` for a text with a `/`, `#` or `.`."""
+    match = _RECIPE.fullmatch(text)
+    return (match["name"], match["flavor"]) if match else None
 
 
-def whole_path(given: str | Path, key: str | None = None) -> Path:
-    """A path from the root on, `~` followed; `key` is that of the configuration, for the message.
+def absolute_path(path: str | Path, key: str | None = None) -> Path:
+    """Return a path from the root on, with `~` expanded; `key` is that of the configuration, for the message.
 
     Raises
     ------
     UserError
-        If it begins with the home of a user who is not there.
+        If it begins with the home of a user who does not exist.
     """
     try:
-        return Path(given).expanduser().absolute()
+        return Path(path).expanduser().absolute()
     except RuntimeError as error:
-        told = f"{key}={shown(str(given))}" if key else one_line(str(given))
-        raise UserError(f"{told}: there is no such user's home", key=key) from error
+        value = f"{key}={shown(str(path))}" if key else one_line(str(path))
+        raise UserError(f"{value}: there is no such user's home", key=key) from error
 
 
 def _as_file_name(parts: list[str | None]) -> str:
@@ -249,20 +244,20 @@ def _as_file_name(parts: list[str | None]) -> str:
 
 
 def _is_registry(part: str) -> bool:
-    """Whether the first part of a name is a host, as docker decides it."""
+    """Return True if the first part of a name is a host, by docker's rule."""
     return "." in part or ":" in part or part == "localhost"
 
 
-class _Reader:
-    """One text on its way to a reference."""
+class _Parser:
+    """A parser of one text."""
 
     def __init__(self, text: str, key: str | None) -> None:
         self._text, self._key = text, key
 
-    def read(self) -> Reference:
+    def parse(self) -> Reference:
         text = self._text
         if not text.strip() or text != text.strip() or not text.isprintable():
-            raise self._mistake("this is no image's name")
+            raise self._mistake("this is no name of an image")
         if text.startswith(("/", "./", "../", "~")) or (text.endswith(SQUASHFS_SUFFIXES) and ":" not in text):
             return self._file(text)
         word, colon, rest = text.partition(":")
@@ -271,7 +266,7 @@ class _Reader:
             hint = nearest(word, _TRANSPORTS)
             # The whole text is not shown: a web address may have a password in it.
             raise UserError(
-                f"{self._key or 'image'}={shown(f'{word}://…')}: images are not fetched like this",
+                f"{self._key or 'image'}={shown(f'{word}://…')}: there is no such transport",
                 key=self._key,
                 hint=f"did you mean {hint[0]}://…?" if hint else _FORMS,
             )
@@ -325,7 +320,7 @@ class _Reader:
         return Reference(Kind.REGISTRY, name, registry, tag, digest, user)
 
     def _user(self, rest: str) -> tuple[str | None, str]:
-        """Take `USER@` off the front; the other `@` is a digest's."""
+        """Split `USER@` off the front; the other `@` is a digest's."""
         before, at, after = rest.partition("@")
         if not at or re.match(r"sha\d+:", after):
             return None, rest
@@ -341,8 +336,8 @@ class _Reader:
     def _split(self, rest: str) -> tuple[str, str | None, str | None]:
         """Split `NAME[:TAG][@DIGEST]`."""
         rest, at, digest = rest.partition("@")
-        if not at and (found := _DIGEST_AS_TAG.search(rest)):
-            rest, at, digest = rest[: found.start()], "@", found[0][1:]
+        if not at and (match := _DIGEST_AS_TAG.search(rest)):
+            rest, at, digest = rest[: match.start()], "@", match[0][1:]
         if at:
             self._check(_DIGEST, digest, "digest")
         before, colon, tag = rest.rpartition(":")
@@ -356,18 +351,18 @@ class _Reader:
         if _NAME.fullmatch(name):
             return
         lower = name.lower()
-        right = self._text.replace(name, lower) if _NAME.fullmatch(lower) else _FORMS
+        hint = self._text.replace(name, lower) if _NAME.fullmatch(lower) else _FORMS
         why = f"the names of images are lower case, and {shown(name)} is not" if lower != name else None
-        raise self._mistake(why or f"{shown(name)} is no image's name", right)
+        raise self._mistake(why or f"{shown(name)} is no name of an image", hint)
 
     def _check(self, pattern: re.Pattern[str], part: str, what: str) -> None:
         if pattern.fullmatch(part):
             return
-        hints: dict[str, Callable[[], str]] = {
-            "digest": lambda: "a digest is sha256: and 64 hexadecimal digits",
-            "tag": lambda: "a tag is letters, digits, `_`, `.` and `-`, 128 at most",
+        hints = {
+            "digest": "a digest is sha256: and 64 hexadecimal digits",
+            "tag": "a tag is letters, digits, `_`, `.` and `-`, 128 at most",
         }
-        raise self._mistake(f"{shown(part)} is no {what}", hints.get(what, lambda: _FORMS)())
+        raise self._mistake(f"{shown(part)} is no {what}", hints.get(what, _FORMS))
 
     def _mistake(self, why: str, hint: str = _FORMS) -> UserError:
         return UserError(f"{self._key or 'image'}={shown(self._text)}: {why}", key=self._key, hint=hint)

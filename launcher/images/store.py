@@ -1,23 +1,23 @@
-"""Images as files: a directory of squashfs files, each with a record of what it is beside it."""
+"""The store: a directory of squashfs images, each with a record beside it that says what it is."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from launcher.errors import UserError
+from launcher.errors import UserError, one_line
 from launcher.images.references import SQUASHFS_SUFFIXES
+from launcher.images.squashfs import AUTO, SQUASH_OPTIONS, read_superblock
 from supervisor.files import write_atomic
 
-SUFFIXES = SQUASHFS_SUFFIXES
-
-_SIDECAR_SUFFIX = ".json"
 _VERSION = 1
+# Fields that earlier versions did not write.
+_OPTIONAL = ("modified", "pushed", "installed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class RecipeOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """What the image says of itself: how it wants to be started.
+    """The image's own configuration (OCI image specification, config.md).
 
-    `env` are words such as ``PATH=/usr/bin``; empty where the image says nothing.
+    `env` are words such as ``PATH=/usr/bin``.
     """
 
     architecture: str = ""
@@ -54,22 +54,22 @@ class Sidecar:
     source
         The reference that it was imported from.
     digest
-        Of the manifest for this architecture, ``sha256:...``; ``None`` where it could not be told.
+        Of the manifest for this architecture, ``sha256:...``; ``None`` if it is unknown.
     sha256, size
         Of the file.
     compression, squash_options
-        Such as ``lz4``, and the words for mksquashfs that say so.
+        Such as ``lz4``, and the options of mksquashfs for it.
     created
-        When, in UTC, ISO 8601.
+        UTC, ISO 8601.
     made_by
         The programs that made it, with their versions.
     modified
-        When the file was written last, in whole seconds since 1970: a file of another time is not this one,
-        whatever its size. ``None`` in records of earlier versions.
+        The modification time of the file, in whole seconds since 1970: a file of another time is another
+        file, whatever its size. ``None`` in records of earlier versions.
     pushed
-        The digest that registries have of a built image; ``None`` where it was not pushed.
+        The digest that registries have of a built image; ``None`` if it was not pushed.
     installed
-        What the image's own Python told is installed; ``None`` where nobody asked it.
+        The versions that the image's own Python reported; ``None`` if it was not asked.
     """
 
     source: str
@@ -95,7 +95,7 @@ class Sidecar:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An image of the store. One that others put there has no record."""
+    """An image of the store; one that others put there has no record."""
 
     path: Path
     size: int
@@ -105,7 +105,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A directory of images. It need not be there yet."""
+    """A directory of images. It need not exist yet."""
 
     directory: Path
 
@@ -113,85 +113,117 @@ class Store:
         return self.directory / file_name
 
     def entries(self) -> list[Stored]:
-        """All images, by name; what is half written has a hidden name and is none."""
-        return sorted(self._found(), key=lambda entry: entry.path.name)
-
-    def _found(self) -> Iterator[Stored]:
+        """Return all images by name; partial files have hidden names and are none."""
         try:
-            paths = [path for path in self.directory.iterdir() if path.name.endswith(SUFFIXES)]
+            paths = sorted(self.directory.iterdir())
         except FileNotFoundError:
-            return
-        for path in paths:
-            entry = None if path.name.startswith(".") else stored(path)
-            if entry is not None:
-                yield entry
+            return []
+        images = (path for path in paths if path.name.endswith(SQUASHFS_SUFFIXES) and path.name[0] != ".")
+        return [entry for path in images if (entry := stored(path)) is not None]
 
 
 def stored(path: Path) -> Stored | None:
-    """What there is of an image; ``None`` if it is not there, or no file."""
+    """Return an image with its record; ``None`` if there is no such file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return Stored(path, found.st_size, found.st_mtime, read_sidecar(path)) if path.is_file() else None
+    return Stored(path, status.st_size, status.st_mtime, read_sidecar(path)) if path.is_file() else None
 
 
 def sidecar_path(image: Path) -> Path:
-    return image.with_name(image.name + _SIDECAR_SUFFIX)
+    """Return the path of an image's record."""
+    return image.with_name(f"{image.name}.json")
 
 
-def read_sidecar(image: Path) -> Sidecar | None:
-    """The record of an image; ``None`` if it has none, or one that is not of the file that is there."""
+def read_sidecar(image: Path, *, exact: bool = False) -> Sidecar | None:
+    """Return the record of an image; ``None`` if it has none, or one of another file.
+
+    Parameters
+    ----------
+    exact
+        Compare the file's modification time too, and not only its size: a copy has another.
+    """
     try:
-        record = json.loads(sidecar_path(image).read_text(encoding="utf-8"))
-        sidecar = _from_record(record)
-        return sidecar if image.stat().st_size == sidecar.size else None
+        sidecar = _parse_record(json.loads(sidecar_path(image).read_text(encoding="utf-8")))
+        status = image.stat()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def read_exact_sidecar(image: Path) -> Sidecar | None:
-    """The record of an image, if neither the size nor the time of the file is another one's."""
-    found = read_sidecar(image)
-    try:
-        is_same = found is not None and found.modified in (None, int(image.stat().st_mtime))
-    except OSError:
+    if status.st_size != sidecar.size or (exact and sidecar.modified not in (None, int(status.st_mtime))):
         return None
-    return found if is_same else None
+    return sidecar
 
 
-def remember_installed(image: Path, installed: Mapping[str, str | None]) -> None:
-    """Write what is installed in an image into its record, where it has one that the user may change."""
-    record = read_exact_sidecar(image)
-    if record is None or record.installed == installed:
-        return
-    with contextlib.suppress(OSError, UserError):
-        dataclasses.replace(record, installed=dict(installed)).write(image)
+def record_installed(image: Path, installed: Mapping[str, str | None]) -> None:
+    """Write the versions in an image into its record, if it has one that the user may change."""
+    record = read_sidecar(image, exact=True)
+    if record is not None and record.installed != installed:
+        with contextlib.suppress(OSError, UserError):
+            dataclasses.replace(record, installed=dict(installed)).write(image)
 
 
-def _from_record(record: dict[str, Any]) -> Sidecar:
-    """Fields that a later version has in addition are passed over."""
+def _parse_record(record: dict[str, Any]) -> Sidecar:
     if record["version"] != _VERSION:
         raise ValueError(f"a record of version {record['version']}")
-    values = _known(Sidecar, record)
-    values["config"] = ImageConfig(**_known(ImageConfig, values["config"]))
+    values = _fields_of(Sidecar, record)
+    values["config"] = ImageConfig(**_fields_of(ImageConfig, values["config"]))
     if values["recipe"] is not None:
-        values["recipe"] = RecipeOrigin(**_known(RecipeOrigin, values["recipe"]))
-    values["installed"] = _texts(values.get("installed"))
+        values["recipe"] = RecipeOrigin(**_fields_of(RecipeOrigin, values["recipe"]))
+    installed = values.get("installed")
+    # Another program may have written anything there.
+    if not isinstance(installed, dict) or not all(
+        isinstance(text, str | None) for text in installed.values()
+    ):
+        values["installed"] = None
     return Sidecar(**values)
 
 
-def _known(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    names = [each.name for each in dataclasses.fields(kind) if each.name in record or _is_needed(each)]
+def _fields_of(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a class in a record; those that a later version adds are ignored."""
+    names = [
+        item.name for item in dataclasses.fields(kind) if item.name in record or item.name not in _OPTIONAL
+    ]
     values = {name: record[name] for name in names}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _texts(value: Any) -> dict[str, str | None] | None:
-    """Return what is a table of texts; ``None`` for what another program wrote there, which nobody asked."""
-    is_table = isinstance(value, dict) and all(isinstance(each, str | None) for each in value.values())
-    return value if is_table else None
+class CacheHit(NamedTuple):
+    """Tells if a stored file serves, and what the user should know about that."""
+
+    serves: bool
+    note: str = ""
 
 
-def _is_needed(field: dataclasses.Field[Any]) -> bool:
-    return field.name not in ("modified", "pushed", "installed")  # what earlier versions did not write
+def match_stored(entry: Stored, digest: str | None, compression: str) -> CacheHit:
+    """Compare a file that has the name of an image with the image.
+
+    Parameters
+    ----------
+    digest
+        Of the image; ``None`` if it is unknown.
+    compression
+        Any will do for ``auto``.
+    """
+    name = one_line(entry.path.name)
+    try:
+        read_superblock(entry.path)
+    except UserError as error:
+        return CacheHit(False, f"{error.message}: imported again")
+    except OSError as error:
+        return CacheHit(False, f"{name}: {(error.strerror or str(error)).lower()}: imported again")
+    record = entry.sidecar
+    if record is None:
+        return CacheHit(
+            True, f"{name} has no record of what it is: reused by its name (--force imports it again)"
+        )
+    if digest is None or record.digest is None:
+        return CacheHit(
+            True, f"{name} is reused by its name: its digest is unknown (--force imports it again)"
+        )
+    if record.digest != digest:
+        return CacheHit(False, f"the image has changed: it was {record.digest}, and is {digest}")
+    if compression not in (AUTO, record.compression):
+        return CacheHit(False, f"{name} is packed with {record.compression}: packed again")
+    if compression != AUTO and record.squash_options != SQUASH_OPTIONS[compression]:
+        return CacheHit(False, f"{name} is packed with {' '.join(record.squash_options)}: packed again")
+    return CacheHit(True)

@@ -1,4 +1,4 @@
-"""The programs that images are made with: which of them there are, and how they are run."""
+"""Running the programs that images are made with: finding them, ending them, explaining their failures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import selectors
 import shutil
 import signal
 import subprocess
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from types import FrameType
+from typing import IO
 
 from launcher.errors import UserError
-from launcher.images.complaints import explained
+from launcher.images.tool_errors import explain_failure
 
-# What each is needed for, and the package of Debian and Ubuntu that has it.
+# The first that works builds: who has a docker that works has layers in its cache.
+BUILDERS = ("docker", "podman", "buildah")
+
+# The packages of Debian and Ubuntu that have them.
 _PACKAGES = {
     "docker": "docker.io",
     "podman": "podman",
@@ -27,92 +33,82 @@ _PACKAGES = {
     "mksquashfs": "squashfs-tools",
     "unsquashfs": "squashfs-tools",
 }
-_ENROOT = "Enroot is at https://github.com/NVIDIA/enroot/blob/master/doc/installation.md"
-_APPTAINER = "Apptainer is at https://apptainer.org/docs/admin/main/installation.html"
+_ELSEWHERE = {
+    "enroot": "Enroot is at https://github.com/NVIDIA/enroot/blob/master/doc/installation.md",
+    "apptainer": "Apptainer is at https://apptainer.org/docs/admin/main/installation.html",
+}
 
-TOOLS = (*_PACKAGES, "enroot", "apptainer")
-
-_VERSION_FLAGS = {"mksquashfs": "-version", "unsquashfs": "-version", "enroot": "version"}
+_VERSION_FLAGS = {"mksquashfs": "-version", "enroot": "version"}
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _VERSION_PATIENCE_SECONDS = 10
 
 _TICK_SECONDS = 0.5
-# From the request to end to the order.
+# From SIGTERM to SIGKILL.
 _GRACE_SECONDS = 5.0
 _KEPT_LINES = 40
 _LINE_END = re.compile(rb"[\r\n]")
 
-Line = Callable[[str], None]
-Tick = Callable[[int], None]
-
-
-class Tool(NamedTuple):
-    """A program on this machine; its version is ``None`` if it does not tell."""
-
-    name: str
-    path: Path
-    version: str | None
+# Slurm ends a job's processes with the first, a lost connection with the second.
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def which(name: str) -> Path | None:
-    """Where a program is, as PATH says."""
-    found = shutil.which(name)
-    return Path(found) if found else None
+    """Return the path of a program on PATH."""
+    path = shutil.which(name)
+    return Path(path) if path else None
 
 
-def find(name: str) -> Tool | None:
-    """A program and its version, ``None`` if there is none."""
-    path = which(name)
-    return Tool(name, path, _version(name, path)) if path else None
-
-
-def _version(name: str, path: Path) -> str | None:
+def name_and_version(name: str) -> str:
+    """Return a program's name with its version, if it says one."""
     try:
-        done = subprocess.run(
-            [path, _VERSION_FLAGS.get(name, "--version")],
+        result = subprocess.run(
+            [name, _VERSION_FLAGS.get(name, "--version")],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=_VERSION_PATIENCE_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    # unsquashfs exits with 1 after telling its version.
-    found = _VERSION.search(done.stdout.decode(errors="replace"))
-    return found[0] if found else None
+        return name
+    match = _VERSION.search(result.stdout.decode(errors="replace"))
+    return f"{name} {match[0]}" if match else name
 
 
 def missing(*names: str) -> tuple[str, ...]:
-    """Those of some programs that are not there."""
+    """Return those of some programs that are not on PATH."""
     return tuple(name for name in names if which(name) is None)
 
 
 def how_to_get(*names: str) -> str:
-    """What to do about programs that are missing."""
+    """Return how to install programs."""
     packages = dict.fromkeys(_PACKAGES[name] for name in names if name in _PACKAGES)
     steps = [f"on Debian and Ubuntu: apt-get install {' '.join(packages)}"] if packages else []
-    steps += [_ENROOT] * ("enroot" in names) + [_APPTAINER] * ("apptainer" in names)
-    return "\n".join(steps)
+    return "\n".join(steps + [text for name, text in _ELSEWHERE.items() if name in names])
 
 
-def need(*names: str, why: str) -> None:
-    """Refuse to go on without some programs.
+def require(*names: str, why: str, or_else: str = "", also: Sequence[str] = ()) -> None:
+    """Raise if a program is missing.
 
     Parameters
     ----------
     why
         What they are needed for, such as ``to write a squashfs``.
+    or_else
+        What else the user can do.
+    also
+        Programs that would help as well, named in the hint.
 
     Raises
     ------
     UserError
-        Naming those that are missing, and where they are from.
+        Naming those that are missing, and how to install them.
     """
     lacking = missing(*names)
     if lacking:
         are = "is" if len(lacking) == 1 else "are"
         raise UserError(
-            f"{' and '.join(lacking)} {are} needed {why}, and not on PATH", hint=how_to_get(*lacking)
+            f"{' and '.join(lacking)} {are} needed {why}, and not on PATH",
+            hint="\n".join(filter(None, [how_to_get(*lacking, *also), or_else])),
         )
 
 
@@ -123,33 +119,31 @@ def run(
     program: str | None = None,
     names: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    on_line: Line | None = None,
-    on_tick: Tick | None = None,
+    on_line: Callable[[str], None] | None = None,
+    on_tick: Callable[[int], None] | None = None,
     keep: Sequence[int] = (),
 ) -> str:
-    """Run a program to its end, alone in its process group, and return what it wrote to stdout.
+    r"""Run a program to its end in a process group of its own, and return what it wrote to stdout.
 
-    Whatever interrupts this also ends the program and all that it started; so does the end of this process,
-    where ``setpriv`` (util-linux) is there.
+    Any exception here ends the program and all that it started; so does the end of this process, if
+    ``setpriv`` (util-linux) is installed.
 
     Parameters
     ----------
     doing
         What it is run for, as in ``cannot DOING``.
     program
-        What it is called in messages, if not by its first word.
+        Its name in messages, if not its first word.
     names
-        What stands for ``REGISTRY``, ``HOSTNAME`` and ``NAME`` in what is told to do next.
+        The values of ``REGISTRY``, ``HOSTNAME`` and ``NAME`` in hints.
     env
         Variables in addition to this process's own.
     on_line
-        Gets the lines of both its outputs while it runs; an end of a line is ``\\r`` too. Nothing is returned
-        then.
+        Called with each line of both outputs while it runs; ``\r`` ends a line too. Returns nothing then.
     on_tick
-        Gets its process id twice a second.
+        Called with its process id twice a second.
     keep
-        File descriptors that it is given too, such as a lock that is to last as long as it runs.
+        File descriptors that it inherits, such as a lock that must last as long as it runs.
 
     Raises
     ------
@@ -157,84 +151,105 @@ def run(
         If it fails, with its last lines and what can be done about it.
     """
     command = [os.fspath(part) for part in argv]
+    setpriv = which("setpriv")
+    with_parent = [str(setpriv), "--pdeathsig", "TERM", "--"] if setpriv else []
     tail: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
         process = subprocess.Popen(
-            [*_dying_with_us(), *command],
+            [*with_parent, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})},
-            cwd=cwd,
             pass_fds=tuple(keep),
             start_new_session=True,
         )
     except OSError as error:
         raise UserError(f"cannot {doing}: {error.strerror or error}: {command[0]}") from error
-    try:
-        output = _outputs(process, tail, on_line, on_tick)
-        code = process.wait()
-    except BaseException:
-        _end(process)
-        raise
-    finally:
-        for stream in (process.stdout, process.stderr):
-            assert stream
-            stream.close()
+    with process:
+        try:
+            output = _read_outputs(process, tail, on_line, on_tick)
+            code = process.wait()
+        except BaseException:
+            _end_group(process)
+            raise
     if code:
-        said = list(tail) or output.splitlines()[-_KEPT_LINES:]
+        lines = list(tail) or output.splitlines()[-_KEPT_LINES:]
         plain_http = any(word.endswith("tls-verify=false") for word in command)
-        raise explained(doing, program or command[0], code, said, names, plain_http)
+        raise explain_failure(doing, program or command[0], code, lines, names, plain_http)
     return output
 
 
-def _dying_with_us() -> tuple[str, ...]:
-    path = which("setpriv")
-    return (str(path), "--pdeathsig", "TERM", "--") if path else ()
-
-
-def _outputs(
-    process: subprocess.Popen[bytes], tail: deque[str], on_line: Line | None, on_tick: Tick | None
+def _read_outputs(
+    process: subprocess.Popen[bytes],
+    tail: deque[str],
+    on_line: Callable[[str], None] | None,
+    on_tick: Callable[[int], None] | None,
 ) -> str:
-    """Read both outputs to their ends; what is said on stderr, or on both, goes to `tail`."""
+    """Read both outputs to their ends; the lines of stderr, or of both, go to `tail`."""
     assert process.stdout
     assert process.stderr
     kept: list[bytes] = []
-    rest: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
+    partial: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
     with selectors.DefaultSelector() as selector:
-        for stream in rest:
-            selector.register(stream, selectors.EVENT_READ)
+        for stream in partial:
+            selector.register(stream, selectors.EVENT_READ, stream)
         while selector.get_map():
             ready = selector.select(_TICK_SECONDS)
             if on_tick:
                 on_tick(process.pid)
             for key, _ in ready:
-                stream = next(one for one in rest if one is key.fileobj)
                 data = os.read(key.fd, 65536)
-                if stream is process.stdout and on_line is None:
-                    kept.append(data)
-                else:
-                    *lines, rest[stream] = _LINE_END.split(rest[stream] + data)
-                    _tell(lines if data else [*lines, rest[stream]], tail, on_line)
                 if not data:
-                    selector.unregister(stream)
+                    selector.unregister(key.fileobj)
+                if key.data is process.stdout and on_line is None:
+                    kept.append(data)
+                    continue
+                *lines, partial[key.data] = _LINE_END.split(partial[key.data] + data + b"\n" * (not data))
+                for line in filter(None, (raw.decode(errors="replace").strip() for raw in lines)):
+                    tail.append(line)
+                    if on_line:
+                        on_line(line)
     return b"".join(kept).decode(errors="replace")
 
 
-def _tell(lines: Sequence[bytes], tail: deque[str], on_line: Line | None) -> None:
-    for raw in lines:
-        line = raw.decode(errors="replace").strip()
-        if line:
-            tail.append(line)
-            if on_line:
-                on_line(line)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and what it started, in good or in bad."""
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        # Its group is asked even after its own end: others of it may be left.
+        # The group is signalled even after the program's own end: others of it may be left.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
+
+
+def bytes_moved(pid: int, counter: str) -> int:
+    """Return how many bytes a process has read (``rchar``) or written (``wchar``) so far (proc_pid_io(5))."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{counter}:")), 0)
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into `SystemExit` meanwhile, so that what was begun is cleaned up first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals arrive elsewhere
+        return
+    # A signal that is ignored, as by `nohup`, stays so.
+    handled = [number for number in _END_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, _exit_on_signal)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    # A second signal must not interrupt the cleaning up.
+    for other in _END_SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    raise SystemExit(128 + number)

@@ -12,13 +12,13 @@ from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, choice_of, compose_stages, draft, drafts
 from launcher.errors import UserError
-from launcher.images.choice import KEY, Choice, recipe_of
-from launcher.images.superblock import is_squashfs
+from launcher.images.resolve import KEY, ResolvedImage, cached_recipe
+from launcher.images.squashfs import is_squashfs
 from launcher.stages.image import STAGE, ImageWork
 
 if TYPE_CHECKING:
     from launcher.images.importing import Imported
-    from launcher.images.progress import Progress
+    from launcher.images.progress import ImageProgress
 
 _WORKSPACE = "workspace"
 _PLAIN_HTTP = "ENROOT_ALLOW_HTTP"
@@ -36,7 +36,7 @@ class ImageRequirement:
         The launch's, with the file for its container.
     """
 
-    choice: Choice
+    choice: ResolvedImage
     file: Path
     request: Request
 
@@ -154,7 +154,7 @@ def _refuse_job(composition: Composition) -> None:
         raise UserError(f"--build=job: with {what} nothing waits in a queue", hint="--build=host")
 
 
-def make_here(needed: ImageRequirement, progress: Progress) -> Imported:
+def make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
     """Build or import the image on this machine, after anyone else who is making the same one.
 
     Raises
@@ -177,7 +177,7 @@ def _in_words_of_launch(hint: str | None) -> str | None:
     return hint.replace("--temp-dir DIR", "TMPDIR=DIR slipway launch ... --build")
 
 
-def _make_here(needed: ImageRequirement, progress: Progress) -> Imported:
+def _make_here(needed: ImageRequirement, progress: ImageProgress) -> Imported:
     from launcher.images.importing import ImportOptions, import_image
 
     choice, request, options = needed.choice, needed.request, ImportOptions(plain_http=_allows_plain_http())
@@ -185,7 +185,7 @@ def _make_here(needed: ImageRequirement, progress: Progress) -> Imported:
         from launcher.images.building import build_into_store
         from launcher.images.store import Store
 
-        recipe = recipe_of(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
+        recipe = cached_recipe(choice.recipe, choice.flavor, request.config_dir, request.template_dir)
         for warning in recipe.warnings:
             progress.note(warning)
         return build_into_store(

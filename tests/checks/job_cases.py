@@ -104,6 +104,21 @@ JOB_CASES = [
     ),
     good("engine.megatron", {}),
     warns(
+        "job.python",
+        {},
+        "/usr/bin/python3 is 3.4.10, older than 3.6.2; on nodes that are like it",
+        "slipway doctor --nodes",
+        facts=replace(KNOWN, supervisor_python="/usr/bin/python3 is 3.4.10, older than 3.6.2"),
+    ),
+    bad(
+        "job.python",
+        {},
+        "cluster.scheduler='local': this machine has no /usr/bin/python3",
+        plan={"scheduler": "local"},
+        facts=replace(KNOWN, supervisor_python="this machine has no /usr/bin/python3"),
+    ),
+    good("job.python", {}),
+    warns(
         "run.singleton",
         {},
         "jobs of /a, /b, /c, ... are called nemo-megatron-run too",

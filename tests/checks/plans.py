@@ -11,7 +11,15 @@ from launcher.plan import Job, Payload, Plan, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 
 # All is known, and there is nothing wrong with it.
-KNOWN = Facts((), frozenset(), same_job_name=(), open_secrets={}, lost_secrets=(), trainer_verdict="")
+KNOWN = Facts(
+    (),
+    frozenset(),
+    same_job_name=(),
+    open_secrets={},
+    lost_secrets=(),
+    supervisor_python="",
+    trainer_verdict="",
+)
 
 GPT: dict[str, Any] = {
     "trainer": {
@@ -108,6 +116,7 @@ def plan_of(
     engine: str = "nemo",
     resources: dict[str, Any] | None = None,
     dependency: str | None = "singleton",
+    scheduler: str = "slurm",
 ) -> Plan:
     """The plan of a job with a configuration, as the training stage makes it."""
     trainer = (config or {}).get("trainer", {})
@@ -121,7 +130,7 @@ def plan_of(
     return Plan(
         paths=LaunchPaths(Path("/results/run"), "run", "nemo-megatron-run", 1),
         tag="tag",
-        scheduler="slurm",
+        scheduler=scheduler,
         slurm_conf=None,
         job=Job(
             stage="training" if config is not None else "data_preparation",

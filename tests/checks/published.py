@@ -12,7 +12,7 @@ from arithmetic.gpus import GPUS
 from arithmetic.layout import ParallelConfig
 from launcher.attained import Attained, attained
 from launcher.checks.facts import Facts
-from launcher.checks.suggesting import Suggester
+from launcher.checks.layout_search import LayoutSearch
 from launcher.estimates.layout import Layout, layout_of
 from launcher.estimates.parallelism import read_parallel_config
 from launcher.estimates.speed import Speed, Work, running_of, work_of
@@ -154,7 +154,7 @@ LAYOUTS = _distinct_layouts()
 def rating(step: Published) -> tuple[float, str]:
     """Return a layout's seconds in parts of those of the first suggestion for its GPUs, and that one."""
     resources = {"nodes": step.nodes, "gpu": step.gpu, "tasks_per_node": step.devices}
-    first = next(Suggester(plan_of(step.config, engine="nemo", resources=resources), Facts()).best())
+    first = next(LayoutSearch(plan_of(step.config, engine="nemo", resources=resources), Facts()).best())
     assert first.seconds is not None
     layout = first.layout
     sizes = f"t{layout.tensor}p{layout.pipeline}v{layout.virtual or 1}c{layout.context}m{layout.micro}"

@@ -250,7 +250,9 @@ def test_175b_on_two_nodes_says_why_not_in_one_screen(
     assert "  node counts that would do: 4, 8, 16, 32, 64, 128, 256, 512, 1024\n" in told
     assert "  tensor × pipeline that would do on 2 nodes: 8 × 2, 4 × 4, 2 × 8, " in told
     # What has room is told before what but divides.
-    best, alone, counts = map(told.index, ("on 6 nodes would: ", "by arithmetic alone, ", "node counts that"))
+    best, alone, counts = map(
+        told.index, ("would fit on 6 nodes: ", "by arithmetic alone, ", "node counts that")
+    )
     assert best < alone < counts
     assert len(told.splitlines()) < 24
     assert [path.name for path in here.iterdir()] == ["data"]

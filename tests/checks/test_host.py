@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.gathering.host import check_host
+from launcher.checks.gathering.host import (
+    SUPERVISOR_PYTHONS,
+    check_host,
+    supervisor_python_problem,
+)
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
+from supervisor.settings import OLDEST_PYTHON
 
+ROOT = Path(__file__).resolve().parents[2]
 SLURM = ["training=gpt3/126m", "cluster=bcm"]
 BARE = ["training=gpt3/tiny", "cluster=local"]
 
@@ -62,3 +68,33 @@ def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:
     image = "nvcr.io#nvidia/nemo:24.07"
     told = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
     assert told[0] == f"container={image} is not used: cluster.scheduler=local runs without containers"
+
+
+def test_the_supervisor_has_this_machines_python() -> None:
+    assert supervisor_python_problem() == ""
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("echo 3.6.2", ""),
+        ("echo 3.10.0", ""),
+        ("echo 3.6.1", " is 3.6.1, older than 3.6.2"),
+        ("echo 2.7.18", " is 2.7.18, older than 3.6.2"),
+        ("exit 1", " does not say its version"),
+    ],
+)
+def test_a_python_too_old_for_the_supervisor_is_reported(tmp_path: Path, text: str, words: str) -> None:
+    path = str(script(tmp_path / "python3", text))
+    assert supervisor_python_problem(["/no/such/python", path]) == (words and path + words)
+
+
+def test_a_machine_without_python_is_reported(programs: Path) -> None:
+    problem = supervisor_python_problem(["/no/such/python", "python3"])
+    assert problem == "this machine has no /no/such/python, and no python3 on PATH"
+
+
+def test_the_job_script_looks_for_the_same_pythons() -> None:
+    text = (ROOT / "templates" / "supervisor.sh.j2").read_text()
+    assert all(name in text for name in SUPERVISOR_PYTHONS)
+    assert f"sys.version_info < {OLDEST_PYTHON}" in (ROOT / "supervisor" / "__main__.py").read_text()

@@ -14,8 +14,8 @@ from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.rules.images import ENCODER_STAGES, TRAINER_CORE
 from launcher.checks.runner import run_checks
-from launcher.images.contents import of_reference
 from launcher.images.references import Reference
+from launcher.images.resolve import contents_of_reference
 from launcher.plan import Container, Mount, Payload
 from launcher.releases import Contents, contents_by_name, contents_of, with_installed
 from tests.checks.path_jobs import drafted
@@ -45,7 +45,7 @@ def findings(
     nodes: int = 2,
 ) -> list[Finding]:
     """What the two checks find in a job in an image."""
-    known = contents or of_reference(Reference.parse(image))
+    known = contents or contents_of_reference(Reference.parse(image))
     plan = plan_of(changed(GPT, dict(changes)), engine=engine, resources={"nodes": nodes})
     container = Container(image, tuple(Mount(f"/host{target}", target) for target in mounts))
     job = replace(

@@ -16,11 +16,11 @@ from launcher.checks.findings import Severity
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.gathering.paths import MEGATRON_LM_PLACES
-from launcher.cli.image_look import _engines
+from launcher.cli.image_look import judge_engines
 from launcher.images import probe
-from launcher.images.contents import BASE_NAME, of_file, of_recipe
-from launcher.images.recipes import recipe
-from launcher.images.store import ImageConfig, Sidecar, read_sidecar, remember_installed, sidecar_path
+from launcher.images.recipes import read_recipe
+from launcher.images.resolve import BASE_NAME, contents_of_file, contents_of_recipe
+from launcher.images.store import ImageConfig, Sidecar, read_sidecar, record_installed, sidecar_path
 from launcher.releases import megatron_lm
 from tests.checks.path_jobs import BARE, LOCAL, SLURM, drafted, found
 from tests.checks.shelves import image
@@ -82,7 +82,7 @@ def test_a_file_is_what_its_record_says_whatever_its_name(here: Path) -> None:
 def test_a_file_of_a_recipe_is_what_that_was_built_on(here: Path) -> None:
     config = ImageConfig(labels={BASE_NAME: "nvcr.io/nvidia/nemo:25.09"})
     path = recorded(here / "nemo-run-0123456789ab.sqsh", source="localhost/me/nemo:run-01", config=config)
-    contents = of_file(path)
+    contents = contents_of_file(path)
     assert contents is not None and (contents.month, contents.is_certain) == ("25.09", True)
 
 
@@ -102,27 +102,27 @@ def test_a_file_of_which_nobody_knows_says_how_to_find_out(here: Path) -> None:
 def test_a_record_of_another_file_is_not_believed(here: Path) -> None:
     path = recorded(here / "ours.sqsh")
     path.write_bytes(b"x" * 5000)
-    assert of_file(path) is None
+    assert contents_of_file(path) is None
 
 
 def test_what_was_found_in_an_image_is_remembered(here: Path) -> None:
     path = recorded(here / "ours.sqsh")
-    assert of_file(path).pretraining is False  # type: ignore[union-attr]
-    remember_installed(path, INSTALLED)
+    assert contents_of_file(path).pretraining is False  # type: ignore[union-attr]
+    record_installed(path, INSTALLED)
     record = read_sidecar(path)
     assert record is not None and record.installed == INSTALLED
-    contents = of_file(path)
+    contents = contents_of_file(path)
     assert contents is not None and (contents.pretraining, contents.megatron_core) == (True, "0.16.1")
-    fits = {engine: fit["fits"] for engine, fit in _engines(path, INSTALLED).items()}
+    fits = {engine: fit["fits"] for engine, fit in judge_engines(path, INSTALLED).items()}
     assert fits == {"nemo": True, "megatron": True}
 
 
 def test_an_image_without_a_record_gets_none(here: Path) -> None:
     path = image(here / "ours.sqsh")
-    remember_installed(path, INSTALLED)
+    record_installed(path, INSTALLED)
     assert not sidecar_path(path).exists()
     without = {**INSTALLED, "nemo_models": None, "megatron_core": "0.13.1"}
-    fits = {engine: fit["fits"] for engine, fit in _engines(path, without).items()}
+    fits = {engine: fit["fits"] for engine, fit in judge_engines(path, without).items()}
     assert fits == {"nemo": False, "megatron": False}
 
 
@@ -140,14 +140,19 @@ def test_a_record_of_an_earlier_version_has_nothing_installed(here: Path) -> Non
 def test_an_odd_word_on_what_is_installed_is_none(here: Path, odd: object) -> None:
     path = recorded(here / "ours.sqsh", installed=odd)
     assert read_sidecar(path) == RECORD
-    assert of_file(path).month == "26.04"  # type: ignore[union-attr]
+    assert contents_of_file(path).month == "26.04"  # type: ignore[union-attr]
 
 
 def test_a_recipe_is_known_before_it_is_built() -> None:
-    assert of_recipe(recipe("nemo")).month == "25.07"
-    assert of_recipe(recipe("nemo-aws")).pretraining is True
-    assert of_recipe(recipe("nemo", overrides=["image.base=nvcr.io#nvidia/nemo:26.04"])).pretraining is False
-    ours = of_recipe(recipe("megatron"))
+    assert contents_of_recipe(read_recipe("nemo")).month == "25.07"
+    assert contents_of_recipe(read_recipe("nemo-aws")).pretraining is True
+    assert (
+        contents_of_recipe(
+            read_recipe("nemo", overrides=["image.base=nvcr.io#nvidia/nemo:26.04"])
+        ).pretraining
+        is False
+    )
+    ours = contents_of_recipe(read_recipe("megatron"))
     assert (ours.family, ours.megatron_core, ours.origin) == (None, "0.16.1", "the recipe megatron")
 
 

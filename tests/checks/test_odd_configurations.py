@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from launcher.checks import suggesting
+from launcher.checks import layout_search
 from launcher.checks.facts import PathFacts
 from launcher.checks.findings import Finding, Severity
+from launcher.checks.layout_search import LayoutSearch
+from launcher.checks.remedies import would_fit
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.runner import run_checks
-from launcher.checks.suggesting import Suggester, would_fit
 from launcher.estimates.cost import estimate_cost
 from launcher.estimates.layout import with_changes
 from launcher.estimates.memory import estimate_memory
@@ -44,7 +45,7 @@ def keys_of(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far it is looked for more nodes is another test's."""
-    monkeypatch.setattr(suggesting, "_MOST_WORK", 300)
+    monkeypatch.setattr(layout_search, "_MOST_WORK", 300)
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron", "megatron_lm"])
@@ -116,10 +117,10 @@ def test_mistakes_that_no_layout_mends_are_no_hindrance(
 ) -> None:
     """They are told by their own checks; looking for a layout that mends them would take minutes."""
     plan = plan_of(changed(GPT, changes), resources=resources)
-    suggester = Suggester(plan, KNOWN)
-    found = suggester.nearest()
+    search = LayoutSearch(plan, KNOWN)
+    found = search.nearest()
     assert found is not None
-    assert suggester.work < 30_000
+    assert search.work < 30_000
     told = {one.id: one for one in run_checks(plan, KNOWN) if one.severity is Severity.ERROR}
     others = {name for name in told if name != "memory.fits"}
     assert others
@@ -132,15 +133,15 @@ def test_the_search_for_more_nodes_ends(monkeypatch: pytest.MonkeyPatch) -> None
     """A layer that no number of GPUs holds."""
     plan = plan_of(changed(GPT, {"model.kv_channels": 100_000, "model.num_attention_heads": 31}))
     tried: list[int] = []
-    real = suggesting.with_nodes
+    real = layout_search.with_nodes
 
     def counted(plan: Plan, nodes: int) -> Plan:
         tried.append(nodes)
         return real(plan, nodes)
 
-    monkeypatch.setattr(suggesting, "with_nodes", counted)
+    monkeypatch.setattr(layout_search, "with_nodes", counted)
     told = would_fit(plan, KNOWN)
-    assert told.endswith("nor was a number of nodes found on which one would, of those up to 1024")
+    assert told.endswith("nor on another number of nodes up to 1024, as far as was searched")
     assert 0 < len(tried) < 1000
 
 

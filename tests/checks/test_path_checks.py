@@ -12,7 +12,7 @@ from launcher.checks.gate import inspect_draft, refuse
 from launcher.checks.gathering.data import why_no_data_set
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import Mistakes
-from launcher.images.superblock import why_not_squashfs
+from launcher.images.squashfs import squashfs_fault
 from tests.checks.path_jobs import (
     BARE,
     LOCAL,
@@ -235,7 +235,7 @@ def test_an_image_is_squashfs(here: Path) -> None:
     (here / "bad.sqsh").write_bytes(b"PK\x03\x04" + bytes(200))
     image(here / "short.sqsh", size=200)
     for name, why in {
-        "bad.sqsh": "not a squashfs image: it does not begin as one",
+        "bad.sqsh": "not a squashfs image",
         "short.sqsh": "cut short: 200 bytes of a squashfs of 226",
         "gone.sqsh": "there is no such file",
         "data": "a directory, not a file",
@@ -314,7 +314,7 @@ def test_without_slurm_there_is_no_container(here: Path) -> None:
     ids=["whole", "without its end", "without its head", "of old", "empty"],
 )
 def test_the_first_bytes_of_a_squashfs(head: bytes, size: int, why: str | None) -> None:
-    said = why_not_squashfs(head, size)
+    said = squashfs_fault(head, size)
     assert (said is None) if why is None else (said is not None and why in said)
 
 

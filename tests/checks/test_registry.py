@@ -31,7 +31,14 @@ def test_a_check_may_be_left_out() -> None:
 def test_what_is_not_known_skips_a_check() -> None:
     found = run_checks(plan_of(GPT), Facts())
     assert {finding.severity for finding in found} == {Severity.SKIPPED}
-    skipped = ["keys.unknown", "engine.megatron", "run.singleton", "secret.file", "secret.permissions"]
+    skipped = [
+        "keys.unknown",
+        "engine.megatron",
+        "job.python",
+        "run.singleton",
+        "secret.file",
+        "secret.permissions",
+    ]
     assert [finding.id for finding in found] == skipped
 
 

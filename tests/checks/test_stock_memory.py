@@ -9,8 +9,8 @@ import pytest
 
 from arithmetic.gpus import GPUS
 from launcher.checks.findings import Finding, Severity
+from launcher.checks.layout_search import LayoutSearch, overrides
 from launcher.checks.runner import run_checks
-from launcher.checks.suggesting import Suggester, overrides
 from launcher.config.compose import compose, list_options
 from launcher.plan import Plan
 from launcher.stages.planning import plan_launch
@@ -135,7 +135,7 @@ def test_the_first_that_is_suggested_passes(name: str) -> None:
     """As `slipway suggest` does it."""
     words = OVERFLOWS[name].words
     plan = planned(words)
-    first = next(Suggester(plan, KNOWN).best())
+    first = next(LayoutSearch(plan, KNOWN).best())
     assert plan.job.config is not None
     assert wrong_with([*words, *overrides(plan.job.config, first)]) == []
 
@@ -153,6 +153,6 @@ def test_175b_on_too_few_nodes(nodes: int, check: str, smallest: float) -> None:
     assert told is not None, found.fix
     assert int(told[1]) == nodes
     assert float(told[2]) == pytest.approx(smallest, rel=0.02)
-    would = re.search(r"^on \d+ nodes would: (.+)$", found.fix, re.MULTILINE)
+    would = re.search(r"^would fit on \d+ nodes: (.+)$", found.fix, re.MULTILINE)
     assert would is not None, found.fix
     assert wrong_with([*words, *would[1].split(" ")]) == []

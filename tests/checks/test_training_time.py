@@ -9,8 +9,8 @@ import pytest
 
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
+from launcher.checks.layout_search import LayoutSearch
 from launcher.checks.rules.time import training_problems
-from launcher.checks.suggesting import Suggester
 from launcher.cli.cost_view import amount_lines
 from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
 from launcher.estimates.values import Values
@@ -288,7 +288,7 @@ def test_the_layout_shapes_the_time() -> None:
 
 def test_check_tells_what_suggest_ranks_by() -> None:
     plan = planned(GPT_175B, gpus=128, batch=256, tensor=8, pipeline=8, gpu="h100-80gb")
-    cost, own = estimate_cost(plan), Suggester(plan, Facts()).own
+    cost, own = estimate_cost(plan), LayoutSearch(plan, Facts()).own
     assert cost is not None and own is not None
     assert cost.seconds_per_step == own.seconds
 

@@ -77,16 +77,16 @@ def test_nodes_is_short_for_the_key(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "training=gpt3/175b", "cluster.gpu=a100-80gb", "nodes=2"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "yours breaks a rule: slipway check tells which"
+    assert lines[1] == "yours breaks a rule: slipway check names it"
     assert lines[2].startswith("no layout fits on 2 nodes: the smallest, tensor ")
     assert " of 80.0 GiB on stage 0" in lines[2]
-    assert lines[3].startswith("on 6 nodes would: training.trainer.num_nodes=6 ")
+    assert lines[3].startswith("would fit on 6 nodes: training.trainer.num_nodes=6 ")
 
 
 def test_tasks_without_gpus_have_layouts_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "training=gpt3/tiny", "cluster=local", "--top", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("how much memory they take cannot be told, and was not looked at")
+    assert lines[0].endswith("their memory is unknown, and was not checked")
     assert "?" in lines[2]
     assert lines[3] == "1  as it is"
 
@@ -127,7 +127,7 @@ def test_our_trainer_is_asked_too(
         (["training=gpt3/5b", "nodes=many"], "nodes=many: expected a number of nodes"),
         (
             ["training=gpt3/5b", "cluster.gpu=h100-80gb", "training.model.fsdp=True"],
-            "training.model.fsdp=True: FSDP is not counted yet; layouts that cannot be weighed are not",
+            "training.model.fsdp=True: FSDP is not counted yet; layouts of unknown memory are not",
         ),
         (["training=gpt3/5b", "nodes=0"], "nodes=0: expected a number of nodes"),
         (["training=gpt3/5b", "--top", "0"], "--top 0: a number of layouts, from 1 on"),

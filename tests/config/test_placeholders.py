@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import CONF_DIR, compose, list_options
-from launcher.config.image import compose_image, recipe_names
+from launcher.config.image import compose_recipe, recipe_names
 from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.placeholders import placeholder_in
@@ -93,7 +93,7 @@ def test_what_is_none(key: str, value: str) -> None:
 
 def test_our_own_configurations_have_none() -> None:
     for recipe in recipe_names():
-        compose_image(recipe, [])
+        compose_recipe(recipe, [])
     sweep = Sweep([])
     for cluster in list_options("cluster"):
         sweep.compose([f"cluster={cluster}"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from launcher.config.image import ImageConfig
+from launcher.config.image import RecipeConfig
 from launcher.config.schema import ClusterConfig, RunConfig
 
 
@@ -20,7 +20,7 @@ def test_the_page_is_not_stale(repository: Path) -> None:
 
 def test_every_strict_key_is_there(repository: Path) -> None:
     text = (repository / "docs" / "reference.md").read_text()
-    models: list[type[BaseModel]] = [RunConfig, ClusterConfig, ImageConfig]
+    models: list[type[BaseModel]] = [RunConfig, ClusterConfig, RecipeConfig]
     for model in models:
         for name in model.model_fields:
             assert f"| `{name}` |" in text or f"\n## `{name}`\n" in text, name

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.images.contents import of_reference
 from launcher.images.references import Reference
+from launcher.images.resolve import contents_of_reference
 from launcher.releases import (
     Contents,
     contents_by_file_name,
@@ -116,7 +116,7 @@ def test_an_image_is_found_by_its_name(
     ],
 )
 def test_a_name_is_read_as_images_read_it(text: str) -> None:
-    assert contents_by_name(text) == of_reference(Reference.parse(text))
+    assert contents_by_name(text) == contents_of_reference(Reference.parse(text))
 
 
 @pytest.mark.parametrize("repository", ["library/python", "nvidia/cuda", "team/nemo", "othernvidia/nemo"])

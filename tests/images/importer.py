@@ -9,16 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-# As the command does it: a mistake of the user's is told, and interruptions end it.
+# As the command does it: a mistake of the user's is printed, and interruptions end it.
 _SCRIPT = """
 import sys
 from pathlib import Path
 from launcher.images.importing import ImportOptions, import_image
-from launcher.images.progress import told
+from launcher.images.progress import show_progress
 from launcher.images.references import Reference
 from launcher.errors import UserError
 try:
-    with told() as progress:
+    with show_progress() as progress:
         done = import_image(
             Reference.parse(sys.argv[1]), Path(sys.argv[2]),
             ImportOptions(

@@ -17,10 +17,10 @@ import pytest
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.images import building
-from launcher.images.builders import Builder, builder_for
-from launcher.images.choice import digest_of
+from launcher.images.building import Builder, find_builder
 from launcher.images.references import Reference
-from launcher.images.remote import Access, architecture, look_up_by_skopeo
+from launcher.images.registry import Access, architecture, look_up
+from launcher.images.resolve import recorded_digest
 from tests.images import tiny
 from tests.images.tiny import Registry, need, run
 
@@ -156,8 +156,8 @@ def test_a_run_is_recorded_with_the_digest_that_the_registry_has(
     place = f"{registry.host}/push/small:1"
     (pushed,) = asked(capsys, "push", "small", place, *words, "--plain-http")
     assert pushed["digest"] != made["digest"], "a registry packs its layers"
-    assert digest_of(made["path"]) == pushed["digest"]
-    there = look_up_by_skopeo(Reference.parse(place), Access(plain_http=True))
+    assert recorded_digest(made["path"]) == pushed["digest"]
+    there = look_up(Reference.parse(place), Access(plain_http=True))
     assert there.digest == pushed["digest"]
     assert asked(capsys, "build", "small", *words)["reused"], "it is the same image still"
 
@@ -244,7 +244,7 @@ def test_the_first_that_works(
         stand_in(tmp_path / "bin", name, script)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("STORAGE_DRIVER", raising=False)
-    builder = builder_for()
+    builder = find_builder()
     assert (builder.name, builder.copies) == found
     transport = "dockerd" if builder.name == "docker" else "podman"
     assert str(builder.reference("localhost/me/a:1")) == f"{transport}://localhost/me/a:1"
@@ -254,12 +254,12 @@ def test_none_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     stand_in(tmp_path / "bin", "docker", NO_DAEMON)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(UserError, match="no program that builds images works here") as refused:
-        builder_for()
+        find_builder()
     told = str(refused.value)
     assert "docker: docker: Cannot connect to the Docker daemon" in told
     assert "buildah: not on PATH" in told and "--on-cluster" in told
     with pytest.raises(UserError, match="podman does not work here"):
-        builder_for("podman")
+        find_builder("podman")
 
 
 @pytest.mark.parametrize(
@@ -309,9 +309,9 @@ def test_another_that_builds_while_a_builder_is_looked_for(
         if not built:
             built.append(None)
             built[0] = asked(capsys, "build", "small", *options)
-        return builder_for("buildah")
+        return find_builder("buildah")
 
-    monkeypatch.setattr(building, "builder_for", slow)
+    monkeypatch.setattr(building, "find_builder", slow)
     assert asked(capsys, "build", "small", *options)["reused"]
     assert not built[0]["reused"]
 

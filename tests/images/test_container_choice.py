@@ -14,9 +14,9 @@ from launcher.checks.gathering.path_resolver import Ground
 from launcher.cli.app import main
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
-from launcher.images.choice import choose, digest_of
 from launcher.images.importing import ImportOptions
-from launcher.images.progress import Silent
+from launcher.images.progress import ImageProgress
+from launcher.images.resolve import recorded_digest, resolve_container
 from launcher.images.store import Sidecar
 from launcher.launching.building import ImageRequirement, make_here, required_image
 from launcher.sweeps.points import SweepRequest, draft_sweep
@@ -66,7 +66,7 @@ def image_of(made: Draft) -> str:
     ],
 )
 def test_an_image_is_written_as_pyxis_wants_it(container: str, told: str, here: Path) -> None:
-    assert choose(container, f"{here}/images").image == told.replace("HERE", str(here))
+    assert resolve_container(container, f"{here}/images").image == told.replace("HERE", str(here))
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_many_nodes_that_fetch_an_image_at_once(here: Path) -> None:
 def test_the_record_of_a_file_has_the_images_digest(here: Path) -> None:
     file = here / "nemo.sqsh"
     image(file)
-    assert digest_of(str(file)) is None
+    assert recorded_digest(str(file)) is None
     values = {"compression": "lz4", "squash_options": (), "block_size": 131072, "created": "", "made_by": ""}
     size = file.stat().st_size
     Sidecar(source=NEMO, digest=PINNED, sha256="0" * 64, size=size, **values).write(file)  # type: ignore[arg-type]
-    assert digest_of(str(file)) == PINNED
+    assert recorded_digest(str(file)) == PINNED
     Sidecar(source=NEMO, digest=None, sha256="0" * 64, size=size, **values).write(file)  # type: ignore[arg-type]
-    assert digest_of(str(file)) == f"sha256:{'0' * 64}"
-    assert digest_of(NEMO) is None and digest_of(None) is None
+    assert recorded_digest(str(file)) == f"sha256:{'0' * 64}"
+    assert recorded_digest(NEMO) is None and recorded_digest(None) is None
 
 
 # --- launch --build, without making anything
@@ -293,7 +293,7 @@ def test_a_file_needs_no_build(here: Path) -> None:
     assert required_image(composition, request) is None
     chosen = choice_of(composition)
     assert chosen is not None and (chosen.stored, chosen.command()) == (None, ())
-    own = choose("nemo", str(here), template_dir=here).command(template_dir=here)
+    own = resolve_container("nemo", str(here), template_dir=here).command(template_dir=here)
     assert own == ("image", "build", "nemo", f"--images-dir={here}", f"--template-dir={here}")
 
 
@@ -305,13 +305,15 @@ def test_advice_of_a_launch_names_what_a_launch_takes(monkeypatch: pytest.Monkey
         raise UserError("no TLS", hint="if you trust the network on the way to it: --plain-http")
 
     monkeypatch.setattr("launcher.images.importing.import_image", refuse)
-    needed = ImageRequirement(choose("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], []))
+    needed = ImageRequirement(
+        resolve_container("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], [])
+    )
     with pytest.raises(UserError) as told:
-        make_here(needed, Silent())
+        make_here(needed, ImageProgress())
     assert "ENROOT_ALLOW_HTTP=yes slipway launch ... --build" in (told.value.hint or "")
     assert "--plain-http" not in (told.value.hint or "")
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "yes")
     with pytest.raises(UserError):
-        make_here(needed, Silent())
+        make_here(needed, ImageProgress())
     assert [options.plain_http for options in given] == [False, True]
     assert "--plain-http" in needed.command, "a job makes it in the same way"

@@ -12,14 +12,13 @@ import pytest
 
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError
-from launcher.images.dockerfiles import text
-from launcher.images.recipes import recipe, recipe_names
+from launcher.images.recipes import quote_for_dockerfile, read_recipe, recipe_names
 
 HADOLINT = Path(sys.executable).parent / "hadolint"
 AWKWARD = """a b"c'd\\e$HOME`id`$(id)#{{ x }}${x}"""
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
-# All that a recipe can be given.
+# All keys of a recipe.
 FULL = [
     "image.packages=[numactl,libnuma1]",
     "image.python_packages=['einops>=0.8,<1']",
@@ -37,7 +36,7 @@ NONE = [f"image.versions.{part}=null" for part in PARTS]
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Each recipe in each flavor as it comes and with all that it can be given, and with parts left out."""
+    """Render each recipe in each flavor as shipped, with all its keys set, and with parts left out."""
     folder = tmp_path_factory.mktemp("dockerfiles")
     script = folder / "setup.sh"
     script.write_text("true\n")
@@ -52,7 +51,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         cases[f"{name}-full"] = (name, "dev", full)
     files = {case: folder / f"{case}.Dockerfile" for case in cases}
     for case, (name, flavor, overrides) in cases.items():
-        files[case].write_text(recipe(name, flavor, overrides).dockerfile)
+        files[case].write_text(read_recipe(name, flavor, overrides).dockerfile)
     return files
 
 
@@ -110,7 +109,7 @@ def test_values_arrive_as_they_are(rendered: dict[str, Path], keyword: str) -> N
 
 
 def test_words_of_a_shell_arrive_as_they_are() -> None:
-    content = recipe("nemo", None, ["image.python_packages=['x; touch $(id)', \"it's\"]"]).dockerfile
+    content = read_recipe("nemo", None, ["image.python_packages=['x; touch $(id)', \"it's\"]"]).dockerfile
     command = re.search(r"^RUN (python3(?:.*\\\n)*.*)$", content, re.MULTILINE)
     assert command
     assert shlex.split(command[1].replace("\\\n", " "))[-2:] == ["x; touch $(id)", "it's"]
@@ -118,11 +117,11 @@ def test_words_of_a_shell_arrive_as_they_are() -> None:
 
 def test_a_line_break_is_refused() -> None:
     with pytest.raises(UserError, match="line break"):
-        recipe("nemo", None, ["image.env.A='x\nRUN id'"])
+        read_recipe("nemo", None, ["image.env.A='x\nRUN id'"])
 
 
 def test_gpus_to_compile_for() -> None:
-    content = recipe("nemo-aws", None, ["image.cuda_archs=[100,80]"]).dockerfile
+    content = read_recipe("nemo-aws", None, ["image.cuda_archs=[100,80]"]).dockerfile
     words = re.findall(r"NVCC_GENCODE='([^']*)'", content)
     assert set(words) == {
         "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_100,code=sm_100 "
@@ -132,4 +131,4 @@ def test_gpus_to_compile_for() -> None:
 
 
 def test_text_of_a_dockerfile() -> None:
-    assert text('a"b\\c$d') == '"a\\"b\\\\c\\$d"'
+    assert quote_for_dockerfile('a"b\\c$d') == '"a\\"b\\\\c\\$d"'

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UserError
-from launcher.images.credentials import enroot_login
 from launcher.images.importing import Imported, ImportOptions, import_image
 from launcher.images.references import Reference
-from launcher.images.remote import Access, architecture, look_up_by_skopeo
-from launcher.images.squashing import SQUASH_OPTIONS
+from launcher.images.registry import Access, architecture, enroot_login, look_up
+from launcher.images.squashfs import SQUASH_OPTIONS, read_superblock
 from launcher.images.store import RecipeOrigin, Store, sidecar_path
-from launcher.images.superblock import read_superblock
 from tests.images.importer import stand_ins
 from tests.images.tiny import ENTRYPOINT, ENV, LABELS, PASSWORD, USER, WORKDIR, Registry, need, run
 
@@ -116,7 +114,7 @@ def test_another_compression_is_packed_anew(
     options = ImportOptions(via="skopeo", compression=compression)
     made = import_image(layout_reference(tiny_layout), target, options)
     assert not made.reused
-    assert f"{target.name} is packed with lz4: packed anew" in made.notes
+    assert f"{target.name} is packed with lz4: packed again" in made.notes
     assert read_superblock(target).compression == compression
     # What there is will do for those who want no compression in particular.
     assert import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo")).reused
@@ -150,7 +148,7 @@ def test_a_tag_that_has_moved_is_imported_again(
 
 def test_the_digest_is_the_registrys(registry: Registry, tiny_image: str, tmp_path: Path) -> None:
     reference = Reference.parse(tiny_image)
-    remote = look_up_by_skopeo(reference, Access(plain_http=True))
+    remote = look_up(reference, Access(plain_http=True))
     told = run("skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", f"docker://{tiny_image}")
     assert remote.digest == told.strip()
     # A reference that has the digest needs no question: the registry may be gone.
@@ -170,7 +168,7 @@ def test_of_several_architectures_this_machines_is_taken(
         shutil.copytree(tiny_layout, tmp_path / tag)
         run("umoci", "config", "--image", f"{tmp_path / tag}:1", "--config.label", f"is={tag}")
         name = registry.push(tmp_path / tag, "team/several", tag)
-        digests.append(look_up_by_skopeo(Reference.parse(name), Access(plain_http=True)).digest)
+        digests.append(look_up(Reference.parse(name), Access(plain_http=True)).digest)
     url = f"http://{registry.host}/v2/team/several/manifests"
     listed = []
     for digest, machine in zip(reversed(digests), ("s390x", architecture()), strict=True):
@@ -187,10 +185,10 @@ def test_of_several_architectures_this_machines_is_taken(
         urllib.request.urlopen(request).close()
         return Reference.parse(f"{registry.host}/team/several:{tag}")
 
-    remote = look_up_by_skopeo(put("both", listed), Access(plain_http=True))
+    remote = look_up(put("both", listed), Access(plain_http=True))
     assert (remote.digest, remote.config.labels["is"]) == (digests[0], "mine")
     with pytest.raises(UserError, match=f"made for s390x, and this machine is {architecture()}"):
-        look_up_by_skopeo(put("foreign", listed[:1]), Access(plain_http=True))
+        look_up(put("foreign", listed[:1]), Access(plain_http=True))
 
 
 def test_an_image_without_a_record_is_taken_by_its_name(
@@ -235,7 +233,7 @@ def test_logins_are_taken_from_a_file(guarded_registry: Registry, tiny_layout: P
     target = tmp_path / "images/tiny.sqsh"
     with pytest.raises(UserError) as refused:
         import_image(Reference.parse(name), target, SKOPEO)
-    assert "the registry does not let you in" in refused.value.message
+    assert "the registry refuses access" in refused.value.message
     assert "skopeo login" in str(refused.value)
     assert not target.parent.exists()
     login = ["skopeo", "login", "--tls-verify=false", "--authfile", tmp_path / "auth", "-u", USER]
@@ -252,7 +250,7 @@ def test_the_logins_of_enroot_serve_too(
     file.parent.mkdir(parents=True)
     file.write_text(f"machine 127.0.0.1 login {USER} password wrong\n")
     target = tmp_path / "images/tiny.sqsh"
-    with pytest.raises(UserError, match="the registry does not let you in"):
+    with pytest.raises(UserError, match="the registry refuses access"):
         import_image(Reference.parse(name), target, SKOPEO)
     monkeypatch.setenv("TEAM_KEY", PASSWORD)
     file.write_text(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.images.importing import import_image
-from launcher.images.locking import locked
 from launcher.images.references import Reference
+from launcher.images.scratch import locked
+from launcher.images.squashfs import read_superblock
 from launcher.images.store import Store, read_sidecar, sidecar_path
-from launcher.images.superblock import read_superblock
 from tests.images.importer import end, is_running, start, wait_for, wrapped
 from tests.images.tiny import need
 

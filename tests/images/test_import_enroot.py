@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from launcher.errors import UserError
-from launcher.images import routes
+from launcher.images import backends
 from launcher.images.importing import ImportOptions, import_image
-from launcher.images.progress import Silent
+from launcher.images.progress import ImageProgress
 from launcher.images.references import Reference
-from launcher.images.remote import Access
-from launcher.images.squashing import SQUASH_OPTIONS
-from launcher.images.superblock import read_superblock
+from launcher.images.registry import Access
+from launcher.images.squashfs import SQUASH_OPTIONS, read_superblock
 from tests.images.importer import end, is_running, stand_ins, start, wait_for
 from tests.images.tiny import ENTRYPOINT, ENV, WORKDIR, Registry, make_layout, need, run
 
@@ -113,7 +112,7 @@ def test_an_image_that_enroot_alone_does_not_find(
     need("umoci")
     replace(stand_in, "echo '[ERROR] URL http://x/v2/y returned error code: 404 Not Found' >&2\nexit 1")
     notes: list[str] = []
-    monkeypatch.setattr(Silent, "note", lambda _, text: notes.append(text))
+    monkeypatch.setattr(ImageProgress, "note", lambda _, text: notes.append(text))
     import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
     note = notes[0]
     assert "Enroot does not find" in note and "and skopeo does\nimported without Enroot" in note
@@ -131,7 +130,7 @@ def test_what_enroot_does_not_read_goes_past_it(told: Path, tiny_layout: Path, t
 def test_without_its_runner_the_extra_is_named(
     stand_in: Path, tiny_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.images.through_enroot.has_runner", lambda: False)
+    monkeypatch.setattr("launcher.images.backends._has_runner", lambda: False)
     made = import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
     assert "pip install 'slipway[containers]'" in made.notes[0]
     assert made.sidecar
@@ -151,7 +150,7 @@ def test_where_nothing_tells_digests_the_name_decides(
     assert (told / "argv").read_text().splitlines()[3] == "dockerd://tiny:1"
     again = import_image(source, tmp_path / "tiny.sqsh")
     assert again.reused
-    assert "taken by its name" in again.notes[0]
+    assert "reused by its name" in again.notes[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -185,14 +184,14 @@ def test_a_tag_that_moves_during_an_import(
         (root / "etc/version").write_text(version)
         layouts[version] = make_layout(root, tmp_path / f"layout-{version}")
     source = registry.push(layouts["one"], "move/tiny")
-    look_up = routes.look_up
+    look_up = backends.look_up
 
     def moved(*given: Any) -> Any:
         found = look_up(*given)
         registry.push(layouts["two"], "move/tiny")
         return found
 
-    monkeypatch.setattr(routes, "look_up", moved)
+    monkeypatch.setattr(backends, "look_up", moved)
     options = ImportOptions(via="enroot", plain_http=True)
     made = import_image(Reference.parse(source), tmp_path / "tiny.sqsh", options)
     assert run("unsquashfs", "-cat", made.path, "etc/version") == "one"

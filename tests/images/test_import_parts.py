@@ -12,27 +12,32 @@ import pytest
 from rich.console import Console
 
 from launcher.errors import UserError
-from launcher.images import routes, space, tools
-from launcher.images.complaints import explained
+from launcher.images import backends, scratch, tools
 from launcher.images.importing import import_image
-from launcher.images.progress import Plain, bars_on, megabytes
+from launcher.images.progress import LineProgress, format_size, show_bars
 from launcher.images.references import Reference
-from launcher.images.remote import Remote
-from launcher.images.rootfs import configure, inside, make_readable
-from launcher.images.space import Needs, Place, place
-from launcher.images.squashing import compression_for
+from launcher.images.registry import RemoteImage
+from launcher.images.rootfs import configure, make_readable, resolve_inside
+from launcher.images.scratch import (
+    SCRATCH_PREFIX,
+    ScratchPlace,
+    SpaceNeeds,
+    choose_scratch,
+    scratch_directory,
+)
+from launcher.images.squashfs import default_compression
 from launcher.images.store import ImageConfig
-from launcher.images.working import PREFIX, working_in
+from launcher.images.tool_errors import explain_failure
 
 GB = 10**9
 
 
-def places(**free: tuple[int, str]) -> dict[Path, Place]:
+def places(**free: tuple[int, str]) -> dict[Path, ScratchPlace]:
     """Directories with their free gigabytes and their kinds, each on a file system of its own."""
     found = {}
     for device, (name, (size, kind)) in enumerate(free.items()):
         path = Path("/", *name.split("_"))
-        found[path] = Place(path, size * GB, kind == "memory", kind == "shared", device)
+        found[path] = ScratchPlace(path, size * GB, kind == "memory", kind == "shared", device)
     return found
 
 
@@ -52,8 +57,12 @@ def places(**free: tuple[int, str]) -> dict[Path, Place]:
 )
 def test_it_works_where_there_is_room(free: dict[str, tuple[int, str]], expected: str) -> None:
     found = places(**{"images": (20, "disk"), **free})
-    chosen = place(
-        Needs(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {"ENROOT_TEMP_PATH": "/scratch"}, found.get
+    chosen = choose_scratch(
+        SpaceNeeds(40 * GB, 10 * GB),
+        Path("/images/x.sqsh"),
+        None,
+        {"ENROOT_TEMP_PATH": "/scratch"},
+        found.get,
     )
     assert chosen == Path(expected)
 
@@ -61,38 +70,38 @@ def test_it_works_where_there_is_room(free: dict[str, tuple[int, str]], expected
 def test_without_room_the_numbers_are_told() -> None:
     found = places(tmp=(30, "disk"), images=(20, "disk"))
     with pytest.raises(UserError) as raised:
-        place(Needs(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {}, found.get)
+        choose_scratch(SpaceNeeds(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {}, found.get)
     assert "needs about 40.0 GB, and there are 30.0 GB in /tmp, 20.0 GB in /images" in raised.value.message
     assert "--temp-dir DIR" in str(raised.value)
     with pytest.raises(
         UserError, match=r"/images: the image needs about 30\.0 GB there, and 20\.0 GB are free"
     ):
-        place(Needs(1 * GB, 30 * GB), Path("/images/x.sqsh"), None, {}, found.get)
+        choose_scratch(SpaceNeeds(1 * GB, 30 * GB), Path("/images/x.sqsh"), None, {}, found.get)
 
 
 def test_a_chosen_directory_is_the_only_one(tmp_path: Path) -> None:
     found = places(tmp=(900, "disk"), mine=(30, "disk"), images=(900, "disk"))
-    chosen = place(Needs(20 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
+    chosen = choose_scratch(SpaceNeeds(20 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
     assert chosen == Path("/mine")
     with pytest.raises(UserError, match=r"needs about 40\.0 GB, and there are 30\.0 GB in /mine"):
-        place(Needs(40 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
-    with pytest.raises(UserError, match="no directory that can be written to"):
-        place(Needs(1, 1), tmp_path / "x.sqsh", tmp_path / "none")
+        choose_scratch(SpaceNeeds(40 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
+    with pytest.raises(UserError, match="not a writable directory"):
+        choose_scratch(SpaceNeeds(1, 1), tmp_path / "x.sqsh", tmp_path / "none")
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     tmp_path = tmp_path / "temporary"
     (tmp_path / "slipway-other").mkdir(parents=True)
-    with working_in(tmp_path) as first:
+    with scratch_directory(tmp_path) as first:
         locked = first.path / "rootfs/locked"
         locked.mkdir(parents=True)
         outside = tmp_path / "outside"
         outside.mkdir(mode=0o750)
         (locked / "link").symlink_to(outside)
-        dead = tmp_path / f"{PREFIX}dead"
+        dead = tmp_path / f"{SCRATCH_PREFIX}dead"
         dead.mkdir()
         (dead / "lock").touch()
-        with working_in(tmp_path) as second:
+        with scratch_directory(tmp_path) as second:
             # That of a process that lives stays, and so does what is not of these.
             assert {path.name for path in tmp_path.iterdir()} == {
                 *("slipway-other", "outside"),
@@ -104,8 +113,8 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_work_directory_is_kept_by_the_programs_in_it(tmp_path: Path) -> None:
-    with working_in(tmp_path) as work:
-        child = subprocess.Popen(["sleep", "1000"], pass_fds=[work.descriptor])
+    with scratch_directory(tmp_path) as work:
+        child = subprocess.Popen(["sleep", "1000"], pass_fds=work.descriptors)
         with (work.path / "lock").open("r+") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     child.kill()
@@ -113,8 +122,8 @@ def test_a_work_directory_is_kept_by_the_programs_in_it(tmp_path: Path) -> None:
 
 
 def test_the_compression_follows_the_file_system(tmp_path: Path) -> None:
-    assert compression_for(tmp_path, lambda path: True) == "zstd"
-    assert compression_for(tmp_path, lambda path: False) == "lz4"
+    assert default_compression(tmp_path, lambda path: True) == "zstd"
+    assert default_compression(tmp_path, lambda path: False) == "lz4"
 
 
 def test_names_in_an_image_do_not_lead_out_of_it(tmp_path: Path) -> None:
@@ -131,11 +140,11 @@ def test_names_in_an_image_do_not_lead_out_of_it(tmp_path: Path) -> None:
     assert [path.name for path in outside.iterdir()] == ["environment"]
     assert (root / "usr/etc/environment").read_text() == "A=1\n"
     assert (root / "usr/etc/rc").read_text().startswith("# enroot-provenance: oci:x:1\n")
-    assert inside(root, "/work/here") == root / outside.relative_to("/") / "here"
+    assert resolve_inside(root, "/work/here") == root / outside.relative_to("/") / "here"
     (root / "one").symlink_to("two")
     (root / "two").symlink_to("one")
     with pytest.raises(UserError, match="goes in circles"):
-        inside(root, "/one/x")
+        resolve_inside(root, "/one/x")
 
 
 @pytest.mark.parametrize(
@@ -205,12 +214,12 @@ def _skopeo(words: str) -> str:
         ),
         (
             "[ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized",
-            "the registry does not let you in",
+            "the registry refuses access",
             "$oauthtoken",
         ),
         (
             _skopeo("reading manifest 1 in nvcr.io/x/y: unauthorized: authentication required"),
-            "the registry does not let you in",
+            "the registry refuses access",
             "skopeo login",
         ),
         (
@@ -232,7 +241,7 @@ def _skopeo(words: str) -> str:
         ),
         (
             _skopeo('Get "https://10.0.0.1/v2/": x509: certificate signed by unknown authority'),
-            "the registry's certificate is not one that this machine trusts",
+            "this machine does not trust the registry's certificate",
             "--plain-http",
         ),
         ("Write failed because No space left on device", "no space is left", "--temp-dir"),
@@ -246,7 +255,9 @@ def _skopeo(words: str) -> str:
     ],
 )
 def test_a_programs_failure_is_explained(said: str, why: str, hint: str) -> None:
-    error = explained("look up x", "/usr/bin/skopeo", 3, ["something before", said, "[===|  ] 3/9  33%"])
+    error = explain_failure(
+        "look up x", "/usr/bin/skopeo", 3, ["something before", said, "[===|  ] 3/9  33%"]
+    )
     assert error.message.startswith(f"cannot look up x: {why}\n")
     assert hint in (error.hint or "")
     assert "level=fatal" not in error.message
@@ -255,9 +266,9 @@ def test_a_programs_failure_is_explained(said: str, why: str, hint: str) -> None
 
 def test_advice_can_be_pasted() -> None:
     names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
-    error = explained("look up x", "skopeo", 1, ["unauthorized"], names)
+    error = explain_failure("look up x", "skopeo", 1, ["unauthorized"], names)
     assert "`skopeo login localhost:5000`" in str(error)
-    error = explained("look up x", "skopeo", 1, ["manifest unknown"], names)
+    error = explain_failure("look up x", "skopeo", 1, ["manifest unknown"], names)
     assert "docker://localhost:5000/team/x`" in str(error)
 
 
@@ -271,22 +282,22 @@ def test_advice_can_be_pasted() -> None:
     ],
 )
 def test_the_line_that_names_the_cause_is_quoted(said: list[str]) -> None:
-    told = str(explained("build x", "buildah", 100, ["STEP 1/2: FROM x", *said]))
+    told = str(explain_failure("build x", "buildah", 100, ["STEP 1/2: FROM x", *said]))
     assert "nope" in told or "no input files" in told
     assert "subprocess exited" not in told
 
 
 def test_a_long_message_keeps_its_end() -> None:
     said = f"Error parsing image name: {'pinging a registry: ' * 40}x509: certificate has expired"
-    told = str(explained("look up x", "skopeo", 1, [said]))
+    told = str(explain_failure("look up x", "skopeo", 1, [said]))
     assert "skopeo: ... " in told and "x509: certificate has expired" in told
 
 
 def test_advice_of_a_registry_without_tls_can_be_pasted() -> None:
     names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
-    error = explained("look up x", "skopeo", 1, ["manifest unknown"], names, plain_http=True)
+    error = explain_failure("look up x", "skopeo", 1, ["manifest unknown"], names, plain_http=True)
     assert "`skopeo list-tags --tls-verify=false docker://localhost:5000/team/x`" in str(error)
-    error = explained("look up x", "skopeo", 1, ["connection refused"], names, plain_http=True)
+    error = explain_failure("look up x", "skopeo", 1, ["connection refused"], names, plain_http=True)
     assert "`curl -I http://localhost:5000/v2/`" in str(error)
     with pytest.raises(UserError, match="--tls-verify=false docker:"):
         tools.run(
@@ -295,15 +306,17 @@ def test_advice_of_a_registry_without_tls_can_be_pasted() -> None:
 
 
 def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[space.Needs] = []
+    asked: list[SpaceNeeds] = []
 
-    def full(needs: space.Needs, *_: object) -> Path:
+    def full(needs: SpaceNeeds, *_: object) -> Path:
         asked.append(needs)
         raise UserError("no room")
 
-    monkeypatch.setattr(space, "place", full)
-    monkeypatch.setattr(routes, "choose", lambda *_: routes.ENROOT)
-    monkeypatch.setattr(routes, "look_up", lambda *_: (Remote("sha256:a", 70, 1000, ImageConfig()), None))
+    monkeypatch.setattr(scratch, "choose_scratch", full)
+    monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.ENROOT)
+    monkeypatch.setattr(
+        backends, "look_up", lambda *_: (RemoteImage("sha256:a", 70, 1000, ImageConfig()), None)
+    )
     with pytest.raises(UserError, match="no room"):
         import_image(Reference.parse("registry.example/x:1"), tmp_path / "x.sqsh")
     assert [needs.temporary for needs in asked] == [1070]
@@ -311,11 +324,11 @@ def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failure_shows_no_secret() -> None:
     said = ["Get https://user:hunter22@registry.example/v2/: EOF"]
-    assert "hunter22" not in str(explained("look up x", "skopeo", 1, said))
+    assert "hunter22" not in str(explain_failure("look up x", "skopeo", 1, said))
 
 
 def test_in_a_pipe_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = Plain()
+    plain = LineProgress()
     plain.step("fetching x", 21 * GB)
     plain.advance(GB)
     plain.note("by the way")
@@ -326,7 +339,7 @@ def test_in_a_pipe_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> No
 def test_on_a_terminal_there_are_rate_and_remaining_time() -> None:
     shown, now = io.StringIO(), iter(range(1000))
     console = Console(file=shown, force_terminal=True, width=120, color_system=None)
-    with bars_on(console, lambda: 1.0 * next(now)) as bars:
+    with show_bars(console, lambda: 1.0 * next(now)) as bars:
         bars.step("fetching [x]", 8_000_000)
         for done in (1_000_000, 2_000_000, 3_000_000):
             bars.advance(done)
@@ -346,4 +359,4 @@ def test_on_a_terminal_there_are_rate_and_remaining_time() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_960_000, "100 MB"), (21 * GB, "21.0 GB")],
 )
 def test_sizes(size: int, text: str) -> None:
-    assert megabytes(size) == text
+    assert format_size(size) == text

@@ -73,5 +73,5 @@ def test_a_node_without_room_is_named(nodes: Path, capsys: Capsys) -> None:
     (nodes / "held").mkdir()
     assert main(["image", "prune", "--named", "*", "cluster=bcm", "--yes"]) == 1
     told = capsys.readouterr()
-    assert "slipway: held: not looked at: " in told.err and "Nodes are busy" in told.err
+    assert "slipway: held: skipped: " in told.err and "Nodes are busy" in told.err
     assert left(nodes) == {"held": [], "n1": ["pyxis_17.0", "ubuntu"], "n2": []}

@@ -11,17 +11,17 @@ import pytest
 from launcher.cli.app import main
 from launcher.errors import UserError
 from launcher.file_systems import Mount
-from launcher.images import building, finishing, importing, rootfs, routes
-from launcher.images.builders import BUILDERS, Builder
-from launcher.images.complaints import Complaint, explained
-from launcher.images.credentials import enroot_login
+from launcher.images import backends, building, importing, rootfs
+from launcher.images.building import Builder
 from launcher.images.importing import ImportOptions, import_image
-from launcher.images.locking import locked
-from launcher.images.progress import Silent
-from launcher.images.recipes import recipe
+from launcher.images.progress import ImageProgress
+from launcher.images.recipes import read_recipe
 from launcher.images.references import Kind, Reference
-from launcher.images.remote import Access, Remote, names_of
+from launcher.images.registry import Access, RemoteImage, enroot_login, hint_names
+from launcher.images.scratch import locked
 from launcher.images.store import ImageConfig
+from launcher.images.tool_errors import ToolError, explain_failure
+from launcher.images.tools import BUILDERS
 
 
 def test_a_volume_is_one_line_of_the_image_only(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_a_colleagues_image_on_nfs_is_kept_too(tmp_path: Path, monkeypatch: pyte
         raise PermissionError(errno.EPERM, "Operation not permitted", str(new))
 
     monkeypatch.setattr("os.link", refuse)
-    monkeypatch.setattr(finishing, "mount_of", lambda path: Mount("nfs4", tmp_path, "server:/images"))
+    monkeypatch.setattr(importing, "mount_of", lambda path: Mount("nfs4", tmp_path, "server:/images"))
     (tmp_path / "x.sqsh").write_text("theirs")
-    finishing._keep_for_jobs(tmp_path / "x.sqsh")
+    importing._keep_for_jobs(tmp_path / "x.sqsh")
     [kept] = tmp_path.glob(".x.sqsh.old-*")
     assert kept.read_text() == "theirs"
 
@@ -92,12 +92,12 @@ def test_who_has_no_home_has_no_login_there(monkeypatch: pytest.MonkeyPatch) -> 
     [("nvcr.io", "nvcr.io"), ("a.b:5000", "a.b"), ("[::1]", "[::1]"), ("docker.io", "auth.docker.io")],
 )
 def test_the_host_that_a_login_is_for(registry: str, host: str) -> None:
-    assert names_of(Reference(Kind.REGISTRY, "a/b", registry, "1"))["HOSTNAME"] == host
+    assert hint_names(Reference(Kind.REGISTRY, "a/b", registry, "1"))["HOSTNAME"] == host
 
 
 def test_advice_about_an_image_of_no_registry() -> None:
     said = ["open index.json: no such file or directory: image not known"]
-    assert explained("look", "skopeo", 1, said, {}).hint == "look at its name and its tag"
+    assert explain_failure("look", "skopeo", 1, said, {}).hint == "check its name and its tag"
 
 
 def test_a_directory_where_the_image_should_be(tmp_path: Path) -> None:
@@ -114,16 +114,16 @@ def test_a_home_in_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_where_neither_program_is_let_in_it_says_how_to_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
-        raise explained("look", "skopeo", 1, ["unauthorized"], {"REGISTRY": "a.b"})
+        raise explain_failure("look", "skopeo", 1, ["unauthorized"], {"REGISTRY": "a.b"})
 
     def fails(*_: object) -> None:
-        raise explained("look", "enroot", 1, ["[INFO] Authenticating with user: <anonymous>"])
+        raise explain_failure("look", "enroot", 1, ["[INFO] Authenticating with user: <anonymous>"])
 
-    monkeypatch.setattr(routes, "look_up_by_skopeo", refused)
-    monkeypatch.setattr("launcher.images.through_enroot.digest", fails)
+    monkeypatch.setattr("launcher.images.registry.look_up", refused)
+    monkeypatch.setattr("launcher.images.backends._run_enroot", fails)
     monkeypatch.setattr("launcher.images.tools.which", Path)
-    with pytest.raises(UserError, match="the registry does not let you in") as told:
-        routes.look_up(routes.ENROOT, Reference.parse("a.b/c:1"), Access())
+    with pytest.raises(UserError, match="the registry refuses access") as told:
+        backends.look_up(backends.ENROOT, Reference.parse("a.b/c:1"), Access())
     assert "skopeo login a.b" in str(told.value)
 
 
@@ -144,8 +144,8 @@ esac
 
 
 def refusal(image: str = "nvcr.io#nvidia/nemo:24.99", access: Access | None = None) -> str:
-    with pytest.raises(Complaint) as told:
-        routes.look_up(routes.SKOPEO, Reference.parse(image), access or Access())
+    with pytest.raises(ToolError) as told:
+        backends.look_up(backends.SKOPEO, Reference.parse(image), access or Access())
     return str(told.value)
 
 
@@ -177,7 +177,7 @@ def test_a_refusal_tells_whose_login_it_was(tmp_path: Path, monkeypatch: pytest.
     skopeo_that_refuses(tmp_path, monkeypatch, DENIED, user="bob")
     said = refusal()
     assert "the registry was asked as bob, of the logins of skopeo and docker" in said
-    assert "look at the name" in said
+    assert "check the name" in said
     given = Access(authfile=tmp_path / "auth.json")
     assert f"asked as bob, of {tmp_path}/auth.json" in refusal(access=given)
 
@@ -186,7 +186,7 @@ def test_a_refusal_tells_the_login_of_enroot(tmp_path: Path, monkeypatch: pytest
     skopeo_that_refuses(tmp_path, monkeypatch, DENIED)
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path))
     (tmp_path / ".credentials").write_text("machine nvcr.io login alice password hunter22\n")
-    with pytest.raises(Complaint) as told:
+    with pytest.raises(ToolError) as told:
         import_image(
             Reference.parse("nvcr.io#nvidia/nemo:24.99"), tmp_path / "x.sqsh", ImportOptions(via="skopeo")
         )
@@ -204,10 +204,10 @@ def test_a_colleagues_file_in_a_sticky_directory_is_seen_before_the_import(
     (images / theirs).write_text("theirs")
     # Both the directory and the file are another user's.
     monkeypatch.setattr(importing.os, "geteuid", lambda: os.getuid() + 4242)
-    monkeypatch.setattr(routes, "choose", lambda *_: routes.SKOPEO)
-    remote = Remote("sha256:0", 1, 1, ImageConfig())
-    monkeypatch.setattr(routes, "look_up", lambda *_: (remote, remote.digest))
-    monkeypatch.setattr(routes, "make", lambda *_: pytest.fail("it was imported"))
+    monkeypatch.setattr(backends, "choose_backend", lambda *_: backends.SKOPEO)
+    remote = RemoteImage("sha256:0", 1, 1, ImageConfig())
+    monkeypatch.setattr(backends, "look_up", lambda *_: (remote, remote.digest))
+    monkeypatch.setattr(backends, "make_squashfs", lambda *_: pytest.fail("it was imported"))
     with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as told:
         import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")
     assert str(images / theirs) in str(told.value) and "images_dir=DIR" in str(told.value)
@@ -227,9 +227,9 @@ def test_a_directory_that_may_not_be_written_to_is_seen_before_the_import(
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_full_disk_tells_of_layers_of_earlier_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise explained("build x", name, 1, ["write: no space left on device"])
+        raise explain_failure("build x", name, 1, ["write: no space left on device"])
 
     monkeypatch.setattr("launcher.images.tools.run", fails)
-    with pytest.raises(Complaint, match="no space is left") as told:
-        building.build(recipe("nemo"), Builder(name), {}, Silent())
+    with pytest.raises(ToolError, match="no space is left") as told:
+        building.build_recipe(read_recipe("nemo"), Builder(name), {}, ImageProgress(), Access())
     assert f"{name} keeps layers of earlier builds: `{Builder(name).cleanup}`" in (told.value.hint or "")

@@ -15,8 +15,8 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.errors import UserError
-from launcher.images.locking import locked
-from launcher.images.pruning import Rules, Use, choose, left_over, parse_age, remove
+from launcher.images.pruning import ImageUse, PruneRules, decide, decide_leftovers, parse_age, remove
+from launcher.images.scratch import locked
 from launcher.images.store import RecipeOrigin, Sidecar, Store, Stored, sidecar_path, stored
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.provenance import host
@@ -42,8 +42,8 @@ def put(store: Path, name: str, *, record: bool = True, age: float = 0.0) -> Pat
     return image
 
 
-def chosen(store: Path, uses: dict[Path, list[Use]], rules: Rules) -> dict[str, bool]:
-    found = choose(Store(store).entries(), uses, rules, NOW)
+def chosen(store: Path, uses: dict[Path, list[ImageUse]], rules: PruneRules) -> dict[str, bool]:
+    found = decide(Store(store).entries(), uses, rules, NOW)
     return {one.entry.path.name: one.remove for one in found}
 
 
@@ -51,33 +51,35 @@ def test_what_a_run_needs_stays(tmp_path: Path) -> None:
     names = ("free", "ended", "live", "theirs")
     images = {name: put(tmp_path, f"{name}.sqsh", record=name != "theirs", age=40) for name in names}
     uses = {
-        images["ended"]: [Use("a", False, NOW - 35 * DAY)],
-        images["live"]: [Use("b", False, 0.0), Use("c", True, 0.0)],
+        images["ended"]: [ImageUse("a", False, NOW - 35 * DAY)],
+        images["live"]: [ImageUse("b", False, 0.0), ImageUse("c", True, 0.0)],
         images["theirs"]: [],
     }
     kept = {"ended.sqsh": False, "live.sqsh": False, "theirs.sqsh": False}
-    assert chosen(tmp_path, uses, Rules()) == {**kept, "free.sqsh": True}
-    assert chosen(tmp_path, uses, Rules(ended=True)) == {**kept, "free.sqsh": True, "ended.sqsh": True}
+    assert chosen(tmp_path, uses, PruneRules()) == {**kept, "free.sqsh": True}
+    assert chosen(tmp_path, uses, PruneRules(ended=True)) == {**kept, "free.sqsh": True, "ended.sqsh": True}
     # The age of an image that was needed is that of its last launch.
-    old = Rules(ended=True, older_than=38 * DAY)
+    old = PruneRules(ended=True, older_than=38 * DAY)
     assert chosen(tmp_path, uses, old) == {**kept, "free.sqsh": True}
-    assert chosen(tmp_path, uses, Rules(older_than=41 * DAY)) == {**kept, "free.sqsh": False}
-    whys = {one.entry.path.name: one.why for one in choose(Store(tmp_path).entries(), uses, Rules(), NOW)}
+    assert chosen(tmp_path, uses, PruneRules(older_than=41 * DAY)) == {**kept, "free.sqsh": False}
+    whys = {
+        one.entry.path.name: one.why for one in decide(Store(tmp_path).entries(), uses, PruneRules(), NOW)
+    }
     assert whys["live.sqsh"] == "c waits or runs, or may"
     assert whys["theirs.sqsh"] == "not made by slipway: it has no record"
 
 
 def test_images_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a.sqsh")
-    assert chosen(tmp_path, {}, Rules()) == {"a.sqsh": True}
+    assert chosen(tmp_path, {}, PruneRules()) == {"a.sqsh": True}
     monkeypatch.setattr("os.getuid", lambda: 4321)
-    assert chosen(tmp_path, {}, Rules(ended=True)) == {"a.sqsh": False}
+    assert chosen(tmp_path, {}, PruneRules(ended=True)) == {"a.sqsh": False}
 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
     for days in (1, 2, 3):
         put(tmp_path, f"{days}.sqsh", age=days)
-    assert chosen(tmp_path, {}, Rules(keep=2)) == {"1.sqsh": False, "2.sqsh": False, "3.sqsh": True}
+    assert chosen(tmp_path, {}, PruneRules(keep=2)) == {"1.sqsh": False, "2.sqsh": False, "3.sqsh": True}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * DAY), ("12h", DAY / 2), ("2w", 14 * DAY)])
@@ -95,7 +97,7 @@ def test_what_is_being_made_anew_stays(tmp_path: Path) -> None:
     store = tmp_path / "images"
     entry = stored(put(store, "a.sqsh"))
     assert isinstance(entry, Stored)
-    with locked(entry.path, lambda _: None), pytest.raises(UserError, match="makes it anew just now"):
+    with locked(entry.path, lambda _: None), pytest.raises(UserError, match="imports it just now"):
         remove(entry)
     assert entry.path.exists() and sidecar_path(entry.path).exists()
     remove(entry)
@@ -107,7 +109,7 @@ def test_a_file_that_was_replaced_goes_when_no_job_may_have_it_open(tmp_path: Pa
     old = put(tmp_path, ".a.sqsh.old-0123456789ab", record=False)
     put(tmp_path, ".a.sqsh.lock", record=False)
     for is_live in (True, False):
-        (choice,) = left_over(tmp_path, {image: [Use("b", is_live, 0.0)]})
+        (choice,) = decide_leftovers(tmp_path, {image: [ImageUse("b", is_live, 0.0)]})
         assert (choice.entry.path, choice.remove) == (old, not is_live)
 
 
@@ -116,11 +118,11 @@ def test_what_a_killed_import_wrote_goes_when_nobody_imports(tmp_path: Path) -> 
     half = put(store, ".a.sqsh.tmp-0123456789ab", record=False)
     (store / ".a.sqsh.lock").touch()  # it leaves this one too
     with locked(store / "a.sqsh", lambda _: None):
-        (choice,) = left_over(store, {})
+        (choice,) = decide_leftovers(store, {})
         assert not choice.remove and "just now" in choice.why
         with pytest.raises(UserError, match="just now"):
             remove(choice.entry)
-    (choice,) = left_over(store, {})
+    (choice,) = decide_leftovers(store, {})
     assert (choice.entry.path, choice.remove) == (half, True)
     remove(choice.entry)
     assert list(store.iterdir()) == []

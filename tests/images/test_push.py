@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.images.references import Reference
-from launcher.images.remote import Access, look_up_by_skopeo
+from launcher.images.registry import Access, look_up
 from tests.images.tiny import PASSWORD, USER, Registry, need, run
 
 Capsys = pytest.CaptureFixture[str]
@@ -39,7 +39,7 @@ def test_the_same_in_every_registry(
     assert code == 0
     digests = {one["digest"] for one in told}
     access = Access(plain_http=True, authfile=login)
-    assert digests == {look_up_by_skopeo(Reference.parse(place), access).digest for place in places}
+    assert digests == {look_up(Reference.parse(place), access).digest for place in places}
     assert len(digests) == 1 and not any(one["was_there"] for one in told)
     # From one to another, and once more: nothing is sent.
     further = f"{registry.host}/push/copy:2"
@@ -55,9 +55,9 @@ def test_one_that_refuses_keeps_it_from_no_other(
     refusing = f"{guarded_registry.host}/push/refused:1"
     code, told, complaint = pushed(capsys, source, refusing, f"{registry.host}/push/one:1")
     assert (code, [one["error"] is None for one in told]) == (1, [False, True])
-    assert "the registry does not let you in" in complaint and "skopeo login" in complaint
+    assert "the registry refuses access" in complaint and "skopeo login" in complaint
     assert main(["image", "push", source, refusing, "--plain-http"]) == 2
-    assert "the registry does not let you in" in capsys.readouterr().err
+    assert "the registry refuses access" in capsys.readouterr().err
 
 
 def test_an_archive_is_packed_once_for_all(

@@ -17,7 +17,7 @@ from packaging.version import Version
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.images import recipes
-from launcher.images.recipes import Recipe, build_labels, recipe, recipe_names
+from launcher.images.recipes import Recipe, build_labels, read_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -48,7 +48,7 @@ def test_who_renders_is_in_the_images_name_alone(
 ) -> None:
     monkeypatch.setattr(recipes, "user", lambda: "Jane.Doe@corp")
     monkeypatch.setenv("HOME", "/home/Jane.Doe")
-    made = recipe(name, flavor)
+    made = read_recipe(name, flavor)
     assert re.fullmatch(rf"{name}-{flavor}-[0-9a-f]{{12}}\.sqsh", made.file_name)
     assert made.image_name == f"localhost/jane-doe-corp/{name}:{flavor}-{made.short_hash}"
     words = set(re.split(r"[\s\"':=]", made.dockerfile))
@@ -57,13 +57,15 @@ def test_who_renders_is_in_the_images_name_alone(
 
 
 def test_names_that_are_given() -> None:
-    made = recipe("nemo", "run", ["image.registry=reg.org:5000", "image.owner=ml/team", "image.tag=1.10"])
+    made = read_recipe(
+        "nemo", "run", ["image.registry=reg.org:5000", "image.owner=ml/team", "image.tag=1.10"]
+    )
     assert made.image_name == "reg.org:5000/ml/team/nemo:1.10"
     assert made.name_in("a.b") == "a.b/ml/team/nemo:1.10"
 
 
 def test_a_dev_image_has_editors_on_top() -> None:
-    run, dev = recipe("nemo", "run"), recipe("nemo", "dev")
+    run, dev = read_recipe("nemo", "run"), read_recipe("nemo", "dev")
     for tool in ("vim", "nano", "tmux", "git"):
         assert re.search(rf"^ +{tool} \\$", dev.dockerfile, re.MULTILINE)
         assert tool not in run.dockerfile
@@ -86,36 +88,37 @@ NAMES = ["image.owner=me", "image.tag=x", "image.registries=[a.b]", "image.build
 
 
 def test_what_decides_the_image_is_in_the_hash() -> None:
-    hashes = [recipe("nemo-aws", None, [change]).hash for change in CHANGES]
-    assert len({recipe("nemo-aws").hash, *hashes}) == len(CHANGES) + 1
+    hashes = [read_recipe("nemo-aws", None, [change]).hash for change in CHANGES]
+    assert len({read_recipe("nemo-aws").hash, *hashes}) == len(CHANGES) + 1
 
 
 def test_what_an_image_is_called_is_not_in_the_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = recipe("megatron")
+    before = read_recipe("megatron")
     monkeypatch.setenv("LOGNAME", "somebody")
-    assert recipe("megatron", None, NAMES).hash == before.hash
-    (tmp_path / "changed.py").write_text("changed = True\n")
-    monkeypatch.setattr(recipes, "TRAINER", tmp_path)
-    after = recipe("megatron")
+    assert read_recipe("megatron", None, NAMES).hash == before.hash
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/changed.py").write_text("changed = True\n")
+    monkeypatch.setattr(recipes, "TASK_PACKAGES", (tmp_path / "trainer",))
+    after = read_recipe("megatron")
     assert (after.hash, after.context) == (before.hash, {"trainer/changed.py": b"changed = True\n"})
 
 
 def test_the_trainer_is_in_the_image_for_it() -> None:
-    context = recipe("megatron").context
+    context = read_recipe("megatron").context
     assert context["trainer/pretrain.py"] == (ROOT / "trainer/pretrain.py").read_bytes()
     assert not [name for name in context if name.endswith(".pyc")]
-    assert recipe("nemo").context == {}
+    assert read_recipe("nemo").context == {}
 
 
 def test_a_base_without_a_digest_is_warned_of() -> None:
-    (warning,) = recipe("nemo").warnings
+    (warning,) = read_recipe("nemo").warnings
     assert "image.base=nvcr.io#nvidia/nemo:25.07 is not pinned" in warning
     assert "skopeo inspect --format '{{.Digest}}' docker://nvcr.io/nvidia/nemo:25.07" in warning
 
 
 @pytest.mark.parametrize("pin", [f"image.digest={DIGEST}", f"image.base=nvcr.io#nvidia/nemo:25.07@{DIGEST}"])
 def test_a_pinned_base(pin: str) -> None:
-    made = recipe("nemo", None, [pin])
+    made = read_recipe("nemo", None, [pin])
     assert made.warnings == ()
     assert f"\nFROM nvcr.io/nvidia/nemo@{DIGEST}\n" in made.dockerfile
     assert made.labels["org.opencontainers.image.base.digest"] == DIGEST
@@ -128,7 +131,7 @@ def labels_of(made: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def test_labels() -> None:
-    made = recipe("nemo-aws", "dev", ["image.labels.org.team=us"])
+    made = read_recipe("nemo-aws", "dev", ["image.labels.org.team=us"])
     assert dict(labels_of(made)) == made.labels
     assert made.labels["slipway.recipe.name"] == "nemo-aws"
     assert made.labels["slipway.recipe.flavor"] == "dev"
@@ -160,7 +163,9 @@ def test_labels_of_a_build_tell_the_commits(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_versions_of_parts_that_are_not_wanted() -> None:
-    made = recipe("nemo-aws", None, ["image.versions.aws_ofi_nccl=null", "image.versions.nccl_tests=null"])
+    made = read_recipe(
+        "nemo-aws", None, ["image.versions.aws_ofi_nccl=null", "image.versions.nccl_tests=null"]
+    )
     assert "AWS_OFI_NCCL" not in made.dockerfile
     assert "NCCL_TESTS" not in made.dockerfile
     assert "NCCL_VERSION=2.27.7-1" in made.dockerfile
@@ -171,30 +176,30 @@ def test_a_script_of_the_users_own(tmp_path: Path) -> None:
     script = tmp_path / "setup.sh"
     script.write_text("echo one\n")
     key = f"image.dev_script={script}"
-    dev = recipe("nemo", "dev", [key])
+    dev = read_recipe("nemo", "dev", [key])
     assert dev.context == {"dev-script.sh": b"echo one\n"}
     assert "RUN bash /opt/slipway/dev-script.sh\n" in dev.dockerfile
     assert str(tmp_path) not in dev.dockerfile
     script.write_text("echo two\n")
-    assert recipe("nemo", "dev", [key]).hash != dev.hash
-    run = recipe("nemo", "run", [key])
+    assert read_recipe("nemo", "dev", [key]).hash != dev.hash
+    run = read_recipe("nemo", "run", [key])
     assert run.context == {}
     assert "image.dev_script is for the dev flavor" in run.warnings[-1]
 
 
 def test_a_recipe_of_the_users_own(mine: Path, tmp_path: Path) -> None:
-    assert "\nFROM example.org/team/nemo:1\n" in recipe("mine", None, (), mine).dockerfile
+    assert "\nFROM example.org/team/nemo:1\n" in read_recipe("mine", None, (), mine).dockerfile
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "ours.Dockerfile.j2").write_text(
         '{% extends "slipway/nemo.Dockerfile.j2" %}{% block body %}RUN touch /here\n{% endblock %}'
     )
     write(mine, "mine", "template: ours")
-    text = recipe("mine", "dev", (), mine, templates).dockerfile
+    text = read_recipe("mine", "dev", (), mine, templates).dockerfile
     assert "RUN touch /here\n" in text
     assert "tmux" in text
     (templates / "nemo.Dockerfile.j2").write_text("FROM scratch\nCOPY nothing /\n")
-    assert recipe("nemo", None, (), None, templates).dockerfile.startswith("FROM scratch\n")
+    assert read_recipe("nemo", None, (), None, templates).dockerfile.startswith("FROM scratch\n")
 
 
 @pytest.mark.parametrize(
@@ -218,14 +223,18 @@ def test_a_recipe_of_the_users_own(mine: Path, tmp_path: Path) -> None:
         ),
         ("nemo", ["flavor=dev"], ["did you mean 'image.flavor=dev'?"]),
         ("nemo", ["image.digest=sha256:12"], ["image.digest='sha256:12': expected sha256: and 64 digits"]),
-        ("nemo", ["training=gpt3/5b"], ["training=gpt3/5b: a recipe has no such key", "image.flavor=dev"]),
+        (
+            "nemo",
+            ["training=gpt3/5b"],
+            ["training=gpt3/5b: a recipe has no such key", "image.flavor=dev"],
+        ),
         ("nemo-aws", ["image.versions.ncll=2"], ["image.versions.ncll=2", "did you mean 'nccl'?"]),
         ("nemo", ["image.template=nmeo"], ["image.template='nmeo'", "did you mean 'nemo'?", "command line"]),
         ("nemo", ["image.base=oci:/a"], ["image.base='oci:/a'", "podman load", "command line"]),
         ("nemo", ["image.base=NVCR/x"], ["image.base='NVCR/x'", "nvcr/x", "command line"]),
         ("nemo", ["image.packages=[a_b]"], ["image.packages=['a_b']: expected Debian packages"]),
         ("nemo", ["image.env={A-B: x}"], ["image.env.A-B", "a name that a variable can have"]),
-        ("nemo", ["image.workdir=work"], ["image.workdir='work': expected a whole path"]),
+        ("nemo", ["image.workdir=work"], ["image.workdir='work': expected an absolute path"]),
         ("nemo", ["image.pip_index=https://me:pw@host/simple"], ["would be in the image for all to read"]),
         ("nemo", ["image.pip_index=HTTPS://token@host/simple"], ["would be in the image for all to read"]),
         ("nemo", ["image.python_packages=[git+https://me:pw@host/x]"], ["in the image for all to read"]),
@@ -244,7 +253,7 @@ def test_a_recipe_of_the_users_own(mine: Path, tmp_path: Path) -> None:
 )
 def test_mistakes_of_overrides(name: str, overrides: list[str], said: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        recipe(name, None, overrides)
+        read_recipe(name, None, overrides)
     for words in said:
         assert words in str(caught.value)
     assert "me:pw" not in str(caught.value)
@@ -254,7 +263,7 @@ def test_mistakes_in_files_are_told_with_their_lines(mine: Path) -> None:
     def told(*lines: str, on: str = "nemo") -> str:
         write(mine, "mine", *lines, on=on)
         with pytest.raises(UserError) as caught:
-            recipe("mine", None, (), mine)
+            read_recipe("mine", None, (), mine)
         return str(caught.value)
 
     source = f"from {mine}/image/mine.yaml:4"
@@ -267,7 +276,7 @@ def test_mistakes_in_files_are_told_with_their_lines(mine: Path) -> None:
     assert "there is no such file to build on" in told(on="nmo")
     # A number is read as it was written.
     write(mine, "mine", "tag: 1.10")
-    assert recipe("mine", None, (), mine).tag == "1.10"
+    assert read_recipe("mine", None, (), mine).tag == "1.10"
 
 
 def test_a_directory_of_dockerfiles_alone_serves_a_launch_too(tmp_path: Path) -> None:
@@ -286,14 +295,14 @@ def test_a_directory_of_dockerfiles_alone_serves_a_launch_too(tmp_path: Path) ->
 
 def test_mistakes_in_templates_and_scripts(mine: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--template-dir .*: no such directory"):
-        recipe("nemo", None, (), None, tmp_path / "none")
+        read_recipe("nemo", None, (), None, tmp_path / "none")
     (tmp_path / "nemo.Dockerfile.j2").write_text("FROM {{ base }}\nENV A={{ nothing }}\n")
     with pytest.raises(UserError) as caught:
-        recipe("nemo", None, (), None, tmp_path)
+        read_recipe("nemo", None, (), None, tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/nemo.Dockerfile.j2:2: this template is not valid")
     (tmp_path / "setup.sh").touch()
     with pytest.raises(UserError) as caught:
-        recipe("nemo", "dev", [f"image.dev_script={tmp_path}/stup.sh"])
+        read_recipe("nemo", "dev", [f"image.dev_script={tmp_path}/stup.sh"])
     assert "no such file or directory" in str(caught.value)
     assert f"in {tmp_path}: setup.sh" in str(caught.value)
 
@@ -303,7 +312,9 @@ def test_the_packages_of_the_small_image_are_those_of_the_extra() -> None:
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.extras_require"]["train"].splitlines()
     extra = {(need := Requirement(line)).name: need for line in lines if line.strip()}
-    packages = {(need := Requirement(line)).name: need for line in recipe("megatron").config.python_packages}
+    packages = {
+        (need := Requirement(line)).name: need for line in read_recipe("megatron").config.python_packages
+    }
     assert packages.keys() == extra.keys()
     constraints = [
         Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line

@@ -204,13 +204,13 @@ def test_a_tag_is_pinned_by_its_digest() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no image's name"),
-        (" nemo", "no image's name"),
-        ("ne\nmo", "no image's name"),
+        ("", "no name of an image"),
+        (" nemo", "no name of an image"),
+        ("ne\nmo", "no name of an image"),
         ("dokcer://nemo:1", "did you mean docker://…?"),
         ("https://nvcr.io/nvidia/nemo", "an image is REGISTRY#NAME:TAG"),
         ("nvcr.io#nvidia/NeMo:24.07", "nvcr.io#nvidia/nemo:24.07"),
-        ("nvcr.io#nvidia//nemo", "'nvidia//nemo' is no image's name"),
+        ("nvcr.io#nvidia//nemo", "'nvidia//nemo' is no name of an image"),
         ("nvcr.io#nvidia/nemo:", "'' is no tag"),
         ("nvcr.io#nvidia/nemo:24 07", "'24 07' is no tag"),
         ("-x.io#nemo", "'-x.io' is no registry"),
@@ -218,7 +218,7 @@ def test_a_tag_is_pinned_by_its_digest() -> None:
         ("nemo:sha256:12", "a digest is sha256: and 64"),
         ("/a/nemo.tar", "oci-archive:/a/nemo.tar"),
         ("oci:", "a path is missing"),
-        ("dockerd://-x/y", "'-x/y' is no image's name"),
+        ("dockerd://-x/y", "'-x/y' is no name of an image"),
     ],
 )
 def test_what_is_no_name_is_refused(text: str, said: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
+from launcher.checks.gathering.host import supervisor_python_problem
 from launcher.checks.gathering.images import image_facts
 from launcher.checks.gathering.path_resolver import Ground
 from launcher.checks.gathering.paths import lost_secrets, open_secrets, path_facts
@@ -62,6 +63,7 @@ def gather(
         cluster=(cluster_of or _cluster)(made.plan) if look else None,
         node_gpus=_node_gpus(made),
         lacks_gpus=_lacks_gpus(made.plan) if look else None,
+        supervisor_python=supervisor_python_problem() if look else None,
         trainer_verdict=(verdict_of or trainer_verdict)(made.plan),
     )
 

@@ -6,16 +6,18 @@ What cannot work is refused; what may be there on the nodes alone is a warning.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.drafting import Draft
 from launcher.errors import UserError, file_mode, nearest_files, shown
 from launcher.plan import Plan
+from supervisor.settings import OLDEST_PYTHON
 
 # The libraries of the `train` extra that each stage cannot do without.
 _LIBRARIES = {
@@ -28,6 +30,10 @@ import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
 _PATIENCE_SECONDS = 60
+
+# The job script takes the first of these that there is (templates/supervisor.sh.j2).
+SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "python3")
+_ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 def check_host(made: Draft) -> list[str]:
@@ -131,3 +137,24 @@ def _missing_libraries(
         return None
     answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
     return answers[-1].removeprefix(_ANSWER).split() if done.returncode == 0 and answers else None
+
+
+def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:
+    """Return why this machine's Python cannot run a job's supervisor; an empty string if it can."""
+    path = next((found for found in map(shutil.which, names) if found), None)
+    if path is None:
+        return f"this machine has no {', '.join(names[:-1])}, and no {names[-1]} on PATH"
+    if re.fullmatch(r"python3\.([7-9]|[1-9]\d)", Path(path).resolve().name):
+        return ""  # nothing has to be started
+    try:
+        process = subprocess.run(
+            [path, "-ISc", _ASK_VERSION], capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} does not start: {error}"
+    version = process.stdout.strip()
+    if process.returncode or not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        return f"{path} does not say its version"
+    if tuple(map(int, version.split("."))) >= OLDEST_PYTHON:
+        return ""
+    return f"{path} is {version}, older than {'.'.join(map(str, OLDEST_PYTHON))}"

@@ -13,7 +13,7 @@ from launcher.errors import nearest_files
 from launcher.releases import contents_by_file_name, contents_by_name
 
 if TYPE_CHECKING:
-    from launcher.images.choice import Choice
+    from launcher.images.resolve import ResolvedImage
     from launcher.releases import Contents
 
 _SUFFIXES = (".sqsh", ".squashfs")
@@ -32,11 +32,11 @@ def lost_image(ground: Ground) -> tuple[Lack, ...] | None:
         return (Lack("container", container.image, "not on this machine; every node must have it", False),)
     fix = f"{nearest_files(path, _SUFFIXES)}\n{_REGISTRY}"
     # Imported late: many launches have no image that is a file.
-    from launcher.images.superblock import SUPERBLOCK_BYTES, why_not_squashfs
+    from launcher.images.squashfs import SUPERBLOCK_BYTES, squashfs_fault
 
     try:
         with opened(path) as stream:
-            why = why_not_squashfs(stream.read(SUPERBLOCK_BYTES), stream.seek(0, 2))
+            why = squashfs_fault(stream.read(SUPERBLOCK_BYTES), stream.seek(0, 2))
             fix = f"make it anew: slipway image import IMAGE --output {shlex.quote(str(path))} --force"
     except OSError as error:
         why = told(error)
@@ -48,7 +48,7 @@ def lost_image(ground: Ground) -> tuple[Lack, ...] | None:
     return (ground.lost("container", container.image, why, certain=ground.tells_of(path), fix=fix),)
 
 
-def _made_by_us(ground: Ground) -> Choice | None:
+def _made_by_us(ground: Ground) -> ResolvedImage | None:
     """What a file in `images_dir` is to be made from; ``None`` where the user gave its path."""
     container = ground.plan.job.container
     assert container is not None
@@ -57,7 +57,7 @@ def _made_by_us(ground: Ground) -> Choice | None:
     return choice_of(ground.made.composition, ground.made.template_dir)
 
 
-def _made_by(choice: Choice, ground: Ground) -> str:
+def _made_by(choice: ResolvedImage, ground: Ground) -> str:
     words = choice.command(ground.made.composition.config_dir, ground.made.template_dir)
     return f"slipway {shlex.join(words)}; or the same launch with --build"
 
@@ -94,19 +94,18 @@ def _contents(ground: Ground, image: str, *, look: bool) -> Contents | None:
 
 def _of_file(path: Path) -> Contents | None:
     # Imported late: many launches have no image that is a file.
-    from launcher.images.contents import of_file
+    from launcher.images.resolve import contents_of_file
 
-    return of_file(path)
+    return contents_of_file(path)
 
 
-def _of_choice(choice: Choice, ground: Ground) -> Contents | None:
-    from launcher.images.choice import recipe_of
-    from launcher.images.contents import of_recipe, of_reference
+def _of_choice(choice: ResolvedImage, ground: Ground) -> Contents | None:
+    from launcher.images.resolve import cached_recipe, contents_of_recipe, contents_of_reference
 
     if choice.recipe is not None:
         trees = ground.made.composition.config_dir, ground.made.template_dir
-        return of_recipe(recipe_of(choice.recipe, choice.flavor, *trees))
-    return of_reference(choice.source) if choice.source is not None else None
+        return contents_of_recipe(cached_recipe(choice.recipe, choice.flavor, *trees))
+    return contents_of_reference(choice.source) if choice.source is not None else None
 
 
 def fetched_at_once(ground: Ground) -> tuple[Lack, ...] | None:

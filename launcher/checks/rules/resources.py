@@ -46,6 +46,19 @@ def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield from _per_node(resources)
 
 
+def python_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Check that the supervisor of a job has its Python, on this machine or on nodes that are like it."""
+    if not facts.supervisor_python:
+        return
+    scheduler, check, key = plan.scheduler, "job.python", "cluster.scheduler"
+    if scheduler == "local":
+        fix = "install Python 3.6.2 or newer as /usr/bin/python3"
+        yield error(check, key, scheduler, f"{facts.supervisor_python}: the job would end at once", fix)
+        return
+    text = f"{facts.supervisor_python}; on nodes that are like it the job would end at once"
+    yield warning(check, key, scheduler, text, "ask the nodes: slipway doctor --nodes")
+
+
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     """The type of GPU that is named is one that is known, and that is asked for."""
     if counted.is_unclear:

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from launcher.checks.candidates import layouts
 from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.runner import run_checks
-from launcher.checks.suggesting import (
+from launcher.checks.layout_candidates import layouts
+from launcher.checks.layout_search import (
     GRADIENTS,
-    Suggester,
+    LayoutSearch,
     best_with_half_gradients,
     on_least_nodes,
     overrides,
     own_with_half_gradients,
     with_half_gradients,
     with_nodes,
-    would_fit,
 )
+from launcher.checks.remedies import would_fit
+from launcher.checks.runner import run_checks
 from launcher.drafting import Request, draft
 from launcher.estimates.layout import (
     EVERYTHING,
@@ -90,30 +90,30 @@ def fullest(plan: Plan) -> int:
 @pytest.mark.parametrize("words", TOO_LARGE, ids=lambda words: words[0])
 def test_what_is_suggested_fits_and_passes_the_checks(words: Sequence[str]) -> None:
     plan = planned(*words)
-    suggester = Suggester(plan, Facts())
-    assert suggester.own is None or not suggester.fits(suggester.own)
-    nearest, found = suggester.nearest(), list(islice(suggester.best(), 4))
+    search = LayoutSearch(plan, Facts())
+    assert search.own is None or not search.fits(search.own)
+    nearest, found = search.nearest(), list(islice(search.best(), 4))
     assert nearest is not None
     assert found
     for one in (nearest, *found):
         assert one.changes
         tried = taken(plan, dict(one.changes))
         assert wrong(tried) == []
-        assert fullest(tried) <= suggester.limit
+        assert fullest(tried) <= search.limit
         assert one.fullest is not None
         assert one.fullest.total == fullest(tried)
 
 
 @pytest.mark.parametrize("words", TOO_LARGE[:3], ids=lambda words: words[0])
 def test_the_fastest_comes_first_and_the_nearest_is_nearest(words: Sequence[str]) -> None:
-    suggester = Suggester(planned(*words), Facts())
-    found, nearest = list(suggester.best()), suggester.nearest()
+    search = LayoutSearch(planned(*words), Facts())
+    found, nearest = list(search.best()), search.nearest()
     seconds = [one.seconds for one in found if one.seconds is not None]
     assert len(seconds) == len(found)
     # Those that differ by less than a hundredth are equals, and a full GPU counts as three hundredths.
     assert all(after > before * 0.95 for before, after in pairwise(seconds))
     assert seconds[0] < max(seconds)
-    values = Values(suggester.plan.job.config or {})
+    values = Values(search.plan.job.config or {})
     shape = read_parallel_config(values)
     assert nearest is not None
     assert shape is not None
@@ -122,30 +122,30 @@ def test_the_fastest_comes_first_and_the_nearest_is_nearest(words: Sequence[str]
 
 
 def test_what_fits_is_its_own_nearest() -> None:
-    suggester = Suggester(planned("training=gpt3/5b", A100), Facts())
-    assert suggester.own is not None
-    assert suggester.fits(suggester.own)
-    nearest = suggester.nearest()
+    search = LayoutSearch(planned("training=gpt3/5b", A100), Facts())
+    assert search.own is not None
+    assert search.fits(search.own)
+    nearest = search.nearest()
     assert nearest is not None
     assert nearest.changes == {}
 
 
 def test_where_nothing_fits_the_least_nodes_are_told() -> None:
     plan = planned("training=gpt3/175b", A100, "training.trainer.num_nodes=2")
-    suggester = Suggester(plan, Facts())
-    assert list(suggester.best()) == []
-    smallest, more = suggester.smallest, on_least_nodes(plan, Facts())
+    search = LayoutSearch(plan, Facts())
+    assert list(search.best()) == []
+    smallest, more = search.smallest, on_least_nodes(plan, Facts())
     assert smallest is not None
     assert smallest.fullest is not None
-    assert smallest.fullest.total > suggester.limit
+    assert smallest.fullest.total > search.limit
     assert more is not None
     assert wrong(taken(plan, dict(more.changes))) == []
     # On fewer nodes there is none: asked of each of them.
     for nodes in range(1, more.nodes):
-        assert next(Suggester(with_nodes(plan, nodes), Facts()).best(), None) is None
+        assert next(LayoutSearch(with_nodes(plan, nodes), Facts()).best(), None) is None
     told = would_fit(plan, Facts())
     assert told.startswith("no layout fits on 2 nodes: the smallest, tensor ")
-    assert f"\non {more.nodes} nodes would: training.trainer.num_nodes={more.nodes} " in told
+    assert f"\nwould fit on {more.nodes} nodes: training.trainer.num_nodes={more.nodes} " in told
 
 
 def test_the_lines_of_a_fix_can_be_pasted() -> None:
@@ -159,7 +159,7 @@ def test_the_lines_of_a_fix_can_be_pasted() -> None:
 
 def test_a_key_that_the_tree_has_not_gets_a_plus() -> None:
     config = {"model": {"micro_batch_size": 4, "sequence_parallel": False}}
-    made = Suggester(plan_of(GPT), Facts()).own
+    made = LayoutSearch(plan_of(GPT), Facts()).own
     assert made is not None
     told = overrides(
         config, replace(made, changes={"model.context_parallel_size": 2, "model.micro_batch_size": 1})
@@ -245,7 +245,7 @@ def test_distances_count_doublings() -> None:
 
 def test_a_range_of_nodes_gets_what_fits_all_of_it() -> None:
     plan = plan_of(changed(GPT, {"model.global_batch_size": 240}), resources={"nodes": 2, "max_nodes": 3})
-    found = next(Suggester(plan, Facts()).best(), None)
+    found = next(LayoutSearch(plan, Facts()).best(), None)
     assert found is not None
     tried = replace(plan, job=replace(plan.job, config=with_changes(plan.job.config or {}, found.changes)))
     assert wrong(tried) == []
@@ -257,9 +257,9 @@ def test_warnings_that_come_anyway_are_no_hindrance() -> None:
     """Of GPUs without a task, whatever the layout; the user's own does not divide the world."""
     config = changed(GPT, {"trainer.devices": 4, "model.pipeline_model_parallel_size": 3})
     plan = plan_of(config, resources={"gpus_per_node": 8})
-    suggester = Suggester(plan, Facts())
-    assert suggester.own is None
-    found = next(suggester.best(), None)
+    search = LayoutSearch(plan, Facts())
+    assert search.own is None
+    found = next(search.best(), None)
     assert found is not None
     tried = replace(plan, job=replace(plan.job, config=with_changes(config, found.changes)))
     assert [told for told in wrong(tried) if not told.startswith("layout.gpus ")] == []
@@ -268,11 +268,11 @@ def test_warnings_that_come_anyway_are_no_hindrance() -> None:
 
 def test_memory_that_cannot_be_told_is_not_guessed() -> None:
     plan = plan_of(changed(GPT, {"model.override_vocab_size": None}))  # nor a tokenizer
-    suggester = Suggester(plan, Facts())
-    assert suggester.own is not None
-    assert suggester.own.fullest is None
-    assert suggester.fits(suggester.own)
-    assert suggester.has_room({}) is None
+    search = LayoutSearch(plan, Facts())
+    assert search.own is not None
+    assert search.own.fullest is None
+    assert search.fits(search.own)
+    assert search.has_room({}) is None
 
 
 LLAMA_405B = {
@@ -310,7 +310,7 @@ def test_layers_that_no_pipeline_divides_get_ends_that_count() -> None:
     # What divides goes without, and other engines have no such keys here.
     assert not any(one.counts_ends for one in layouts(values, shape, [126], "nemo") if one.pipeline == 9)
     assert all(one.pipeline != 8 for one in layouts(values, shape, [128], "megatron_lm"))
-    best = next(Suggester(plan, Facts()).best())
+    best = next(LayoutSearch(plan, Facts()).best())
     assert best.layout.counts_ends
     assert wrong(taken(plan, dict(best.changes))) == []
 
@@ -321,15 +321,15 @@ def test_gradients_in_bf16_are_offered_where_they_make_room() -> None:
     config = changed(GPT, {**sizes, "model.hidden_size": 6144, "model.ffn_hidden_size": 24576})
     config = changed(config, {"model.num_attention_heads": 48, "model.micro_batch_size": 1})
     plan = plan_of(config, resources={"gpu": "a100-80gb"})
-    suggester = Suggester(plan, Facts())
-    least, most = (suggester._estimate(changes) for changes in ({GRADIENTS: "bf16"}, {}))
+    search = LayoutSearch(plan, Facts())
+    least, most = (search._estimate(changes) for changes in ({GRADIENTS: "bf16"}, {}))
     assert least is not None and most is not None
-    suggester.limit = (least[0].total + most[0].total) // 2
-    own = own_with_half_gradients(suggester)
+    search.limit = (least[0].total + most[0].total) // 2
+    own = own_with_half_gradients(search)
     assert own is not None
     assert overrides(config, own) == ["+training.model.optim.grad_sync_dtype=bf16"]
-    suggester.limit = most[0].total
-    assert own_with_half_gradients(suggester) is None
+    search.limit = most[0].total
+    assert own_with_half_gradients(search) is None
     assert with_half_gradients(replace(plan, job=replace(plan.job, engine="megatron_lm"))) is None
     assert with_half_gradients(taken(plan, {GRADIENTS: "fp32"})) is None
     first = next(best_with_half_gradients(plan, Facts()))
@@ -340,9 +340,9 @@ def test_gradients_in_bf16_are_offered_where_they_make_room() -> None:
 def test_room_is_worth_a_little_time() -> None:
     """The fastest comes later where it would fill its GPU to gain less than three hundredths."""
     plan = planned("training=gpt3/5b", A100)
-    first = next(Suggester(plan, Facts()).best())
+    first = next(LayoutSearch(plan, Facts()).best())
     assert first.fullest is not None and first.seconds is not None
-    narrow = Suggester(plan, Facts())
+    narrow = LayoutSearch(plan, Facts())
     narrow.limit = int(first.fullest.total / 0.95)
     other = next(narrow.best())
     assert other.fullest is not None and other.seconds is not None

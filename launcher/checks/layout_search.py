@@ -1,0 +1,363 @@
+"""Search for layouts that pass the checks and fit into the GPUs' memory, the fastest or the nearest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import Any
+
+from arithmetic.layout import ParallelConfig
+from launcher.attained import attained
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.layout_candidates import is_of_layout, layouts
+from launcher.checks.registry import CHECKS
+from launcher.checks.rules.memory import has_gpus
+from launcher.estimates import parallelism as keys
+from launcher.estimates.gpus import gpu_of
+from launcher.estimates.layout import (
+    Layout,
+    changes_to,
+    distance,
+    effort,
+    layout_of,
+    parallel_config_with,
+    with_changes,
+)
+from launcher.estimates.memory import StageMemory, estimate_memory
+from launcher.estimates.model import model_size, precision_of
+from launcher.estimates.parallelism import read_parallel_config
+from launcher.estimates.speed import Speed, running_of, work_of
+from launcher.estimates.values import Values, full
+from launcher.plan import Plan
+
+# Layouts whose steps differ by less than this share are equally fast.
+EQUAL_STEPS = 0.01
+# A layout that fills more than the first share of its limit comes after others that are slower by less than
+# the second: a longer sequence, another NCCL or a fragment would end it.
+_FULL = 0.92
+_WORTH_ROOM = 0.03
+# The type in which NeMo sends and adds up gradients; by default 32 bits.
+GRADIENTS = "model.optim.grad_sync_dtype"
+# The checks that a layout has a part in.
+_CHECKS = ("layout.", "batch.", "elastic.", "model.recompute")
+# Sizes whose layout with full recomputing exceeds the limit by so much are not tried.
+_HOPELESS = 1.1
+# The limit of a search over numbers of nodes, in layouts: as much as the largest shipped size takes from one
+# node on. A layout whose memory is estimated counts as many that are only listed.
+_MOST_WORK = 60_000
+_ESTIMATE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A layout on a number of nodes.
+
+    `changes` are the keys to override, as a job's configuration names them. `fullest` is the pipeline stage
+    with the most memory, None where memory is unknown. `seconds` of a step compare layouts with each other,
+    and with nothing else; None where the model's sizes are unknown.
+    """
+
+    nodes: int
+    layout: Layout
+    changes: Mapping[str, Any]
+    data: int
+    micro_batches: int
+    fullest: StageMemory | None
+    seconds: float | None
+
+
+class LayoutSearch:
+    """A search for layouts of a plan, on its number of nodes."""
+
+    def __init__(self, plan: Plan, facts: Facts) -> None:
+        self.plan, self.facts = plan, facts
+        self.nodes = plan.job.resources.nodes
+        self.counted = gpu_of(plan.job.resources, facts.gpu_types)
+        self.limit = int(self.counted.gpu.memory * (1 - plan.assumptions.memory_margin))
+        self._config: Mapping[str, Any] = plan.job.config or {}
+        self._values = Values(self._config)
+        self.parallel = read_parallel_config(self._values)
+        self._own = layout_of(self._values, self.parallel) if self.parallel is not None else None
+        # The least micro batch that did not fit, by layout: larger ones do not either.
+        self._too_much: dict[Layout, int] = {}
+        self._times: dict[Layout, float] = {}
+        self._hopes: dict[tuple[int, ...], bool] = {}
+        self._stages: dict[Layout, tuple[StageMemory, ...] | None] = {}
+        self._speed = self._speed_of(plan) if self.parallel is not None else None
+
+    def _speed_of(self, plan: Plan) -> Speed | None:
+        assert self.parallel is not None
+        engine, work = plan.job.engine, work_of(self._values, self.parallel.devices, plan.job.engine)
+        if work is None:
+            return None
+        running = running_of(self._values, engine, work.vocabulary)
+        constants = attained(plan.assumptions.attained)
+        return Speed(work, running, self.counted.gpu, self.nodes, constants)
+
+    @cached_property
+    def own(self) -> Suggestion | None:
+        """The user's own layout, even if it exceeds the memory; None if it breaks a rule."""
+        findings = self._findings(self._config)
+        if self._own is None or any(finding.severity is Severity.ERROR for finding in findings):
+            return None
+        return self._suggestion(self._own)
+
+    def fits(self, suggestion: Suggestion) -> bool:
+        """Return True if a suggestion fits into memory, as far as that is known."""
+        return suggestion.fullest is None or suggestion.fullest.total <= self.limit
+
+    def has_room(self, changes: Mapping[str, Any]) -> bool | None:
+        """Return True if the plan fits into memory with changes; None if that is unknown."""
+        stages = self._estimate(changes)
+        return max(stage.total for stage in stages) <= self.limit if stages else None
+
+    def best(self) -> Iterator[Suggestion]:
+        """Yield the layouts that fit, the fastest first, of equally fast ones the nearest.
+
+        There is one of each tensor × pipeline × context, from which the others differ in little. Layouts that
+        leave little of the memory come later than their speed says.
+        """
+        seen: set[tuple[int, ...]] = set()
+        full: list[tuple[float, int, Suggestion]] = []
+        for number, layout in enumerate(self._ranked(self._by_speed)):
+            seconds = self._seconds(layout) or 0.0
+            while full and full[0][0] < seconds:
+                yield from self._unseen(heappop(full)[2], seen)
+            if _sizes(layout) in seen or (suggestion := self._fitting(layout)) is None:
+                continue
+            if suggestion.fullest is not None and suggestion.fullest.total > _FULL * self.limit:
+                heappush(full, (seconds * (1 + _WORTH_ROOM), number, suggestion))
+            else:
+                yield from self._unseen(suggestion, seen)
+        while full:
+            yield from self._unseen(heappop(full)[2], seen)
+
+    @staticmethod
+    def _unseen(suggestion: Suggestion, seen: set[tuple[int, ...]]) -> Iterator[Suggestion]:
+        if _sizes(suggestion.layout) not in seen:
+            seen.add(_sizes(suggestion.layout))
+            yield suggestion
+
+    @property
+    def work(self) -> int:
+        """The approximate work of the search so far, in layouts."""
+        return sum(map(len, self._groups.values())) + _ESTIMATE * len(self._stages)
+
+    def nearest(self) -> Suggestion | None:
+        """Return the layout that fits with the fewest changes."""
+        suggestions = map(self._fitting, self._ranked(self._by_distance))
+        return next((suggestion for suggestion in suggestions if suggestion is not None), None)
+
+    @cached_property
+    def _own_warnings(self) -> set[tuple[str, str]]:
+        """The warnings of the user's own layout."""
+        findings = self._findings(self._config)
+        return {_identity(finding) for finding in findings if finding.severity is not Severity.ERROR}
+
+    def _findings(self, config: Mapping[str, Any]) -> list[Finding]:
+        plan = replace(self.plan, job=replace(self.plan.job, config=config))
+        checks = [check for check in CHECKS if check.id.startswith(_CHECKS)]
+        return [finding for check in checks for finding in check.find(plan, self.facts)]
+
+    @cached_property
+    def smallest(self) -> Suggestion | None:
+        """The layout that takes the least memory: with full recomputing and the least micro batch."""
+        least = [self._suggestion(self._least(group)) for group in self._groups.values()]
+        return min(least, key=lambda small: small.fullest.total if small.fullest else 0, default=None)
+
+    @cached_property
+    def _layouts(self) -> list[Layout]:
+        """All layouts that arithmetic allows, without those whose parameters alone exceed the limit."""
+        groups = self._groups.items()
+        return [layout for sizes, group in groups if not self._is_too_large(sizes) for layout in group]
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, ...], list[Layout]]:
+        """All layouts that arithmetic allows, by the sizes that divide a model."""
+        if self.parallel is None:
+            return {}
+        groups: dict[tuple[int, ...], list[Layout]] = {}
+        job = self.plan.job
+        for layout in layouts(self._values, self.parallel, job.resources.node_counts, job.engine):
+            groups.setdefault(_sizes(layout), []).append(layout)
+        return groups
+
+    def _is_too_large(self, sizes: tuple[int, ...]) -> bool:
+        """Return True if the parameters on a GPU alone exceed the limit, without an estimate."""
+        if self._speed is None or not has_gpus(self.plan):
+            return False
+        tensor, pipeline, _ = sizes
+        return self._speed.bytes_at_least(tensor * pipeline) > self.limit
+
+    def _has_hope(self, layout: Layout) -> bool:
+        """Return True if a layout with these sizes may fit: the smallest one nearly does."""
+        sizes = _sizes(layout)
+        if sizes not in self._hopes:
+            least = self._fullest(self._least(self._groups[sizes]))
+            self._hopes[sizes] = least is None or least.total <= _HOPELESS * self.limit
+        return self._hopes[sizes]
+
+    @staticmethod
+    def _least(group: list[Layout]) -> Layout:
+        def memory(layout: Layout) -> tuple[float, ...]:
+            return layout.micro, layout.virtual or 1, -effort(layout.recompute), -layout.sequence_parallel
+
+        return min(group, key=memory)
+
+    def _ranked(self, key: Callable[[Layout], tuple[float, float]]) -> list[Layout]:
+        return sorted(self._layouts, key=key)
+
+    def _by_speed(self, layout: Layout) -> tuple[float, float]:
+        seconds = self._seconds(layout)
+        return math.log(seconds) // EQUAL_STEPS if seconds else 0.0, self._distance(layout)
+
+    def _by_distance(self, layout: Layout) -> tuple[float, float]:
+        return self._distance(layout), self._seconds(layout) or 0.0
+
+    def _distance(self, layout: Layout) -> float:
+        assert self._own is not None
+        return distance(layout, self._own)
+
+    def _fitting(self, layout: Layout) -> Suggestion | None:
+        alike = layout._replace(micro=0)
+        if layout.micro >= self._too_much.get(alike, layout.micro + 1):
+            return None
+        if not self._has_hope(layout):
+            return None
+        fullest = self._fullest(layout)
+        if fullest is not None and fullest.total > self.limit:
+            self._too_much[alike] = layout.micro
+            return None
+        suggestion = self._suggestion(layout)
+        findings = filter(is_of_layout, self._findings(with_changes(self._config, suggestion.changes)))
+        is_clean = all(_identity(finding) in self._own_warnings for finding in findings)
+        return suggestion if is_clean else None
+
+    def _suggestion(self, layout: Layout) -> Suggestion:
+        parallel = self._with(layout)
+        return Suggestion(
+            nodes=self.nodes,
+            layout=layout,
+            changes=changes_to(self._values, layout),
+            data=parallel.data(self.nodes),
+            micro_batches=parallel.micro_batches(self.nodes),
+            fullest=self._fullest(layout),
+            seconds=self._seconds(layout),
+        )
+
+    def _with(self, layout: Layout) -> ParallelConfig:
+        assert self.parallel is not None
+        return parallel_config_with(self._values, self.parallel, layout)
+
+    def _estimate(self, changes: Mapping[str, Any]) -> tuple[StageMemory, ...] | None:
+        if not has_gpus(self.plan):
+            return None
+        return estimate_memory(with_changes(self._config, changes), self.nodes, self.plan.job.engine)
+
+    def _seconds(self, layout: Layout) -> float | None:
+        if self._speed is None or self.parallel is None:
+            return None
+        if layout not in self._times:
+            parallel = self.parallel._replace(
+                tensor=layout.tensor,
+                pipeline=layout.pipeline,
+                virtual=layout.virtual,
+                context=layout.context,
+                micro=layout.micro,
+            )
+            self._times[layout] = self._speed.step(layout, parallel)
+        return self._times[layout]
+
+    def _fullest(self, layout: Layout) -> StageMemory | None:
+        if layout not in self._stages:
+            self._stages[layout] = self._estimate(changes_to(self._values, layout))
+        stages = self._stages[layout]
+        return max(stages, key=lambda stage: stage.total) if stages else None
+
+
+def _sizes(layout: Layout) -> tuple[int, ...]:
+    """Return the sizes that divide a model."""
+    return layout.tensor, layout.pipeline, layout.context
+
+
+def _identity(finding: Finding) -> tuple[str, str]:
+    return finding.id, finding.message
+
+
+def with_nodes(plan: Plan, nodes: int) -> Plan:
+    """Return a plan on another number of nodes."""
+    resources = replace(plan.job.resources, nodes=nodes, max_nodes=None)
+    config = with_changes(plan.job.config or {}, {keys.NODES: nodes})
+    return replace(plan, job=replace(plan.job, config=config, resources=resources))
+
+
+def with_half_gradients(plan: Plan) -> Plan | None:
+    """Return a plan with gradients in bf16; None where its engine has none, or it has them already."""
+    values = Values(plan.job.config or {})
+    if plan.job.engine != "nemo" or precision_of(values) != "bf16" or values.raw(GRADIENTS) is not None:
+        return None
+    return replace(plan, job=replace(plan.job, config=with_changes(values.config, {GRADIENTS: "bf16"})))
+
+
+def own_with_half_gradients(search: LayoutSearch) -> Suggestion | None:
+    """Return the user's own layout with gradients in bf16, where these alone make it fit."""
+    own, changes = search.own, {GRADIENTS: "bf16"}
+    if own is None or search.fits(own) or with_half_gradients(search.plan) is None:
+        return None
+    return replace(own, changes=changes) if search.has_room(changes) else None
+
+
+def best_with_half_gradients(plan: Plan, facts: Facts) -> Iterator[Suggestion]:
+    """Yield the layouts that fit with gradients in bf16, the fastest first."""
+    halved = with_half_gradients(plan)
+    for suggestion in LayoutSearch(halved, facts).best() if halved is not None else ():
+        yield replace(suggestion, changes={GRADIENTS: "bf16", **suggestion.changes})
+
+
+def on_least_nodes(plan: Plan, facts: Facts) -> Suggestion | None:
+    """Return the fastest layout on the least nodes on which one fits, within the limit of the search."""
+    parallel = read_parallel_config(Values(plan.job.config or {}))
+    if parallel is None or plan.job.resources.is_elastic:
+        return None
+    limit = LayoutSearch(plan, facts).limit
+    least, work = _least_bytes(plan) // (limit * parallel.devices), 0
+    for nodes in range(max(least, 1), keys.MOST_NODES + 1):
+        if nodes != plan.job.resources.nodes:
+            search = LayoutSearch(with_nodes(plan, nodes), facts)
+            fastest = next(search.best(), None)
+            if fastest is not None:
+                return replace(fastest, changes={keys.NODES: nodes, **fastest.changes})
+            work += search.work
+            if work > _MOST_WORK:
+                break
+    return None
+
+
+def _least_bytes(plan: Plan) -> int:
+    """Return the least bytes of all GPUs together: weights, and Adam's copy of them and its two moments."""
+    model = model_size(Values(plan.job.config or {}))
+    return (2 + 3 * 4) * model.parameters if model is not None else 0
+
+
+def gib(size: int) -> str:
+    """Return a number of bytes in GiB."""
+    return f"{size / 2**30:.1f}"
+
+
+def overrides(config: Mapping[str, Any], suggestion: Suggestion) -> list[str]:
+    """Return the overrides for a command line; a key that the tree does not show needs a ``+``."""
+    values = Values(config)
+    return [f"{_sign(values, key)}{full(key)}={_written(value)}" for key, value in suggestion.changes.items()]
+
+
+def _sign(values: Values, key: str) -> str:
+    parent, _, name = key.rpartition(".")
+    return "" if name in (values.node(parent) or {}) else "+"
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,358 @@
+"""`slipway image render`, `build` and `import`: Dockerfiles, and images of the store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.image_options import (
+    Verbs,
+    add_access,
+    add_config_dir,
+    add_overrides,
+    add_store,
+    add_template_dir,
+    add_verb,
+    find_store,
+    split_overrides,
+)
+from launcher.errors import UserError, one_line
+from launcher.images.backends import BACKENDS
+from launcher.images.references import Kind, Reference, absolute_path, recipe_and_flavor
+from launcher.images.squashfs import AUTO, COMPRESSIONS
+from launcher.images.tools import BUILDERS
+from launcher.secrecy import redacted
+from launcher.ui.tables import print_code
+
+if TYPE_CHECKING:
+    from launcher.images.importing import Imported, ImportOptions
+    from launcher.images.recipes import Recipe
+    from launcher.images.store import Store
+
+_RENDER = """\
+examples:
+  slipway image render nemo                              the run flavor
+  slipway image render nemo:dev                          with editors, tmux and git
+  slipway image render nemo-aws image.versions.nccl=2.27.7-1
+  slipway image render nemo > Dockerfile
+  slipway image render nemo --json | jq -r .file_name    its file name in the store
+
+docs/recipes.md describes the recipes and their keys.
+
+exit code:
+  0  printed
+  2  a mistake in the arguments
+"""
+
+_BUILD = """\
+examples:
+  slipway image build nemo                               then: slipway launch ... container=nemo
+  slipway image build nemo:dev                           with editors, tmux and git
+  slipway image build nemo image.digest=sha256:0123...   on a base that stays as it is
+  slipway image build mine --config-dir conf --template-dir containers
+  slipway image build megatron --builder buildah images_dir=/shared/images
+  slipway image build nemo --on-cluster cluster=bcm      as a job
+
+Nothing is done if the recipe, as it is now, is in the store already. The builder is the first of docker,
+podman and buildah that works here; the last two need no daemon and no rights. The image also stays in the
+storage of the builder, for `slipway image push` and as a cache. The base is fetched with the builder's
+logins, or with Enroot's (~/.config/enroot/.credentials) if podman and buildah have none.
+
+exit code:
+  0    the image is in the store
+  2    it could not be built or imported, and why; the store is unchanged
+  130  interrupted; the store is unchanged
+"""
+
+_IMPORT = """\
+examples:
+  slipway image import nvcr.io#nvidia/nemo:25.07           as Pyxis writes it; with a / instead of # too
+  slipway image import docker://nvcr.io/nvidia/nemo:25.07
+  slipway image import podman://localhost/me/nemo:1        from podman's storage; dockerd:// from docker's
+  slipway image import oci-archive:nemo.tar --output /shared/images/nemo.sqsh
+  slipway image import nvcr.io#nvidia/nemo:25.07 images_dir=/shared/images
+  slipway image import nvcr.io#nvidia/nemo:25.07 --on-cluster cluster=bcm    as a job
+
+Nothing is done if the image is in the store already, with this digest. Others who import it at the same time
+wait, and take the same file. It is renamed to its name at the end: no job ever sees a part of it.
+
+Logins are Enroot's (~/.config/enroot/.credentials) or those of `skopeo login`, `docker login nvcr.io`.
+
+exit code:
+  0    the image is in the store
+  2    it could not be imported, and why; nothing is left behind
+  130  interrupted; nothing is left behind
+"""
+
+RECIPE_HELP = "a recipe, NAME[:FLAVOR]: nemo, nemo-aws, megatron or one of your own"
+_OBJECT_WITHOUT_PROGRESS = "print an object, and no progress"
+
+# Options that the job gets too. Paths are made absolute: it starts in another directory.
+_JOB_OPTIONS = ("temp_dir", "authfile", "config_dir", "template_dir", "compression", "via", "builder")
+_JOB_FLAGS = ("force", "plain_http")
+# Options of `launch` that replay one.
+_NO_REPLAY = {"launch_number": None, "tag": None, "stage": None, "launch_dir": None, "template_dir": None}
+
+
+def add_parsers(verbs: Verbs) -> None:
+    """Add the verbs."""
+    json_help = "print an object with the names and the hash too"
+    summary = "print a recipe's Dockerfile"
+    parser = add_verb(
+        verbs, "render", summary, "Print the Dockerfile of a recipe.", _RENDER, _render, json_help
+    )
+    _add_recipe(parser)
+
+    description = "Build a recipe, and import it."
+    summary = "build a recipe into the store"
+    parser = add_verb(verbs, "build", summary, description, _BUILD, _build, _OBJECT_WITHOUT_PROGRESS)
+    _add_recipe(parser)
+    parser.add_argument(
+        "--images-dir", type=absolute_path, metavar="DIR", help="the store (default: images_dir)"
+    )
+    parser.add_argument(
+        "--builder",
+        choices=BUILDERS,
+        metavar="NAME",
+        help=f"{', '.join(BUILDERS)} (default: image.builder, or the first that works)",
+    )
+    parser.add_argument(
+        "--expect", metavar="FILE", help="build only if this is the file name of the recipe as it is now"
+    )
+    _add_import_options(parser)
+
+    description = (
+        "Import an image: through Enroot where it is installed, else by skopeo, umoci and mksquashfs."
+    )
+    summary = "import an image into the store"
+    parser = add_verb(verbs, "import", summary, description, _IMPORT, _import, _OBJECT_WITHOUT_PROGRESS)
+    parser.add_argument("source", metavar="REFERENCE", help="the image, such as nvcr.io#nvidia/nemo:25.07")
+    add_overrides(parser)
+    add_store(parser)
+    parser.add_argument(
+        "--output", type=absolute_path, metavar="FILE", help="the file, instead of one in the store"
+    )
+    parser.add_argument(
+        "--via",
+        choices=BACKENDS,
+        default=AUTO,
+        metavar="BACKEND",
+        help=f"{', '.join(BACKENDS)} (default: {AUTO})",
+    )
+    _add_import_options(parser)
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
+    add_overrides(parser, words="KEY=VALUE, such as image.digest=sha256:...")
+    add_config_dir(parser)
+    add_template_dir(parser)
+
+
+def _add_import_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="make it again, even if it is there")
+    parser.add_argument(
+        "--compression",
+        choices=COMPRESSIONS,
+        default=AUTO,
+        metavar="NAME",
+        help=f"{', '.join(COMPRESSIONS)} (default: {AUTO}, what suits the file system of the image)",
+    )
+    parser.add_argument(
+        "--temp-dir",
+        type=absolute_path,
+        metavar="DIR",
+        help="where to unpack (default: where there is most room)",
+    )
+    add_access(parser)
+    group = parser.add_argument_group("as a job", "without GPUs, as image_job and stage_cluster.image say")
+    group.add_argument("--on-cluster", action="store_true", help="submit it, and do not wait")
+    group.add_argument("--dry-run", action="store_true", help="print the job's script; submit nothing")
+
+
+def _render(args: argparse.Namespace) -> int:
+    own, others = split_overrides(args.overrides)
+    if others:
+        raise UserError(f"{redacted(others[0])}: this is no key of a recipe", hint="such as image.tag=2")
+    recipe = _read_recipe(args, own)
+    if args.json:
+        names = ("name", "flavor", "hash", "file_name", "image_name", "labels", "dockerfile")
+        record = {name: getattr(recipe, name) for name in names}
+        print(json.dumps({**record, "base": str(recipe.base), "warnings": list(recipe.warnings)}, indent=2))
+    else:
+        print_code(recipe.dockerfile, "docker")
+    return 0
+
+
+def _read_recipe(args: argparse.Namespace, overrides: list[str]) -> Recipe:
+    """Read the recipe with its overrides, and print its warnings."""
+    from launcher.images.recipes import read_recipe
+
+    named = recipe_and_flavor(args.recipe)
+    if named is None:
+        word = redacted(args.recipe)
+        raise UserError(
+            f"{word}: this is no recipe's name",
+            hint=f"a recipe is NAME[:FLAVOR]; an image of a registry: slipway image import {word}",
+        )
+    recipe = read_recipe(*named, overrides, args.config_dir, args.template_dir)
+    for warning in recipe.warnings:
+        print(f"slipway: warning: {warning}", file=sys.stderr)
+    return recipe
+
+
+def _build(args: argparse.Namespace) -> int:
+    from launcher.images.building import build_into_store
+    from launcher.images.progress import show_progress
+
+    _check_dry_run(args)
+    own, others = split_overrides(args.overrides)
+    store = find_store(args, others)
+    recipe = _read_recipe(args, own)
+    if args.expect not in (None, recipe.file_name):
+        _print_imported(_built_before(args.expect, store, recipe), args.json)
+        return 0
+    if args.on_cluster:
+        # The recipe may change while the job waits.
+        expected = f"--expect={recipe.file_name}"
+        words = ("build", args.recipe, *own, f"--images-dir={store.directory}", expected)
+        return _submit(args, words, store.path(recipe.file_name), others)
+    with show_progress(quiet=args.json) as progress:
+        options = _import_options(args)
+        imported = build_into_store(
+            recipe, store, options, progress, builder=args.builder, config_dir=args.config_dir
+        )
+    _print_imported(imported, args.json)
+    return 0
+
+
+def _built_before(expected: str, store: Store, recipe: Recipe) -> Imported:
+    """Return the expected file of a recipe that has changed since."""
+    from launcher.images.importing import reuse
+    from launcher.images.squashfs import is_squashfs
+    from launcher.images.store import stored
+
+    entry = stored(store.path(expected))
+    if entry is None or not is_squashfs(entry.path):
+        raise UserError(
+            f"--expect={expected}: the recipe {recipe.name} becomes {recipe.file_name} now: it has changed"
+            " since, or a file that is copied into the image has",
+            hint="launch again, or --on-cluster again; or restore the recipe",
+        )
+    return reuse(entry)
+
+
+def _import(args: argparse.Namespace) -> int:
+    from launcher.images.importing import import_image
+    from launcher.images.progress import show_progress
+
+    _check_dry_run(args)
+    source = Reference.parse(args.source, "image")
+    target = (args.output or find_store(args, args.overrides).path(source.file_name)).absolute()
+    if args.on_cluster:
+        words = ("import", _reference_for_job(source), f"--output={target}")
+        return _submit(args, words, target, args.overrides)
+    with show_progress(quiet=args.json) as progress:
+        imported = import_image(source, target, _import_options(args), progress)
+    _print_imported(imported, args.json)
+    return 0
+
+
+def _reference_for_job(source: Reference) -> str:
+    if source.kind in (Kind.PODMAN, Kind.DOCKER_ENGINE):
+        raise UserError(
+            f"{source} is in the storage of this machine, which a job does not see",
+            hint="without --on-cluster; or push it first: slipway image push",
+        )
+    # The job starts in another directory.
+    return str(source if source.kind is Kind.REGISTRY else replace(source, name=str(source.path)))
+
+
+def _import_options(args: argparse.Namespace) -> ImportOptions:
+    from launcher.images.importing import ImportOptions
+
+    return ImportOptions(
+        compression=args.compression,
+        temp_dir=args.temp_dir,
+        force=args.force,
+        via=getattr(args, "via", AUTO),
+        plain_http=args.plain_http,
+        authfile=args.authfile,
+    )
+
+
+def _print_imported(imported: Imported, as_json: bool) -> None:
+    """Print the image, and how to launch with it."""
+    from launcher.images.progress import format_size
+
+    record, size = imported.sidecar, imported.path.stat().st_size
+    if as_json:
+        values = {
+            "path": str(imported.path),
+            "digest": imported.digest,
+            "reused": imported.reused,
+            "sha256": record.sha256 if record else None,
+            "size": size,
+            "compression": record.compression if record else None,
+            "notes": list(imported.notes),
+        }
+        print(json.dumps(values, indent=2))
+        return
+    path = one_line(str(imported.path))
+    was_there = "there already: " if imported.reused else ""
+    print(f"{was_there}{path} ({format_size(size)}{f', {record.compression}' if record else ''})")
+    print(f"use it: container={path}")
+
+
+# --- as a job
+
+
+def _check_dry_run(args: argparse.Namespace) -> None:
+    if args.dry_run and not args.on_cluster:
+        raise UserError(
+            "--dry-run shows the script of a job",
+            hint="with --on-cluster; a Dockerfile: slipway image render",
+        )
+
+
+def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overrides: Sequence[str]) -> int:
+    """Submit a job that runs `slipway` with these words and the options of this call; return the exit code.
+
+    Raises
+    ------
+    UserError
+        If there is no queue for it, or the scheduler refuses.
+    """
+    # Imported late: most images are made on this machine.
+    from launcher.cli.launch import tell_all
+    from launcher.cli.requests import print_drafts, request_of
+    from launcher.drafting import draft
+    from launcher.launching import launch
+    from launcher.stages.image import ImageWork
+
+    work = ImageWork(target.stem, ("image", *words, *_job_options(args)), target)
+    made_with = argparse.Namespace(**{**_NO_REPLAY, **vars(args)})
+    request = replace(request_of(made_with, list(overrides)), work=work)
+    job = draft(request)
+    if args.dry_run:
+        print_drafts([job], [job.rendered.script], "bash")
+        return 0
+    launched = launch(job, request)
+    tell_all([launched], as_json=args.json)
+    if not args.json:
+        print(f"  then       container={one_line(str(target))}")
+    return 0
+
+
+def _job_options(args: argparse.Namespace) -> Iterator[str]:
+    values = vars(args)
+    for name in _JOB_OPTIONS:
+        value = values.get(name)
+        if value is not None:
+            yield f"--{name.replace('_', '-')}={absolute_path(value) if isinstance(value, Path) else value}"
+    yield from (f"--{name.replace('_', '-')}" for name in _JOB_FLAGS if values.get(name))

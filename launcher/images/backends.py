@@ -1,0 +1,320 @@
+"""The two backends of an import: Enroot, or skopeo with umoci and mksquashfs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import __version__
+from launcher.errors import UserError, nearest
+from launcher.images import registry, rootfs, tools
+from launcher.images.progress import ImageProgress
+from launcher.images.references import Kind, Reference
+from launcher.images.registry import Access, RemoteImage, hint_names
+from launcher.images.scratch import ScratchDirectory, remove_tree
+from launcher.images.squashfs import COMPRESSED_FRACTION, SQUASH_OPTIONS, resource_limits
+from launcher.images.tool_errors import CREDENTIALS, NO_IMAGE, NO_SPACE, REFUSED, ToolError, fill_names
+
+AUTO, ENROOT, SKOPEO = "auto", "enroot", "skopeo"
+BACKENDS = (AUTO, ENROOT, SKOPEO)
+_SKOPEO_PROGRAMS = ("skopeo", "umoci", "mksquashfs")
+
+_NO_RUNNER = "Enroot is run through enroot-py, which is not installed"
+_INSTALL_RUNNER = "pip install 'slipway[containers]' has it (enroot-py)"
+_ELSEWHERE = "or do it where they are: slipway image import ... --on-cluster"
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_SUGGESTED_TAGS = 3
+
+# The bar of mksquashfs counts blocks: [====   ] 123/456  26%
+_BAR = re.compile(r"\] +(\d+)/(\d+) +\d+%")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportContext:
+    """What a backend needs to make a squashfs.
+
+    Attributes
+    ----------
+    remote
+        ``None`` if nothing could be looked up.
+    digest
+        Of the image that was looked up; ``None`` if it is unknown.
+    output
+        The file to write, which does not exist yet.
+    locks
+        Descriptors of locks that the programs inherit.
+    """
+
+    source: Reference
+    remote: RemoteImage | None
+    digest: str | None
+    output: Path
+    compression: str
+    access: Access
+    scratch: ScratchDirectory
+    locks: tuple[int, ...]
+    progress: ImageProgress
+
+    @property
+    def pinned_source(self) -> Reference:
+        """The image that was looked up, even if its tag has moved since."""
+        if self.digest is None or self.source.kind is not Kind.REGISTRY:
+            return self.source
+        return self.source.at(self.digest)
+
+
+def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> str:
+    """Return the backend for an image: Enroot where it is installed and reads such an image.
+
+    Raises
+    ------
+    UserError
+        If there is none, with what to install.
+    """
+    reads, has_runner = source.for_enroot is not None, _has_runner()
+    if via == ENROOT:
+        if not reads:
+            raise UserError(f"--via enroot: Enroot does not import {source}", hint="leave it out")
+        tools.require("enroot", "mksquashfs", why="to import by it")
+        if not has_runner:
+            raise UserError(_NO_RUNNER, hint=_INSTALL_RUNNER)
+        return ENROOT
+    lacking = tools.missing(*_SKOPEO_PROGRAMS)
+    has_enroot = tools.which("enroot") is not None
+    # Enroot's own import from podman leaves a container behind.
+    if via == AUTO and has_enroot and reads and (source.kind is not Kind.PODMAN or lacking):
+        if has_runner:
+            return ENROOT
+        if lacking:
+            raise UserError(_NO_RUNNER, hint=_INSTALL_RUNNER)
+        note(f"Enroot is there, and not what runs it: imported without it ({_INSTALL_RUNNER})")
+    also = ("enroot",) if reads and not has_enroot else ()
+    why = "to import an image without Enroot"
+    tools.require(*_SKOPEO_PROGRAMS, why=why, or_else=_ELSEWHERE, also=also)
+    return SKOPEO
+
+
+def _has_runner() -> bool:
+    """Return True if enroot-py is installed; importing it would make directories."""
+    return importlib.util.find_spec("enroot") is not None
+
+
+# --- looking up
+
+
+def look_up(backend: str, source: Reference, access: Access) -> tuple[RemoteImage | None, str | None]:
+    """Return an image and its digest; ``None`` for what is unknown.
+
+    Raises
+    ------
+    UserError
+        If there is no such image, or access is refused, with the nearest tags and the login that was used.
+    """
+    try:
+        return _look_up(backend, source, access)
+    except ToolError as error:
+        if source.kind is Kind.REGISTRY and error.why in (NO_IMAGE, REFUSED) and tools.which("skopeo"):
+            _add_advice(error, source, access)
+        raise
+
+
+def _look_up(backend: str, source: Reference, access: Access) -> tuple[RemoteImage | None, str | None]:
+    refusal: ToolError | None = None
+    if tools.which("skopeo") is not None:
+        try:
+            remote = registry.look_up(source, access)
+            return remote, remote.digest
+        except ToolError as error:
+            # Enroot has logins of its own, such as those that a command prints.
+            if backend != ENROOT or error.why != REFUSED:
+                raise
+            refusal = error
+    if backend != ENROOT or source.kind is not Kind.REGISTRY:
+        return None, None
+    try:
+        command = ["digest", str(source.for_enroot)]
+        answer = _run_enroot(command, source, "look up", _access_variables(access))
+    except ToolError as error:
+        # Of a refusal Enroot says only which user it sent.
+        raise (refusal or error) from None
+    # Versions that print no digest do not know the command.
+    return None, next((line for line in answer.splitlines() if line.startswith("sha256:")), None)
+
+
+def _add_advice(error: ToolError, source: Reference, access: Access) -> None:
+    """Add to an error if the tag or the whole repository is missing, and which login was refused."""
+    lists = error.why == NO_IMAGE and source.digest is None
+    tags = registry.list_tags(source, access) if lists else []
+    if source.tag is not None and tags and source.tag not in tags:
+        near = nearest(source.tag, tags, _SUGGESTED_TAGS) or sorted(tags)[-_SUGGESTED_TAGS:]
+        error.message += f"\n{source.name} has no tag {source.tag} (of {len(tags)} tags)"
+        error.hint = f"nearest: {', '.join(near)}\n{error.hint}"
+        return
+    error.message += f"\nthe registry was asked {registry.describe_login(access, source)}"
+    if error.why == NO_IMAGE:
+        private = "or it is private: registries give the same answer to a login that may not read it"
+        error.hint = f"{error.hint}\n{private}\n{fill_names(CREDENTIALS, hint_names(source))}"
+
+
+# --- making the squashfs
+
+
+def make_squashfs(backend: str, context: ImportContext, via: str) -> str:
+    """Write the squashfs; return the programs that made it, with their versions.
+
+    In ``auto``, skopeo takes over where Enroot fails: it has other logins, and speaks to more registries.
+    """
+    if backend == ENROOT:
+        try:
+            _make_by_enroot(context)
+        except ToolError as error:
+            may_change = via == AUTO and not tools.missing(*_SKOPEO_PROGRAMS)
+            if not may_change or context.remote is None or error.why == NO_SPACE:
+                raise
+            # The `registry` 2.8 answers 404 to a request that does not name the type of an OCI manifest.
+            not_seen = f"Enroot does not find {context.source} in the registry, and skopeo does"
+            reason = not_seen if error.why == NO_IMAGE else error.message
+            context.progress.note(f"{reason}\nimported without Enroot")
+            context.output.unlink(missing_ok=True)
+            backend = SKOPEO
+    if backend == SKOPEO:
+        _make_by_skopeo(context)
+    programs = ("enroot", "mksquashfs") if backend == ENROOT else _SKOPEO_PROGRAMS
+    return ", ".join([f"slipway {__version__}", *map(tools.name_and_version, programs)])
+
+
+def _make_by_enroot(context: ImportContext) -> None:
+    source, work, output, progress = context.source, context.scratch.path, context.output, context.progress
+    # By default Enroot keeps layers for other imports, in the user's home, and never removes them.
+    cache = work / "cache"
+    cache.mkdir()
+    options = [*SQUASH_OPTIONS[context.compression], *resource_limits(processors=False)]
+    environment = {
+        **_access_variables(context.access),
+        "PATH": _path_for_enroot(source, work),
+        "TMPDIR": str(work),
+        "ENROOT_TEMP_PATH": str(work),
+        "ENROOT_CACHE_PATH": str(cache),
+        "ENROOT_SQUASH_OPTIONS": " ".join(options),
+    }
+    packed, unpacked = (context.remote.packed, context.remote.unpacked) if context.remote else (0, 0)
+    expected = int(unpacked * COMPRESSED_FRACTION[context.compression])
+    progress.step(f"fetching {source} by Enroot", packed or None)
+    is_packing = False
+
+    def tick(_: int) -> None:
+        nonlocal is_packing
+        if not output.exists():
+            progress.advance(_bytes_below(cache))
+            return
+        if not is_packing:
+            is_packing = True
+            progress.step(f"packing with {context.compression}", expected or None)
+        progress.advance(output.stat().st_size)
+
+    arguments = ["import", "-o", str(output), str(context.pinned_source.for_enroot)]
+    _run_enroot(arguments, source, "import", environment, tick, context.locks)
+
+
+def _run_enroot(
+    arguments: list[str],
+    source: Reference,
+    doing: str,
+    environment: Mapping[str, str],
+    tick: Callable[[int], None] | None = None,
+    keep: tuple[int, ...] = (),
+) -> str:
+    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return tools.run(
+        # -P: the current directory is not searched for modules.
+        [sys.executable, "-P", "-m", "launcher.images.enroot_runner", *arguments],
+        doing=f"{doing} {source}",
+        program="enroot",
+        names=hint_names(source),
+        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+        on_tick=tick,
+        keep=keep,
+    )
+
+
+def _access_variables(access: Access) -> dict[str, str]:
+    return {"ENROOT_ALLOW_HTTP": "yes"} if access.plain_http else {}
+
+
+def _path_for_enroot(source: Reference, work: Path) -> str:
+    """Return the PATH for Enroot, in which podman is `docker`.
+
+    With podman Enroot removes its container by `docker rm` all the same; without a `docker` the import
+    succeeds, exits with 1 and leaves that container.
+    """
+    path, podman = os.environ.get("PATH", os.defpath), tools.which("podman")
+    if source.kind is not Kind.PODMAN or podman is None:
+        return path
+    links = work / "bin"
+    links.mkdir()
+    (links / "docker").symlink_to(podman)
+    return f"{links}{os.pathsep}{path}"
+
+
+def _make_by_skopeo(context: ImportContext) -> None:
+    assert context.remote
+    source, work, progress = context.source, context.scratch.path, context.progress
+    layout, root = work / "oci", work / "rootfs"
+    # Their temporary files must not go to /tmp, which may be too small.
+    environment = {"TMPDIR": str(work)}
+    packed = context.remote.packed or None
+    progress.step(f"fetching {source}", packed)
+    copy = ["skopeo", "copy", *context.access.options("src-")]
+    tools.run(
+        [*copy, str(context.pinned_source.for_skopeo), f"oci:{layout}:image"],
+        doing=f"fetch {source}",
+        names=hint_names(source),
+        env=environment,
+        on_line=lambda _: None,
+        on_tick=lambda _: progress.advance(_bytes_below(layout)),
+        keep=(*context.locks, *context.access.descriptors),
+    )
+    progress.step("unpacking", packed)
+    rootless = () if os.geteuid() == 0 else ("--rootless",)
+    tools.run(
+        ["umoci", "raw", "unpack", *rootless, "--image", f"{layout}:image", root],
+        doing=f"unpack {source}",
+        env=environment,
+        on_tick=lambda pid: progress.advance(tools.bytes_moved(pid, "rchar")),
+        keep=context.locks,
+    )
+    remove_tree(layout)
+    total = rootfs.make_readable(root)
+    for note in rootfs.configure(root, context.remote.config, str(source.for_enroot or source)):
+        progress.note(note)
+    progress.step(f"packing with {context.compression}", total)
+
+    def read_bar(line: str) -> None:
+        match = _BAR.search(line)
+        if match and int(match[2]):
+            progress.advance(total * int(match[1]) // int(match[2]))
+
+    options = [*SQUASH_OPTIONS[context.compression], *resource_limits()]
+    tools.run(
+        ["mksquashfs", root, context.output, "-all-root", "-noappend", "-progress", *options],
+        doing=f"pack {source}",
+        env=environment,
+        on_line=read_bar,
+        keep=context.locks,
+    )
+
+
+def _bytes_below(directory: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += Path(root, name).stat().st_size
+            except OSError:  # renamed meanwhile
+                continue
+    return total

@@ -1,0 +1,229 @@
+"""Images that users name: the file that `container` or a word stands for, and what is known to be in it."""
+
+from __future__ import annotations
+
+import re
+import stat
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import UserError, file_mode, nearest, nearest_files, one_line, shown
+from launcher.images.references import SQUASHFS_SUFFIXES, Kind, Reference, absolute_path, recipe_and_flavor
+from launcher.images.store import Sidecar, Store, read_sidecar
+from launcher.releases import Contents, contents_by_file_name, contents_of, with_installed
+
+if TYPE_CHECKING:
+    from launcher.images.recipes import Recipe
+
+KEY = "container"
+FLAVORS = ("run", "dev")
+BASE_NAME = "org.opencontainers.image.base.name"
+_CORE = re.compile(r"megatron[-_]core==(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedImage:
+    """The image that a `container` stands for.
+
+    Attributes
+    ----------
+    text
+        The value of `container`.
+    image
+        The job's value: an absolute path, or the name of a registry's image as Pyxis takes it.
+    stored
+        Its file in `images_dir`; ``None`` if `container` is the path of a file.
+    source
+        What that file is imported from; ``None`` if a recipe is built, or `container` is a file.
+    recipe, flavor
+        Those of the recipe, if it is one.
+    """
+
+    text: str
+    image: str
+    stored: Path | None = None
+    source: Reference | None = None
+    recipe: str | None = None
+    flavor: str | None = None
+
+    def command(self, config_dir: Path | None = None, template_dir: Path | None = None) -> tuple[str, ...]:
+        """Return the words of `slipway` that make the file, wherever it is run; empty if none makes it.
+
+        Parameters
+        ----------
+        config_dir, template_dir
+            The trees of the recipe.
+        """
+        if self.stored is None:
+            return ()
+        if self.recipe is None:
+            return ("image", "import", str(self.source), f"--output={self.stored}")
+        trees = {"--config-dir": config_dir, "--template-dir": template_dir}
+        options = (f"{option}={tree.absolute()}" for option, tree in trees.items() if tree is not None)
+        return ("image", "build", self.text, f"--images-dir={self.stored.parent}", *options)
+
+
+def resolve_container(
+    text: str, images_dir: str, config_dir: Path | None = None, template_dir: Path | None = None
+) -> ResolvedImage:
+    """Return the image that a `container` stands for; only the files of a recipe are read.
+
+    Parameters
+    ----------
+    text
+        The value of `container`.
+    images_dir
+        The store.
+    config_dir, template_dir
+        Trees of the user's own, read before ours.
+
+    Raises
+    ------
+    UserError
+        If it is no image, or there is no such recipe.
+    """
+    named = recipe_and_flavor(text)
+    if named is not None:
+        recipe = cached_recipe(*named, config_dir, template_dir)
+        file = Path(images_dir, recipe.file_name)
+        return ResolvedImage(text, str(file), file, recipe=recipe.name, flavor=recipe.flavor)
+    source = Reference.parse(text, KEY)
+    if source.kind is Kind.SQUASHFS:
+        return ResolvedImage(text, text)
+    if source.kind in (Kind.OCI_DIRECTORY, Kind.OCI_ARCHIVE, Kind.DOCKER_ARCHIVE):
+        source = replace(source, name=str(source.path))  # a job starts in another directory
+    file = Path(images_dir, source.file_name)
+    # An image that nodes cannot fetch by themselves is imported here.
+    return ResolvedImage(text, source.for_pyxis or str(file), file, source)
+
+
+@cache
+def cached_recipe(
+    name: str, flavor: str | None, config_dir: Path | None, template_dir: Path | None
+) -> Recipe:
+    """Read a recipe, once for all points of a sweep.
+
+    Raises
+    ------
+    UserError
+        If there is none of this name; the user may have meant an image of Docker Hub's.
+    """
+    # Imported late: Hydra composes it, and most containers are files.
+    from launcher.images.recipes import read_recipe, recipe_names
+
+    known, tagged = recipe_names(config_dir), f"{name}:{flavor}" if flavor else name
+    if flavor is not None and name in known and flavor not in FLAVORS:
+        hint = f"valid: {', '.join(FLAVORS)}"
+        raise UserError(f"{KEY}={tagged}: a recipe has no such flavor", key=KEY, hint=hint)
+    if name not in known:
+        raise UserError(
+            f"{KEY}={tagged}: there is no such recipe",
+            key=KEY,
+            hint=f"valid: {', '.join(known)}; or the path of a .sqsh file, or an image of a registry: Docker"
+            f" Hub's would be docker.io/library/{tagged}",
+        )
+    return read_recipe(name, flavor, (), config_dir, template_dir)
+
+
+def recorded_digest(image: str | None) -> str | None:
+    """Return the digest in the record beside an image that is a file, if the record is of this file."""
+    if image is None or not image.startswith("/"):
+        return None
+    record = read_sidecar(Path(image), exact=True)
+    return None if record is None else record.pushed or record.digest or f"sha256:{record.sha256}"
+
+
+# --- a file of the store
+
+
+def locate(text: str, store: Store, config_dir: Path | None = None, template_dir: Path | None = None) -> Path:
+    """Return the squashfs of a path, of a name in the store, of a recipe or of a registry's image.
+
+    Raises
+    ------
+    UserError
+        If there is none; with what there is, or what makes it.
+    """
+    if "/" in text or Path(text).is_file():
+        # A registry's image has slashes too.
+        path = absolute_path(text)
+        mode = file_mode(path)
+        if stat.S_ISREG(mode):
+            return path
+        if mode or text.endswith(SQUASHFS_SUFFIXES):
+            raise UserError(f"{one_line(text)}: no such file", hint=nearest_files(path, SQUASHFS_SUFFIXES))
+    for suffix in ("", *SQUASHFS_SUFFIXES):
+        path = store.path(f"{text}{suffix}")
+        if path.is_file() and path.name.endswith(SQUASHFS_SUFFIXES):
+            return path
+    # Imported late: most images are named by their files.
+    from launcher.config.image import recipe_names
+
+    named, recipes = recipe_and_flavor(text), recipe_names(config_dir)
+    if named is not None and named[0] in recipes:
+        return _locate_recipe(store, cached_recipe(*named, config_dir, template_dir))
+    if text.endswith(SQUASHFS_SUFFIXES) or (named is not None and ":" not in text):
+        files = [entry.path.name for entry in store.entries()]
+        known = [*files, *recipes]
+        near = nearest(text, known) or nearest(text, [Path(name).stem for name in files])
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+        raise UserError(f"image={shown(text)}: there is no such image and no such recipe", hint=hint)
+    reference = Reference.parse(text, "image")
+    path = store.path(reference.file_name)
+    if path.is_file():
+        return path
+    where = one_line(str(path.parent))
+    raise UserError(f"{path.name} is not in {where}", hint=f"slipway image import {reference}")
+
+
+def _locate_recipe(store: Store, recipe: Recipe) -> Path:
+    path = store.path(recipe.file_name)
+    if path.is_file():
+        return path
+    prefix = f"{recipe.name}-{recipe.flavor}-"
+    older = [entry.path.name for entry in store.entries() if entry.path.name.startswith(prefix)]
+    changed = f", but of the recipe as it was before: {', '.join(older)}" if older else ""
+    raise UserError(
+        f"{recipe.file_name} is not in {one_line(str(store.directory))}{changed}",
+        hint=f"slipway image build {recipe.name}:{recipe.flavor}",
+    )
+
+
+# --- contents of an image that is not opened
+
+
+def contents_of_reference(reference: Reference) -> Contents | None:
+    """Return what is known of an image by its name; ``None`` for an image that is not NVIDIA's."""
+    if reference.kind is Kind.SQUASHFS:
+        return contents_by_file_name(reference.path.name)
+    return contents_of(reference.registry, reference.name, reference.tag, reference.digest)
+
+
+def contents_of_recipe(recipe: Recipe) -> Contents:
+    """Return what is known of a recipe's image: its base's contents, and the packages that it adds."""
+    contents = contents_of_reference(recipe.base) or Contents(f"the recipe {recipe.name}")
+    cores = [match[1] for line in recipe.config.python_packages if (match := _CORE.fullmatch(line))]
+    return replace(contents, megatron_core=cores[-1]) if cores else contents
+
+
+def contents_of_file(path: Path) -> Contents | None:
+    """Return what the record beside a squashfs says of its contents, or else the name of its file."""
+    record = read_sidecar(path, exact=True)
+    contents = (_contents_of_record(record) if record else None) or contents_by_file_name(path.name)
+    if record is None or record.installed is None:
+        return contents
+    return with_installed(contents or Contents(path.name), record.installed)
+
+
+def _contents_of_record(record: Sidecar) -> Contents | None:
+    # The base of a recipe says more than the name of the built image.
+    for name in (record.config.labels.get(BASE_NAME), record.source):
+        try:
+            contents = contents_of_reference(Reference.parse(name)) if name else None
+        except UserError:
+            continue
+        if contents is not None:
+            return contents
+    return None

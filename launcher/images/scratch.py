@@ -1,0 +1,321 @@
+"""Locks on images, and scratch directories with room that are removed however the work ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.errors import UserError, explain_os_error, one_line
+from launcher.file_systems import is_shared, mount_of, room_at
+from launcher.images.progress import format_size
+from launcher.runs.provenance import host, user
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+# Errors of file systems without locks, such as Lustre mounted without `flock`.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
+
+SCRATCH_PREFIX = "slipway-image-"
+_LOCK_NAME = "lock"
+
+_MEMORY_KINDS = ("tmpfs", "ramfs")
+_MEMINFO = Path("/proc/meminfo")
+# Half of the free memory: the rest of the machine needs some too.
+_MEMORY_DIVISOR = 2
+
+
+# --- locks
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLock:
+    """A lock that is held.
+
+    Attributes
+    ----------
+    descriptors
+        For programs that must hold it too: it lasts until the last of them has ended.
+    waited
+        True if another held it first.
+    certain
+        False on a file system without locks: others may hold it too.
+    """
+
+    descriptors: tuple[int, ...]
+    waited: bool
+    certain: bool
+
+
+def lock_path(target: Path) -> Path:
+    """Return the hidden file beside an image that its importers lock."""
+    return target.with_name(f".{target.name}.lock")
+
+
+def _flock(path: Path) -> tuple[BaseFileLock, list[int]]:
+    """Return a lock (flock), and the list that gets its descriptor.
+
+    On NFS and Lustre the kernel holds it for all hosts. Everybody may open the file, so that colleagues can
+    lock an image in a directory that they share.
+    """
+    from filelock import FileLock  # late: most commands lock nothing
+
+    descriptors: list[int] = []
+    return FileLock(path, mode=0o666, fallback_to_soft=False, on_acquired=descriptors.append), descriptors
+
+
+@contextmanager
+def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
+    """Lock an image to write it.
+
+    Parameters
+    ----------
+    on_wait
+        Called with the holder before waiting.
+    """
+    path = lock_path(target)
+    lock, descriptors = _flock(path)
+    waited = False
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except TimeoutError:
+            waited = True
+            on_wait(_holder(path))
+            lock.acquire(poll_interval=_POLL_SECONDS)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise explain_os_error(error, path, "images_dir") from error
+    try:
+        if descriptors:
+            text = json.dumps({"user": user(), "host": host(), "pid": os.getpid()})
+            with contextlib.suppress(OSError):  # on a full disk only the holder's name is missing
+                os.ftruncate(descriptors[0], 0)
+                os.pwrite(descriptors[0], text.encode(), 0)
+        yield ImageLock(tuple(descriptors), waited, bool(descriptors))
+    finally:
+        # Before the release: those who wait notice that the file is gone, and lock a new one.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        lock.release()
+
+
+def is_locked(target: Path) -> bool:
+    """Return True if somebody may be writing an image."""
+    path = lock_path(target)
+    if not path.exists():
+        return False
+    with _lock_if_free(path) as is_free:
+        return not is_free
+
+
+@contextmanager
+def _lock_if_free(path: Path) -> Iterator[bool]:
+    lock, _ = _flock(path)
+    try:
+        lock.acquire(blocking=False)
+    except OSError:  # another holds it, or may
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return one_line(f"process {record['pid']} of {record['user']} on {record['host']}")
+    except (OSError, ValueError, TypeError, KeyError):
+        return "another process"
+
+
+# --- scratch directories
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchDirectory:
+    """A directory to work in, and the descriptors that keep it: programs that write there inherit them."""
+
+    path: Path
+    descriptors: tuple[int, ...]
+
+
+@contextmanager
+def scratch_directory(parent: Path) -> Iterator[ScratchDirectory]:
+    """Yield a new directory, which is removed however the work ends; remove what killed processes left.
+
+    Raises
+    ------
+    UserError
+        If it cannot be made.
+    """
+    _sweep(parent)
+    while True:
+        path = parent / f"{SCRATCH_PREFIX}{os.urandom(6).hex()}"
+        lock, descriptors = _flock(path / _LOCK_NAME)
+        try:
+            path.mkdir(mode=0o700)
+            lock.acquire()
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and parent.is_dir():
+                continue  # another process swept it before it was locked
+            if error.errno not in _NO_LOCKS:
+                shutil.rmtree(path, ignore_errors=True)
+                raise _cannot_work_in(path, error) from error
+            # Without locks nobody sweeps.
+        break
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.release)
+        stack.callback(remove_tree, path)
+        yield ScratchDirectory(path, tuple(descriptors))
+
+
+def _cannot_work_in(path: Path, error: OSError) -> UserError:
+    mistake = explain_os_error(error, path, "--temp-dir", verb="work in")
+    return UserError(mistake.message, hint=(mistake.hint or "").replace("--temp-dir=...", "--temp-dir DIR"))
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes of this user left in a directory."""
+    for path in parent.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if path.lstat().st_uid == os.getuid() and (path / _LOCK_NAME).exists():
+                with _lock_if_free(path / _LOCK_NAME) as is_free:
+                    if is_free:
+                        remove_tree(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, whatever permissions an image gives to the directories in it."""
+    for root, names, _ in os.walk(path):
+        for inner in (Path(root, name) for name in names):
+            # A link to a directory is listed too, and may lead anywhere.
+            if not inner.is_symlink():
+                with contextlib.suppress(OSError):
+                    inner.chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+# --- space
+
+
+class SpaceNeeds(NamedTuple):
+    """Bytes that are written while an image is made, and those that stay; 0 if unknown."""
+
+    temporary: int
+    final: int
+
+
+class ScratchPlace(NamedTuple):
+    """A directory that may be worked in, and its file system."""
+
+    path: Path
+    free: int
+    in_memory: bool
+    shared: bool
+    device: int
+
+
+def look_at_place(path: Path) -> ScratchPlace | None:
+    """Return what is known of a directory; ``None`` if nothing can be written there."""
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        return None
+    room, mount = room_at(path), mount_of(path)
+    if room is None:
+        return None
+    in_memory = mount is not None and mount.kind in _MEMORY_KINDS
+    free = min(room.free_bytes, _free_memory() // _MEMORY_DIVISOR) if in_memory else room.free_bytes
+    return ScratchPlace(path, free, in_memory, is_shared(path), path.stat().st_dev)
+
+
+def choose_scratch(
+    needs: SpaceNeeds,
+    target: Path,
+    temp_dir: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    look: Callable[[Path], ScratchPlace | None] = look_at_place,
+) -> Path:
+    """Return the directory to work in, with most room: on a local disk; else on the network; else in memory.
+
+    Parameters
+    ----------
+    target
+        The image, in a directory that exists and must have room for what stays.
+    temp_dir
+        The user's choice.
+
+    Raises
+    ------
+    UserError
+        If nothing has room, with the numbers.
+    """
+    home = look(target.parent)
+    if home is not None and home.free < needs.final:
+        raise UserError(
+            f"{one_line(str(target.parent))}: the image needs about {format_size(needs.final)} there, and "
+            f"{format_size(home.free)} are free",
+            hint="remove images that nobody uses, `slipway image prune`, or choose another directory: "
+            "images_dir=DIR",
+        )
+    places = _places(temp_dir, target, os.environ if environment is None else environment, look)
+    # What stays needs room too where it lies on the same file system.
+    fitting = [
+        place
+        for place in places
+        if place.free >= needs.temporary + needs.final * (home is not None and place.device == home.device)
+    ]
+    if fitting:
+        return min(fitting, key=lambda place: (place.in_memory, place.shared, -place.free)).path
+    free = ", ".join(f"{format_size(place.free)} in {one_line(str(place.path))}" for place in places)
+    what = f"--temp-dir {one_line(str(temp_dir))} has too little room" if temp_dir else "no room to work in"
+    raise UserError(
+        f"{what}: unpacking the image needs about {format_size(needs.temporary)}"
+        + (f", and there are {free}" if free else ""),
+        hint="make room there, or name a directory that has it: --temp-dir DIR",
+    )
+
+
+def _places(
+    temp_dir: Path | None,
+    target: Path,
+    environment: Mapping[str, str],
+    look: Callable[[Path], ScratchPlace | None],
+) -> list[ScratchPlace]:
+    if temp_dir is not None:
+        place = look(temp_dir)
+        if place is None:
+            raise UserError(
+                f"--temp-dir {one_line(str(temp_dir))}: not a writable directory",
+                hint="make it, or choose another",
+            )
+        return [place]
+    named = [environment.get(name) for name in ("ENROOT_TEMP_PATH", "TMPDIR")]
+    candidates = [*(Path(name) for name in named if name), Path("/tmp"), Path("/var/tmp"), target.parent]
+    first: dict[int, ScratchPlace] = {}
+    for path in candidates:
+        place = look(path.absolute())
+        # The first of each file system: what the user named goes before what there always is.
+        if place is not None:
+            first.setdefault(place.device, place)
+    return list(first.values())
+
+
+def _free_memory() -> int:
+    """Return the bytes that programs may still take (proc_meminfo(5)); 0 if unknown."""
+    try:
+        lines = _MEMINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
