@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.sandbox.fixtures", "tests.warm"]
+from tests.shipped_files import parse_shipped_files_once
+
+pytest_plugins = ["tests.zygotes", "tests.sandbox.fixtures", "tests.warm"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -36,28 +35,7 @@ for number in signal.valid_signals() - _OF_PYTHON:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def _parse_shipped_files_once() -> None:
-    """Have Hydra parse each file of conf/ once a process: that is a third of each of many compositions.
-
-    Nothing changes these files; what lies elsewhere is read each time.
-    """
-    Plugins.instance()  # registers the sources
-    files: Any = SourcesRegistry.instance().resolve("file")
-    load, shipped = files.load_config, str(REPOSITORY / "conf")
-    parsed: dict[str, bytes] = {}
-
-    def load_config(source: Any, config_path: str) -> Any:
-        if source.path != shipped:
-            return load(source, config_path)
-        key = f"{source.provider} {config_path}"
-        if key not in parsed:
-            parsed[key] = pickle.dumps(load(source, config_path))
-        return pickle.loads(parsed[key])
-
-    files.load_config = load_config
-
-
-_parse_shipped_files_once()
+parse_shipped_files_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,21 +9,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from benchmarks.soak import zygote
-from benchmarks.soak.boot import TRAINING, served
+from tests import zygotes
 from tests.fakes.programs import write_program
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# The directory of the process that forks, where all workers of pytest-xdist share one.
-_SHARED = "SLIPWAY_TEST_WARM_POOL"
 
 
 class WarmProcess:
@@ -51,8 +47,8 @@ class WarmProcess:
 class WarmPool:
     """The process that forks."""
 
-    def __init__(self, directory: Path) -> None:
-        self._socket, self._journal = directory / "ranks", directory / "ranks.jsonl"
+    def __init__(self, socket: Path) -> None:
+        self._socket, self._journal = socket, socket.with_suffix(".jsonl")
 
     def start(
         self,
@@ -88,31 +84,13 @@ class WarmPool:
         return [event for event in events if event["what"][0] == module]
 
 
-@contextmanager
-def _served() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="slipway-", dir="/tmp") as name:
-        directory = Path(name)
-        with served(directory / "ranks", directory / "ranks.jsonl", TRAINING):
-            yield directory
+@pytest.fixture(scope="session")
+def pool() -> WarmPool:
+    """Processes that start to train at once."""
+    return WarmPool(zygotes.ranks())
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[WarmPool]:
-    """Processes that start to train at once: from one pool, for all workers of pytest-xdist."""
-    if shared := os.environ.get(_SHARED):
-        yield WarmPool(Path(shared))
-        return
-    with _served() as directory:
-        yield WarmPool(directory)
-
-
-_stack = ExitStack()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        os.environ[_SHARED] = str(_stack.enter_context(_served()))
-
-
-def pytest_unconfigure() -> None:
-    _stack.close()
+def warm_python(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python for ``cluster.python`` whose ``-m trainer.pretrain`` starts at once."""
+    return pool.write_interpreter(tmp_path_factory.mktemp("warm") / "python")

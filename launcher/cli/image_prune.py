@@ -19,7 +19,7 @@ from launcher.ui.tables import print_listing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.images.named_containers import Named
+    from launcher.images.named_containers import NamedContainer
     from launcher.images.pruning import PruneDecision
 
 _EPILOG = """\
@@ -77,8 +77,7 @@ def add_parsers(verbs: Verbs) -> None:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from launcher.images.images_in_use import images_in_use
-    from launcher.images.pruning import PruneRules, decide, decide_leftovers, parse_age
+    from launcher.images.pruning import PruneRules, decide, decide_leftovers, images_in_use, parse_age
 
     if args.named is not None:
         return _prune_named(args)
@@ -121,7 +120,7 @@ def _prune_named(args: argparse.Namespace) -> int:
     if args.keep or args.older_than is not None or args.ended:
         raise UserError("--named: containers have no --keep, --older-than and --ended")
     cluster = compose(args.overrides, args.config_dir).config.cluster
-    containers, unseen = named_containers.look(cluster, named_containers.nodes_of(cluster), args.named)
+    containers, skipped = named_containers.look(cluster, named_containers.nodes_of(cluster), args.named)
     removals = [container for container in containers if container.state == "idle"]
     if not args.json:
         _print_named(containers, args.named)
@@ -132,19 +131,19 @@ def _prune_named(args: argparse.Namespace) -> int:
         containers = [
             replace(item, state=states.get((item.node, item.container), item.state)) for item in containers
         ]
-        unseen += silent
+        skipped += silent
     failed = [container for container in containers if container in removals and not args.dry_run]
-    for place in unseen:
+    for place in skipped:
         print(f"slipway: {place.node}: skipped: {place.why}", file=sys.stderr)
     for container in failed:
         print(f"slipway: {container.node}: {container.name} was not removed", file=sys.stderr)
     if args.json:
         rows = [{"node": item.node, "name": item.name, "state": item.state} for item in containers]
         print(json.dumps(rows, indent=2))
-    return 1 if unseen or failed else 0
+    return 1 if skipped or failed else 0
 
 
-def _print_named(containers: Sequence[Named], pattern: str) -> None:
+def _print_named(containers: Sequence[NamedContainer], pattern: str) -> None:
     if not containers:
         print(f"no launch of yours left a container named {one_line(pattern)}", file=sys.stderr)
         return

@@ -36,7 +36,7 @@ _BAR = re.compile(r"\] +(\d+)/(\d+) +\d+%")
 
 @dataclass(frozen=True, slots=True)
 class ImportContext:
-    """What a backend needs to make a squashfs.
+    """The inputs of a backend.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def choose_backend(source: Reference, via: str, note: Callable[[str], None]) -> 
             return ENROOT
         if lacking:
             raise UserError(_NO_RUNNER, hint=_INSTALL_RUNNER)
-        note(f"Enroot is there, and not what runs it: imported without it ({_INSTALL_RUNNER})")
+        note(f"Enroot is there, but not enroot-py, which runs it: imported without it ({_INSTALL_RUNNER})")
     also = ("enroot",) if reads and not has_enroot else ()
     why = "to import an image without Enroot"
     tools.require(*_SKOPEO_PROGRAMS, why=why, or_else=_ELSEWHERE, also=also)

@@ -257,11 +257,11 @@ def _verify(path: Path, deep: bool, progress: ImageProgress, checked: list[str],
 
 def _verify_checksum(path: Path, record: Sidecar, progress: ImageProgress) -> None:
     progress.step(f"sha256 of {path.name}", record.size)
-    found = sha256_of(path, progress)
-    if found != record.sha256:
+    checksum = sha256_of(path, progress)
+    if checksum != record.sha256:
         raise UserError(
-            f"{one_line(str(path))}: its sha256 is {found[:12]}..., and was {record.sha256[:12]}... when it"
-            " was made: its bytes have changed"
+            f"{one_line(str(path))}: its sha256 is {checksum[:12]}..., and was {record.sha256[:12]}... when"
+            " it was made: its bytes have changed"
         )
 
 

@@ -1,4 +1,4 @@
-"""Containers with names, which stay on the nodes where they were unpacked: find them, and remove them."""
+"""Containers with names, which stay on the nodes where they were unpacked: finding and removing them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from launcher.errors import UserError, end_of, one_line
 from launcher.slurm.commands import Unreachable, ask, error_text, run
 from launcher.slurm.environment import clean_environment
 
-# As the script of a launch completes the name: digits of the image.
+# The script of a launch adds digits of the image to the name.
 _NAME = re.compile(r"pyxis_(?P<name>.+)-[0-9a-f]{12}")
 _MARK = "slipway-container"
 _AT_ONCE = 16
-# To get a node for a moment, and for what is done there.
+# To get a node for a moment, and for the work there.
 _WAIT_SECONDS, _MINUTES = 20, 5
 _PATIENCE_SECONDS = _WAIT_SECONDS + 60.0 * _MINUTES
 
-# `$1` begins each line; the other words are to be removed, but for root directories of processes.
+# `$1` begins each line; the other words are removed, unless they are root directories of processes.
 # `enroot list -f` finds no process where Enroot's directory is a bind mount.
 _SCRIPT = """\
 mark=$1
@@ -45,7 +45,7 @@ done
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedContainer:
     """A container on a node; `state` is ``idle``, ``runs`` or ``removed``."""
 
     node: str
@@ -54,13 +54,13 @@ class Named:
 
     @property
     def name(self) -> str:
-        """What Pyxis calls it."""
+        """Its name, without the prefix of Pyxis."""
         return self.container.removeprefix("pyxis_")
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
-    """A node that could not be looked at, and why."""
+class SkippedNode:
+    """A node that could not be searched, and why."""
 
     node: str
     why: str
@@ -85,43 +85,47 @@ def nodes_of(cluster: ClusterConfig) -> list[str]:
     return names
 
 
-def look(cluster: ClusterConfig, nodes: Sequence[str], pattern: str) -> tuple[list[Named], list[Blind]]:
+def look(
+    cluster: ClusterConfig, nodes: Sequence[str], pattern: str
+) -> tuple[list[NamedContainer], list[SkippedNode]]:
     """Find the containers of this user that launches named, on each node that has room for a moment.
 
     Parameters
     ----------
     pattern
-        Of the names that `container_options.name` had, as of files: ``*`` is any.
+        Of the values of `container_options.name`, as for files: ``*`` is any.
     """
-    found, blind = _on_each(nodes, lambda node: _step(cluster, node, ()))
-    return [one for one in found if _is_of(one, pattern)], blind
+    containers, skipped = _on_each(nodes, lambda node: _run_step(cluster, node, ()))
+    return [container for container in containers if _matches(container, pattern)], skipped
 
 
-def remove(cluster: ClusterConfig, containers: Sequence[Named]) -> tuple[list[Named], list[Blind]]:
-    """Remove containers; those in which a process runs by now stay."""
+def remove(
+    cluster: ClusterConfig, containers: Sequence[NamedContainer]
+) -> tuple[list[NamedContainer], list[SkippedNode]]:
+    """Remove containers, but not those in which a process runs by now."""
     by_node: dict[str, list[str]] = {}
-    for one in containers:
-        by_node.setdefault(one.node, []).append(one.container)
-    found, blind = _on_each(list(by_node), lambda node: _step(cluster, node, by_node[node]))
-    wanted = {(one.node, one.container) for one in containers}
-    return [one for one in found if (one.node, one.container) in wanted], blind
+    for container in containers:
+        by_node.setdefault(container.node, []).append(container.container)
+    results, skipped = _on_each(list(by_node), lambda node: _run_step(cluster, node, by_node[node]))
+    requested = {(container.node, container.container) for container in containers}
+    return [result for result in results if (result.node, result.container) in requested], skipped
 
 
-def _is_of(one: Named, pattern: str) -> bool:
-    found = _NAME.fullmatch(one.container)
-    return found is not None and fnmatchcase(found["name"], pattern)
+def _matches(container: NamedContainer, pattern: str) -> bool:
+    match = _NAME.fullmatch(container.container)
+    return match is not None and fnmatchcase(match["name"], pattern)
 
 
 def _on_each(
-    nodes: Sequence[str], step: Callable[[str], list[Named] | Blind]
-) -> tuple[list[Named], list[Blind]]:
+    nodes: Sequence[str], step: Callable[[str], list[NamedContainer] | SkippedNode]
+) -> tuple[list[NamedContainer], list[SkippedNode]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(step, nodes))
-    found = [one for answer in answers if not isinstance(answer, Blind) for one in answer]
-    return found, [answer for answer in answers if isinstance(answer, Blind)]
+    containers = [item for answer in answers if not isinstance(answer, SkippedNode) for item in answer]
+    return containers, [answer for answer in answers if isinstance(answer, SkippedNode)]
 
 
-def _step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[Named] | Blind:
+def _run_step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[NamedContainer] | SkippedNode:
     command = ["srun", "--job-name=slipway-containers", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
     command += ["--cpus-per-task=1", "--mem=100M", f"--time={_MINUTES}", f"--immediate={_WAIT_SECONDS}"]
     command += ["--chdir=/", "--mpi=none", "--quiet"]
@@ -129,14 +133,14 @@ def _step(cluster: ClusterConfig, node: str, names: Sequence[str]) -> list[Named
         value = getattr(cluster, flag)
         command += [f"--{flag}={value}"] * (value is not None)
     environment = clean_environment(cluster.slurm_conf)
-    # Where Enroot keeps containers is the node's affair: Pyxis lets no job choose.
+    # The node decides where Enroot keeps containers: Pyxis lets no job choose.
     environment = {key: value for key, value in environment.items() if not key.startswith("ENROOT_")}
     try:
         words_of = [*command, "sh", "-c", _SCRIPT, "sh", _MARK, *names]
         answer = run(words_of, environment, _PATIENCE_SECONDS, notify=False)
     except (Unreachable, TimeoutError) as error:
-        return Blind(node, one_line(str(error)) or "no answer")
+        return SkippedNode(node, one_line(str(error)) or "no answer")
     if answer.code:
-        return Blind(node, end_of(one_line(error_text(answer.stderr))))
+        return SkippedNode(node, end_of(one_line(error_text(answer.stderr))))
     lines = (line.split(" ") for line in answer.stdout.splitlines())
-    return [Named(node, line[1], line[2]) for line in lines if len(line) == 3 and line[0] == _MARK]
+    return [NamedContainer(node, line[1], line[2]) for line in lines if len(line) == 3 and line[0] == _MARK]

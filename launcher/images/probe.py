@@ -51,10 +51,10 @@ def cuda() -> str | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        found = _CUDA.search(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
+        match = _CUDA.search(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def nemo_files() -> dict[str, str | None]:
@@ -69,8 +69,8 @@ def nemo_files() -> dict[str, str | None]:
 
 
 def _types(directories: list[Path], name: str) -> str | None:
-    found = [kind for kind in _TYPES if any((each / name.format(kind)).is_file() for each in directories)]
-    return " ".join(found) or None
+    types = [kind for kind in _TYPES if any((path / name.format(kind)).is_file() for path in directories)]
+    return " ".join(types) or None
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def show_bars(console: Console, clock: Callable[[], float] | None = None) -> Ite
     )
     from rich.text import Text
 
-    class Amount(ProgressColumn):
+    class AmountColumn(ProgressColumn):
         """Bytes done, with the rate: of the last seconds, at the end of the whole step."""
 
         def render(self, task: Task) -> Text:
@@ -114,7 +114,7 @@ def show_bars(console: Console, clock: Callable[[], float] | None = None) -> Ite
         SpinnerColumn(finished_text="[green]✓[/]"),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        Amount(),
+        AmountColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, get_time=clock) as live:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from launcher.errors import UserError, one_line
@@ -12,6 +14,10 @@ from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.scratch import is_locked, locked
 from launcher.images.store import Stored, sidecar_path, stored
+from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.locator import RunLocator
+from launcher.jobs.status import poll
+from launcher.slurm.states import State
 
 _DAY_SECONDS = 86400
 _UNITS = {"m": 60, "h": 3600, "d": _DAY_SECONDS, "w": 7 * _DAY_SECONDS}
@@ -34,6 +40,46 @@ class ImageUse:
     run: str
     is_live: bool
     launched: float
+
+
+def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[ImageUse]]:
+    """Return the launches in images of a directory, by the image with links resolved.
+
+    All known launches count: this user's and, in directories that were seen, others'. A job counts as live
+    unless it is known to have ended.
+
+    Raises
+    ------
+    UserError
+        If the runs that were seen before cannot be looked up.
+    """
+    pairs = list(_launches_in(directory.resolve(), base_results_dir))
+    launches = adopt([launch for launch, _ in pairs])
+    jobs = [launch for launch in launches if not launch.is_without_job]
+    states = {launch.paths.directory: status.state for launch, status in zip(jobs, poll(jobs), strict=True)}
+    uses: dict[Path, list[ImageUse]] = defaultdict(list)
+    for launch, (_, image) in zip(launches, pairs, strict=True):
+        state = states.get(launch.paths.directory)
+        if state is not None:  # it became a job
+            is_live = state.is_live or state is State.UNKNOWN
+            launched = datetime.fromisoformat(launch.manifest.created).timestamp()
+            uses[image].append(ImageUse(launch.manifest.run, is_live, launched))
+    return uses
+
+
+def _launches_in(directory: Path, base_results_dir: Path) -> Iterator[tuple[Launch, Path]]:
+    known = RunLocator(base_results_dir)
+    entries = known.originals(known.launches())
+    if known.index.trouble:
+        raise UserError(f"the known runs cannot be listed: {known.index.trouble}")
+    for entry in entries:
+        try:
+            launch = read_launch(entry.run_dir, entry.number)
+        except UserError:  # removed, or broken, since it was listed
+            continue
+        image = Path(launch.manifest.image or "")
+        if image.is_absolute() and image.resolve().parent == directory:
+            yield launch, image.resolve()
 
 
 @dataclass(frozen=True, slots=True)

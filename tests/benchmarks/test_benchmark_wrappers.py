@@ -154,10 +154,10 @@ def test_shellcheck_finds_nothing(repository: Path) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.trainer
-def test_a_benchmark_runs(repository: Path, tmp_path: Path, sandbox: Sandbox) -> None:
+def test_a_benchmark_runs(repository: Path, tmp_path: Path, sandbox: Sandbox, warm_python: Path) -> None:
     variables = {"MAX_STEPS": "3", "RUNTIME": "5m", "GLOBAL_BATCH_SIZE": "16", "UNIQUE_OUTPUT_DIR": "1"}
     environment = variables | {"SLURM_CONF": sandbox.environment()["SLURM_CONF"]}
-    more = ["cluster=sandbox", *SHRUNK, "--follow"]
+    more = ["cluster=sandbox", f"cluster.python={warm_python}", *SHRUNK, "--follow"]
     done = run(repository, "bmk-pretrain-gpt3-126m2", tmp_path, *more, **environment)
     assert "COMPLETED" in done.stdout
     (results,) = tmp_path.glob("results-*")

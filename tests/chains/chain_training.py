@@ -32,6 +32,7 @@ TRAINING = [
     "training.model.hidden_dropout=0.1",
     "training.model.attention_dropout=0.1",
     "training.model.data.data_impl=mock",
+    "+training.model.override_vocab_size=512",
     f"{CHECKPOINTS}.every_n_train_steps={EVERY}",
 ]
 SLOW, FAST = "0.7", "0"

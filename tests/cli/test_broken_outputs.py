@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_slipway import forked_command
 from tests.launching.fake_slurm import FakeSlurm, install, overrides, stages
 
 SUBMITTED = 4  # the one of a job under way, as in the table of docs/jobs.md
@@ -30,8 +31,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 def slipway(line: str, words: Sequence[str], cwd: Path) -> tuple[int, str]:
     """Run a line of bash with `slipway WORDS` as its arguments; return its exit code and its stderr."""
+    # What is closed cannot be handed to a fork.
+    command = [sys.executable, "-m", "launcher.cli.app"] if ">&-" in line else forked_command()
     done = subprocess.run(
-        ["bash", "-c", line, "bash", sys.executable, "-m", "launcher.cli.app", *words],
+        ["bash", "-c", line, "bash", *command, *words],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         capture_output=True,

@@ -65,7 +65,7 @@ def kitchen(tiny_layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def options(kitchen: Path, tmp_path: Path) -> list[str]:
-    """What every call is given: a store of the test's own, and the trees."""
+    """Return the options of every call: a store of the test's own, and the trees."""
     trees = [f"--config-dir={kitchen}/conf", f"--template-dir={kitchen}/templates"]
     return [f"--images-dir={tmp_path}/images", *trees]
 
@@ -123,12 +123,12 @@ def test_a_recipe_that_changed_is_another_image(options: list[str], tmp_path: Pa
     before.parent.mkdir()
     before.write_bytes(b"as it was")
     assert main(["image", "inspect", "small", *options]) == 2
-    told = capsys.readouterr().err
-    assert f"of the recipe as it was before: {before.name}" in told
-    assert "slipway image build small:run" in told
+    errors = capsys.readouterr().err
+    assert f"of the recipe as it was before: {before.name}" in errors
+    assert "slipway image build small:run" in errors
 
 
-def test_an_instruction_that_fails(
+def test_a_failing_instruction_is_quoted_and_leaves_nothing(
     options: list[str], kitchen: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")
@@ -139,15 +139,15 @@ def test_an_instruction_that_fails(
     template = kitchen / "templates/failing.Dockerfile.j2"
     template.write_text(TEMPLATE.replace("> /etc/made", "; nosuchprogram --now"))
     assert main(["image", "build", "small", "image.template=failing", *options]) == 2
-    told = capsys.readouterr().err
-    assert "cannot build localhost/" in told and "nosuchprogram" in told
-    assert "subprocess exited" not in told.partition("slipway: cannot")[2], "which says nothing"
+    errors = capsys.readouterr().err
+    assert "cannot build localhost/" in errors and "nosuchprogram" in errors
+    assert "subprocess exited" not in errors.partition("slipway: cannot")[2], "which says nothing"
     assert run("buildah", "containers", "-q") == ""
     assert not any((tmp_path / "temporary").iterdir())
     assert not (tmp_path / "images").exists() or not any((tmp_path / "images").iterdir())
 
 
-def test_a_run_is_recorded_with_the_digest_that_the_registry_has(
+def test_a_run_records_the_digest_of_the_registry(
     options: list[str], registry: Registry, tmp_path: Path, capsys: Capsys
 ) -> None:
     need("buildah")
@@ -194,7 +194,7 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def test_two_that_build_at_once_build_once(
+def test_two_builds_at_once_build_once(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")
@@ -206,9 +206,9 @@ def test_two_that_build_at_once_build_once(
 
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     both = [slipway("build", "small", "--builder=buildah", "--json", *options) for _ in range(2)]
-    told = [one.communicate() for one in both]
-    assert [one.returncode for one in both] == [0, 0], told
-    assert sorted(json.loads(out)["reused"] for out, _ in told) == [False, True]
+    message = [one.communicate() for one in both]
+    assert [one.returncode for one in both] == [0, 0], message
+    assert sorted(json.loads(out)["reused"] for out, _ in message) == [False, True]
     assert (tmp_path / "calls").read_text().split().count("bud") == 1
 
 
@@ -237,7 +237,7 @@ else echo 'Error: kernel does not support overlay fs' >&2; exit 125; fi"""
     ],
     ids=["a docker without a daemon", "docker", "podman in the name of docker", "no overlay"],
 )
-def test_the_first_that_works(
+def test_the_first_working_builder_is_taken(
     programs: dict[str, str], found: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, script in programs.items():
@@ -250,14 +250,14 @@ def test_the_first_that_works(
     assert str(builder.reference("localhost/me/a:1")) == f"{transport}://localhost/me/a:1"
 
 
-def test_none_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_builder_says_why_it_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path / "bin", "docker", NO_DAEMON)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(UserError, match="no program that builds images works here") as refused:
         find_builder()
-    told = str(refused.value)
-    assert "docker: docker: Cannot connect to the Docker daemon" in told
-    assert "buildah: not on PATH" in told and "--on-cluster" in told
+    message = str(refused.value)
+    assert "docker: docker: Cannot connect to the Docker daemon" in message
+    assert "buildah: not on PATH" in message and "--on-cluster" in message
     with pytest.raises(UserError, match="podman does not work here"):
         find_builder("podman")
 
@@ -271,7 +271,7 @@ def test_none_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
     ids=["a tag may move", "pinned", "of this machine"],
 )
-def test_a_stale_base_is_asked_for_anew(base: str, words: dict[str, str], tmp_path: Path) -> None:
+def test_a_base_named_by_a_tag_is_pulled_again(base: str, words: dict[str, str], tmp_path: Path) -> None:
     for name in ("docker", "podman", "buildah"):
         command = Builder(name).command(
             tmp_path,
@@ -288,7 +288,7 @@ def test_a_stale_base_is_asked_for_anew(base: str, words: dict[str, str], tmp_pa
         assert ("--layers=true" in command) == ("--force-rm" in command) == (name != "docker")
 
 
-def test_the_registry_of_the_base(tmp_path: Path) -> None:
+def test_builders_get_the_options_of_the_registry(tmp_path: Path) -> None:
     access = Access(plain_http=True, authfile=tmp_path / "auth.json")
     options: dict[str, Any] = {"base": Reference.parse("a.b/c:1"), "labels": {}, "platform": "linux/amd64"}
     for name in ("podman", "buildah"):
@@ -299,7 +299,7 @@ def test_the_registry_of_the_base(tmp_path: Path) -> None:
         Builder("docker").command(tmp_path, tmp_path / "Dockerfile", "a:1", access=access, **options)
 
 
-def test_another_that_builds_while_a_builder_is_looked_for(
+def test_an_image_built_meanwhile_is_reused(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     need("buildah")
@@ -316,7 +316,7 @@ def test_another_that_builds_while_a_builder_is_looked_for(
     assert not built[0]["reused"]
 
 
-def test_a_store_that_cannot_be_made(kitchen: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_store_that_cannot_be_made_is_named(kitchen: Path, tmp_path: Path, capsys: Capsys) -> None:
     need("buildah")
     (tmp_path / "file").touch()
     trees = [f"--config-dir={kitchen}/conf", f"--template-dir={kitchen}/templates"]

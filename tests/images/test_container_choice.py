@@ -1,4 +1,4 @@
-"""What `container` may be, what becomes of it in the job's script, and what is said where it is not there."""
+"""The values of `container`: what they become in the script, and what is reported if they are missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drafted(container: str, *more: str) -> Draft:
 
 
 def there(file: Path) -> None:
-    """What looks like a squashfs."""
+    """Write a file that looks like a squashfs."""
     file.parent.mkdir(exist_ok=True)
     image(file)
 
@@ -51,7 +51,7 @@ def image_of(made: Draft) -> str:
 
 
 @pytest.mark.parametrize(
-    ("container", "told"),
+    ("container", "message"),
     [
         (NEMO, NEMO),
         ("nvcr.io/nvidia/nemo:24.07", NEMO),
@@ -65,22 +65,22 @@ def image_of(made: Draft) -> str:
         ("oci:layouts/tiny:1", "HERE/images/tiny+1.sqsh"),
     ],
 )
-def test_an_image_is_written_as_pyxis_wants_it(container: str, told: str, here: Path) -> None:
-    assert resolve_container(container, f"{here}/images").image == told.replace("HERE", str(here))
+def test_container_becomes_the_name_that_pyxis_takes(container: str, message: str, here: Path) -> None:
+    assert resolve_container(container, f"{here}/images").image == message.replace("HERE", str(here))
 
 
 @pytest.mark.parametrize(
-    ("container", "told"),
+    ("container", "message"),
     [("docker://nvcr.io/nvidia/nemo:24.07", NEMO), ("oci:layouts/tiny:1", "HERE/images/tiny+1.sqsh")],
 )
-def test_the_script_has_it_as_pyxis_wants_it(container: str, told: str, here: Path) -> None:
+def test_the_script_has_the_name_that_pyxis_takes(container: str, message: str, here: Path) -> None:
     made = drafted(container)
-    expected = told.replace("HERE", str(here))
+    expected = message.replace("HERE", str(here))
     assert image_of(made) == expected
     assert f"--container-image={expected}" in shlex.split(made.rendered.script, comments=True)
 
 
-def test_a_recipe_is_the_file_that_it_becomes(here: Path) -> None:
+def test_a_recipe_resolves_to_its_file(here: Path) -> None:
     run, dev = image_of(drafted("nemo")), image_of(drafted("nemo:dev"))
     assert re.fullmatch(rf"{re.escape(str(here))}/images/nemo-run-[0-9a-f]{{12}}\.sqsh", run)
     assert Path(dev).name.startswith("nemo-dev-")
@@ -92,7 +92,7 @@ def test_a_recipe_is_the_file_that_it_becomes(here: Path) -> None:
     assert Path(image_of(made)).name.startswith("ours-run-")
 
 
-def test_the_points_of_a_sweep_have_images_of_their_own(here: Path) -> None:
+def test_each_point_of_a_sweep_has_its_own_image(here: Path) -> None:
     words = ["cluster=bcm", "images_dir=images", "container=choice(nemo,docker://nvcr.io/nvidia/nemo:24.07)"]
     sweep = draft_sweep(SweepRequest(words, ["slipway", "sweep"]))
     images = [Path(image_of(point.draft)).name for point in sweep.points]
@@ -110,11 +110,11 @@ def test_the_points_of_a_sweep_have_images_of_their_own(here: Path) -> None:
         ("here.sqsh", ["an image file is given by its whole path"]),
     ],
 )
-def test_what_is_no_image_is_told_with_its_source(container: str, words: list[str]) -> None:
+def test_a_wrong_container_is_named_with_its_source(container: str, words: list[str]) -> None:
     with pytest.raises(UserError) as raised:
         drafted(container)
-    told = str(raised.value)
-    assert all(word in told for word in [*words, "from the command line: container="]), told
+    message = str(raised.value)
+    assert all(word in message for word in [*words, "from the command line: container="]), message
 
 
 # --- what the checks say
@@ -128,7 +128,7 @@ def lost(made: Draft) -> Lack:
 
 
 @pytest.mark.parametrize("container", ["nemo:dev", "oci:layouts/tiny:1"])
-def test_an_image_that_was_not_made_is_told_with_what_makes_it(container: str, here: Path) -> None:
+def test_a_missing_image_is_named_with_the_command_that_makes_it(container: str, here: Path) -> None:
     one = lost(drafted(container))
     assert (one.key, one.certain) == ("container", True)
     verb = (
@@ -142,14 +142,14 @@ def test_an_image_that_was_not_made_is_told_with_what_makes_it(container: str, h
     assert lost_image(Ground(drafted(container))) == ()
 
 
-def test_a_torn_image_is_made_anew(here: Path) -> None:
+def test_a_torn_image_is_found_by_the_checks(here: Path) -> None:
     image(here / "torn.sqsh", size=200)
     one = lost(drafted(f"{here}/torn.sqsh"))
     assert one.why.startswith("cut short")
     assert one.fix == f"make it anew: slipway image import IMAGE --output {here}/torn.sqsh --force"
 
 
-def test_many_nodes_that_fetch_an_image_at_once(here: Path) -> None:
+def test_a_registry_image_on_many_nodes_is_a_warning(here: Path) -> None:
     (one,) = fetched_at_once(Ground(drafted(NEMO))) or ()
     assert not one.certain
     assert one.why == "each of the job's 8 nodes fetches and unpacks it by itself, all at once"
@@ -163,7 +163,7 @@ def test_many_nodes_that_fetch_an_image_at_once(here: Path) -> None:
     assert fetched_at_once(Ground(drafted("/apps/nemo.sqsh"))) is None
 
 
-def test_the_record_of_a_file_has_the_images_digest(here: Path) -> None:
+def test_the_digest_is_read_from_the_record(here: Path) -> None:
     file = here / "nemo.sqsh"
     image(file)
     assert recorded_digest(str(file)) is None
@@ -181,22 +181,22 @@ def test_the_record_of_a_file_has_the_images_digest(here: Path) -> None:
 
 def dry(capsys: Capsys, *words: str) -> tuple[str, str]:
     assert main(["launch", "--dry-run", "cluster=bcm", "images_dir=images", *words]) == 0
-    said = capsys.readouterr()
-    return said.out, said.err
+    message = capsys.readouterr()
+    return message.out, message.err
 
 
 @pytest.mark.parametrize("where", ["--build", "--build=host"])
-def test_an_image_of_a_registry_becomes_a_file(where: str, here: Path, capsys: Capsys) -> None:
-    out, told = dry(capsys, where, f"container={NEMO}")  # an override after a bare --build is none of it
+def test_build_makes_a_file_of_a_registry_image(where: str, here: Path, capsys: Capsys) -> None:
+    out, message = dry(capsys, where, f"container={NEMO}")  # an override after a bare --build is none of it
     file = here / "images/nvidia+nemo+24.07.sqsh"
     assert f"    --container-image={file} \\\n" in out
-    assert f"slipway: first: slipway image import '{NEMO}' --output={file}\n" in told
+    assert f"slipway: first: slipway image import '{NEMO}' --output={file}\n" in message
     there(file)
-    again, told = dry(capsys, where, f"container={NEMO}")
-    assert f"--container-image={file} " in again and "first:" not in told
+    again, message = dry(capsys, where, f"container={NEMO}")
+    assert f"--container-image={file} " in again and "first:" not in message
 
 
-def test_a_job_comes_first_where_one_makes_the_image(here: Path, capsys: Capsys) -> None:
+def test_build_as_a_job_comes_first(here: Path, capsys: Capsys) -> None:
     out, _ = dry(capsys, "--build=job", "container=nemo", "stage_cluster.image.partition=cpu")
     stages = re.findall("^# --- (image|training): .*", out, re.MULTILINE)
     assert stages == ["image", "training"]
@@ -210,7 +210,7 @@ def test_a_job_comes_first_where_one_makes_the_image(here: Path, capsys: Capsys)
     assert not (here / "images").exists() and not (here / "results").exists()
 
 
-def test_the_jobs_own_trees_are_whole_paths(here: Path) -> None:
+def test_trees_of_the_job_are_absolute_paths(here: Path) -> None:
     (here / "conf/image").mkdir(parents=True)
     request = Request(["container=nemo", "cluster=bcm", "images_dir=images"], [], config_dir=Path("conf"))
     needed = required_image(draft(request).composition, request)
@@ -220,7 +220,7 @@ def test_the_jobs_own_trees_are_whole_paths(here: Path) -> None:
 
 @pytest.mark.parametrize("option", ["stage_to=/scratch", "runtime=apptainer"])
 @pytest.mark.parametrize("where", ["--build", "--build=job"])
-def test_what_needs_a_file_has_the_one_that_is_made(
+def test_options_that_need_a_file_get_the_built_one(
     where: str, option: str, here: Path, capsys: Capsys
 ) -> None:
     out, _ = dry(capsys, where, f"container_options.{option}", f"container={NEMO}")
@@ -231,15 +231,15 @@ def test_what_needs_a_file_has_the_one_that_is_made(
     assert NEMO not in training
 
 
-def test_a_torn_file_is_made_anew(here: Path, capsys: Capsys) -> None:
+def test_build_replaces_a_torn_file(here: Path, capsys: Capsys) -> None:
     (here / "images").mkdir()
     image(here / "images/nvidia+nemo+24.07.sqsh", size=200)
-    _, told = dry(capsys, "--build", f"container={NEMO}")
-    assert "slipway: first: slipway image import" in told
+    _, message = dry(capsys, "--build", f"container={NEMO}")
+    assert "slipway: first: slipway image import" in message
 
 
 @pytest.mark.parametrize("name", ["$(x) y", "long" * 60])
-def test_any_image_has_a_run_that_makes_it(name: str, capsys: Capsys) -> None:
+def test_run_names_of_image_jobs_are_short_and_distinct(name: str, capsys: Capsys) -> None:
     runs = []
     for other in ("", "z"):
         out, _ = dry(capsys, "--build=job", f"container='oci:/layouts/{name}{other}:1'")
@@ -248,7 +248,7 @@ def test_any_image_has_a_run_that_makes_it(name: str, capsys: Capsys) -> None:
     assert all(len(run) < 120 for run in runs)
 
 
-def test_a_recipe_that_changed_while_a_job_waited(here: Path, capsys: Capsys) -> None:
+def test_a_recipe_changed_while_the_job_waited_is_refused(here: Path, capsys: Capsys) -> None:
     (here / "conf/image").mkdir(parents=True)
     recipe = here / "conf/image/ours.yaml"
     recipe.write_text("defaults: [nemo, _self_]\ntag: '2'\n")
@@ -257,8 +257,8 @@ def test_a_recipe_that_changed_while_a_job_waited(here: Path, capsys: Capsys) ->
     assert needed is not None
     recipe.write_text("defaults: [nemo, _self_]\nworkdir: /elsewhere\n")
     assert main([*needed.work.arguments]) == 2
-    told = capsys.readouterr().err
-    assert f"--expect={needed.file.name}: the recipe ours becomes ours-run-" in told
+    errors = capsys.readouterr().err
+    assert f"--expect={needed.file.name}: the recipe ours becomes ours-run-" in errors
     assert not (here / "images").exists()
     # Another one has made it before it changed.
     there(needed.file)
@@ -267,7 +267,7 @@ def test_a_recipe_that_changed_while_a_job_waited(here: Path, capsys: Capsys) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "errors"),
     [
         (["--build", "container=null"], "--build: container=null: there is no image to build"),
         (["--build", "cluster=local"], "--build: cluster.scheduler=local runs without containers"),
@@ -282,9 +282,9 @@ def test_a_recipe_that_changed_while_a_job_waited(here: Path, capsys: Capsys) ->
         ),
     ],
 )
-def test_where_there_is_nothing_to_build(words: list[str], told: str, capsys: Capsys) -> None:
+def test_build_without_an_image_to_build_is_refused(words: list[str], errors: str, capsys: Capsys) -> None:
     assert main(["launch", "--dry-run", "cluster=bcm", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert errors in capsys.readouterr().err
 
 
 def test_a_file_needs_no_build(here: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_file_needs_no_build(here: Path) -> None:
     assert own == ("image", "build", "nemo", f"--images-dir={here}", f"--template-dir={here}")
 
 
-def test_advice_of_a_launch_names_what_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_of_a_launch_name_options_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[ImportOptions] = []
 
     def refuse(source: object, target: object, options: ImportOptions, progress: object) -> None:
@@ -308,10 +308,10 @@ def test_advice_of_a_launch_names_what_a_launch_takes(monkeypatch: pytest.Monkey
     needed = ImageRequirement(
         resolve_container("127.0.0.1:5000/x:1", "images"), Path("images/x.sqsh"), Request([], [])
     )
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         make_here(needed, ImageProgress())
-    assert "ENROOT_ALLOW_HTTP=yes slipway launch ... --build" in (told.value.hint or "")
-    assert "--plain-http" not in (told.value.hint or "")
+    assert "ENROOT_ALLOW_HTTP=yes slipway launch ... --build" in (raised.value.hint or "")
+    assert "--plain-http" not in (raised.value.hint or "")
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "yes")
     with pytest.raises(UserError):
         make_here(needed, ImageProgress())

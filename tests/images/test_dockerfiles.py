@@ -130,5 +130,5 @@ def test_gpus_to_compile_for() -> None:
     assert len(words) == 2
 
 
-def test_text_of_a_dockerfile() -> None:
+def test_values_are_quoted_for_a_dockerfile() -> None:
     assert quote_for_dockerfile('a"b\\c$d') == '"a\\"b\\\\c\\$d"'

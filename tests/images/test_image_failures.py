@@ -1,4 +1,4 @@
-"""What goes wrong with images: the command tells the next step, exits with 2, and leaves nothing behind."""
+"""Failures of `slipway image`: it names the next step, exits with 2, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHERS = ("unsquashfs", "setpriv", "git", "sh")
 
 
 class Place:
-    """Where images go and where they are made, both empty."""
+    """The directories where images go and where they are made, both empty."""
 
     def __init__(self, directory: Path) -> None:
         self.images, self.work = directory / "images", directory / "work"
@@ -63,7 +63,7 @@ exit $code
 
 
 def refused_on_small_disk(point: Path, before: str, *words: str) -> tuple[str, str]:
-    """What the command says on a disk of 8 MB, and the files that are left there.
+    """Return the errors of a command on a disk of 8 MB, and the files that it leaves there.
 
     Parameters
     ----------
@@ -88,12 +88,12 @@ def refused_on_small_disk(point: Path, before: str, *words: str) -> tuple[str, s
 
 
 def refused(capsys: Capsys, *words: str) -> str:
-    """What the command says when it refuses."""
+    """Return the errors of a command that is refused."""
     code = main(["image", *words])
-    told = capsys.readouterr()
-    assert code == 2, told
-    assert "Traceback" not in told.err
-    return told.err
+    output = capsys.readouterr()
+    assert code == 2, output
+    assert "Traceback" not in output.err
+    return output.err
 
 
 def with_file(layout: Path, directory: Path, content: bytes) -> str:
@@ -106,7 +106,7 @@ def with_file(layout: Path, directory: Path, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("lacking", IMPORTERS)
-def test_a_program_is_missing(
+def test_a_missing_program_is_named(
     capsys: Capsys,
     place: Place,
     tiny_layout: Path,
@@ -121,56 +121,64 @@ def test_a_program_is_missing(
         if found and name != lacking:
             (programs / name).symlink_to(found)
     monkeypatch.setenv("PATH", str(programs))
-    said = refused(capsys, *place.imported(f"oci:{tiny_layout}:1"))
+    message = refused(capsys, *place.imported(f"oci:{tiny_layout}:1"))
     package = {"mksquashfs": "squashfs-tools"}.get(lacking, lacking)
-    assert lacking in said
-    assert f"apt-get install {package}\n" in said
+    assert lacking in message
+    assert f"apt-get install {package}\n" in message
     assert not place.left()
 
 
-def test_no_engine_builds(
+def test_missing_builders_are_named(
     capsys: Capsys, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = refused(capsys, "build", "nemo", "--images-dir", str(place.images))
-    assert all(engine in said for engine in ("docker", "podman", "buildah"))
-    assert "apt-get install" in said
+    message = refused(capsys, "build", "nemo", "--images-dir", str(place.images))
+    assert all(engine in message for engine in ("docker", "podman", "buildah"))
+    assert "apt-get install" in message
     assert not place.left()
 
 
-def test_too_little_room_is_seen_beforehand(tiny_layout: Path, tmp_path: Path, place: Place) -> None:
+def test_too_little_space_is_reported_before_the_import(
+    tiny_layout: Path, tmp_path: Path, place: Place
+) -> None:
     words = ["--output", "images/tiny.sqsh", "--temp-dir", str(place.work), "--via", "skopeo"]
     fill = "head -c 8300000 /dev/zero >full"
-    said, left = refused_on_small_disk(tmp_path / "disk", fill, "import", f"oci:{tiny_layout}:1", *words)
-    assert f"{tmp_path / 'disk' / 'images'}: the image needs about" in said
-    assert re.search(r"needs about [\d.]+ MB there, and [\d.]+ .?B are free", said)
-    assert "images_dir=DIR" in said, "the next step"
+    message, left = refused_on_small_disk(tmp_path / "disk", fill, "import", f"oci:{tiny_layout}:1", *words)
+    assert f"{tmp_path / 'disk' / 'images'}: the image needs about" in message
+    assert re.search(r"needs about [\d.]+ MB there, and [\d.]+ .?B are free", message)
+    assert "images_dir=DIR" in message, "the next step"
     assert (left, place.left()) == ("", [])
 
 
-def test_the_disk_is_full_while_unpacking(tiny_layout: Path, tmp_path: Path, place: Place) -> None:
+def test_a_disk_that_fills_while_unpacking_is_explained(
+    tiny_layout: Path, tmp_path: Path, place: Place
+) -> None:
     # It weighs nothing before.
     source = with_file(tiny_layout, tmp_path, bytes(2**25))
     words = ["--output", str(place.target), "--temp-dir", "work", "--via", "skopeo"]
-    said, left = refused_on_small_disk(tmp_path / "disk", "", "import", source, *words)
-    assert "no space is left" in said
-    assert "--temp-dir" in said, "the next step"
+    message, left = refused_on_small_disk(tmp_path / "disk", "", "import", source, *words)
+    assert "no space is left" in message
+    assert "--temp-dir" in message, "the next step"
     assert (left, place.left()) == ("", [])
 
 
-def test_the_disk_is_full_while_packing(tiny_layout: Path, tmp_path: Path, place: Place) -> None:
+def test_a_disk_that_fills_while_packing_is_explained(
+    tiny_layout: Path, tmp_path: Path, place: Place
+) -> None:
     # It weighs nothing before, and much as it is packed.
     source = with_file(tiny_layout, tmp_path, b"more" * 2**23)
     words = ["--output", "images/tiny.sqsh", "--temp-dir", str(place.work), "--compression", "none"]
     before = "echo what was there >images/tiny.sqsh"
-    said, left = refused_on_small_disk(tmp_path / "disk", before, "import", source, *words, "--via", "skopeo")
-    assert "no space is left" in said
-    assert "images_dir=" in said, "the next step"
+    message, left = refused_on_small_disk(
+        tmp_path / "disk", before, "import", source, *words, "--via", "skopeo"
+    )
+    assert "no space is left" in message
+    assert "images_dir=" in message, "the next step"
     assert (left, place.left()) == ("images/tiny.sqsh\nwhat was there\n", [])
 
 
 @pytest.mark.parametrize("password", [None, "not it"])
-def test_the_registry_does_not_let_one_in(
+def test_a_refused_login_is_explained(
     capsys: Capsys,
     place: Place,
     guarded_registry: Registry,
@@ -182,31 +190,33 @@ def test_the_registry_does_not_let_one_in(
     auth = tmp_path / "auth.json"
     login = base64.b64encode(f"{USER}:{password}".encode()).decode()
     auth.write_text(json.dumps({"auths": {guarded_registry.host: {"auth": login}} if password else {}}))
-    said = refused(capsys, *place.imported(image, "--authfile", str(auth)))
-    assert "refuses access" in said
-    assert f"skopeo login {guarded_registry.host}" in said or "skopeo login REGISTRY" in said
-    assert login not in said
-    assert "not it" not in said
+    message = refused(capsys, *place.imported(image, "--authfile", str(auth)))
+    assert "refuses access" in message
+    assert f"skopeo login {guarded_registry.host}" in message or "skopeo login REGISTRY" in message
+    assert login not in message
+    assert "not it" not in message
     whose = "without a login" if password is None else f"as {USER}, of {auth}"
-    assert f"the registry was asked {whose}\n" in said
+    assert f"the registry was asked {whose}\n" in message
     assert not place.left()
 
 
-def test_the_registry_cannot_be_reached(capsys: Capsys, place: Place) -> None:
+def test_an_unreachable_registry_is_explained(capsys: Capsys, place: Place) -> None:
     need(*IMPORTERS)
-    said = refused(capsys, *place.imported(f"127.0.0.1:{free_port()}/team/tiny:1"))
-    assert "cannot be reached" in said
-    assert "curl" in said, "the next step"
+    message = refused(capsys, *place.imported(f"127.0.0.1:{free_port()}/team/tiny:1"))
+    assert "cannot be reached" in message
+    assert "curl" in message, "the next step"
     assert not place.left()
 
 
-def test_there_is_no_such_image(capsys: Capsys, place: Place, registry: Registry, tiny_image: str) -> None:
-    said = refused(capsys, *place.imported(f"{registry.host}/team/tiny:0.0"))
-    assert "no such image" in said
-    assert "team/tiny has no tag 0.0 (of " in said and "nearest: 1\n" in said
+def test_a_missing_image_is_explained(
+    capsys: Capsys, place: Place, registry: Registry, tiny_image: str
+) -> None:
+    message = refused(capsys, *place.imported(f"{registry.host}/team/tiny:0.0"))
+    assert "no such image" in message
+    assert "team/tiny has no tag 0.0 (of " in message and "nearest: 1\n" in message
     assert not place.left()
-    said = refused(capsys, *place.imported(f"{registry.host}/team/nothing_of_this_name:1"))
-    assert "no such image" in said and "or it is private" in said and "without a login" in said
+    message = refused(capsys, *place.imported(f"{registry.host}/team/nothing_of_this_name:1"))
+    assert "no such image" in message and "or it is private" in message and "without a login" in message
 
 
 @pytest.fixture(scope="module")
@@ -228,21 +238,23 @@ def broken(kind: str, whole: Path, directory: Path) -> Path:
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
 @pytest.mark.parametrize("kind", ["no squashfs", "empty", "truncated"])
-def test_a_file_that_is_no_whole_squashfs(
+def test_an_incomplete_squashfs_is_refused(
     capsys: Capsys, whole: Path, tmp_path: Path, kind: str, verb: str
 ) -> None:
     image = broken(kind, whole, tmp_path)
     before = image.read_bytes()
-    said = refused(capsys, verb, str(image))
-    assert str(image) in said
-    assert {"no squashfs": "not a squashfs", "empty": "empty", "truncated": "cut short"}[kind] in said
-    assert "slipway image" in said, "the next step"
+    message = refused(capsys, verb, str(image))
+    assert str(image) in message
+    assert {"no squashfs": "not a squashfs", "empty": "empty", "truncated": "cut short"}[kind] in message
+    assert "slipway image" in message, "the next step"
     assert image.read_bytes() == before
     assert not list((tmp_path / "home").iterdir())
 
 
 @pytest.mark.parametrize("kind", ["no squashfs", "truncated"])
-def test_no_launch_with_a_broken_image(capsys: Capsys, whole: Path, tmp_path: Path, kind: str) -> None:
+def test_a_launch_with_a_broken_image_is_refused(
+    capsys: Capsys, whole: Path, tmp_path: Path, kind: str
+) -> None:
     image = broken(kind, whole, tmp_path)
     words = [
         "training=gpt3/126m",
@@ -251,7 +263,7 @@ def test_no_launch_with_a_broken_image(capsys: Capsys, whole: Path, tmp_path: Pa
         f"base_results_dir={tmp_path}/results",
     ]
     code = main(["launch", *words])
-    told = capsys.readouterr()
-    assert code == 2, told
-    assert f"container={str(image)!r}" in told.err
+    output = capsys.readouterr()
+    assert code == 2, output
+    assert f"container={str(image)!r}" in output.err
     assert not (tmp_path / "results").exists()

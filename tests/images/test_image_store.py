@@ -63,7 +63,7 @@ def test_only_whole_files_are_images(image: Path) -> None:
     assert stored(directory / "none.sqsh") is None
 
 
-def test_a_later_versions_fields_are_passed_over(image: Path) -> None:
+def test_fields_of_later_versions_are_ignored(image: Path) -> None:
     record = json.loads(sidecar_path(image).read_text())
     record["new"] = record["config"]["new"] = 1
     sidecar_path(image).write_text(json.dumps(record))
@@ -79,7 +79,7 @@ def test_a_later_versions_fields_are_passed_over(image: Path) -> None:
         {"recipe": []},
     ],
 )
-def test_a_record_that_is_not_of_the_file_is_not_believed(image: Path, change: dict[str, object]) -> None:
+def test_a_record_of_another_file_is_ignored(image: Path, change: dict[str, object]) -> None:
     record = json.loads(sidecar_path(image).read_text())
     sidecar_path(image).write_text(json.dumps({**record, **change}))
     assert read_sidecar(image) is None
@@ -87,6 +87,6 @@ def test_a_record_that_is_not_of_the_file_is_not_believed(image: Path, change: d
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])
-def test_what_is_no_record_is_none(image: Path, text: str) -> None:
+def test_a_broken_record_is_ignored(image: Path, text: str) -> None:
     sidecar_path(image).write_text(text)
     assert read_sidecar(image) is None

@@ -47,7 +47,7 @@ def copied(imported: Imported, directory: Path) -> Path:
     return directory / imported.path.name
 
 
-def test_the_record_says_what_it_is(imported: Imported, tiny_layout: Path) -> None:
+def test_the_record_describes_the_image(imported: Imported, tiny_layout: Path) -> None:
     sidecar = imported.sidecar
     assert sidecar
     assert not imported.reused
@@ -89,7 +89,7 @@ def test_it_starts_as_its_image_says(imported: Imported, tmp_path: Path) -> None
     assert all(f"# {name} {value}" in rc.splitlines() for name, value in LABELS.items())
 
 
-def test_all_is_owned_by_root(imported: Imported) -> None:
+def test_all_files_are_owned_by_root(imported: Imported) -> None:
     listed = run("unsquashfs", "-lln", imported.path).splitlines()
     assert listed
     assert {line.split()[1] for line in listed if "squashfs-root" in line} == {"0/0"}
@@ -105,7 +105,7 @@ def test_the_same_digest_is_not_imported_again(imported: Imported, tiny_layout: 
 
 
 @pytest.mark.parametrize("compression", [name for name in SQUASH_OPTIONS if name != "lz4"])
-def test_another_compression_is_packed_anew(
+def test_another_compression_is_packed_again(
     imported: Imported, tiny_layout: Path, tmp_path: Path, compression: str
 ) -> None:
     target = copied(imported, tmp_path)
@@ -120,7 +120,7 @@ def test_another_compression_is_packed_anew(
     assert import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo")).reused
 
 
-def test_force_makes_it_anew(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
+def test_force_imports_again(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
     target = copied(imported, tmp_path)
     inode = target.stat().st_ino
     mounted = target.open("rb")  # as by a job that runs
@@ -146,11 +146,13 @@ def test_a_tag_that_has_moved_is_imported_again(
     assert second.notes == (f"the image has changed: it was {first.digest}, and is {second.digest}",)
 
 
-def test_the_digest_is_the_registrys(registry: Registry, tiny_image: str, tmp_path: Path) -> None:
+def test_the_digest_is_that_of_the_registry(registry: Registry, tiny_image: str, tmp_path: Path) -> None:
     reference = Reference.parse(tiny_image)
     remote = look_up(reference, Access(plain_http=True))
-    told = run("skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", f"docker://{tiny_image}")
-    assert remote.digest == told.strip()
+    message = run(
+        "skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", f"docker://{tiny_image}"
+    )
+    assert remote.digest == message.strip()
     # A reference that has the digest needs no question: the registry may be gone.
     pinned = Reference.parse(f"{tiny_image}@{remote.digest}")
     made = import_image(pinned, tmp_path / "pinned.sqsh", SKOPEO)
@@ -159,7 +161,7 @@ def test_the_digest_is_the_registrys(registry: Registry, tiny_image: str, tmp_pa
     assert made.digest == again.digest == remote.digest
 
 
-def test_of_several_architectures_this_machines_is_taken(
+def test_the_image_of_this_architecture_is_taken(
     registry: Registry, tiny_layout: Path, tmp_path: Path
 ) -> None:
     kind = "application/vnd.docker.distribution.manifest"
@@ -191,7 +193,7 @@ def test_of_several_architectures_this_machines_is_taken(
         look_up(put("foreign", listed[:1]), Access(plain_http=True))
 
 
-def test_an_image_without_a_record_is_taken_by_its_name(
+def test_an_image_without_a_record_is_reused_by_its_name(
     imported: Imported, tiny_layout: Path, tmp_path: Path
 ) -> None:
     target = copied(imported, tmp_path)
@@ -202,7 +204,7 @@ def test_an_image_without_a_record_is_taken_by_its_name(
     assert "no record" in taken.notes[0]
 
 
-def test_a_torn_image_is_imported_anew(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
+def test_a_torn_image_is_imported_again(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
     target = copied(imported, tmp_path)
     os.truncate(target, target.stat().st_size // 2)
     made = import_image(layout_reference(tiny_layout), target, ImportOptions(via="skopeo"))
@@ -212,7 +214,7 @@ def test_a_torn_image_is_imported_anew(imported: Imported, tiny_layout: Path, tm
     assert target.stat().st_size == made.sidecar.size >= read_superblock(target).used_bytes
 
 
-def test_what_is_there_is_used_when_nobody_can_be_asked(
+def test_the_stored_image_serves_while_the_registry_does_not_answer(
     imported: Imported, tiny_layout: Path, tmp_path: Path
 ) -> None:
     layout = tmp_path / "tiny"
@@ -228,7 +230,7 @@ def test_what_is_there_is_used_when_nobody_can_be_asked(
     assert target.exists()
 
 
-def test_logins_are_taken_from_a_file(guarded_registry: Registry, tiny_layout: Path, tmp_path: Path) -> None:
+def test_logins_are_read_from_authfile(guarded_registry: Registry, tiny_layout: Path, tmp_path: Path) -> None:
     name = guarded_registry.push(tiny_layout, "team/tiny", credentials=f"{USER}:{PASSWORD}")
     target = tmp_path / "images/tiny.sqsh"
     with pytest.raises(UserError) as refused:
@@ -242,7 +244,7 @@ def test_logins_are_taken_from_a_file(guarded_registry: Registry, tiny_layout: P
     assert not import_image(Reference.parse(name), target, options).reused
 
 
-def test_the_logins_of_enroot_serve_too(
+def test_enroot_logins_serve_skopeo_and_are_written_nowhere(
     guarded_registry: Registry, tiny_layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = guarded_registry.push(tiny_layout, "team/tiny", credentials=f"{USER}:{PASSWORD}")
@@ -276,7 +278,7 @@ def test_the_logins_of_enroot_serve_too(
         ("nonsense", "x.example", None, None),
     ],
 )
-def test_the_file_of_enroot_is_read_as_it_reads_it(
+def test_the_login_file_is_read_as_enroot_reads_it(
     tmp_path: Path, line: str, registry: str, user: str | None, login: tuple[str, str] | None
 ) -> None:
     (tmp_path / ".credentials").write_text(f"# mine\n\n{line}\n")
@@ -284,7 +286,7 @@ def test_the_file_of_enroot_is_read_as_it_reads_it(
     assert enroot_login(registry, user, environment) == login
 
 
-def test_archives_are_read(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
+def test_archives_are_imported(imported: Imported, tiny_layout: Path, tmp_path: Path) -> None:
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"oci-archive:{tmp_path}/tiny.tar:1")
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"docker-archive:{tmp_path}/docker.tar:tiny:1")
     made = import_image(Reference.parse(f"oci-archive:{tmp_path}/tiny.tar:1"), tmp_path / "a.sqsh", SKOPEO)
@@ -294,7 +296,7 @@ def test_archives_are_read(imported: Imported, tiny_layout: Path, tmp_path: Path
     assert (made.sidecar.config.env, made.sidecar.config.workdir) == (ENV, WORKDIR)
 
 
-def test_the_storage_of_podman_and_buildah_is_read(
+def test_images_of_podman_and_buildah_are_imported(
     imported: Imported, tiny_layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "storage.conf"

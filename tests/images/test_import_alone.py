@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.images.importing import import_image
 from launcher.images.references import Reference
-from launcher.images.scratch import locked
+from launcher.images.scratch import is_locked, lock_path, locked
 from launcher.images.squashfs import read_superblock
 from launcher.images.store import Store, read_sidecar, sidecar_path
 from tests.images.importer import end, is_running, start, wait_for, wrapped
@@ -31,7 +33,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where imports work: nothing else does."""
+    """Return the directory where imports work, and nothing else does."""
     directory = tmp_path / "work"
     directory.mkdir()
     # The first of those on one file system is taken.
@@ -43,7 +45,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 _HANGING = 'for last; do :; done\nprintf half > "$2"\necho $$ > {mark}\nexec sleep 1000'
 
 
-def test_ten_at_once_do_the_work_once(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
+def test_ten_imports_at_once_import_once(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
     environment = wrapped(tmp_path / "bin", "mksquashfs", f"echo packed >> {tmp_path}/log")
     target = images / "tiny.sqsh"
     ten = [start(f"oci:{tiny_layout}:1", target, environment=environment) for _ in range(10)]
@@ -55,7 +57,44 @@ def test_ten_at_once_do_the_work_once(tiny_layout: Path, images: Path, tmp_path:
     assert {path.name for path in images.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
 
 
-def test_an_image_that_has_no_record_yet(tiny_layout: Path, images: Path) -> None:
+_HOLDER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from launcher.images.scratch import is_locked, lock_path, locked
+with locked(Path(sys.argv[1]), print) as lock:
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=lock.descriptors, stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_lock_lasts_as_long_as_the_programs_that_inherit_it(images: Path) -> None:
+    target = images / "tiny.sqsh"
+    holder = subprocess.run([sys.executable, "-c", _HOLDER, str(target)], stdout=subprocess.PIPE, text=True)
+    program = int(holder.stdout)
+    try:
+        assert holder.returncode == -signal.SIGKILL
+        assert is_locked(target)
+    finally:
+        os.kill(program, signal.SIGKILL)
+    while is_running(program):
+        pass
+    assert not is_locked(target)
+    with locked(target, lambda who: pytest.fail(f"{who} has ended")) as lock:
+        assert lock.certain and not lock.waited
+    assert list(images.iterdir()) == []
+
+
+def test_colleagues_may_lock_an_image_whatever_the_umask(images: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with locked(images / "tiny.sqsh", print):
+            assert lock_path(images / "tiny.sqsh").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)
+
+
+def test_an_import_waits_for_the_record_of_another(tiny_layout: Path, images: Path) -> None:
     target = images / "tiny.sqsh"
     import_image(Reference.parse(f"oci:{tiny_layout}:1"), target)
     record = sidecar_path(target).read_text()
@@ -71,7 +110,7 @@ def test_an_image_that_has_no_record_yet(tiny_layout: Path, images: Path) -> Non
     assert out.split()[1].startswith("sha256:")
 
 
-def test_a_second_one_waits_and_says_for_whom(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
+def test_a_second_import_waits_and_names_the_first(tiny_layout: Path, images: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     environment = wrapped(tmp_path / "bin", "mksquashfs", f"echo here > {tmp_path}/mark\nread line < {go}")
@@ -81,12 +120,12 @@ def test_a_second_one_waits_and_says_for_whom(tiny_layout: Path, images: Path, t
     # It does not matter that this one would be forced: the other's work is newer than its wish.
     second = start(f"oci:{tiny_layout}:1", target, "force", environment=environment)
     assert second.stderr
-    said = ""
-    while "waiting for it" not in said:
+    message = ""
+    while "waiting for it" not in message:
         line = second.stderr.readline()
-        assert line, said
-        said += line
-    assert f"tiny.sqsh is being imported by process {first.pid} of " in said
+        assert line, message
+        message += line
+    assert f"tiny.sqsh is being imported by process {first.pid} of " in message
     assert not target.exists()
     go.write_text("go\n")
     assert end(first)[1].startswith("made sha256:")
@@ -125,7 +164,7 @@ def test_an_interrupted_import_leaves_no_target(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_replacement_leaves_the_image_that_was_there(
+def test_an_interrupted_replacement_keeps_the_former_image(
     tiny_layout: Path, images: Path, tmp_path: Path, number: signal.Signals, work: Path
 ) -> None:
     target = images / "tiny.sqsh"
@@ -141,9 +180,7 @@ def test_an_interrupted_replacement_leaves_the_image_that_was_there(
     assert read_sidecar(target) == record
 
 
-def test_what_fails_in_the_middle_leaves_nothing(
-    tiny_layout: Path, images: Path, tmp_path: Path, work: Path
-) -> None:
+def test_a_failed_import_leaves_nothing(tiny_layout: Path, images: Path, tmp_path: Path, work: Path) -> None:
     words = "Write failed because No space left on device"
     before = f'printf half > "$2"\necho "{words}" >&2\nexit 1'
     environment = wrapped(tmp_path / "bin", "mksquashfs", before)

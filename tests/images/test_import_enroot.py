@@ -27,9 +27,9 @@ PLAIN = ImportOptions(plain_http=True)
 
 
 @pytest.fixture
-def told(stand_in: Path) -> Path:
-    """Where it writes that down: its arguments and its environment."""
-    return stand_in.with_name("told")
+def calls(stand_in: Path) -> Path:
+    """Return the directory of its records: its arguments and its environment."""
+    return stand_in.with_name("calls")
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def stand_in(tmp_path: Path, tiny_rootfs: Path, monkeypatch: pytest.MonkeyPatch)
     need("skopeo", "mksquashfs")
     directory = tmp_path / "stand_in"
     directory.mkdir()
-    told = tmp_path / "told"
-    told.mkdir()
+    calls = tmp_path / "calls"
+    calls.mkdir()
     script = f"""#!/bin/sh
 if [ "$1" = import ]; then
-    printf '%s\\n' "$@" > {told}/argv
-    env > {told}/environment
+    printf '%s\\n' "$@" > {calls}/argv
+    env > {calls}/environment
     mksquashfs {shlex.quote(str(tiny_rootfs))} "$3" -all-root $ENROOT_SQUASH_OPTIONS > /dev/null
 else
     echo 4.1.2
@@ -59,13 +59,11 @@ def replace(stand_in: Path, script: str) -> None:
     (stand_in / "enroot").write_text(f"#!/bin/sh\n{script}\n")
 
 
-def test_enroot_gets_our_uri_our_options_and_a_place_with_room(
-    told: Path, tiny_image: str, tmp_path: Path
-) -> None:
+def test_enroot_gets_uri_options_and_directories(calls: Path, tiny_image: str, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     options = ImportOptions(plain_http=True, compression="zstd", temp_dir=tmp_path / "work")
     made = import_image(Reference.parse(tiny_image), tmp_path / "images/tiny.sqsh", options)
-    words = (told / "argv").read_text().splitlines()
+    words = (calls / "argv").read_text().splitlines()
     host, _, name = tiny_image.partition("/")
     assert words[:2] == ["import", "-o"]
     # As it was looked up, even if the tag moves meanwhile.
@@ -74,7 +72,7 @@ def test_enroot_gets_our_uri_our_options_and_a_place_with_room(
     assert Path(words[2]).parent == made.path.parent
     assert words[2] != str(made.path)
     given = dict(
-        line.split("=", 1) for line in (told / "environment").read_text().splitlines() if "=" in line
+        line.split("=", 1) for line in (calls / "environment").read_text().splitlines() if "=" in line
     )
     assert given["ENROOT_SQUASH_OPTIONS"].startswith(" ".join(SQUASH_OPTIONS["zstd"]))
     assert Path(given["ENROOT_TEMP_PATH"]).parent == tmp_path / "work"
@@ -91,7 +89,7 @@ def test_enroot_gets_our_uri_our_options_and_a_place_with_room(
     assert {path.name for path in made.path.parent.iterdir()} == {"tiny.sqsh", "tiny.sqsh.json"}
 
 
-def test_what_enroot_cannot_is_done_without_it(stand_in: Path, tiny_image: str, tmp_path: Path) -> None:
+def test_skopeo_takes_over_where_enroot_fails(stand_in: Path, tiny_image: str, tmp_path: Path) -> None:
     need("umoci")
     replace(stand_in, "echo '[ERROR] Could not process JSON input' >&2\nexit 1")
     made = import_image(Reference.parse(tiny_image), tmp_path / "tiny.sqsh", PLAIN)
@@ -105,7 +103,7 @@ def test_what_enroot_cannot_is_done_without_it(stand_in: Path, tiny_image: str, 
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"tiny.sqsh", "tiny.sqsh.json"}
 
 
-def test_an_image_that_enroot_alone_does_not_find(
+def test_an_image_that_only_enroot_misses_is_imported(
     stand_in: Path, tiny_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The image is there: nobody is told that there is none."""
@@ -119,15 +117,17 @@ def test_an_image_that_enroot_alone_does_not_find(
     assert "there is no such image" not in note
 
 
-def test_what_enroot_does_not_read_goes_past_it(told: Path, tiny_layout: Path, tmp_path: Path) -> None:
+def test_images_that_enroot_does_not_read_go_to_skopeo(
+    calls: Path, tiny_layout: Path, tmp_path: Path
+) -> None:
     need("umoci")
     made = import_image(Reference.parse(f"oci:{tiny_layout}:1"), tmp_path / "tiny.sqsh")
     assert made.sidecar
     assert "skopeo" in made.sidecar.made_by
-    assert not (told / "argv").exists()
+    assert not (calls / "argv").exists()
 
 
-def test_without_its_runner_the_extra_is_named(
+def test_a_missing_enroot_runner_is_named_with_its_extra(
     stand_in: Path, tiny_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.images.backends._has_runner", lambda: False)
@@ -139,15 +139,15 @@ def test_without_its_runner_the_extra_is_named(
         import_image(Reference.parse(tiny_image), tmp_path / "b.sqsh", ImportOptions(via="enroot"))
 
 
-def test_where_nothing_tells_digests_the_name_decides(
-    stand_in: Path, told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unknown_digest_is_reused_by_name(
+    stand_in: Path, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", stand_ins(stand_in, "mksquashfs", "env", "setpriv"))
     source = Reference.parse("dockerd://tiny:1")
     made = import_image(source, tmp_path / "tiny.sqsh")
     assert not made.reused
     assert made.digest is None
-    assert (told / "argv").read_text().splitlines()[3] == "dockerd://tiny:1"
+    assert (calls / "argv").read_text().splitlines()[3] == "dockerd://tiny:1"
     again = import_image(source, tmp_path / "tiny.sqsh")
     assert again.reused
     assert "reused by its name" in again.notes[0]
@@ -173,10 +173,10 @@ def test_enroot_ends_with_the_import(
 
 
 @pytest.mark.pyxis
-def test_a_tag_that_moves_during_an_import(
+def test_the_image_that_was_looked_up_is_imported_though_its_tag_moves(
     registry: Registry, tiny_rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is recorded is what is in the file: the image that was looked up."""
+    """The record is of the image that was looked up, and so is the file."""
     need("enroot", "skopeo", "umoci", "jq", "parallel")
     layouts = {}
     for version in ("one", "two"):
@@ -200,7 +200,7 @@ def test_a_tag_that_moves_during_an_import(
 
 
 @pytest.mark.pyxis
-def test_both_ways_make_the_same(tiny_image: str, tmp_path: Path) -> None:
+def test_both_backends_make_the_same_image(tiny_image: str, tmp_path: Path) -> None:
     need("enroot", "skopeo", "umoci", "jq", "parallel")
     listed, starts = [], []
     for via in ("enroot", "skopeo"):

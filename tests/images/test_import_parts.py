@@ -55,7 +55,7 @@ def places(**free: tuple[int, str]) -> dict[Path, ScratchPlace]:
         ({"tmp": (40, "disk"), "images": (45, "disk")}, "/tmp"),
     ],
 )
-def test_it_works_where_there_is_room(free: dict[str, tuple[int, str]], expected: str) -> None:
+def test_scratch_goes_where_there_is_room(free: dict[str, tuple[int, str]], expected: str) -> None:
     found = places(**{"images": (20, "disk"), **free})
     chosen = choose_scratch(
         SpaceNeeds(40 * GB, 10 * GB),
@@ -67,7 +67,7 @@ def test_it_works_where_there_is_room(free: dict[str, tuple[int, str]], expected
     assert chosen == Path(expected)
 
 
-def test_without_room_the_numbers_are_told() -> None:
+def test_too_little_room_is_refused_with_numbers() -> None:
     found = places(tmp=(30, "disk"), images=(20, "disk"))
     with pytest.raises(UserError) as raised:
         choose_scratch(SpaceNeeds(40 * GB, 10 * GB), Path("/images/x.sqsh"), None, {}, found.get)
@@ -79,7 +79,7 @@ def test_without_room_the_numbers_are_told() -> None:
         choose_scratch(SpaceNeeds(1 * GB, 30 * GB), Path("/images/x.sqsh"), None, {}, found.get)
 
 
-def test_a_chosen_directory_is_the_only_one(tmp_path: Path) -> None:
+def test_temp_dir_is_the_only_candidate(tmp_path: Path) -> None:
     found = places(tmp=(900, "disk"), mine=(30, "disk"), images=(900, "disk"))
     chosen = choose_scratch(SpaceNeeds(20 * GB, GB), Path("/images/x.sqsh"), Path("/mine"), {}, found.get)
     assert chosen == Path("/mine")
@@ -89,7 +89,7 @@ def test_a_chosen_directory_is_the_only_one(tmp_path: Path) -> None:
         choose_scratch(SpaceNeeds(1, 1), tmp_path / "x.sqsh", tmp_path / "none")
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
     tmp_path = tmp_path / "temporary"
     (tmp_path / "slipway-other").mkdir(parents=True)
     with scratch_directory(tmp_path) as first:
@@ -112,7 +112,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert outside.stat().st_mode & 0o777 == 0o750
 
 
-def test_a_work_directory_is_kept_by_the_programs_in_it(tmp_path: Path) -> None:
+def test_scratch_is_kept_by_the_programs_in_it(tmp_path: Path) -> None:
     with scratch_directory(tmp_path) as work:
         child = subprocess.Popen(["sleep", "1000"], pass_fds=work.descriptors)
         with (work.path / "lock").open("r+") as other, pytest.raises(BlockingIOError):
@@ -173,7 +173,7 @@ def test_words_reach_the_program_as_they_are(
     assert "\nrm -rf" not in (root / "etc/rc").read_text()
 
 
-def test_what_a_line_cannot_hold_is_told(tmp_path: Path) -> None:
+def test_values_that_do_not_fit_in_a_line_are_reported(tmp_path: Path) -> None:
     config = ImageConfig(env=("A=1\n2", "B=3"), volumes=("/data",))
     assert configure(tmp_path, config, "x") == ("the variable A has a line break in it: left out",)
     assert (tmp_path / "etc/environment").read_text() == "B=3\n"
@@ -181,7 +181,7 @@ def test_what_a_line_cannot_hold_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "etc/fstab").read_text() == words
 
 
-def test_all_of_it_can_be_read_by_its_owner(tmp_path: Path) -> None:
+def test_the_owner_can_read_all_files(tmp_path: Path) -> None:
     (tmp_path / "dev/shm").mkdir(parents=True)
     (tmp_path / "dev/null").write_text("not the device\n")
     (tmp_path / "etc").mkdir()
@@ -202,7 +202,7 @@ def _skopeo(words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "why", "hint"),
+    ("output", "why", "hint"),
     [
         (
             _skopeo(
@@ -254,9 +254,9 @@ def _skopeo(words: str) -> str:
         ("what nobody has thought of", "skopeo failed with exit code 3", ""),
     ],
 )
-def test_a_programs_failure_is_explained(said: str, why: str, hint: str) -> None:
+def test_a_programs_failure_is_explained(output: str, why: str, hint: str) -> None:
     error = explain_failure(
-        "look up x", "/usr/bin/skopeo", 3, ["something before", said, "[===|  ] 3/9  33%"]
+        "look up x", "/usr/bin/skopeo", 3, ["something before", output, "[===|  ] 3/9  33%"]
     )
     assert error.message.startswith(f"cannot look up x: {why}\n")
     assert hint in (error.hint or "")
@@ -264,7 +264,7 @@ def test_a_programs_failure_is_explained(said: str, why: str, hint: str) -> None
     assert "[ERROR]" not in error.message
 
 
-def test_advice_can_be_pasted() -> None:
+def test_hints_can_be_pasted() -> None:
     names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
     error = explain_failure("look up x", "skopeo", 1, ["unauthorized"], names)
     assert "`skopeo login localhost:5000`" in str(error)
@@ -273,7 +273,7 @@ def test_advice_can_be_pasted() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         ["E: Unable to locate package nope", *["subprocess exited with status 100"] * 2],
         ["#7 0.512 E: Unable to locate package nope", "#7 ERROR: process did not complete successfully"],
@@ -281,19 +281,19 @@ def test_advice_can_be_pasted() -> None:
         ["cc: fatal error: no input files", *["compilation goes on"] * 5, "Error: building at STEP x"],
     ],
 )
-def test_the_line_that_names_the_cause_is_quoted(said: list[str]) -> None:
-    told = str(explain_failure("build x", "buildah", 100, ["STEP 1/2: FROM x", *said]))
-    assert "nope" in told or "no input files" in told
-    assert "subprocess exited" not in told
+def test_the_line_that_names_the_cause_is_quoted(output: list[str]) -> None:
+    message = str(explain_failure("build x", "buildah", 100, ["STEP 1/2: FROM x", *output]))
+    assert "nope" in message or "no input files" in message
+    assert "subprocess exited" not in message
 
 
 def test_a_long_message_keeps_its_end() -> None:
-    said = f"Error parsing image name: {'pinging a registry: ' * 40}x509: certificate has expired"
-    told = str(explain_failure("look up x", "skopeo", 1, [said]))
-    assert "skopeo: ... " in told and "x509: certificate has expired" in told
+    output = f"Error parsing image name: {'pinging a registry: ' * 40}x509: certificate has expired"
+    message = str(explain_failure("look up x", "skopeo", 1, [output]))
+    assert "skopeo: ... " in message and "x509: certificate has expired" in message
 
 
-def test_advice_of_a_registry_without_tls_can_be_pasted() -> None:
+def test_hints_for_a_registry_without_tls_can_be_pasted() -> None:
     names = {"REGISTRY": "localhost:5000", "NAME": "team/x"}
     error = explain_failure("look up x", "skopeo", 1, ["manifest unknown"], names, plain_http=True)
     assert "`skopeo list-tags --tls-verify=false docker://localhost:5000/team/x`" in str(error)
@@ -323,8 +323,8 @@ def test_layers_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_failure_shows_no_secret() -> None:
-    said = ["Get https://user:hunter22@registry.example/v2/: EOF"]
-    assert "hunter22" not in str(explain_failure("look up x", "skopeo", 1, said))
+    message = ["Get https://user:hunter22@registry.example/v2/: EOF"]
+    assert "hunter22" not in str(explain_failure("look up x", "skopeo", 1, message))
 
 
 def test_in_a_pipe_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,7 +336,7 @@ def test_in_a_pipe_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "fetching x (21.0 GB) ...\nby the way\n"
 
 
-def test_on_a_terminal_there_are_rate_and_remaining_time() -> None:
+def test_a_bar_shows_rate_and_remaining_time() -> None:
     shown, now = io.StringIO(), iter(range(1000))
     console = Console(file=shown, force_terminal=True, width=120, color_system=None)
     with show_bars(console, lambda: 1.0 * next(now)) as bars:

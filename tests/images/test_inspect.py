@@ -56,7 +56,7 @@ def packed(directory: Path, target: Path, *options: str) -> Path:
     return target
 
 
-def test_what_an_image_says_of_itself_is_in_the_image_too(
+def test_the_configuration_is_in_the_image_too(
     imported: Path, alone: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     with_record, without = (asked(capsys, "inspect", one) for one in (imported, alone))
@@ -69,7 +69,7 @@ def test_what_an_image_says_of_itself_is_in_the_image_too(
     assert with_record["digest"].startswith("sha256:")
 
 
-def test_the_screen(imported: Path, capsys: Capsys) -> None:
+def test_inspect_and_list_print_tables(imported: Path, capsys: Capsys) -> None:
     assert main(["image", "inspect", "tiny", "--images-dir", str(imported.parent)]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " ")
     assert lines["workdir"] == tiny.WORKDIR
@@ -80,13 +80,13 @@ def test_the_screen(imported: Path, capsys: Capsys) -> None:
     assert row[0] == "tiny.sqsh" and "zstd" in row
 
 
-def test_a_python_without_its_library_says_so() -> None:
+def test_a_python_without_its_library_is_explained() -> None:
     """As that of Debian's python3-minimal, which has no `json`."""
     program = f"import runpy, sys; sys.modules['json'] = None; runpy.run_path({probe.__file__!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("it is a Python without its standard library")
+    (message,) = done.stderr.splitlines()
+    assert message.startswith("it is a Python without its standard library")
 
 
 def test_volumes_are_shown(imported: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -127,7 +127,7 @@ def test_superblocks(tmp_path: Path, options: tuple[str, ...], name: str) -> Non
     assert block.used_bytes <= image.stat().st_size
 
 
-def test_a_whole_image(imported: Path, alone: Path) -> None:
+def test_a_complete_image_passes(imported: Path, alone: Path) -> None:
     one = verify(imported, deep=True)
     assert one.is_whole and not one.notes
     assert [words.split()[0] for words in one.checked[1:]] == ["sha256", "its", "every"]
@@ -135,7 +135,7 @@ def test_a_whole_image(imported: Path, alone: Path) -> None:
     assert other.is_whole and len(other.notes) == 1
 
 
-def test_every_file_is_read_whatever_its_name(tmp_path: Path) -> None:
+def test_files_of_any_name_are_decompressed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "some dir").mkdir(parents=True)
     for name in ("we[i]rd*", "back\\slash", " lead", "some dir/-x", "#", "ü"):
@@ -174,15 +174,15 @@ def broken(image: Path, how: str) -> Path:
         ("files in it", True, "a file in it cannot be read"),
     ],
 )
-def test_a_broken_image(alone: Path, capsys: Capsys, how: str, deep: bool, why: str) -> None:
+def test_a_broken_image_fails(alone: Path, capsys: Capsys, how: str, deep: bool, why: str) -> None:
     broken(alone, how)
     assert main(["image", "verify", str(alone), *["--deep"] * deep]) == 2
-    told = capsys.readouterr()
-    assert why in told.err and "make it again" in told.err
-    assert f"{alone}: not whole" in told.out
+    output = capsys.readouterr()
+    assert why in output.err and "make it again" in output.err
+    assert f"{alone}: not whole" in output.out
 
 
-def test_bytes_that_changed_since_it_was_made(imported: Path, alone: Path) -> None:
+def test_changed_bytes_fail_the_checksum(imported: Path, alone: Path) -> None:
     shutil.copy(sidecar_path(imported), sidecar_path(alone))
     assert verify(alone).is_whole
     found = verify(broken(alone, "files in it"))
@@ -195,19 +195,19 @@ def test_bytes_that_changed_since_it_was_made(imported: Path, alone: Path) -> No
     assert found.problem is not None and "the record of another file" in found.problem.message
 
 
-def test_all_of_the_store_by_default(imported: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_the_whole_store_is_verified_by_default(imported: Path, tmp_path: Path, capsys: Capsys) -> None:
     store = tmp_path / "images"
     store.mkdir()
     for name in ("good", "bad"):
         shutil.copy(imported, store / f"{name}.sqsh")
     broken(store / "bad.sqsh", "cut short")
     assert main(["image", "verify", "--images-dir", str(store), "--json"]) == 2
-    told = {Path(one["path"]).stem: one["is_whole"] for one in json.loads(capsys.readouterr().out)}
-    assert told == {"good": True, "bad": False}
-    assert {Path(one["path"]).stem for one in asked(capsys, "list", "--images-dir", store)} == set(told)
+    message = {Path(one["path"]).stem: one["is_whole"] for one in json.loads(capsys.readouterr().out)}
+    assert message == {"good": True, "bad": False}
+    assert {Path(one["path"]).stem for one in asked(capsys, "list", "--images-dir", store)} == set(message)
 
 
-def test_which_image_is_meant(imported: Path, tmp_path: Path) -> None:
+def test_images_are_located_by_path_name_recipe_and_reference(imported: Path, tmp_path: Path) -> None:
     store = Store(imported.parent)
     for text in ("tiny", "tiny.sqsh", str(imported)):
         assert locate(text, store) == imported
@@ -264,7 +264,7 @@ def need_mounts() -> None:
         pytest.skip("needs /dev/fuse")
 
 
-def test_the_python_of_an_image_tells_what_is_installed(tmp_path: Path, capsys: Capsys) -> None:
+def test_versions_are_read_by_the_python_of_the_image(tmp_path: Path, capsys: Capsys) -> None:
     need_mounts()
     image = packed(python_root(tmp_path / "root"), tmp_path / "a.sqsh", "-comp", "lz4")
     mounted = Path("/proc/self/mounts").read_text()
@@ -280,14 +280,14 @@ def test_the_python_of_an_image_tells_what_is_installed(tmp_path: Path, capsys: 
     assert Path("/proc/self/mounts").read_text() == mounted
 
 
-def test_an_image_without_python(imported: Path) -> None:
+def test_an_image_without_python_is_refused(imported: Path) -> None:
     need_mounts()
     with pytest.raises(UserError, match="its Python could not be started") as refused:
         installed_versions(imported, inspect(imported).config)
     assert "No such file or directory" in str(refused.value)
 
 
-def test_nothing_that_starts_an_image(
+def test_a_machine_that_starts_no_image_is_told_what_to_install(
     imported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -295,7 +295,7 @@ def test_nothing_that_starts_an_image(
         installed_versions(imported, inspect(imported).config)
 
 
-def test_without_unsquashfs(
+def test_a_missing_unsquashfs_is_reported(
     imported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -306,7 +306,7 @@ def test_without_unsquashfs(
     assert "apt-get install squashfs-tools" in capsys.readouterr().err
 
 
-def test_links_in_circles_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_of_an_image_are_ignored(tmp_path: Path) -> None:
     need("mksquashfs", "unsquashfs")
     (tmp_path / "root/etc").mkdir(parents=True)
     (tmp_path / "root/etc/os-release").symlink_to("os-release")
@@ -317,7 +317,7 @@ def test_links_in_circles_and_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert (found.release, found.source, found.config.env) == (None, None, ())
 
 
-def test_whoever_is_told_to_end_unmounts_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_an_inspection_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("mksquashfs", "unsquashfs")
     (tmp_path / "root").mkdir()
     run("mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet", "-no-progress")

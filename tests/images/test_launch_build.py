@@ -38,7 +38,7 @@ _ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMEOUT)
 
 @dataclass
 class Yard:
-    """Where launches are made, and what their tasks were started in."""
+    """A directory for launches, with a record of the images that their tasks started in."""
 
     root: Path
     conf: str
@@ -70,9 +70,9 @@ class Yard:
 
     def launch(self, container: str, *more: str) -> tuple[str, str]:
         process = self.start(container, *more)
-        said = process.communicate()
-        assert process.returncode == 0, said
-        return said
+        message = process.communicate()
+        assert process.returncode == 0, message
+        return message
 
     def manifest(self, run_name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.root / "results" / run_name / "launcher.json").read_text())
@@ -105,7 +105,7 @@ def yard(plain_sandbox: Sandbox, tmp_path: Path) -> Yard:
     return Yard(tmp_path, plain_sandbox.environment()["SLURM_CONF"])
 
 
-def test_of_two_launches_at_once_one_builds_the_recipe(
+def test_two_launches_at_once_build_the_recipe_once(
     yard: Yard, tiny_layout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")
@@ -126,9 +126,9 @@ def test_of_two_launches_at_once_one_builds_the_recipe(
         yard.start("small", "--build", *trees, f"data_preparation.run.name={name}", "env_vars.A=1")
         for name in names
     ]
-    said = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert sum(": made\n" in one for one in said) == 1, said
+    output = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], output
+    assert sum(": made\n" in one for one in output) == 1, output
     (image,) = (yard.root / "images").glob("*.sqsh")
     recorded = read_sidecar(image)
     assert recorded is not None and recorded.recipe is not None
@@ -139,8 +139,8 @@ def test_of_two_launches_at_once_one_builds_the_recipe(
         manifest = yard.manifest(name)
         assert (manifest["image"], manifest["image_digest"]) == (str(image), recorded.digest)
     # It is there: nothing is built again.
-    _, told = yard.launch("small", "--build", *trees, "data_preparation.run.name=three")
-    assert "building" not in told and ": made\n" not in told
+    _, message = yard.launch("small", "--build", *trees, "data_preparation.run.name=three")
+    assert "building" not in message and ": made\n" not in message
 
 
 def test_a_job_makes_the_image_and_the_launch_waits_for_it(
@@ -173,7 +173,7 @@ def test_a_job_makes_the_image_and_the_launch_waits_for_it(
         assert capsys.readouterr().out == script.read_text()
 
 
-def test_where_the_image_cannot_be_made_nothing_waits_for_ever(yard: Yard) -> None:
+def test_a_failed_image_job_cancels_the_launch(yard: Yard) -> None:
     out, _ = yard.launch("oci:nowhere:1", "--build=job", "image_job.cpus_per_task=1", "image_job.mem=null")
     assert "waits for afterok:" in out
     assert yard.end("image_nowhere+1") is State.FAILED

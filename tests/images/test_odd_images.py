@@ -33,7 +33,7 @@ def test_a_volume_is_one_line_of_the_image_only(tmp_path: Path) -> None:
     assert len(notes) == len(bad)
 
 
-def test_a_device_directory_that_may_not_be_written_to(tmp_path: Path) -> None:
+def test_a_read_only_device_directory_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "root/dev").mkdir(parents=True)
     (tmp_path / "root/dev/null").touch()
     (tmp_path / "root/dev").chmod(0o555)
@@ -42,7 +42,7 @@ def test_a_device_directory_that_may_not_be_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "root/dev").stat().st_mode & 0o700 == 0o700
 
 
-def test_a_lock_that_may_only_be_read_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(handle: int, how: int) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
@@ -51,9 +51,7 @@ def test_a_lock_that_may_only_be_read_on_nfs(tmp_path: Path, monkeypatch: pytest
         assert not lock.certain
 
 
-def test_a_directory_where_nothing_can_be_made_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_without_permission_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -66,7 +64,9 @@ def test_a_directory_where_nothing_can_be_made_says_so(
         pass
 
 
-def test_a_colleagues_image_on_nfs_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_image_of_a_colleague_is_kept_on_nfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(old: Path, new: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", str(new))
 
@@ -78,7 +78,7 @@ def test_a_colleagues_image_on_nfs_is_kept_too(tmp_path: Path, monkeypatch: pyte
     assert kept.read_text() == "theirs"
 
 
-def test_who_has_no_home_has_no_login_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_is_skipped_without_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(uid: int) -> None:
         raise KeyError(uid)
 
@@ -95,24 +95,24 @@ def test_the_host_that_a_login_is_for(registry: str, host: str) -> None:
     assert hint_names(Reference(Kind.REGISTRY, "a/b", registry, "1"))["HOSTNAME"] == host
 
 
-def test_advice_about_an_image_of_no_registry() -> None:
-    said = ["open index.json: no such file or directory: image not known"]
-    assert explain_failure("look", "skopeo", 1, said, {}).hint == "check its name and its tag"
+def test_hints_for_an_image_of_no_registry_name_no_registry() -> None:
+    message = ["open index.json: no such file or directory: image not known"]
+    assert explain_failure("look", "skopeo", 1, message, {}).hint == "check its name and its tag"
 
 
-def test_a_directory_where_the_image_should_be(tmp_path: Path) -> None:
+def test_a_directory_as_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.sqsh").mkdir()
     with pytest.raises(UserError, match="a directory, and no image's file"):
         import_image(Reference.parse("oci:/nowhere:1"), tmp_path / "x.sqsh")
 
 
-def test_a_home_in_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_in_an_option_is_expanded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["oci:/nowhere:1", "--output=~/x.sqsh", "--on-cluster", "--dry-run", "cluster=bcm"]
     assert main(["image", "import", *words]) == 0
     assert f"--output={Path.home()}/x.sqsh" in capsys.readouterr().out
 
 
-def test_where_neither_program_is_let_in_it_says_how_to_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_refused_to_both_programs_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise explain_failure("look", "skopeo", 1, ["unauthorized"], {"REGISTRY": "a.b"})
 
@@ -122,20 +122,20 @@ def test_where_neither_program_is_let_in_it_says_how_to_log_in(monkeypatch: pyte
     monkeypatch.setattr("launcher.images.registry.look_up", refused)
     monkeypatch.setattr("launcher.images.backends._run_enroot", fails)
     monkeypatch.setattr("launcher.images.tools.which", Path)
-    with pytest.raises(UserError, match="the registry refuses access") as told:
+    with pytest.raises(UserError, match="the registry refuses access") as raised:
         backends.look_up(backends.ENROOT, Reference.parse("a.b/c:1"), Access())
-    assert "skopeo login a.b" in str(told.value)
+    assert "skopeo login a.b" in str(raised.value)
 
 
 def skopeo_that_refuses(
-    here: Path, monkeypatch: pytest.MonkeyPatch, said: str, tags: str = "", user: str = ""
+    here: Path, monkeypatch: pytest.MonkeyPatch, message: str, tags: str = "", user: str = ""
 ) -> None:
     """Put a skopeo first in PATH whose look-ups fail; it may have a login, and list tags."""
     script = f"""#!/bin/sh
 case "$*" in
 *list-tags*) [ '{tags}' ] && echo '{{"Tags": [{tags}]}}' ;;
 *--get-login*) [ '{user}' ] && echo '{user}' ;;
-*) echo '{said}' >&2 && exit 1 ;;
+*) echo '{message}' >&2 && exit 1 ;;
 esac
 """
     (here / "skopeo").write_text(script)
@@ -144,58 +144,54 @@ esac
 
 
 def refusal(image: str = "nvcr.io#nvidia/nemo:24.99", access: Access | None = None) -> str:
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(ToolError) as raised:
         backends.look_up(backends.SKOPEO, Reference.parse(image), access or Access())
-    return str(told.value)
+    return str(raised.value)
 
 
 UNKNOWN = "reading manifest 24.99 in nvcr.io/nvidia/nemo: manifest unknown"
 DENIED = "reading manifest 24.99 in nvcr.io/nvidia/nemo: denied: requested access to the resource is denied"
 
 
-def test_of_a_tag_that_is_not_there_the_nearest_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nearest_tags_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skopeo_that_refuses(tmp_path, monkeypatch, UNKNOWN, '"23.11", "24.07", "24.09", "latest"')
-    said = refusal()
-    assert "nvidia/nemo has no tag 24.99 (of 4 tags)" in said
-    assert "nearest: 24.09, 24.07" in said and "skopeo list-tags docker://nvcr.io/nvidia/nemo" in said
-    assert "private" not in said
+    message = refusal()
+    assert "nvidia/nemo has no tag 24.99 (of 4 tags)" in message
+    assert "nearest: 24.09, 24.07" in message and "skopeo list-tags docker://nvcr.io/nvidia/nemo" in message
+    assert "private" not in message
 
 
-def test_a_repository_that_is_not_there_may_be_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_repository_may_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skopeo_that_refuses(tmp_path, monkeypatch, UNKNOWN)
-    said = refusal()
-    assert "there is no such image" in said and "or it is private" in said
-    assert "the registry was asked without a login" in said
-    assert "`skopeo login nvcr.io`" in said
+    message = refusal()
+    assert "there is no such image" in message and "or it is private" in message
+    assert "the registry was asked without a login" in message
+    assert "`skopeo login nvcr.io`" in message
 
 
-def test_a_refusal_tells_whose_login_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_names_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skopeo_that_refuses(tmp_path, monkeypatch, DENIED, user="bob")
-    said = refusal()
-    assert "the registry was asked as bob, of the logins of skopeo and docker" in said
-    assert "check the name" in said
+    message = refusal()
+    assert "the registry was asked as bob, of the logins of skopeo and docker" in message
+    assert "check the name" in message
     given = Access(authfile=tmp_path / "auth.json")
     assert f"asked as bob, of {tmp_path}/auth.json" in refusal(access=given)
 
 
-def test_a_refusal_tells_the_login_of_enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_names_the_login_of_enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skopeo_that_refuses(tmp_path, monkeypatch, DENIED)
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path))
     (tmp_path / ".credentials").write_text("machine nvcr.io login alice password hunter22\n")
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(ToolError) as raised:
         import_image(
             Reference.parse("nvcr.io#nvidia/nemo:24.99"), tmp_path / "x.sqsh", ImportOptions(via="skopeo")
         )
-    assert f"asked as alice, of {tmp_path}/.credentials" in str(told.value)
-    assert "hunter22" not in str(told.value)
+    assert f"asked as alice, of {tmp_path}/.credentials" in str(raised.value)
+    assert "hunter22" not in str(raised.value)
 
 
 @pytest.mark.parametrize("theirs", ["x.sqsh", "x.sqsh.json"])
-def test_a_colleagues_file_in_a_sticky_directory_is_seen_before_the_import(
+def test_a_colleagues_file_in_a_sticky_directory_is_refused_before_the_import(
     theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = tmp_path / "images"
@@ -208,13 +204,13 @@ def test_a_colleagues_file_in_a_sticky_directory_is_seen_before_the_import(
     remote = RemoteImage("sha256:0", 1, 1, ImageConfig())
     monkeypatch.setattr(backends, "look_up", lambda *_: (remote, remote.digest))
     monkeypatch.setattr(backends, "make_squashfs", lambda *_: pytest.fail("it was imported"))
-    with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as told:
+    with pytest.raises(UserError, match="sticky bit, where nobody else replaces it") as raised:
         import_image(Reference.parse("a.b#c:1"), images / "x.sqsh")
-    assert str(images / theirs) in str(told.value) and "images_dir=DIR" in str(told.value)
+    assert str(images / theirs) in str(raised.value) and "images_dir=DIR" in str(raised.value)
     assert [path.name for path in images.iterdir()] == [theirs]
 
 
-def test_a_directory_that_may_not_be_written_to_is_seen_before_the_import(
+def test_a_read_only_directory_is_refused_before_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock may be there all the same, left by a colleague."""
@@ -225,11 +221,13 @@ def test_a_directory_that_may_not_be_written_to_is_seen_before_the_import(
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_a_full_disk_tells_of_layers_of_earlier_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_command_that_removes_layers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise explain_failure("build x", name, 1, ["write: no space left on device"])
 
     monkeypatch.setattr("launcher.images.tools.run", fails)
-    with pytest.raises(ToolError, match="no space is left") as told:
+    with pytest.raises(ToolError, match="no space is left") as raised:
         building.build_recipe(read_recipe("nemo"), Builder(name), {}, ImageProgress(), Access())
-    assert f"{name} keeps layers of earlier builds: `{Builder(name).cleanup}`" in (told.value.hint or "")
+    assert f"{name} keeps layers of earlier builds: `{Builder(name).cleanup}`" in (raised.value.hint or "")

@@ -47,7 +47,7 @@ def chosen(store: Path, uses: dict[Path, list[ImageUse]], rules: PruneRules) -> 
     return {one.entry.path.name: one.remove for one in found}
 
 
-def test_what_a_run_needs_stays(tmp_path: Path) -> None:
+def test_images_that_runs_need_stay(tmp_path: Path) -> None:
     names = ("free", "ended", "live", "theirs")
     images = {name: put(tmp_path, f"{name}.sqsh", record=name != "theirs", age=40) for name in names}
     uses = {
@@ -83,17 +83,17 @@ def test_the_newest_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * DAY), ("12h", DAY / 2), ("2w", 14 * DAY)])
-def test_ages(text: str, seconds: float) -> None:
+def test_ages_are_parsed(text: str, seconds: float) -> None:
     assert parse_age(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["30", "d", "", "-1d", "3 d", "1y", "١d"])
-def test_what_is_no_age(text: str) -> None:
+def test_a_wrong_age_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="this is no age"):
         parse_age(text)
 
 
-def test_what_is_being_made_anew_stays(tmp_path: Path) -> None:
+def test_an_image_being_imported_stays(tmp_path: Path) -> None:
     store = tmp_path / "images"
     entry = stored(put(store, "a.sqsh"))
     assert isinstance(entry, Stored)
@@ -104,7 +104,7 @@ def test_what_is_being_made_anew_stays(tmp_path: Path) -> None:
     assert list(store.iterdir()) == []
 
 
-def test_a_file_that_was_replaced_goes_when_no_job_may_have_it_open(tmp_path: Path) -> None:
+def test_a_replaced_file_is_removed_when_no_job_may_have_it_open(tmp_path: Path) -> None:
     image = put(tmp_path, "a.sqsh")
     old = put(tmp_path, ".a.sqsh.old-0123456789ab", record=False)
     put(tmp_path, ".a.sqsh.lock", record=False)
@@ -113,7 +113,7 @@ def test_a_file_that_was_replaced_goes_when_no_job_may_have_it_open(tmp_path: Pa
         assert (choice.entry.path, choice.remove) == (old, not is_live)
 
 
-def test_what_a_killed_import_wrote_goes_when_nobody_imports(tmp_path: Path) -> None:
+def test_a_partial_file_is_removed_when_nobody_imports(tmp_path: Path) -> None:
     store = tmp_path / "images"
     half = put(store, ".a.sqsh.tmp-0123456789ab", record=False)
     (store / ".a.sqsh.lock").touch()  # it leaves this one too
@@ -147,7 +147,9 @@ def process(tmp_path: Path) -> Iterator[int]:
         one.kill()
 
 
-def test_the_command(tmp_path: Path, process: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_asks_and_removes(
+    tmp_path: Path, process: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     store, tree = tmp_path / "images", tmp_path / "results"
     images = {name: put(store, f"{name}.sqsh") for name in ("free", "ended", "running", "elsewhere")}
@@ -158,9 +160,9 @@ def test_the_command(tmp_path: Path, process: int, capsys: Capsys, monkeypatch: 
     command = ["image", "prune", "--images-dir", str(store)]
 
     assert main([*command, "--dry-run", "--json"]) == 0
-    told = {Path(one["path"]).stem: one for one in json.loads(capsys.readouterr().out)}
-    assert {name for name, one in told.items() if one["remove"]} == {"free"}
-    assert "running waits or runs" in told["running"]["why"] and not told["free"]["removed"]
+    message = {Path(one["path"]).stem: one for one in json.loads(capsys.readouterr().out)}
+    assert {name for name, one in message.items() if one["remove"]} == {"free"}
+    assert "running waits or runs" in message["running"]["why"] and not message["free"]["removed"]
 
     assert main(command) == 2
     shown = capsys.readouterr()
@@ -168,8 +170,8 @@ def test_the_command(tmp_path: Path, process: int, capsys: Capsys, monkeypatch: 
     assert all(image.exists() for image in images.values())
 
     # On a terminal it asks; anything but a yes is a no.
-    for said, code in (("\n", 2), ("yes\n", 0)):
-        terminal = io.StringIO(said)
+    for output, code in (("\n", 2), ("yes\n", 0)):
+        terminal = io.StringIO(output)
         monkeypatch.setattr(terminal, "isatty", lambda: True)
         monkeypatch.setattr("sys.stdin", terminal)
         assert main(command) == code
@@ -182,7 +184,7 @@ def test_the_command(tmp_path: Path, process: int, capsys: Capsys, monkeypatch: 
     capsys.readouterr()
 
 
-def test_a_launch_while_the_question_stands(
+def test_an_image_launched_during_the_question_stays(
     tmp_path: Path, process: int, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -27,48 +27,48 @@ def login(guarded_registry: Registry, tmp_path: Path) -> Path:
 
 def pushed(capsys: Capsys, *words: object) -> tuple[int, list[dict[str, Any]], str]:
     code = main(["image", "push", *map(str, words), "--plain-http", "--json"])
-    told = capsys.readouterr()
-    return code, json.loads(told.out or "[]"), told.err
+    output = capsys.readouterr()
+    return code, json.loads(output.out or "[]"), output.err
 
 
-def test_the_same_in_every_registry(
+def test_every_registry_gets_the_same_image(
     tiny_layout: Path, registry: Registry, guarded_registry: Registry, login: Path, capsys: Capsys
 ) -> None:
     places = [f"{one.host}/push/all:1" for one in (registry, guarded_registry)]
-    code, told, _ = pushed(capsys, f"oci:{tiny_layout}:1", *places, "--authfile", login)
+    code, results, _ = pushed(capsys, f"oci:{tiny_layout}:1", *places, "--authfile", login)
     assert code == 0
-    digests = {one["digest"] for one in told}
+    digests = {one["digest"] for one in results}
     access = Access(plain_http=True, authfile=login)
     assert digests == {look_up(Reference.parse(place), access).digest for place in places}
-    assert len(digests) == 1 and not any(one["was_there"] for one in told)
+    assert len(digests) == 1 and not any(one["was_there"] for one in results)
     # From one to another, and once more: nothing is sent.
     further = f"{registry.host}/push/copy:2"
-    code, told, _ = pushed(capsys, places[1], further, places[0], "--authfile", login)
-    assert (code, [one["was_there"] for one in told]) == (0, [False, True])
-    assert {one["digest"] for one in told} == digests
+    code, results, _ = pushed(capsys, places[1], further, places[0], "--authfile", login)
+    assert (code, [one["was_there"] for one in results]) == (0, [False, True])
+    assert {one["digest"] for one in results} == digests
 
 
-def test_one_that_refuses_keeps_it_from_no_other(
+def test_a_refusal_does_not_stop_other_registries(
     tiny_layout: Path, registry: Registry, guarded_registry: Registry, capsys: Capsys
 ) -> None:
     source = f"oci:{tiny_layout}:1"
     refusing = f"{guarded_registry.host}/push/refused:1"
-    code, told, complaint = pushed(capsys, source, refusing, f"{registry.host}/push/one:1")
-    assert (code, [one["error"] is None for one in told]) == (1, [False, True])
+    code, results, complaint = pushed(capsys, source, refusing, f"{registry.host}/push/one:1")
+    assert (code, [one["error"] is None for one in results]) == (1, [False, True])
     assert "the registry refuses access" in complaint and "skopeo login" in complaint
     assert main(["image", "push", source, refusing, "--plain-http"]) == 2
     assert "the registry refuses access" in capsys.readouterr().err
 
 
-def test_an_archive_is_packed_once_for_all(
+def test_an_archive_is_packed_once(
     tiny_layout: Path, registry: Registry, tmp_path: Path, capsys: Capsys
 ) -> None:
     archive, temporary = tmp_path / "tiny.tar", tmp_path / "temporary"
     temporary.mkdir()
     run("skopeo", "copy", "-q", f"oci:{tiny_layout}:1", f"docker-archive:{archive}:team/tiny:1")
     places = [f"{registry.host}/push/archive{number}:1" for number in (1, 2)]
-    code, told, _ = pushed(capsys, f"docker-archive:{archive}", *places, "--temp-dir", temporary)
-    assert code == 0 and len({one["digest"] for one in told}) == 1
+    code, results, _ = pushed(capsys, f"docker-archive:{archive}", *places, "--temp-dir", temporary)
+    assert code == 0 and len({one["digest"] for one in results}) == 1
     # A layer of a registry is compressed, whatever it was in the archive.
     raw = run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{places[0]}")
     assert "gzip" in json.loads(raw)["layers"][0]["mediaType"]
@@ -95,7 +95,7 @@ def test_mistakes(words: tuple[str, ...], message: str, capsys: Capsys) -> None:
     assert "build it first" not in complaint
 
 
-def test_a_recipe_that_was_not_built_here(
+def test_pushing_an_unbuilt_recipe_is_refused(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("buildah")

@@ -37,13 +37,13 @@ def write(tree: Path, name: str, *lines: str, on: str = "nemo") -> None:
     (tree / "image" / f"{name}.yaml").write_text(text)
 
 
-def test_the_recipes_that_there_are(mine: Path) -> None:
+def test_recipes_are_listed(mine: Path) -> None:
     assert recipe_names() == ["megatron", "nemo", "nemo-aws"]
     assert recipe_names(mine) == ["megatron", "mine", "nemo", "nemo-aws"]
 
 
 @pytest.mark.parametrize(("name", "flavor"), SHIPPED)
-def test_who_renders_is_in_the_images_name_alone(
+def test_the_user_is_only_in_the_name_of_the_image(
     name: str, flavor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipes, "user", lambda: "Jane.Doe@corp")
@@ -56,7 +56,7 @@ def test_who_renders_is_in_the_images_name_alone(
     assert not re.search(r"jane\W?doe", made.dockerfile, re.IGNORECASE)
 
 
-def test_names_that_are_given() -> None:
+def test_registry_owner_and_tag_name_the_image() -> None:
     made = read_recipe(
         "nemo", "run", ["image.registry=reg.org:5000", "image.owner=ml/team", "image.tag=1.10"]
     )
@@ -87,12 +87,12 @@ CHANGES = [
 NAMES = ["image.owner=me", "image.tag=x", "image.registries=[a.b]", "image.builder=podman"]
 
 
-def test_what_decides_the_image_is_in_the_hash() -> None:
+def test_the_hash_covers_what_is_in_the_image() -> None:
     hashes = [read_recipe("nemo-aws", None, [change]).hash for change in CHANGES]
     assert len({read_recipe("nemo-aws").hash, *hashes}) == len(CHANGES) + 1
 
 
-def test_what_an_image_is_called_is_not_in_the_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_hash_does_not_cover_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = read_recipe("megatron")
     monkeypatch.setenv("LOGNAME", "somebody")
     assert read_recipe("megatron", None, NAMES).hash == before.hash
@@ -103,21 +103,21 @@ def test_what_an_image_is_called_is_not_in_the_hash(monkeypatch: pytest.MonkeyPa
     assert (after.hash, after.context) == (before.hash, {"trainer/changed.py": b"changed = True\n"})
 
 
-def test_the_trainer_is_in_the_image_for_it() -> None:
+def test_the_megatron_image_has_the_trainer() -> None:
     context = read_recipe("megatron").context
     assert context["trainer/pretrain.py"] == (ROOT / "trainer/pretrain.py").read_bytes()
     assert not [name for name in context if name.endswith(".pyc")]
     assert read_recipe("nemo").context == {}
 
 
-def test_a_base_without_a_digest_is_warned_of() -> None:
+def test_a_base_without_a_digest_is_a_warning() -> None:
     (warning,) = read_recipe("nemo").warnings
     assert "image.base=nvcr.io#nvidia/nemo:25.07 is not pinned" in warning
     assert "skopeo inspect --format '{{.Digest}}' docker://nvcr.io/nvidia/nemo:25.07" in warning
 
 
 @pytest.mark.parametrize("pin", [f"image.digest={DIGEST}", f"image.base=nvcr.io#nvidia/nemo:25.07@{DIGEST}"])
-def test_a_pinned_base(pin: str) -> None:
+def test_a_pinned_base_is_no_warning(pin: str) -> None:
     made = read_recipe("nemo", None, [pin])
     assert made.warnings == ()
     assert f"\nFROM nvcr.io/nvidia/nemo@{DIGEST}\n" in made.dockerfile
@@ -140,7 +140,7 @@ def test_labels() -> None:
     assert made.labels["org.team"] == "us"
 
 
-def test_labels_of_a_build_tell_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_a_build_name_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         who = ("-c", "user.name=x", "-c", "user.email=x@y")
         return subprocess.run(
@@ -162,7 +162,7 @@ def test_labels_of_a_build_tell_the_commits(tmp_path: Path, monkeypatch: pytest.
     assert (theirs["slipway.config.revision"], theirs["slipway.config.dirty"]) == (commit, "true")
 
 
-def test_versions_of_parts_that_are_not_wanted() -> None:
+def test_parts_without_a_version_are_left_out() -> None:
     made = read_recipe(
         "nemo-aws", None, ["image.versions.aws_ofi_nccl=null", "image.versions.nccl_tests=null"]
     )
@@ -172,7 +172,7 @@ def test_versions_of_parts_that_are_not_wanted() -> None:
     assert not [label for label in made.labels if "ofi" in label or "tests" in label]
 
 
-def test_a_script_of_the_users_own(tmp_path: Path) -> None:
+def test_the_dev_script_is_run_in_the_dev_flavor(tmp_path: Path) -> None:
     script = tmp_path / "setup.sh"
     script.write_text("echo one\n")
     key = f"image.dev_script={script}"
@@ -187,7 +187,7 @@ def test_a_script_of_the_users_own(tmp_path: Path) -> None:
     assert "image.dev_script is for the dev flavor" in run.warnings[-1]
 
 
-def test_a_recipe_of_the_users_own(mine: Path, tmp_path: Path) -> None:
+def test_a_user_recipe_and_template_are_rendered(mine: Path, tmp_path: Path) -> None:
     assert "\nFROM example.org/team/nemo:1\n" in read_recipe("mine", None, (), mine).dockerfile
     templates = tmp_path / "templates"
     templates.mkdir()
@@ -203,7 +203,7 @@ def test_a_recipe_of_the_users_own(mine: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "said"),
+    ("name", "overrides", "message"),
     [
         (
             "nemmo",
@@ -251,35 +251,35 @@ def test_a_recipe_of_the_users_own(mine: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_of_overrides(name: str, overrides: list[str], said: list[str]) -> None:
+def test_mistakes_of_overrides(name: str, overrides: list[str], message: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         read_recipe(name, None, overrides)
-    for words in said:
+    for words in message:
         assert words in str(caught.value)
     assert "me:pw" not in str(caught.value)
 
 
-def test_mistakes_in_files_are_told_with_their_lines(mine: Path) -> None:
-    def told(*lines: str, on: str = "nemo") -> str:
+def test_mistakes_in_files_name_their_lines(mine: Path) -> None:
+    def mistake(*lines: str, on: str = "nemo") -> str:
         write(mine, "mine", *lines, on=on)
         with pytest.raises(UserError) as caught:
             read_recipe("mine", None, (), mine)
         return str(caught.value)
 
     source = f"from {mine}/image/mine.yaml:4"
-    assert source in told("flavor: dve")
-    assert "did you mean 'packages'?" in told("pakages: [numactl]")
-    misspelt = told("versions: {gdrcpy: 1.0.0}", on="nemo-aws")
+    assert source in mistake("flavor: dve")
+    assert "did you mean 'packages'?" in mistake("pakages: [numactl]")
+    misspelt = mistake("versions: {gdrcpy: 1.0.0}", on="nemo-aws")
     assert source in misspelt
     assert "did you mean 'gdrcopy'?" in misspelt
-    assert "not valid YAML" in told("packages: [numactl")
-    assert "there is no such file to build on" in told(on="nmo")
+    assert "not valid YAML" in mistake("packages: [numactl")
+    assert "there is no such file to build on" in mistake(on="nmo")
     # A number is read as it was written.
     write(mine, "mine", "tag: 1.10")
     assert read_recipe("mine", None, (), mine).tag == "1.10"
 
 
-def test_a_directory_of_dockerfiles_alone_serves_a_launch_too(tmp_path: Path) -> None:
+def test_a_directory_of_dockerfiles_serves_a_launch(tmp_path: Path) -> None:
     (tmp_path / "nemo.Dockerfile.j2").write_text("FROM {{ base }}\n")
     given = Request(
         ["cluster=bcm", "container=nemo", f"launcher_scripts_path={tmp_path}"],
@@ -290,7 +290,7 @@ def test_a_directory_of_dockerfiles_alone_serves_a_launch_too(tmp_path: Path) ->
     assert made.rendered.script
     (tmp_path / "nemo.Dockerfile.j2").rename(tmp_path / "nemo.Dokerfile")
     with pytest.raises(UserError, match="none of Slipway's templates"):
-        draft(given)
+        assert draft(given).rendered
 
 
 def test_mistakes_in_templates_and_scripts(mine: Path, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_mistakes_in_templates_and_scripts(mine: Path, tmp_path: Path) -> None:
     assert f"in {tmp_path}: setup.sh" in str(caught.value)
 
 
-def test_the_packages_of_the_small_image_are_those_of_the_extra() -> None:
+def test_the_megatron_image_has_the_packages_of_the_extra() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.extras_require"]["train"].splitlines()
@@ -329,7 +329,7 @@ def test_the_packages_of_the_small_image_are_those_of_the_extra() -> None:
         assert packages[pinned_one.name].specifier == pinned_one.specifier
 
 
-def test_a_launch_without_a_recipe_does_not_read_any() -> None:
+def test_a_launch_without_a_recipe_reads_none() -> None:
     code = (
         "import sys; from launcher.config.compose import compose; compose(['cluster=bcm']); "
         "sys.exit(any(name in sys.modules for name in ('launcher.config.image', 'launcher.images')))"

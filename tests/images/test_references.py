@@ -102,7 +102,7 @@ def test_image_of_a_registry(
 
 
 @pytest.mark.parametrize("form", ["nvcr.io#{}", "nvcr.io/{}", "docker://nvcr.io#{}", "docker://nvcr.io/{}"])
-def test_the_registry_is_told_whatever_form_was_written(form: str) -> None:
+def test_all_forms_name_the_same_registry(form: str) -> None:
     reference = Reference.parse(form.format("nvidia/nemo:24.07"))
     assert reference == Reference(Kind.REGISTRY, "nvidia/nemo", "nvcr.io", "24.07")
 
@@ -166,7 +166,9 @@ def test_image_in_a_directory_or_an_archive(text: str, skopeo: str, file_name: s
     assert reference.file_name == f"{file_name}.sqsh"
 
 
-def test_relative_paths_start_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert Reference.parse("oci:images/nemo:run").for_skopeo == f"oci:{tmp_path}/images/nemo:run"
     assert Reference.parse("nemo.sqsh").for_pyxis == f"{tmp_path}/nemo.sqsh"
@@ -202,7 +204,7 @@ def test_a_tag_is_pinned_by_its_digest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no name of an image"),
         (" nemo", "no name of an image"),
@@ -221,10 +223,10 @@ def test_a_tag_is_pinned_by_its_digest() -> None:
         ("dockerd://-x/y", "'-x/y' is no name of an image"),
     ],
 )
-def test_what_is_no_name_is_refused(text: str, said: str) -> None:
+def test_a_wrong_name_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         Reference.parse(text, key="container")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("container=")
     assert caught.value.key == "container"
 
@@ -263,7 +265,7 @@ _registries = st.sampled_from(["docker.io", "nvcr.io", "localhost", "localhost:5
     digest=st.none() | st.just(DIGEST),
     user=st.none() | st.sampled_from(["$oauthtoken", "me"]),
 )
-def test_reading_what_was_written_gives_the_same(
+def test_a_printed_reference_parses_to_the_same(
     registry: str, path: list[str], tag: str | None, digest: str | None, user: str | None
 ) -> None:
     # On Docker Hub the first part of a name is an owner, which has no dot.
@@ -277,7 +279,7 @@ def test_reading_what_was_written_gives_the_same(
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         reference = Reference.parse(text)
     except UserError:
@@ -286,6 +288,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/x.sqsh", "oci:~nobody-of-this-name/x"])
-def test_the_home_of_nobody(text: str) -> None:
+def test_the_home_of_an_unknown_user_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="no such user's home"):
         print(Reference.parse(text).file_name)

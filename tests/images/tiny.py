@@ -53,7 +53,7 @@ def need(*programs: str) -> None:
 
 
 def run(*words: str | Path) -> str:
-    """What a command writes; it must succeed."""
+    """Return the output of a command, which must succeed."""
     done = subprocess.run(
         [str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-SLIPWAY = Path(sys.executable).with_name("slipway")
+from tests.forked_slipway import SLIPWAY, run_forked
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -18,15 +17,15 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run_command(
     *arguments: str | Path, cwd: Path, check: int | None = 0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user in `cwd` would; fail with its output unless it exits with `check`."""
-    done = subprocess.run(
-        [str(argument) for argument in arguments],
-        cwd=cwd,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    """Run a command as a user in `cwd` would; fail with its output unless it exits with `check`.
+
+    `slipway` is forked from a process that has imported it, ``launcher/main.py`` is not.
+    """
+    command, environment = [str(argument) for argument in arguments], {**os.environ, **env}
+    if command[0] == str(SLIPWAY):
+        done = run_forked(command[1:], cwd=cwd, env=environment, timeout=280)
+    else:
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280)
     if check is not None:
         assert done.returncode == check, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done

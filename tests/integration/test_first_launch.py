@@ -77,12 +77,14 @@ def test_a_training_on_slurm_and_its_continuation(
 
 
 @pytest.mark.trainer
-def test_the_same_plan_without_slurm(repository: Path, workplace: Path) -> None:
+def test_the_same_plan_without_slurm(repository: Path, workplace: Path, warm_python: Path) -> None:
     main = [sys.executable, repository / "launcher" / "main.py", "cluster=local", *SMALL]
     name = [
         "training.run.name=local_run",
         "training.trainer.max_steps=2",
         "training.model.data.data_impl=mock",
+        "+training.model.override_vocab_size=512",
+        f"cluster.python={warm_python}",
     ]
     done = run_command(*main, *name, "--follow", cwd=workplace)
     assert "COMPLETED" in done.stdout

@@ -40,7 +40,7 @@ def test_every_command_of_the_readme(repository: Path, copy: Path, short_directo
     commands = "\n".join(block for block in blocks(repository) if block != SUITE)
     # A sandbox of its own, so that one that is up stays as it is.
     sandbox = short_directory / "sandbox"
-    # Half of the demo's steps are enough to learn something.
+    # Half of the demo's steps are enough to learn something; a quarter is not.
     shorter = "training.trainer.max_steps=100"
     environment = {**os.environ, "SLIPWAY_SANDBOX_DIR": str(sandbox), "DEMO_OVERRIDES": shorter}
     environment.pop("SLURM_CONF", None)

@@ -48,9 +48,10 @@ def verify(run: Path, check: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(workplace: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def trained(workplace: Path, warm_python: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A training that was launched after its smoke."""
-    launch = [SLIPWAY, "launch", "cluster=local", *SMALL, "training.run.name=sound", "--smoke", "--follow"]
+    launch = [SLIPWAY, "launch", "cluster=local", f"cluster.python={warm_python}", *SMALL]
+    launch += ["training.run.name=sound", "--smoke", "--follow"]
     done = run_command(*launch, cwd=workplace)
     return workplace / "results" / "sound", done
 
@@ -148,12 +149,14 @@ def test_a_training_that_was_spoiled_is_not_verified(
 
 
 @pytest.mark.trainer
-def test_after_a_smoke_that_fails_nothing_is_launched(workplace: Path, tmp_path: Path) -> None:
+def test_after_a_smoke_that_fails_nothing_is_launched(
+    workplace: Path, tmp_path: Path, warm_python: Path
+) -> None:
     """The trainer notices that the file is no index, where the check that would is left out."""
     for suffix in (".bin", ".idx"):
         (tmp_path / f"broken{suffix}").write_bytes(b"no index")
     data = [f"training.model.data.data_prefix=[{tmp_path}/broken]", "training.run.name=broken"]
-    data.append("--no-check=path.data")
+    data += [f"cluster.python={warm_python}", "--no-check=path.data"]
     done = run_command(
         SLIPWAY, "launch", "cluster=local", *SMALL, *data, "--smoke", "--json", cwd=workplace, check=1
     )

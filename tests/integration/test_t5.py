@@ -14,13 +14,16 @@ from tests.integration.conftest import SLIPWAY, run_command
 
 @pytest.mark.slurm
 @pytest.mark.trainer
-def test_a_t5_learns_real_text_on_slurm(repository: Path, workplace: Path, sandbox: Sandbox) -> None:
+def test_a_t5_learns_real_text_on_slurm(
+    repository: Path, workplace: Path, sandbox: Sandbox, warm_python: Path
+) -> None:
     conf = {"SLURM_CONF": sandbox.environment()["SLURM_CONF"], "OMP_NUM_THREADS": "1"}
     main: list[str | Path] = [
         sys.executable,
         repository / "launcher" / "main.py",
         "cluster=sandbox",
         "training=t5/tiny",
+        f"cluster.python={warm_python}",
     ]
     fewer = ["training.trainer.max_steps=60", "training.trainer.val_check_interval=30"]
     done = run_command(*main, *fewer, "--follow", cwd=workplace, **conf)

@@ -236,7 +236,9 @@ def test_slurm_accepts_the_wrappers_script(wrapper: Path, tmp_path: Path, sandbo
 
 @pytest.mark.slurm
 @pytest.mark.trainer
-def test_the_wrappers_training_runs(wrapper: Path, tmp_path: Path, sandbox: Sandbox) -> None:
+def test_the_wrappers_training_runs(
+    wrapper: Path, tmp_path: Path, sandbox: Sandbox, warm_python: Path
+) -> None:
     environment = {
         "SLURM_CONF": sandbox.environment()["SLURM_CONF"],
         "MODEL": "gpt3/tiny",
@@ -244,6 +246,7 @@ def test_the_wrappers_training_runs(wrapper: Path, tmp_path: Path, sandbox: Sand
     }
     more = ["cluster=sandbox", "base_results_dir=out", "env_vars.SEEN=1", "container_mounts=[null]"]
     small = ["training.model.encoder_seq_length=32", "training.run.dependency=null"]
+    small += [f"cluster.python={warm_python}", "+training.model.override_vocab_size=512"]
     stdout, _ = run_wrapper(wrapper, *more, *small, "--follow", cwd=tmp_path, **environment)
     assert "COMPLETED" in stdout
     run = tmp_path / "out" / "gpt3_tiny"
