@@ -1,4 +1,4 @@
-"""What will be run, before anything is rendered, written or submitted: frozen and complete."""
+"""The plan of a launch, before anything is rendered, written or submitted: frozen and complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.runs.paths import LaunchPaths
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job asks the cluster for.
+    """The resources that a job requests.
 
     `nodes` is the least that it starts with where `max_nodes` is set, and else how many it gets.
     `tasks_per_node` is one task, so one process, per GPU. `gpu` is the type of GPU that estimates count with,
@@ -54,7 +54,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Where in the cluster a job waits, for what, and what becomes of it; in Slurm's words.
+    """The queue options of a job, in Slurm's words.
 
     `exclude` is the user's own: nodes that failed under the run's jobs are excluded when it is submitted.
     `further` holds other flags of sbatch, ``True`` for those without a value.
@@ -98,7 +98,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerOptions:
-    """How the container runs; ``None`` leaves it to the site.
+    """Options of a container; ``None`` leaves them to the site.
 
     `stage_to` is a directory of each node's own that the image file is copied to before the tasks start.
     """
@@ -125,18 +125,18 @@ class Container:
 
     @property
     def is_file(self) -> bool:
-        """Whether the image is a file, and none of a registry."""
+        """True if the image is a file, and not a registry's."""
         return self.image.startswith("/")
 
     @property
     def is_staged(self) -> bool:
-        """Whether each node starts a copy of its own, whose path the job alone knows."""
+        """True if each node starts its own copy, whose path only the job knows."""
         return self.options.stage_to is not None and self.is_file
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What each task runs: an argument vector, never a command line.
+    """The program of each task: an argument vector, never a command line.
 
     `python_path` is put in front of what the container or the user already has. `save_signal` is what the
     payload takes as: save now, the job is about to end. `nodes_key` is what the payload is told the number of
@@ -166,7 +166,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Which ranks run under nsys, what it traces, and where its reports go."""
+    """The ranks that run under nsys, its traces, and the directory of its reports."""
 
     ranks: tuple[int, ...]
     trace: tuple[str, ...]
@@ -175,7 +175,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How a job goes on after its end: as the next link of a chain of jobs with the same script.
+    """The continuation of a job as the next link of a chain of jobs with the same script.
 
     Attributes
     ----------
@@ -258,7 +258,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What estimates count with where the user says it: see `estimates` in conf/config.yaml.
+    """The user's settings of the estimates: see `estimates` in conf/config.yaml.
 
     `mfu` is a part of the GPUs' dense peak; `gpu_hour_price` is of one GPU; `memory_margin` is the part of a
     GPU's memory that the estimate has no say in; `attained` changes constants of the speed model

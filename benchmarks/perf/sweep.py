@@ -25,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 from hydra import compose as hydra_compose  # noqa: E402
 from hydra import initialize_config_dir  # noqa: E402
 
+from launcher.config.batch_compose import BatchComposer  # noqa: E402
 from launcher.config.compose import CONF_DIR, Composition, compose, list_options  # noqa: E402
-from launcher.config.many import Sweep  # noqa: E402
 from launcher.config.overrides import for_hydra  # noqa: E402
+from launcher.config.stored import config_text  # noqa: E402
 from launcher.drafting import Draft, Request, drafts  # noqa: E402
-from launcher.rendering.config_text import config_text  # noqa: E402
 from launcher.rendering.render import Rendered  # noqa: E402
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def files(composed: Composition) -> tuple[Rendered, str]:
 
 def compare(points: Sequence[Point]) -> int:
     """Compare some of the points, byte for byte; return how many."""
-    sweep, chosen = Sweep(BASE), points[:: max(1, len(points) // 20)]
+    sweep, chosen = BatchComposer(BASE), points[:: max(1, len(points) // 20)]
     for point in chosen:
         many, alone = sweep.compose(point), compose([*BASE, *point])
         if many != alone or files(many) != files(alone):
@@ -101,7 +101,7 @@ def milliseconds(work: Callable[[T], object], items: Sequence[T]) -> float:
 
 def measure(points: Sequence[Point]) -> dict[str, float]:
     """Return the median milliseconds per point of each way; the slow ones take a part of the points."""
-    sweep = Sweep(BASE)
+    sweep = BatchComposer(BASE)
     hydra_alone(points[0])  # warms imports and caches
     slow = max(1, len(points) // TURNS // 20)
     costs: dict[str, list[float]] = {"hydra": [], "compose": [], "many": [], "scripts": []}

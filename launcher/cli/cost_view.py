@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.checks.rules.files import told_bytes
 from launcher.checks.rules.time import told_days
-from launcher.estimates.cost import Amount, Cost
+from launcher.estimates.cost import Cost, TrainingAmount
 from launcher.plan import Plan
 from launcher.ui.formatting import count
 
@@ -18,7 +18,7 @@ def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
     yield "space", _space(cost)
 
 
-def amount_lines(amount: Amount) -> Iterator[tuple[str, str]]:
+def amount_lines(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
     """Return the same lines without a time, for a training whose step time is not modelled."""
     yield "compute", _amount(amount)
     yield "space", _space(amount)
@@ -40,7 +40,7 @@ def _compute(plan: Plan, cost: Cost) -> str:
     return told if cost.price is None or price is None else f"{told}, {cost.price:,.0f} at {price:g} each"
 
 
-def _amount(amount: Amount) -> str:
+def _amount(amount: TrainingAmount) -> str:
     return (
         f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
         f" on {amount.gpus:,} GPUs"
@@ -51,7 +51,7 @@ def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
-def _space(cost: Amount) -> str:
+def _space(cost: TrainingAmount) -> str:
     one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
     kept = cost.kept_checkpoints
     if cost.checkpoint_bytes == 0:

@@ -12,10 +12,9 @@ from typing import Any
 import yaml
 
 from launcher.cli.requests import add_tree_options
-from launcher.config.stored import stored_text
+from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, explain_os_error, one_line
-from launcher.rendering.config_text import config_text
 from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
 from launcher.ui.tables import print_styled
@@ -82,18 +81,18 @@ def _of_stage(draft: Draft, launch: int | None) -> list[str]:
         raise explain_os_error(error, run_dir, "base_results_dir", verb="read") from error
 
 
-def _chosen(run_dir: Path, wanted: int | None) -> int:
+def _chosen(run_dir: Path, launch: int | None) -> int:
     """Return the number of the launch to compare with."""
     numbers = launch_numbers(run_dir)
     if not numbers:
         message = f"{run_dir.name} was never launched: there is nothing in {short(run_dir)} to compare with"
         raise UserError(message, hint="`slipway render` with the same words shows the script")
-    if wanted is not None and wanted not in numbers:
+    if launch is not None and launch not in numbers:
         raise UserError(
-            f"--launch {wanted}: {run_dir.name} has no such launch",
+            f"--launch {launch}: {run_dir.name} has no such launch",
             hint=f"launches: {', '.join(map(str, numbers))}",
         )
-    return wanted or numbers[-1]
+    return launch or numbers[-1]
 
 
 def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:

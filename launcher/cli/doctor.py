@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from launcher.cli.requests import add_tree_options, request_of
+from launcher.cli.requests import add_examining_verb, request_of
 from launcher.errors import UserError, one_line
 from launcher.ui.terminal import open_console
 
@@ -49,23 +49,20 @@ _SHOWN_NODES = 3
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser(
+    parser = add_examining_verb(
+        subparsers,
         "doctor",
+        run,
         help="examine this machine, the cluster and its nodes for a launch",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as cluster=bcm")
     parser.add_argument("--nodes", type=int, default=0, metavar="N", help="examine N compute nodes, by a job")
     message = "with --nodes: start the launch's image there, through Pyxis; that may take minutes"
     parser.add_argument("--start", action="store_true", help=message)
     parser.add_argument("--image", metavar="IMAGE", help="examine this image instead of `container`")
     message = f"wait so many seconds for the nodes (default: {_PATIENCE_SECONDS:g})"
     parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, metavar="SECONDS", help=message)
-    parser.add_argument("--json", action="store_true", help="print an object")
-    add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,7 +114,7 @@ def _summary(report: Sequence[Row], missing: Sequence[Row], unanswered: Sequence
         return f"missing for this launch: {names}{more}"
     if unanswered:
         names = ", ".join(dict.fromkeys(row.line.what for row in unanswered))
-        return f"not known, and needed for this launch: {names}{more}"
+        return f"unknown, and needed for this launch: {names}{more}"
     where = "" if nodes else ", as far as can be seen from here"
     return f"nothing is missing for this launch{where}{more}"
 

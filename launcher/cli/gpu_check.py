@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.requests import add_tree_options, request_of
+from launcher.cli.requests import add_examining_verb, request_of
 from launcher.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -52,14 +52,15 @@ _OURS = (
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser(
+    parser = add_examining_verb(
+        subparsers,
         "gpu-check",
+        run,
         help="check what the GPUs of a machine compute, by small trainings",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        overrides="such as cluster=local",
     )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as cluster=local")
     parser.add_argument(
         "--only", metavar="CHECK,...", help="some of the checks: versions, devices, parity, ..."
     )
@@ -67,9 +68,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--directory", type=Path, metavar="DIR", help=message)
     message = f"the time limit of the job (default: {_MINUTES})"
     parser.add_argument("--minutes", type=int, default=_MINUTES, metavar="N", help=message)
-    parser.add_argument("--json", action="store_true", help="print an object")
-    add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:

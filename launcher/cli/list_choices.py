@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from arithmetic.parameters import count_parameters, vocabulary_size
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import describe_option, list_options
-from launcher.config.many import Sweep
 from launcher.config.overrides import STAGES
 from launcher.errors import UserError
 from launcher.ui.formatting import UNKNOWN, count
@@ -37,7 +37,7 @@ def _families(config_dir: Path | None) -> Iterator[Row]:
 
 
 def _training(config_dir: Path | None) -> Iterator[Row]:
-    sweep = Sweep(["stages=[training]"], config_dir)
+    sweep = BatchComposer(["stages=[training]"], config_dir)
     for size in list_options("training", config_dir):
         try:
             training = sweep.compose([f"training={size}"]).config.training

@@ -13,9 +13,9 @@ from launcher.cli.requests import (
     print_drafts,
     request_of,
 )
+from launcher.config.stored import config_text
 from launcher.drafting import drafts
 from launcher.errors import UserError
-from launcher.rendering.config_text import config_text
 from launcher.ui.tables import print_code
 
 _EPILOG = """\

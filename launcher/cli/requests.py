@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.cli.findings import add_no_check
@@ -20,6 +20,31 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     add_no_check(parser)
     add_tree_options(parser)
     add_replay_options(parser, "with --dry-run: the script of an earlier launch again, byte for byte")
+
+
+def add_examining_verb(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    epilog: str,
+    overrides: str = "such as cluster=bcm",
+) -> argparse.ArgumentParser:
+    """Register a verb that examines the launch of some overrides; `overrides` is the help for these."""
+    parser = subparsers.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
+    parser.add_argument("--json", action="store_true", help="print an object")
+    add_tree_options(parser)
+    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
+    return parser
 
 
 def add_tree_options(parser: argparse.ArgumentParser) -> None:

@@ -89,7 +89,7 @@ def _is_override(word: str) -> bool:
 
 
 def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """The tree with the nodes that are asked for alone, each below its parents."""
+    """Return the tree with only the requested nodes, each below its parents."""
     if not keys:
         return tree
     narrowed: dict[str, Any] = {}
@@ -162,13 +162,13 @@ def _lines(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[str, str], ...]]:
 
 
 def _shared(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many names two paths begin with alike."""
+    """Return the number of names that two paths share at their beginnings."""
     pairs = zip(first, second, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _yaml(value: Any) -> str:
-    """A value in one line."""
+    """Return a value in one line."""
     style = '"' if isinstance(value, str) and not value.isprintable() else None
     text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=sys.maxsize)
     return text.removesuffix("\n").removesuffix("\n...")

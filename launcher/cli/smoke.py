@@ -31,7 +31,7 @@ def add_smoke(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry: bool) -> int | None:
+def smoke_first(args: argparse.Namespace, draft: Draft, request: Request, *, dry: bool) -> int | None:
     """Run the smoke of a launch and say how it went.
 
     Returns
@@ -46,7 +46,7 @@ def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry:
     """
     from launcher.smoke import judge, launch_smoke, plan_smoke
 
-    smoke = plan_smoke(made, request, args.no_check)
+    smoke = plan_smoke(draft, request, args.no_check)
     if dry:
         for line in smoke.told:
             _say(line)
@@ -54,7 +54,7 @@ def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry:
         return 0
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
-    judge(made)
+    judge(draft)
     launched = launch_smoke(smoke)
     for warning in launched.warnings:
         print(f"slipway: {warning}", file=sys.stderr)
@@ -62,7 +62,7 @@ def smoke_first(args: argparse.Namespace, made: Draft, request: Request, *, dry:
     for line in smoke.told[1:]:
         _say(line)
     code = _followed(launched, quiet=args.json)
-    return _tell(made, launched, code)
+    return _tell(draft, launched, code)
 
 
 def _followed(launched: Launched, *, quiet: bool) -> int:
@@ -76,11 +76,11 @@ def _followed(launched: Launched, *, quiet: bool) -> int:
     return code
 
 
-def _tell(made: Draft, launched: Launched, code: int) -> int | None:
+def _tell(draft: Draft, launched: Launched, code: int) -> int | None:
     from launcher.monitor.verification import RunCheck, RunVerdict
     from launcher.smoke import checks_of
 
-    name = made.plan.paths.run_name
+    name = draft.plan.paths.run_name
     if code == exit_codes.WATCHING_ENDED:
         _say(f"{name} itself was not launched")
         return code
@@ -100,7 +100,7 @@ def _tell(made: Draft, launched: Launched, code: int) -> int | None:
 
 
 def without_smoke(command: list[str]) -> list[str]:
-    """The command line of the launch alone, for its record: rendered again, it is not its smoke."""
+    """Return the command line without `--smoke`, for the record of the launch itself."""
     return list(_without(command))
 
 

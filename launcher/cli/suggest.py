@@ -28,7 +28,7 @@ from launcher.checks.remedies import why_none
 from launcher.checks.rules.keys import trainer_problems
 from launcher.checks.rules.memory import has_gpus, why_not_told
 from launcher.checks.runner import run_checks
-from launcher.cli.requests import add_tree_options, request_of
+from launcher.cli.requests import add_examining_verb, request_of
 from launcher.drafting import Draft, draft
 from launcher.errors import UserError
 from launcher.estimates.layout import Recompute, with_changes
@@ -80,20 +80,17 @@ _SPARE = 2
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser(
+    parser = add_examining_verb(
+        subparsers,
         "suggest",
+        run,
         help="suggest layouts that fit a model on its GPUs, the fastest first",
         description="Try layouts for a training on its nodes, and print those that fit, with overrides to "
         "paste. Nothing is written.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        overrides="such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16",
     )
-    message = "such as training=gpt3/40b; nodes=16 stands for training.trainer.num_nodes=16"
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=message)
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many layouts (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print an object")
-    add_tree_options(parser)
-    parser.set_defaults(run=run, launch_number=None, tag=None, stage=None, launch_dir=None)
 
 
 def run(args: argparse.Namespace) -> int:

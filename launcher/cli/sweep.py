@@ -145,15 +145,15 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
     """Print the points in a table, and how many there are."""
     labels = sweep.grid.labels
     counts = " × ".join(str(len(axis.values)) for axis in sweep.grid.axes)
-    shown = sweep.points if all_of_them else sweep.points[:_SHOWN]
+    preview = sweep.points if all_of_them else sweep.points[:_SHOWN]
     rows = []
-    for number, point in enumerate(shown, start=1):
+    for number, point in enumerate(preview, start=1):
         values = [one_line(point.grid_point.values[key]) for key in labels]
         resources = point.plan.job.resources
         layout = f"{resources.nodes} × {resources.tasks_per_node}"
         rows.append((str(number), *values, layout, point.grid_point.name))
     print_listing(("POINT", *labels.values(), "NODES×TASKS", "RUN"), rows)
-    rest = len(sweep.points) - len(shown)
+    rest = len(sweep.points) - len(preview)
     more = f"; {rest} more are not shown, --dry-run shows all" if rest else ""
     print(f"{counts} = {len(sweep.points)} points, each a run in {short(sweep.directory)}{more}", flush=True)
 
@@ -184,8 +184,8 @@ def _tell_launched(
             for array, job_id in zip(launched.arrays, launched.job_ids, strict=True)
             for task, point in enumerate(array.points)
         ]
-        told = {"sweep": str(sweep.directory), "arrays": launched.job_ids, "points": points}
-        print(json.dumps(told), flush=True)
+        content = {"sweep": str(sweep.directory), "arrays": launched.job_ids, "points": points}
+        print(json.dumps(content), flush=True)
         return
     from launcher.sweeps.arrays import differing
 
@@ -216,8 +216,8 @@ def _show_results(args: argparse.Namespace) -> int:
         return _wait(args, directory)
     results = gather(directory)
     _print(results, as_json=args.json)
-    for told in failures(directory):
-        _tell(told)
+    for failure in failures(directory):
+        _tell(failure)
     return NOT_KNOWN if State.UNKNOWN in results.states or broken_records(directory) else DONE
 
 
@@ -228,13 +228,13 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
     from launcher.sweeps.record import broken_records
     from launcher.sweeps.results import failures, gather
 
-    told = ""
+    printed = ""
     try:
         while True:
             results = gather(directory)
-            if (summary := results.summary()) != told:
+            if (summary := results.summary()) != printed:
                 print(summary, file=sys.stderr, flush=True)
-                told = summary
+                printed = summary
             if not any(state.is_live for state in results.states):
                 break
             time.sleep(_INTERVAL)

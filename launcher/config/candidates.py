@@ -1,4 +1,4 @@
-"""What an override may go on with, for a shell that completes: quick, so without Hydra.
+"""Completions of an override for the shell: quick, so without Hydra.
 
 The keys are those of the files that the choices so far lead to. What cannot be read has no candidates: the
 launch says what is wrong with it.
@@ -21,7 +21,7 @@ _DEPTH = 10  # files that build on each other
 
 
 def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[str]:
-    """The words that begin with `word`: choices after ``GROUP=``, else keys, one level at a time.
+    """Return the words that begin with `word`: choices after ``GROUP=``, else keys, one level at a time.
 
     A key that has keys below it ends with a dot, one that takes a value with ``=``.
 
@@ -63,7 +63,7 @@ def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str)
 
 
 def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
-    """The keys of the tree that the words so far lead to; its values are not resolved."""
+    """Return the tree that the words so far select; its values are not resolved."""
     chosen = {item.key: item.value for item in map(parse_override, others) if item.is_choice}
     root = _read("config", roots)
     for default in root.pop("defaults", []):
@@ -73,7 +73,7 @@ def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
 
 
 def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
-    """A file of a group merged into those that it builds on."""
+    """Merge a file of a group into those that it builds on."""
     content = _read(name, roots)
     merged: Tree = {}
     for default in content.pop("defaults", []):
@@ -111,18 +111,18 @@ def _merge(target: Tree, source: Tree) -> None:
 
 
 def recipes(roots: Sequence[Path]) -> list[str]:
-    """The names of the images that can be built."""
+    """Return the names of the images that can be built."""
     files = (file for root in roots for file in sorted(root.glob("image/*.yaml")))
     return list(dict.fromkeys(file.stem for file in files if not file.stem.startswith("_")))
 
 
 def images(store: Path) -> list[str]:
-    """The images in a directory."""
+    """Return the images in a directory."""
     return sorted(file.name for file in store.glob("[!.]*.sqsh"))
 
 
 def runs(base: Path) -> Iterator[str]:
-    """The names of the runs below a directory, then of those in the trees that are known, each once."""
+    """Return the names of the runs below a directory, then of those in known trees, each once."""
     from launcher.runs.index import Index
     from launcher.runs.paths import find_runs
 

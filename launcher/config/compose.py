@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from launcher.config.choices import about, options_of
+from launcher.config.hydra_setup import register_resolvers, register_tree, use_libyaml, with_gpus
 from launcher.config.overrides import (
     DEVICES,
     GRES,
@@ -31,9 +32,7 @@ from launcher.config.overrides import (
     without_interpolation,
 )
 from launcher.config.placeholders import placeholders_in
-from launcher.config.resolvers import register_resolvers, with_gpus
 from launcher.config.schema import Model, RunConfig, parse
-from launcher.config.search_path import register_tree
 from launcher.config.secrets import check_references, check_secrets, secret_references
 from launcher.errors import Mistakes, UserError, check_directory, shown
 
@@ -83,7 +82,7 @@ class Composition:
         annotate(error, self.overrides, self.config_dir)
 
     def sources(self) -> Sources:
-        """Where the values are from."""
+        """Return the sources of the values."""
         return sources_of(self.overrides, self.config_dir)
 
 
@@ -194,6 +193,7 @@ def compose_file(
 
 
 def _prepare(config_dir: Path | None) -> None:
+    use_libyaml()
     register_resolvers()
     if config_dir is not None:
         check_directory("--config-dir", config_dir)
@@ -255,7 +255,7 @@ def _accepted(model: type[Model], node: Mapping[str, Any], sources: Callable[[],
 def sources_of(
     overrides: Sequence[str], config_dir: Path | None, like: Sources | None = None, primary: str = MAIN
 ) -> Sources:
-    """Where values are from, with the files of another composition of the same choices if there was one."""
+    """Return the sources of values; `like` shares the files of a composition with the same choices."""
     # Imported late: most launches do not ask.
     from launcher.config.sources import Sources
 
@@ -263,7 +263,7 @@ def sources_of(
 
 
 def chosen(choices: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, str]:
-    """The choices of the groups that are in the configuration."""
+    """Return the choices of the groups that are in the configuration."""
     return {group: choice for group, choice in choices.items() if group in node and choice}
 
 
@@ -276,7 +276,7 @@ def _resolved(tree: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        from launcher.config.broken import MissingValue
+        from launcher.config.tree_mistakes import MissingValue
 
         raise Mistakes([MissingValue(key) for key in sorted(OmegaConf.missing_keys(tree))]) from error
     assert isinstance(plain, dict)
@@ -300,7 +300,7 @@ def settle_directories(tree: DictConfig) -> None:
 
 @cache
 def _timestamp() -> str:
-    """The time of the first composition of this process: what one command launches has one place."""
+    """Return the time of this process's first composition: one command launches into one place."""
     now = datetime.now()
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
 
@@ -371,10 +371,10 @@ def _roots(config_dir: Path | None) -> list[Path]:
 
 
 def list_options(group: str, config_dir: Path | None = None) -> list[str]:
-    """The choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
+    """Return the choices of a configuration group, such as ``gpt3/126m`` of ``training``."""
     return options_of(group, _roots(config_dir))
 
 
 def describe_option(group: str, choice: str, config_dir: Path | None = None) -> str | None:
-    """What the file of a choice says of itself, in one sentence."""
+    """Return the sentence that describes a choice in its file."""
     return about(group, choice, _roots(config_dir))

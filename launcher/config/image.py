@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BeforeValidator
 
 from launcher.config.choices import choice_hint, options_of
 from launcher.config.compose import CONF_DIR, annotate, compose_file
 from launcher.config.overrides import parse_override
+from launcher.config.schema import StrictModel
 from launcher.config.values import Line, LineList, Text, Whole
 from launcher.errors import UserError, did_you_mean, one_line
 from launcher.secrecy import is_secret_name
@@ -94,11 +95,7 @@ _PythonPackages = Annotated[
 _Index = Annotated[Line, AfterValidator(_without_password)]
 
 
-class _RecipeModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RecipeConfig(_RecipeModel):
+class RecipeConfig(StrictModel):
     """The keys of a recipe; see `conf/image/_base.yaml`."""
 
     flavor: Literal["run", "dev"]
@@ -123,7 +120,7 @@ class RecipeConfig(_RecipeModel):
     labels: Annotated[dict[_Label, Text], BeforeValidator(_flat)]
 
 
-class _Tree(_RecipeModel):
+class _Tree(StrictModel):
     image: RecipeConfig
 
 

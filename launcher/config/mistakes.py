@@ -1,4 +1,4 @@
-"""What Hydra says of the user's overrides, as errors that help. Imported only after a mistake was found."""
+"""Hydra's errors about the user's overrides, made helpful. Imported only after a mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hydra.errors import OverrideParseException as ParseError
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.config.broken import MissingValue, broken_trees, explain_value
 from launcher.config.choices import choice_hint, nearest_choice, options_of
 from launcher.config.overrides import (
     GROUPS,
@@ -28,8 +27,8 @@ from launcher.config.overrides import (
     parse_override,
 )
 from launcher.config.placeholders import Placeholder, placeholder_in
-from launcher.config.root_file import mistakes_of_root
 from launcher.config.sources import locate_text
+from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
 
 # NeMo's own nodes may be given keys that our tree does not show.
@@ -68,11 +67,11 @@ class Attempt:
 
     @cached_property
     def tree(self) -> DictConfig | None:
-        """What the choices alone compose to, to look up which keys there are."""
+        """The tree of the choices alone, to look up the existing keys in."""
         parsed = [parse_override(text) for text in self.overrides]
-        kept = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
+        choices = [item.text for item in parsed if item.key == "stages" or (item.is_choice and not item.sign)]
         try:
-            tree = self.compose(kept)
+            tree = self.compose(choices)
         except (HydraException, OmegaConfBaseException, UserError):
             return None
         OmegaConf.set_struct(tree, False)
@@ -85,11 +84,11 @@ class Attempt:
         return list(_keys_below(self.tree)) if self.tree is not None else []
 
     def override_of(self, key: str) -> str:
-        """The override that sets a key, as the user wrote it, or else the key."""
+        """Return the override that sets a key, as the user wrote it, or else the key."""
         return next((text for text in reversed(self.overrides) if parse_override(text).key == key), key)
 
     def as_written(self, typed: str) -> str:
-        """The override that Hydra was given as `typed`: text is quoted on the way."""
+        """Return the override that became `typed` for Hydra: text is quoted on the way."""
         written = (text for text in self.overrides if keys_for_hydra([parse_override(text)]) == [typed])
         return next(written, typed)
 
@@ -117,7 +116,7 @@ def explain_all(
     first = last = explain(error, attempt)
     if first is None or last is None:
         return None
-    found, left = list(first.mistakes), list(attempt.overrides)
+    mistakes, left = list(first.mistakes), list(attempt.overrides)
     for _ in range(_MOST_TRIED):
         rest = _without_fault(last, left, attempt)
         if rest == left:
@@ -131,40 +130,40 @@ def explain_all(
         if last is None:
             break
         # A value that was taken away is not missing, and one that was put in its place is not the user's.
-        ours = {mistake.key for mistake in found}
-        found += [mistake for mistake in last.mistakes if mistake.key not in ours]
-    return first if len(found) == len(first.mistakes) else Mistakes(_in_order(found, attempt.overrides))
+        ours = {mistake.key for mistake in mistakes}
+        mistakes += [mistake for mistake in last.mistakes if mistake.key not in ours]
+    return first if len(mistakes) == len(first.mistakes) else Mistakes(_in_order(mistakes, attempt.overrides))
 
 
 def _without_fault(error: UserError, overrides: Sequence[str], attempt: Attempt) -> list[str]:
-    """The overrides less those that an error is about; the same if it is about no override."""
+    """Remove the overrides that an error is about, if it is about any."""
     keys = {mistake.key for mistake in error.mistakes if mistake.key}
     if "stages" in keys:  # they decide which keys there are
         return list(overrides)
-    kept = []
+    rest = []
     for text in overrides:
         item = parse_override(text)
         if not any(_sets(item, key) for key in keys):
-            kept.append(text)
+            rest.append(text)
         elif item.key in GROUPS and item.value is not None:
             near = nearest_choice(item.value, options_of(item.key, attempt.roots))
-            kept += [f"{item.key}={near}"] if near and near != item.value else []
-    return [*kept, *(f"++{one.key}=0" for one in error.mistakes if isinstance(one, MissingValue))]
+            rest += [f"{item.key}={near}"] if near and near != item.value else []
+    return [*rest, *(f"++{one.key}=0" for one in error.mistakes if isinstance(one, MissingValue))]
 
 
 def _sets(override: Override, key: str) -> bool:
     return override.key == key or (not override.is_choice and key.startswith(f"{override.key}."))
 
 
-def _in_order(found: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
-    """The mistakes in the order of the command line; those of files come last."""
+def _in_order(mistakes: Sequence[UserError], overrides: Sequence[str]) -> list[UserError]:
+    """Sort mistakes in the order of the command line; those of files come last."""
     items = [parse_override(text) for text in overrides]
 
     def position(mistake: UserError) -> int:
         places = [place for place, item in enumerate(items) if mistake.key and _sets(item, mistake.key)]
         return places[-1] if places else len(items)
 
-    return sorted(found, key=position)
+    return sorted(mistakes, key=position)
 
 
 def explain(error: Exception, attempt: Attempt) -> UserError | None:
@@ -207,9 +206,9 @@ def _missing_file(error: MissingConfigException, attempt: Attempt) -> UserError:
     parsed = [parse_override(text) for text in attempt.overrides]
     group = next((item.key for item in parsed if name.startswith(f"{item.key}/")), name.partition("/")[0])
     parent = re.match(r"In '([^']+)'", str(error))
-    asked = any(name == f"{item.key}/{item.value}" for item in parsed)
+    is_requested = any(name == f"{item.key}/{item.value}" for item in parsed)
     choice = name.removeprefix(f"{group}/")
-    if asked or parent is None or parent[1] == "config" or group == name:
+    if is_requested or parent is None or parent[1] == "config" or group == name:
         return _no_choice(group, choice, attempt)
     return UserError(
         f"{one_line(name)}: there is no such file to build on",
@@ -228,7 +227,7 @@ def _base_hint(group: str, choice: str, attempt: Attempt) -> str:
 
 
 def _not_parsed(text: str) -> UserError:
-    """An override that is not in Hydra's grammar."""
+    """Explain an override that is not in Hydra's grammar."""
     override = parse_override(text)
     if not _KEY.fullmatch(override.key) or override.value is None:
         return UserError(f"{one_line(text)}: not a key", key=override.key, hint="keys are like cluster.mem")
@@ -261,12 +260,12 @@ def _for_shell(text: str) -> str:
 
 
 def _composition(error: Exception, attempt: Attempt) -> UserError | None:
-    """What Hydra says when it applies overrides, by the beginning of its message."""
-    told = str(error)
+    """Explain an error of applying overrides, by the beginning of Hydra's message."""
+    message = str(error)
     for pattern, handler in _TOLD:
-        found = re.match(pattern, told, re.DOTALL)
-        if found:
-            return handler(found[1], attempt)
+        match = re.match(pattern, message, re.DOTALL)
+        if match:
+            return handler(match[1], attempt)
     return None
 
 
@@ -275,8 +274,8 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
     if any(f"{key}.".startswith(f"{site}.") for site in _SITES):
         text = attempt.override_of(key)
         added = f"+{key}={parse_override(text).value or '...'}"
-        told = f"{one_line(text)}: not all of it is there yet, and what is new is added with +"
-        return UserError(told, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
+        message = f"{one_line(text)}: not all of it is there yet, and what is new is added with +"
+        return UserError(message, key=key, hint=f"to add it: {_for_shell(added) if ' ' in added else added}")
     within = _unknown_within(key, attempt) if tree is not None and key in attempt.keys else []
     if within:
         return Mistakes([_no_such_key(f"{inner}: there is no such key", inner, attempt) for inner in within])
@@ -284,7 +283,7 @@ def _unknown_key(key: str, attempt: Attempt) -> UserError:
 
 
 def _unknown_within(key: str, attempt: Attempt) -> list[str]:
-    """The keys of a mapping on the command line that the tree does not have."""
+    """Return the keys of a mapping on the command line that the tree does not have."""
     value = parse_override(attempt.override_of(key)).value or ""
     try:
         mapping = OverridesParser.create().parse_override(f"x={value}").value()

@@ -59,15 +59,15 @@ class Override:
 
     @property
     def is_choice(self) -> bool:
-        """Whether it names a file of a group, as far as its form tells."""
+        """True if its form is that of a choice of a group's file."""
         return self.key in GROUPS and self.value is not None and not self.value.startswith("{")
 
 
 def parse_override(text: str) -> Override:
-    found = _WORD.fullmatch(text)
-    assert found is not None  # every text has this form
-    value = found["value"]
-    return Override(text, found["sign"] or "", found["key"], value[1:].strip(" \t") if value else None)
+    match = _WORD.fullmatch(text)
+    assert match is not None  # every text has this form
+    value = match["value"]
+    return Override(text, match["sign"] or "", match["key"], value[1:].strip(" \t") if value else None)
 
 
 def hydra_value(value: str) -> str:
@@ -90,7 +90,7 @@ def without_interpolation(text: str) -> str:
 
 
 def for_hydra(texts: Sequence[str]) -> list[str]:
-    """The overrides as Hydra is to read them.
+    """Return the overrides in Hydra's syntax.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def for_hydra(texts: Sequence[str]) -> list[str]:
 
 
 def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
-    """The overrides of keys as Hydra is to read them.
+    """Return the overrides of keys in Hydra's syntax.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def keys_for_hydra(parsed: Sequence[Override]) -> list[str]:
 
 
 def skipped_groups(overrides: Sequence[Override]) -> list[str]:
-    """The groups of the stages that are not asked for, which are not composed."""
+    """Return the groups of the stages that are not requested, which are not composed."""
     stages = requested_stages(overrides)
     needed = {*stages, *(group for stage in stages for group in _BESIDES.get(stage, ()))}
     return [stage for stage in STAGES if stage not in needed]
@@ -185,9 +185,9 @@ def _as_typed(override: Override) -> str:
 
 def _as_list(key: str, value: str) -> str:
     """Quote the items of a list of text, and arguments that were given as one text."""
-    found = _PLAIN_LIST.fullmatch(value)
-    if found:
-        items = [item.strip() for item in found["items"].split(",")] if found["items"].strip() else []
+    match = _PLAIN_LIST.fullmatch(value)
+    if match:
+        items = [item.strip() for item in match["items"].split(",")] if match["items"].strip() else []
         if all(items):
             return f"[{', '.join(item if item == 'null' else hydra_value(item) for item in items)}]"
     elif _ARGUMENTS.match(key) and not _HYDRA_READS.fullmatch(value):

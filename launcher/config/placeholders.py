@@ -61,20 +61,22 @@ class Placeholder(UserError):
 def placeholders_in(node: Mapping[str, Any], sources: Callable[[], Sources]) -> list[Placeholder]:
     """Return a mistake for each value in which a placeholder was left.
 
-    Values that only refer to such a one are not told again.
+    Values that only refer to such a placeholder are not texts again.
 
     Parameters
     ----------
     node
         The tree, every interpolation resolved.
     """
-    found = list(_placeholders_below(node))
-    if len(found) < 2:
-        return found
+    placeholders = list(_placeholders_below(node))
+    if len(placeholders) < 2:
+        return placeholders
     stated = sources().stated
-    written = [one for one in found if _stands_there(one, stated)]
-    told = {one.text for one in written}
-    return [one for one in found if one in written or one.text not in told]
+    written = [placeholder for placeholder in placeholders if _stands_there(placeholder, stated)]
+    texts = {placeholder.text for placeholder in written}
+    return [
+        placeholder for placeholder in placeholders if placeholder in written or placeholder.text not in texts
+    ]
 
 
 def _stands_there(mistake: Placeholder, stated: Stated) -> bool:
@@ -103,5 +105,5 @@ def placeholder_in(key: str, value: str) -> str | None:
     """Return the placeholder in the value of a key, if there is one."""
     if _PROSE.fullmatch(key):
         return None
-    found = (_CERTAIN if _FREE.match(key) else _LIKELY).search(value)
-    return found[0] if found else None
+    match = (_CERTAIN if _FREE.match(key) else _LIKELY).search(value)
+    return match[0] if match else None

@@ -43,11 +43,11 @@ ModelType = Literal["gpt", "t5", "bert"]
 StageName = Literal["data_preparation", "training", "workspace", "image"]
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class GpuRow(_Strict):
+class GpuRow(StrictModel):
     """A site's figures of a type of GPU; the others are those of the table (`arithmetic/gpus.json`)."""
 
     memory_mib: Whole | None = Field(None, ge=1, description="what nvidia-smi reports in total")
@@ -66,8 +66,8 @@ class GpuRow(_Strict):
     )
 
 
-class ClusterConfig(_Strict):
-    """Where jobs run, in Slurm's words; ``None`` leaves an option out."""
+class ClusterConfig(StrictModel):
+    """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out."""
 
     scheduler: Literal["slurm", "local", "allocation"]
     engine: Engine
@@ -109,7 +109,7 @@ class ClusterConfig(_Strict):
 
 @cache
 def _any_of_the_cluster() -> type[BaseModel]:
-    """The cluster's keys, none of them needed; what is no key at all is told with the merged cluster."""
+    """Make all of the cluster's keys optional; unknown keys are refused in the merged cluster."""
     fields = {name: copy.copy(field) for name, field in ClusterConfig.model_fields.items()}
     for field in fields.values():
         field.default = None
@@ -127,8 +127,8 @@ def _changes(value: Any) -> Any:
 StageChanges = Annotated[dict[str, Any], BeforeValidator(_changes)]
 
 
-class ContainerOptions(_Strict):
-    """How the container runs; ``None`` leaves it to the site's `enroot.conf` and `plugstack.conf`."""
+class ContainerOptionsConfig(StrictModel):
+    """Options of the container; ``None`` leaves them to the site's `enroot.conf` and `plugstack.conf`."""
 
     runtime: Literal["pyxis", "apptainer"]
     stage_to: Line | None
@@ -142,16 +142,16 @@ class ContainerOptions(_Strict):
     save: Line | None
 
 
-class ImageJob(_Strict):
-    """What the job gets that builds or imports an image."""
+class ImageJob(StrictModel):
+    """The resources of the job that builds or imports an image."""
 
     cpus_per_task: Whole | None = Field(ge=1)
     mem: Memory | None
     time_limit: TimeLimit | None
 
 
-class NumaMapping(_Strict):
-    """Which cores each task runs on; the NeMo launcher's words, for the one mode that there is."""
+class NumaMapping(StrictModel):
+    """The cores that each task runs on, in the NeMo launcher's words, for its one mode."""
 
     enable: bool
     mode: Literal["unique_contiguous"]
@@ -162,15 +162,15 @@ class NumaMapping(_Strict):
     max_cores: Whole | None = Field(ge=1)
 
 
-class NodeRange(_Strict):
-    """How many nodes a job takes: as many as there are when it starts, within these."""
+class NodeRange(StrictModel):
+    """The range of nodes of a job, which takes as many as are free when it starts."""
 
     min: Whole = Field(ge=1)
     max: Whole = Field(ge=1)
 
 
-class Resilience(_Strict):
-    """What happens when a job ends before its training does."""
+class Resilience(StrictModel):
+    """Settings for a job that ends before its training does."""
 
     links: Whole = Field(ge=1, le=1000)
     submit: Literal["job", "launch"]
@@ -181,8 +181,8 @@ class Resilience(_Strict):
     nodes: NodeRange | None
 
 
-class Estimates(_Strict):
-    """What estimates of time, cost and memory count with."""
+class Estimates(StrictModel):
+    """Settings of the estimates of time, cost and memory."""
 
     mfu: Utilization | None
     gpu_hour_price: float | None = Field(ge=0, allow_inf_nan=False)
@@ -190,7 +190,7 @@ class Estimates(_Strict):
     attained: Constants
 
 
-class RunConfigNode(_Strict):
+class RunConfigNode(StrictModel):
     """The `run` node of a stage."""
 
     name: Text
@@ -209,15 +209,15 @@ class TrainingRunNode(RunConfigNode):
 
 
 class TrainerNode(BaseModel):
-    """What the launcher itself needs of NeMo's `trainer` node."""
+    """The keys of NeMo's `trainer` node that the launcher itself needs."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     num_nodes: Whole = Field(ge=1)
     devices: Whole = Field(ge=1)
 
 
-class ResumeNode(_Strict):
+class ResumeNode(StrictModel):
     """The changes to a training that continues; our trainer reads the same node.
 
     `accept_data` is for every engine: the launcher looks at the data too.
@@ -231,11 +231,11 @@ class ResumeNode(_Strict):
     accept_data: Line | None = None
 
 
-class TrainingConfig(_Strict):
+class TrainingConfig(StrictModel):
     """The `training` node: `run` and `resume` are ours, the others are NeMo's."""
 
     run: TrainingRunNode
-    resume: ResumeNode = ResumeNode()
+    resume: ResumeNode = Field(default_factory=ResumeNode)
     trainer: dict[str, Any]
     exp_manager: dict[str, Any]
     model: dict[str, Any]
@@ -244,7 +244,7 @@ class TrainingConfig(_Strict):
     restore_from_path: Line | None = None
 
 
-class TextPreparationConfig(_Strict):
+class TextPreparationConfig(StrictModel):
     """The `data_preparation` node: text files to a tokenizer and Megatron's .bin/.idx."""
 
     run: RunConfigNode
@@ -259,7 +259,7 @@ class TextPreparationConfig(_Strict):
     seed: int
 
 
-class WorkspaceConfig(_Strict):
+class WorkspaceConfig(StrictModel):
     """The `workspace` node: a shell on one node, with what a training would see there."""
 
     run: RunConfigNode
@@ -269,7 +269,7 @@ class WorkspaceConfig(_Strict):
     workdir: Line | None
 
 
-class RunConfig(_Strict):
+class RunConfig(StrictModel):
     """The whole configuration of one launch, checked.
 
     `training`, `data_preparation` and `workspace` are ``None`` unless their stage was asked for; a workspace
@@ -287,7 +287,7 @@ class RunConfig(_Strict):
     megatron_lm_path: Line
     container: Line | None
     container_mounts: LineList
-    container_options: ContainerOptions
+    container_options: ContainerOptionsConfig
     image_job: ImageJob
     env_vars: dict[Line, Text | None]
     env_files: dict[Line, Line | None]

@@ -72,12 +72,12 @@ def check_texts(texts: Mapping[Path, str], origin: str) -> None:
     """
     for path, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):
-            found = secrets_in(line)
-            if found:
+            secrets = secrets_in(line)
+            if secrets:
                 where = f"{origin}: line {number} of {path.name}"
                 raise UserError(
-                    f"{where}: a secret must not be written into a script: it has {found[0].what}",
-                    hint=_in_a_file(found[0].variable or "A_TOKEN"),
+                    f"{where}: a secret must not be written into a script: it has {secrets[0].what}",
+                    hint=_in_a_file(secrets[0].variable or "A_TOKEN"),
                 )
 
 
@@ -125,30 +125,30 @@ def _check(key: str, value: str | int, known: Known) -> None:
     if is_secret_key(key) and not is_file_key(key):
         raise _refusal(key, None, _variable_of(key))
     # A name may be a secret as well: a mapping's keys are the user's.
-    found = secrets_in(name, known=known)
+    secrets = secrets_in(name, known=known)
     listed = is_export_key(key)
     if isinstance(value, str):
-        found += secrets_in(value, exported=listed, known=known)
+        secrets += secrets_in(value, exported=listed, known=known)
         listed |= "--export" in value
-    if found:
-        variable = found[0].variable or _variable_of(key)
+    if secrets:
+        variable = secrets[0].variable or _variable_of(key)
         further = f"what is no secret: env_vars.{variable}=..." if listed else None
-        raise _refusal(key, f"it has {found[0].what}", variable, further)
+        raise _refusal(key, f"it has {secrets[0].what}", variable, further)
 
 
 def _variable_of(key: str) -> str:
     """Return the variable that a key's value would be read from instead."""
     path = key.split(".")
-    kept = next((_VARIABLE_OF[part] for part in path if part in _VARIABLE_OF), None)
-    if kept is not None or any(part == "env_vars" for part in path[:-1]):
-        return kept or path[-1]
+    variable = next((_VARIABLE_OF[part] for part in path if part in _VARIABLE_OF), None)
+    if variable is not None or any(part == "env_vars" for part in path[:-1]):
+        return variable or path[-1]
     name = path[-1].upper()
     return name if is_secret_name(name) and _NAME.fullmatch(name) else "A_TOKEN"
 
 
 def _refusal(key: str, what: str | None, variable: str, further: str | None = None) -> UserError:
     """Say why a value is refused, without the value."""
-    shown = printable(one_line(key))
+    printed = printable(one_line(key))
     file = "a configuration file" if key.startswith(_IN_CONFIGURATION) else "a script"
     if key.startswith("image."):
         file = "an image, which others may read"
@@ -156,7 +156,7 @@ def _refusal(key: str, what: str | None, variable: str, further: str | None = No
     if key.startswith(("cluster.", "stage_cluster.")) and key.rpartition(".")[2] in _SHOWN_BY_SLURM:
         because += "; Slurm shows it to everybody"
     return UserError(
-        f"{shown}: a secret must not be written into {file}{because}",
+        f"{printed}: a secret must not be written into {file}{because}",
         key=key,
         hint="\n".join(filter(None, [_in_a_file(variable), further])),
     )

@@ -1,4 +1,4 @@
-"""Where a value is from: the override that set it, or the file and line.
+"""The source of a value: the override that set it, or the file and line.
 
 Asked after a mistake was found, and by `slipway show`, so it may take its time.
 """
@@ -72,35 +72,35 @@ def name_sources(
     sources = Sources(overrides, roots, primary=primary)
     for mistake in error.mistakes:
         if mistake.source is None and mistake.key is not None:
-            told = [sources.locate(mistake.key)]
+            lines = [sources.locate(mistake.key)]
             for key in mistake.also:
                 source = sources.locate(key)
-                told.append(source and f"{key} is {source}")
-            mistake.source = "\n".join(line for line in told if line) or None
+                lines.append(source and f"{key} is {source}")
+            mistake.source = "\n".join(line for line in lines if line) or None
     for mistake in {error, *error.mistakes}:
         mistake.message = _told_without_secrets(mistake.message, overrides)
         mistake.source = mistake.source and _told_without_secrets(mistake.source, overrides)
         mistake.hint = mistake.hint and _told_without_secrets(mistake.hint, overrides)
 
 
-def _told_without_secrets(told: str, overrides: Sequence[str]) -> str:
-    """What Hydra or we say of overrides, whole or in part, with the values of secrets masked."""
+def _told_without_secrets(message: str, overrides: Sequence[str]) -> str:
+    """Mask the values of secrets in a message that quotes overrides, whole or in part."""
     for text in overrides:
-        told = told.replace(one_line(text), one_line(redacted(text)))
+        message = message.replace(one_line(text), one_line(redacted(text)))
     for secret in sorted(
         (one_line(s) for text in overrides for s in secrets_of(text)), key=len, reverse=True
     ):
-        told = told.replace(secret, MASK)
-    return told
+        message = message.replace(secret, MASK)
+    return message
 
 
 def locate(key: str, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Where one key was set: see `Sources.locate`."""
+    """Return the source of one key: see `Sources.locate`."""
     return Sources(overrides, roots).locate(key)
 
 
 class Sources:
-    """Where the values of one composition are from; each file is read once, whatever is asked.
+    """The sources of the values of one composition; each file is read once.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Sources:
         self._nodes: dict[Path, yaml.Node | None] = like._nodes if like else {}
 
     def locate(self, key: str) -> str | None:
-        """Where a key was set: ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nowhere."""
+        """Return ``from the command line: ...``, ``from FILE:LINE``, or ``None`` if nothing sets the key."""
         try:
             return self._locate(key, _REFERENCES_FOLLOWED)
         except LOST:
@@ -141,15 +141,15 @@ class Sources:
         return self._like.files if self._like else files_of(self._overrides, self._roots, self._primary)
 
     def first(self, key: str) -> tuple[TreeFile, int] | None:
-        """The file that states a key first, so what the others build on, and the line."""
+        """Return the file that states a key first, which the others build on, and the line."""
         for file in self.files:
-            found = _position(self._node(file), file, key)
-            if found is not None:
-                return file, found[0]
+            position = _position(self._node(file), file, key)
+            if position is not None:
+                return file, position[0]
         return None
 
     def written(self, key: str) -> str | None:
-        """How a value was written, before a number was read in it; ``None`` where that is not plain."""
+        """Return a value as it was written, before it was parsed as a number; ``None`` if that is unclear."""
         try:
             return self._written(key, _REFERENCES_FOLLOWED)
         except LOST:
@@ -162,7 +162,7 @@ class Sources:
             if setting is not None:
                 return setting.value if setting.key == key else None
             positions = (_position(self._node(file), file, key) for file in reversed(self.files))
-            return next((found[1] for found in positions if found is not None), None)
+            return next((position[1] for position in positions if position is not None), None)
         except LOST:
             return None
 
@@ -171,13 +171,13 @@ class Sources:
         if setting is not None:
             return setting.value if setting.key == key else None
         for file in reversed(self.files):
-            found = _position(self._node(file), file, key)
-            if found is None:
+            position = _position(self._node(file), file, key)
+            if position is None:
                 continue
-            reference = _REFERENCE.fullmatch(found[1] or "")
+            reference = _REFERENCE.fullmatch(position[1] or "")
             if reference:
                 return self._written(reference[1], depth - 1) if depth else None
-            return found[1]
+            return position[1]
         return None
 
     def _locate(self, key: str, depth: int) -> str | None:
@@ -187,10 +187,10 @@ class Sources:
         if setting is not None:
             return f"from the command line: {shortened(one_line(redacted(setting.text)))}"
         for file in reversed(self.files):
-            found = _position(self._node(file), file, key)
-            if found is None:
+            position = _position(self._node(file), file, key)
+            if position is None:
                 continue
-            line, value = found
+            line, value = position
             reference = _REFERENCE.fullmatch(value or "")
             further = self._locate(reference[1], depth - 1) if reference and depth else None
             return further or f"from {relative(file.path)}:{line}"
@@ -203,7 +203,7 @@ class Sources:
 
 
 def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | None:
-    """The file of the tree that holds a text, and the first line that does."""
+    """Return the file of the tree that holds a text, and the first such line."""
     path = _file(config_path, roots)
     if path is None:
         return None
@@ -213,7 +213,7 @@ def locate_text(config_path: str, text: str, roots: Sequence[Path]) -> str | Non
 
 
 def relative(path: Path) -> str:
-    """A path as short as it can be told from where the user stands."""
+    """Return a path relative to the working directory, if it is below that."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
@@ -232,7 +232,7 @@ def _setting_override(key: str, overrides: Sequence[Override]) -> Override | Non
 
 
 def _holds(override: Override, below: Sequence[str]) -> bool:
-    """Whether the mapping that an override sets has a value there."""
+    """Return True if the mapping that an override sets has a value there."""
     value = OverridesParser.create().parse_override(f"x={override.value}").value()
     for name in below:
         if not isinstance(value, dict):
@@ -244,15 +244,17 @@ def _holds(override: Override, below: Sequence[str]) -> bool:
 
 
 def files_of(overrides: Sequence[Override], roots: Sequence[Path], primary: str = MAIN) -> list[TreeFile]:
-    """The files that a composition of `primary` reads, in the order in which they are merged."""
-    chosen = keys_for_hydra([one for one in overrides if one.is_choice or one.key in GROUPS])
+    """Return the files that a composition of `primary` reads, in the order in which they are merged."""
+    chosen = keys_for_hydra(
+        [override for override in overrides if override.is_choice or override.key in GROUPS]
+    )
     if primary == MAIN:
         chosen += [f"~{group}" for group in skipped_groups(overrides)]
     with initialize_config_dir(str(roots[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        found = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
+        defaults = loader.compute_defaults_list(primary, chosen, RunMode.RUN).defaults
     files = []
-    for default in found:
+    for default in defaults:
         path = _file(default.config_path or "", roots)
         if path is not None:
             files.append(TreeFile(path, default.package or ""))
@@ -265,22 +267,22 @@ def _file(config_path: str, roots: Sequence[Path]) -> Path | None:
 
 
 def _position(node: yaml.Node | None, file: TreeFile, key: str) -> tuple[int, str | None] | None:
-    """The line of a file that sets a key, and the value if it is a scalar."""
+    """Return the line of a file that sets a key, and the value if it is a scalar."""
     below = key if not file.package else key.removeprefix(f"{file.package}.")
     if file.package and below == key:
         return None
     line = None
     for name in below.split("."):
         if isinstance(node, yaml.MappingNode):
-            found = list(_entries(node, name))
+            entries = list(_entries(node, name))
         elif isinstance(node, yaml.SequenceNode) and name.isdecimal() and int(name) < len(node.value):
-            found = [(node.value[int(name)], node.value[int(name)])]
+            entries = [(node.value[int(name)], node.value[int(name)])]
         else:
             # A parent that was set to a value, such as null, decided this key too.
             return (line, None) if line is not None and isinstance(node, yaml.ScalarNode) else None
-        if not found:
+        if not entries:
             return None
-        name_node, node = found[-1]
+        name_node, node = entries[-1]
         line = name_node.start_mark.line + 1
     assert line is not None
     return line, node.value if isinstance(node, yaml.ScalarNode) else None

@@ -1,13 +1,14 @@
-"""The whole configuration of a launch as text, to plan it again without the trees that it is from.
+"""Configurations as text: the YAML that a job reads, and the whole configuration stored with a launch.
 
-Everything is resolved but what the environment keeps secret: that stays a reference, such as
-``${oc.env:HF_TOKEN}``, and is looked up again.
+The stored one plans the launch again without the trees that it is from. Everything in it is resolved but what
+the environment keeps secret: that stays a reference, such as ``${oc.env:HF_TOKEN}``, and is looked up again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -67,13 +68,13 @@ def read_stored(text: str, where: str) -> RunConfig:
 
 
 def _kept(key: str, text: str, secrets: Mapping[str, str]) -> str:
-    """A value as it is stored: secrets of the environment as references, others masked."""
-    kept = without_interpolation(text)
+    """Return a value for storage: secrets of the environment as references, others masked."""
+    escaped = without_interpolation(text)
     for name, value in secrets.items():
         if value in text and (value == text or len(value) >= _SHORTEST_WITHIN):
-            kept = kept.replace(without_interpolation(value), f"${{oc.env:{name}}}")
-    bare = _REFERENCE.sub("", kept) if kept != without_interpolation(text) else kept
-    return kept if not bare or hidden(key, bare) == bare else str(hidden(key, kept))
+            escaped = escaped.replace(without_interpolation(value), f"${{oc.env:{name}}}")
+    bare = _REFERENCE.sub("", escaped) if escaped != without_interpolation(text) else escaped
+    return escaped if not bare or hidden(key, bare) == bare else str(hidden(key, escaped))
 
 
 def _mapped(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
@@ -85,3 +86,20 @@ def _mapped(node: Any, change: Callable[[str, str], str], key: str = "") -> Any:
     if isinstance(node, list | tuple):
         return [_mapped(child, change, key) for child in node]
     return change(key, node) if isinstance(node, str) else node
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return a job's configuration as YAML, one key to a line, so that lines differ where values do."""
+    return yaml.dump(
+        dict(config), Dumper=_LineByLine, sort_keys=False, default_flow_style=False, width=sys.maxsize
+    )
+
+
+class _LineByLine(yaml.SafeDumper):
+    """Lists stay in one line."""
+
+    def as_one_line(self, data: Sequence[Any]) -> yaml.SequenceNode:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_LineByLine.add_representer(list, _LineByLine.as_one_line)

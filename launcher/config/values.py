@@ -99,10 +99,10 @@ def _time_limit(value: str) -> str:
 
 def _memory(value: str) -> str:
     """Slurm's notation, ``64G``; people write ``64GB`` too."""
-    found = re.fullmatch(r"(\d+)([KMGT])?(B)?", value, re.ASCII | re.IGNORECASE)
-    if not found or (found[3] and not found[2]):
+    match = re.fullmatch(r"(\d+)([KMGT])?(B)?", value, re.ASCII | re.IGNORECASE)
+    if not match or (match[3] and not match[2]):
         raise ValueError("not an amount of memory; valid: 64G, 64GB, 65536 (megabytes) or 0 (all)")
-    return value[:-1] if found[3] else value
+    return value[:-1] if match[3] else value
 
 
 def _exclusive(value: Any) -> Any:

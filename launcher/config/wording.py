@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in words for people. Imported only after a mistake was found."""
+"""Pydantic's errors in words for people. Imported only after a mistake."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NumberForText(UserError):
 
 
 def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
-    """One of pydantic's errors as ours.
+    """Turn an error of pydantic's into ours.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     inner = detail.get("ctx", {}).get("error")
     if isinstance(inner, InvalidConstant):  # of all that the key holds, one value
         key = f"{key}.{inner.key}"
-        given = _set(key, inner.value[0]) if inner.value else one_line(key)
-        return UserError(f"{given}: {inner.problem}", key=key)
+        setting = _set(key, inner.value[0]) if inner.value else one_line(key)
+        return UserError(f"{setting}: {inner.problem}", key=key)
     value = one_line(key) if "[key]" in detail["loc"] else _set(key, detail["input"])
     return UserError(f"{value}: {_told(detail)}", key=key, hint=_hint(detail))
 
@@ -92,7 +92,7 @@ def _hint(detail: Any) -> str | None:
 
 
 def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:
-    """The keys that are valid in the node at `location` below `model`."""
+    """Return the keys that are valid in the node at `location` below `model`."""
     for part in location:
         if part not in model.model_fields:
             continue  # a name in a mapping of nodes

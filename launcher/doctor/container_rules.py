@@ -60,9 +60,7 @@ def _program(machine: Machine, enroot: Enroot, needed: bool, is_node: bool) -> L
     text = f"{enroot.version or 'of unknown version'}, {enroot.conf or 'no enroot.conf'}"
     text += "".join(f"; {name}={value}" for name, value in enroot.settings.items())
     if enroot.trouble is not None:
-        return Line(
-            "enroot", Status.WARNING, f"{text}: {enroot.trouble}", "bash -n tells where it is wrong", needed
-        )
+        return Line("enroot", Status.WARNING, f"{text}: {enroot.trouble}", "bash -n shows the error", needed)
     missing = [name for name in _CALLS if name not in machine.tools]
     if "pigz" not in machine.tools and "gzip" not in machine.tools:
         missing.append("gzip")
@@ -172,7 +170,7 @@ def _mqueue(machine: Machine, enroot: Enroot, needed: bool) -> Line:
     if binds:
         text = "/dev/mqueue is not mounted, and Enroot is configured to bind it: containers do not start"
         return Line("enroot.mqueue", Status.MISSING, text, fix, needed)
-    text = "/dev/mqueue is not mounted: containers start without it; POSIX message queues are not to be had"
+    text = "/dev/mqueue is not mounted: containers start without it, and have no POSIX message queues"
     return Line("enroot.mqueue", Status.OK, text)
 
 
@@ -274,7 +272,7 @@ def _accounting(kind: str) -> Line:
     return Line(
         "slurm.accounting",
         Status.WARNING,
-        f"{_plain(kind)}: sacct tells nothing; how a job ended is known from what it left behind alone",
+        f"{_plain(kind)}: sacct has no records; how a job ended is known only from the files that it left",
         f"{_ASK} AccountingStorageType=accounting_storage/slurmdbd",
     )
 

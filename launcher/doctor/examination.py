@@ -38,6 +38,8 @@ HERE = "here"
 NODES = "nodes"
 SILENT = "silent"
 _STARTS = "the image starts there"
+_OLDEST_PYTHON = ".".join(map(str, OLDEST_PYTHON))
+_INSTALL_PYTHON = f"install python3, {_OLDEST_PYTHON} or newer, on the nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +142,6 @@ def _startable(needs: Requirements, image: Image | None) -> str:
     return image.for_pyxis
 
 
-# The oldest that supervisor.pyz runs with.
-_INSTALL_PYTHON = "install python3, 3.6.2 or newer, on the nodes"
-
-
 def _require_nodes(slurm: Slurm | None, count: int) -> None:
     """Refuse to wait for more nodes than take jobs."""
     have = sum(usable for _, usable in slurm.nodes.values()) if slurm is not None else 0
@@ -213,12 +211,12 @@ def _of_node(node: Machine, surroundings: Surroundings) -> Iterator[Line]:
 def _job_python(node: Machine) -> Line:
     """Report the Python of a node, which runs the supervisor of a job."""
     if node.job_python == "":
-        return Line("python", Status.OK, f"{node.python} (which looked at this node)")
+        return Line("python", Status.OK, f"{node.python} (which examined this node)")
     version, _, path = (node.job_python or "").partition(" ")
     if tuple(int(part) for part in version.split(".") if part.isdecimal()) >= OLDEST_PYTHON:
         return Line("python", Status.OK, f"{version} ({path}), which keeps jobs", needed=True)
     text = (
-        f"{path} is {version}: a job's supervisor needs 3.6.2"
+        f"{path} is {version}: a job's supervisor needs {_OLDEST_PYTHON}"
         if version
         else "no python3: nothing keeps a job here"
     )
@@ -242,6 +240,4 @@ def _not_started(answers: Answers, count: int) -> Line:
 
 
 def _not_looked_at() -> Line:
-    return Line(
-        NODES, Status.UNKNOWN, "not looked at", "slipway doctor --nodes 1, or as many as a launch has"
-    )
+    return Line(NODES, Status.UNKNOWN, "not examined", "slipway doctor --nodes 1, or as many as a launch has")

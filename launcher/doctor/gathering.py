@@ -168,7 +168,7 @@ def _of_file(image: Image) -> Image:
 
 def _of_registry(image: Image, name: str | None) -> Image:
     if name is None:
-        return replace(image, why="it is looked into when it is imported")
+        return replace(image, why="its contents are read when it is imported")
     try:
         answer = run(
             ["skopeo", "inspect", "--config", name],
@@ -177,11 +177,11 @@ def _of_registry(image: Image, name: str | None) -> Image:
             notify=False,
         )
     except Unreachable:
-        return replace(image, why="skopeo is not here to ask the registry")
+        return replace(image, why="no skopeo on this machine to ask the registry")
     except TimeoutError:
         return replace(image, why="the registry did not answer")
     if answer.code != 0:
-        return replace(image, why=f"the registry did not tell: {end_of(one_line(_complaint(answer.stderr)))}")
+        return replace(image, why=f"the registry's error: {end_of(one_line(_complaint(answer.stderr)))}")
     try:
         variables = json.loads(answer.stdout)["config"].get("Env") or []
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks.gathering.gather import gather
+from launcher.config.stored import config_text
 from launcher.doctor.gathering import environment_here
 from launcher.doctor.nodes import srun_command
 from launcher.drafting import Draft
@@ -23,7 +24,6 @@ from launcher.errors import UserError
 from launcher.estimates.overview import overview
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.rendering.config_text import config_text
 from launcher.runs.paths import CODE, TASK_PACKAGES
 from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM

@@ -39,8 +39,8 @@ _LOGIN = (
 def tool_lines(machine: Machine) -> Iterator[Line]:
     """Report the programs that build, copy, squash and mount images."""
     yield _builders(machine)
-    yield _one(machine, "images.copy", ("skopeo",), "images are copied and pushed")
-    yield _one(machine, "images.unpack", ("umoci",), "images are imported without Enroot")
+    yield _one(machine, "images.copy", ("skopeo",), "copies and pushes images")
+    yield _one(machine, "images.unpack", ("umoci",), "imports images without Enroot")
     yield _squashfs(machine)
     yield mounting(machine)
 
@@ -71,16 +71,14 @@ def _builders(machine: Machine) -> Line:
 def _one(machine: Machine, what: str, names: Sequence[str], purpose: str) -> Line:
     missing = [name for name in names if name not in machine.tools]
     if missing:
-        return Line(
-            what, Status.MISSING, f"no {', '.join(missing)}, by which {purpose}", how_to_get(*missing)
-        )
+        return Line(what, Status.MISSING, f"no {', '.join(missing)}, which {purpose}", how_to_get(*missing))
     text = ", ".join(f"{name} {machine.tools[name].version or ''}".strip() for name in names)
     return Line(what, Status.OK, text)
 
 
 def _squashfs(machine: Machine) -> Line:
     what, names = "squashfs.make", ("mksquashfs", "unsquashfs")
-    line = _one(machine, what, names, "images are written and looked into")
+    line = _one(machine, what, names, "write and read images")
     if line.status is not Status.OK or not machine.compressors:
         return line
     text = f"{line.found}; compressors: {', '.join(machine.compressors)}"
@@ -152,7 +150,7 @@ def gpu_lines(machine: Machine, image: Image | None, *, is_node: bool) -> Iterat
     gpus = machine.gpus
     if gpus is None:
         if is_node:
-            yield Line("gpu", Status.WARNING, "no nvidia-smi: no GPUs of NVIDIA's", "see `sinfo -o '%N %G'`")
+            yield Line("gpu", Status.WARNING, "no nvidia-smi: no NVIDIA GPUs", "see `sinfo -o '%N %G'`")
         return
     if gpus.driver is None:
         fix = "nvidia-smi; a driver that was updated needs a restart"
@@ -173,7 +171,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
         needed = needed and image.contents.is_certain
     if cuda is None:
         why = image.why or "its environment has no CUDA_VERSION"
-        return Line(what, Status.UNKNOWN, f"the CUDA of {image.name} is not known: {why}")
+        return Line(what, Status.UNKNOWN, f"the CUDA of {image.name} is unknown: {why}")
     wants = f"the image's CUDA {cuda}{origin}"
     runs, least = cuda_support(driver, cuda)
     carries = image.compat_driver is not None and version(image.compat_driver) > version(driver)
@@ -204,7 +202,7 @@ def _driver_and_image(driver: str, gpus: Gpus, image: Image, needed: bool) -> Li
 def image_line(image: Image) -> Line:
     """Report the image, as far as this machine can look into it."""
     if image.is_broken:
-        again = f"slipway image verify {image.path}; and make it anew: slipway image import ..."
+        again = f"slipway image verify {image.path}; then import it again: slipway image import ..."
         return Line("image", Status.MISSING, f"{image.name}: {image.why}", again, True)
     if image.why is not None:
         is_elsewhere = image.path is not None and image.size is None

@@ -25,7 +25,7 @@ _WORLDS = {"nemo": "NeMo", "megatron_lm": "Megatron-LM", "megatron": "Megatron-L
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class TrainingAmount:
     """The work of all steps of a training, however long it takes.
 
     `tokens` are all that it reads; `flops` the model's own, without recomputing; `flops_per_token` those of
@@ -44,7 +44,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost(Amount):
+class Cost(TrainingAmount):
     """The time and the price of all steps of a training.
 
     `mfu` is the share of `peak` (FLOP/s of one GPU, in 16 bits) that it reaches, and `mfu_source` the source
@@ -70,10 +70,10 @@ class _SizedTraining(NamedTuple):
     model: ModelSize
     parallel: ParallelConfig
     samples: int
-    amount: Amount
+    amount: TrainingAmount
 
 
-def amount_of(plan: Plan) -> Amount | None:
+def amount_of(plan: Plan) -> TrainingAmount | None:
     """Return the work of a plan's training on GPUs, also for models whose steps are not timed."""
     training = _sized_training(plan)
     if training is None or training.values.raw("trainer.accelerator") == "cpu":
@@ -91,7 +91,7 @@ def _sized_training(plan: Plan) -> _SizedTraining | None:
     if parallel is None or model is None or steps is None or not fits(parallel, job.resources.nodes):
         return None
     samples, saved = samples_in(values, parallel.batch, steps), checkpoints_of(values, model, job.engine)
-    amount = Amount(
+    amount = TrainingAmount(
         parameters=model.parameters,
         steps=steps,
         tokens=samples * model.tokens,

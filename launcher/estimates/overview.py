@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.estimates.cost import Amount, Cost, amount_of, estimate_cost
+from launcher.estimates.cost import Cost, TrainingAmount, amount_of, estimate_cost
 from launcher.estimates.gpus import CountedGpu, gpu_of
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.plan import Plan
@@ -53,7 +53,7 @@ class Overview:
     """The estimates of a plan, None where unknown: some models have an `amount`, but no `cost`."""
 
     memory: MemoryEstimate | None
-    amount: Amount | None
+    amount: TrainingAmount | None
     cost: Cost | None
 
 

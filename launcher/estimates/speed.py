@@ -77,7 +77,7 @@ class TimedStack(NamedTuple):
         yield self.ffn / tensor, self.hidden
 
 
-class Work(NamedTuple):
+class ModelWork(NamedTuple):
     """A model, and the communication that its configuration overlaps with computing."""
 
     stacks: tuple[TimedStack, ...]
@@ -96,13 +96,13 @@ class Work(NamedTuple):
         return pipeline // 2 if stack is self.stacks[0] else pipeline - pipeline // 2
 
 
-def work_of(values: Values, devices: int, engine: str) -> Work | None:
+def work_of(values: Values, devices: int, engine: str) -> ModelWork | None:
     """Return the work of a job's model; None if one of its sizes is unknown, or it cannot be timed."""
     model, stacks = values.node("model"), _stacks(values)
     if model is None or not stacks or not is_countable(values) or untimed(values) is not None:
         return None
     vocabulary = vocabulary_size(model) or _VOCABULARY
-    return Work(
+    return ModelWork(
         stacks=stacks,
         vocabulary=vocabulary,
         parameters=count_parameters(model, vocabulary, model_type_of(values)),
@@ -200,7 +200,7 @@ class _Layer(NamedTuple):
 class Speed:
     """The seconds of a step of one model, on one number of nodes of one type of GPU."""
 
-    def __init__(self, work: Work, running: Running, gpu: Gpu, nodes: int, attained: Attained) -> None:
+    def __init__(self, work: ModelWork, running: Running, gpu: Gpu, nodes: int, attained: Attained) -> None:
         self._work, self._running, self._nodes, self._attained = work, running, nodes, attained
         self._world = nodes * work.devices
         self._products = attained.products(gpu.generation, gpu.capability)

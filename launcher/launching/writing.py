@@ -12,10 +12,9 @@ from pathlib import Path
 from launcher import __version__
 from launcher.checks.gathering.data import data_identity
 from launcher.checks.gathering.earlier import differences_on_record
-from launcher.config.stored import stored_text
+from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request
 from launcher.plan import Plan
-from launcher.rendering.config_text import config_text
 from launcher.rendering.render import user_templates
 from launcher.runs import paths as names
 from launcher.runs import provenance

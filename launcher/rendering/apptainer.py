@@ -12,7 +12,7 @@ _NO_HOME = "--no-container-mount-home"
 
 
 def apptainer_command(job: Job, container: Container) -> list[str]:
-    """What comes between srun and the task's script."""
+    """Return the command between srun and the task's script."""
     image = IMAGE if container.is_staged else container.image
     return ["apptainer", "exec", *_options(job, container), image, *_entrypoint(container)]
 
@@ -40,5 +40,5 @@ def _bind(mount: Mount) -> str:
 
 
 def _entrypoint(container: Container) -> list[str]:
-    """The script in which an imported image keeps its entry point, as Enroot runs it."""
+    """Return the script in which an imported image keeps its entry point, as Enroot runs it."""
     return ["/bin/sh", "/etc/rc"] if container.options.entrypoint else []

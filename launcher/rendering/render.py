@@ -55,14 +55,13 @@ class Rendered:
     `task` reads to bind itself to its cores; ``None`` where it does not. `attach` is for `slipway attach`.
     `stage_image` copies the image to a node's own disk; ``None`` where none is copied.
     `megatron_lm` starts Megatron-LM's script; ``None`` with another engine.
-    `supervisor` is the program that keeps the job, and `settings` is what it is told of this launch.
+    `settings` are those of the job's supervisor.
     """
 
     script: str
     task: str
     binding: str | None
     attach: str
-    supervisor: bytes
     settings: str
     stage_image: str | None = None
     megatron_lm: str | None = None
@@ -84,22 +83,26 @@ class Rendered:
 
     def files(self, paths: LaunchPaths) -> dict[Path, str | bytes]:
         """Return the content of each file of a launch's directory."""
-        return {**self.texts(paths), paths.supervisor: self.supervisor}
+        return {**self.texts(paths), paths.supervisor: supervisor_archive()}
 
 
 def user_templates(template_dir: Path) -> dict[str, str]:
-    """The user's own templates that scripts are rendered from, by name, with those that they include."""
-    found: dict[str, str] = {}
-    environment, wanted = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
-    while wanted:
-        name = wanted.pop()
+    """Return the user's own templates by name, with those that they include."""
+    templates: dict[str, str] = {}
+    environment, names = _environment(None), [*_TEMPLATES.values(), *_OF_STAGE.values(), "task.sh.j2"]
+    while names:
+        name = names.pop()
         path = template_dir / name
-        if name in found or not path.is_file() or not path.resolve().is_relative_to(template_dir.resolve()):
+        if (
+            name in templates
+            or not path.is_file()
+            or not path.resolve().is_relative_to(template_dir.resolve())
+        ):
             continue
-        found[name] = path.read_text(encoding="utf-8")
-        references = meta.find_referenced_templates(environment.parse(found[name]))
-        wanted += [reference for reference in references if reference is not None]
-    return found
+        templates[name] = path.read_text(encoding="utf-8")
+        references = meta.find_referenced_templates(environment.parse(templates[name]))
+        names += [reference for reference in references if reference is not None]
+    return templates
 
 
 def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
@@ -143,7 +146,6 @@ def render(plan: Plan, template_dir: Path | None = None) -> Rendered:
             task=environment.get_template("task.sh.j2").render(values),
             binding=_BINDING.read_text(encoding="utf-8") if plan.job.binding else None,
             attach=_ATTACH.read_text(encoding="utf-8"),
-            supervisor=supervisor_archive(),
             settings=to_json(supervisor_settings(plan)),
             stage_image=_STAGE_IMAGE.read_text(encoding="utf-8") if _stages_image(plan) else None,
             megatron_lm=_MEGATRON_LM.read_text(encoding="utf-8") if _starts_megatron_lm(plan) else None,
@@ -183,7 +185,7 @@ def _srun_arguments(plan: Plan) -> list[str]:
 
 
 def _world(scheduler: str) -> dict[str, RawShell]:
-    """How many tasks there are, as each of them is told when it starts: in all, and on its node."""
+    """Return the shell words for the number of tasks, in all and on each node."""
     if scheduler == "local":  # the supervisor exports them
         return {"world_size": RawShell('"$WORLD_SIZE"'), "local_world_size": RawShell('"$LOCAL_WORLD_SIZE"')}
     return {
@@ -281,9 +283,9 @@ def _check_templates(template_dir: Path) -> None:
     names = sorted(path.name for path in TEMPLATE_DIR.glob("*.j2"))
     theirs = [template_dir / name for name in names if os.path.lexists(template_dir / name)]
     if not theirs and not any(template_dir.glob("*.Dockerfile.j2")):  # those are of images
-        found = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
+        entries = ", ".join(sorted(path.name for path in template_dir.iterdir())) or "nothing"
         raise UserError(
-            f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {found}",
+            f"--template-dir {template_dir}: there is none of Slipway's templates in it, but {entries}",
             hint=f"valid: {', '.join(names)}",
         )
     for path in theirs:
@@ -293,7 +295,7 @@ def _check_templates(template_dir: Path) -> None:
 
 
 def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
-    """What ``binding.sh`` is called with."""
+    """Return the arguments of ``binding.sh``."""
     if binding is None:
         return ()
     cores = str(binding.max_cores) if binding.max_cores is not None else "all"
@@ -302,7 +304,7 @@ def _binding_arguments(binding: Binding | None) -> tuple[str, ...]:
 
 
 def _line_of(error: Exception, template_dir: Path) -> str:
-    """The innermost line of the user's own templates that an error came through."""
+    """Return the innermost line of the user's own templates in an error's traceback."""
     if isinstance(error, TemplateSyntaxError):
         return f"{error.filename or template_dir}:{error.lineno}"
     places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]

@@ -41,7 +41,7 @@ FLAGS: tuple[tuple[str, Callable[[Job], Any]], ...] = (
 
 
 def header_lines(plan: Plan) -> list[RawShell]:
-    """The script's ``#SBATCH`` lines, quoted as sbatch reads them."""
+    """Return the script's ``#SBATCH`` lines, quoted as sbatch reads them."""
     values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
     values += [(flag, value(plan.job)) for flag, value in FLAGS]
     values += plan.job.queue.further.items()
@@ -55,12 +55,12 @@ def header_lines(plan: Plan) -> list[RawShell]:
 
 
 def empty_script(plan: Plan) -> str:
-    """A script that asks for the same as a plan's job, and does nothing: for `sbatch --test-only`."""
+    """Return a script that requests the same as a plan's job, and does nothing: for `sbatch --test-only`."""
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in header_lines(plan)), ""])
 
 
 def salloc_arguments(plan: Plan) -> list[str]:
-    """The same of a job that is somebody's session: salloc knows these flags too, and has no log."""
+    """Return the flags of salloc for an interactive session: those of sbatch without logs."""
     values: list[tuple[str, Any]] = [("job-name", plan.paths.job_name)]
     values += [(flag, value(plan.job)) for flag, value in FLAGS]
     values += plan.job.queue.further.items()

@@ -24,7 +24,7 @@ _YES_AND_NO = {
 
 
 def srun_arguments(job: Job) -> list[str]:
-    """What srun is told beyond what it takes from the allocation, up to the task's script."""
+    """Return srun's arguments beyond those of the allocation, up to the task's script."""
     # One dead rank would leave the others waiting for ever. What the script exports is for the tasks, also
     # where sbatch was told to take nothing over from the shell (--export=NONE): srun would obey that too.
     arguments = ["--kill-on-bad-exit=1", "--export=ALL"]
@@ -45,7 +45,7 @@ def srun_arguments(job: Job) -> list[str]:
 
 
 def host_arguments(job: Job) -> list[str]:
-    """The site's arguments where there is no container.
+    """Return the site's arguments for steps without a container.
 
     Those in most trees are Pyxis', and Pyxis need not be there.
     """
@@ -53,7 +53,7 @@ def host_arguments(job: Job) -> list[str]:
 
 
 def _without_decided(arguments: Iterable[str], options: ContainerOptions) -> list[str]:
-    """The site's arguments less those that the container's options decide another way."""
+    """Remove the site's arguments that the container's options override."""
     decided = {
         flag for name, flags in _YES_AND_NO.items() if getattr(options, name) is not None for flag in flags
     }
@@ -72,7 +72,7 @@ def _pyxis(job: Job, container: Container) -> list[str]:
 
 
 def _name(container: Container, name: str) -> str:
-    """The name of an unpacked container: Pyxis takes the one that has it, whatever image that was made of.
+    """Return a container's name with a digest of its image: Pyxis reuses a name whatever its image was.
 
     The supervisor completes the name by digits of the image's file, as the file is when the job begins.
     """

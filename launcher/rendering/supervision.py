@@ -1,4 +1,4 @@
-"""What a launch directory has for its jobs' supervisor: its program and its settings."""
+"""The supervisor's files in a launch directory: its program and its settings."""
 
 from __future__ import annotations
 

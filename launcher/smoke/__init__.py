@@ -57,7 +57,7 @@ def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Sm
     return Smoke(smoke, smaller, shrunk.told)
 
 
-def judge(made: Draft) -> None:
+def judge(draft: Draft) -> None:
     """Let this machine and the scheduler judge the launch itself, before its smoke takes its time.
 
     Raises
@@ -65,8 +65,8 @@ def judge(made: Draft) -> None:
     UserError
         If the launch would be refused.
     """
-    check_host(made)
-    scheduler_for(made.plan.scheduler, made.plan.slurm_conf).validate(made.rendered.script)
+    check_host(draft)
+    scheduler_for(draft.plan.scheduler, draft.plan.slurm_conf).validate(draft.rendered.script)
 
 
 def launch_smoke(smoke: Smoke) -> Launched:

@@ -36,7 +36,7 @@ class Shrunk:
     told: list[str]
 
 
-def shrink(made: Draft) -> Shrunk:
+def shrink(draft: Draft) -> Shrunk:
     """Find the overrides that make a smoke of a launch.
 
     Raises
@@ -44,10 +44,10 @@ def shrink(made: Draft) -> Shrunk:
     UserError
         If the launch is no training, or one node cannot hold its layout.
     """
-    training, nodes = made.composition.config.training, made.plan.job.resources.nodes
+    training, nodes = draft.composition.config.training, draft.plan.job.resources.nodes
     if training is None:
         raise UserError(
-            f"--smoke: stages=[{made.plan.job.stage}] has no steps of which two could be tried",
+            f"--smoke: stages=[{draft.plan.job.stage}] has no steps of which two could be tried",
             hint="--smoke is for stages=[training]",
         )
     # As the user's tree has it: the job's own configuration is already the engine's.
@@ -59,13 +59,13 @@ def shrink(made: Draft) -> Shrunk:
     small = _on_one_node(shape, values)
     batch = small.micro * small.data(1) * shape.micro_batches(nodes)
     chosen = {
-        **dict(_run(made)),
-        **dict(_steps(config, made)),
+        **dict(_run(draft)),
+        **dict(_steps(config, draft)),
         **dict(_model(config, shape, small, batch)),
     }
     overrides = [_override(config, key, value) for key, value in chosen.items()]
     return Shrunk(
-        [*overrides, *_nodelist(made), *_one_job(made)], list(_told(made, values, shape, small, batch))
+        [*overrides, *_nodelist(draft), *_one_job(draft)], list(_told(draft, values, shape, small, batch))
     )
 
 
@@ -94,19 +94,19 @@ def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
     )
 
 
-def _run(made: Draft) -> Iterator[tuple[str, Any]]:
+def _run(draft: Draft) -> Iterator[tuple[str, Any]]:
     """A run of its own beside the real one, with what it leaves in its own directory."""
-    paths = made.plan.paths
+    paths = draft.plan.paths
     directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
     yield "run.name", f"{paths.run_name}{SUFFIX}"
     yield "run.results_dir", str(directory)
     yield "exp_manager.explicit_log_dir", f"{directory}/results"
 
 
-def _steps(config: Mapping[str, Any], made: Draft) -> Iterator[tuple[str, Any]]:
+def _steps(config: Mapping[str, Any], draft: Draft) -> Iterator[tuple[str, Any]]:
     trainer, exp_manager = config["trainer"], config["exp_manager"]
-    given = made.plan.job.resources.time_limit
-    limit = min(_SECONDS, (parse_time_limit(given) if given else None) or _SECONDS)
+    time_limit = draft.plan.job.resources.time_limit
+    limit = min(_SECONDS, (parse_time_limit(time_limit) if time_limit else None) or _SECONDS)
     yield "run.time_limit", format_time_limit(limit)
     yield "trainer.max_time", format_days(limit - margin_of(limit))
     if exp_manager.get("max_time_per_run") is not None:
@@ -155,36 +155,36 @@ def _override(config: Mapping[str, Any], key: str, value: Any) -> str:
 _MISSING = object()
 
 
-def _nodelist(made: Draft) -> Iterator[str]:
+def _nodelist(draft: Draft) -> Iterator[str]:
     """The first of the nodes that were asked for: Slurm wants as many nodes as it is told names of."""
-    nodelist = made.plan.job.queue.nodelist
-    found = _FIRST_HOST.match(nodelist) if nodelist else None
-    if found:
-        where = "stage_cluster.training" if "nodelist" in _own_cluster(made) else "cluster"
-        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in found.groups()))}"
+    nodelist = draft.plan.job.queue.nodelist
+    match = _FIRST_HOST.match(nodelist) if nodelist else None
+    if match:
+        where = "stage_cluster.training" if "nodelist" in _own_cluster(draft) else "cluster"
+        yield f"{where}.nodelist={hydra_value(''.join(part or '' for part in match.groups()))}"
 
 
-def _one_job(made: Draft) -> Iterator[str]:
+def _one_job(draft: Draft) -> Iterator[str]:
     """No chain and no array: each of their jobs would make the same two steps again."""
-    if made.plan.job.chain.links > 1:
+    if draft.plan.job.chain.links > 1:
         yield "resilience.links=1"
-    if made.plan.job.resources.max_nodes is not None:
+    if draft.plan.job.resources.max_nodes is not None:
         yield "resilience.nodes=null"
-    if "array" in made.plan.job.queue.further:
-        where = "stage_cluster.training" if "array" in _own_cluster(made).get("sbatch", {}) else "cluster"
+    if "array" in draft.plan.job.queue.further:
+        where = "stage_cluster.training" if "array" in _own_cluster(draft).get("sbatch", {}) else "cluster"
         yield f"++{where}.sbatch.array=null"
 
 
-def _own_cluster(made: Draft) -> Mapping[str, Any]:
+def _own_cluster(draft: Draft) -> Mapping[str, Any]:
     """What the stage has of its own in place of the cluster's."""
-    own: Mapping[str, Any] = made.composition.config.stage_cluster.get("training", {})
+    own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
     return own
 
 
 def _told(
-    made: Draft, values: Values, shape: ParallelConfig, small: ParallelConfig, batch: int
+    draft: Draft, values: Values, shape: ParallelConfig, small: ParallelConfig, batch: int
 ) -> Iterator[str]:
-    nodes = made.plan.job.resources.nodes
+    nodes = draft.plan.job.resources.nodes
     parts = [f"{STEPS} steps on {'the' if nodes == 1 else '1 of'} {nodes} node{'s' * (nodes != 1)}"]
     if batch != shape.batch:
         parts.append(f"global batch {batch} instead of {shape.batch}")

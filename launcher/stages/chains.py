@@ -1,4 +1,4 @@
-"""What follows when a job ends before its training does: the keys of `resilience`, for one stage."""
+"""The keys of `resilience`, for one stage: what follows when a job ends before its training."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ _MARGIN_PART = 4
 
 
 def chain(config: RunConfig, checkpoints: str) -> Chain:
-    """The chain that a training's job is the first link of.
+    """Return the chain of a training's jobs.
 
     Raises
     ------
     UserError
         Where there is no queue that a next link could wait in, or each task of an array would have its own.
     """
-    given, cluster = config.resilience, config.cluster
-    if given.links > 1:
-        _require_queue(given.links, cluster)
+    resilience, cluster = config.resilience, config.cluster
+    if resilience.links > 1:
+        _require_queue(resilience.links, cluster)
     return Chain(
-        links=given.links,
-        from_job=given.submit == "job",
-        max_failures=given.max_failures,
-        exclude_hours=given.exclude_hours,
+        links=resilience.links,
+        from_job=resilience.submit == "job",
+        max_failures=resilience.max_failures,
+        exclude_hours=resilience.exclude_hours,
         checkpoints=checkpoints,
     )
 
 
 def _require_queue(links: int, cluster: ClusterConfig) -> None:
-    told = f"resilience.links={links}"
+    setting = f"resilience.links={links}"
     if cluster.scheduler != "slurm":
         raise UserError(
-            f"{told}: cluster.scheduler={cluster.scheduler} has no queue in which a next job could wait",
+            f"{setting}: cluster.scheduler={cluster.scheduler} has no queue in which a next job could wait",
             key="resilience.links",
             also=("cluster.scheduler",),
             hint="resilience.links=1, and launch again to continue",
         )
     if cluster.sbatch.get("array") not in (None, False):
         raise UserError(
-            f"{told}: the tasks of an array, cluster.sbatch.array, cannot each be a chain",
+            f"{setting}: the tasks of an array, cluster.sbatch.array, cannot each be a chain",
             key="resilience.links",
             also=("cluster.sbatch.array",),
             hint="resilience.links=1, or cluster.sbatch.array=null",
@@ -58,39 +58,39 @@ def check_range(config: RunConfig) -> None:
     UserError
         If it is empty, or nobody chooses from it.
     """
-    given, scheduler = config.resilience.nodes, config.cluster.scheduler
-    if given is None:
+    nodes, scheduler = config.resilience.nodes, config.cluster.scheduler
+    if nodes is None:
         return
-    if given.min > given.max:
+    if nodes.min > nodes.max:
         raise UserError(
-            f"resilience.nodes.min={given.min}: more than resilience.nodes.max, {given.max}",
+            f"resilience.nodes.min={nodes.min}: more than resilience.nodes.max, {nodes.max}",
             key="resilience.nodes.min",
             also=("resilience.nodes.max",),
-            hint=f"resilience.nodes.min={given.max}, or less",
+            hint=f"resilience.nodes.min={nodes.max}, or less",
         )
     if scheduler != "slurm":
         raise UserError(
             f"resilience.nodes: cluster.scheduler={scheduler} has no queue that chooses how many",
             key="resilience.nodes",
             also=("cluster.scheduler",),
-            hint=f"resilience.nodes=null training.trainer.num_nodes={given.min}",
+            hint=f"resilience.nodes=null training.trainer.num_nodes={nodes.min}",
         )
 
 
 def save_signal(config: RunConfig, run: RunConfigNode) -> str | None:
-    """What Slurm tells the script before the time limit ends it, as ``sbatch --signal`` takes it.
+    """Return the value of ``sbatch --signal``, by which Slurm announces the time limit.
 
     The site's own `cluster.signal` wins.
     """
-    given = config.resilience.save_before_end
-    if config.cluster.signal is not None or given is None:
+    margin = config.resilience.save_before_end
+    if config.cluster.signal is not None or margin is None:
         return config.cluster.signal
-    seconds = _margin(run.time_limit) if given == "auto" else given
+    seconds = _margin(run.time_limit) if margin == "auto" else margin
     return None if seconds is None else f"B:USR1@{seconds}"
 
 
 def _margin(time_limit: str | None) -> int | None:
-    """The seconds that are left for saving; ``None`` where no limit of ours ends the job."""
+    """Return the seconds before the limit for saving; ``None`` if no limit of ours ends the job."""
     try:
         limit = parse_time_limit(time_limit) if time_limit is not None else None
     except ValueError:

@@ -1,32 +1,26 @@
-"""What the jobs of all stages have in common."""
+"""The parts of a job that all stages share: names, resources, queue, environment."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from arithmetic.gpus import GPUS, Gpu, MissingFigures, gres_type, named, plain_name, with_site
-from launcher.config import schema
-from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode
+from launcher.config.schema import ClusterConfig, RunConfig, RunConfigNode, parse
 from launcher.errors import UserError, nearest, shown
-from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Queue, Resources
+from launcher.plan import Queue, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.secrecy import is_secret_key
-from launcher.stages.mounts import mounts_of
+from launcher.secrecy import MASK, hidden
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 
 # File systems take names of 255 bytes; those of the files have a prefix, a suffix and a job's id besides.
 _LONGEST_NAME = 200
 
-# So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
-_LONGEST_CONTAINER_NAME = 100
-_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
-_IMAGE_FILE = (".sqsh", ".squashfs")
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 # GPUs that are not in the table, with names as near as a slip: an A10, of 24 GB of GDDR6, is no A100
 # (https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/, read in November 2026).
@@ -51,7 +45,7 @@ _TAKEN_BY = {
 
 
 def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number: int) -> LaunchPaths:
-    """Where a launch of a stage's run lives.
+    """Return the paths of a launch of a stage's run.
 
     Raises
     ------
@@ -63,7 +57,7 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
         (f"{stage}.run.name", run.name, run.name),
         ("cluster.job_name_prefix", cluster.job_name_prefix, job_name),
     ):
-        if not _SAFE_NAME.fullmatch(name):
+        if not SAFE_NAME.fullmatch(name):
             raise UserError(
                 f"{key}={shown(value)}: not a safe file name",
                 key=key,
@@ -79,7 +73,7 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
 
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
-    """The request of a job that uses the cluster's GPUs, `tasks` to a node."""
+    """Return the resources of a job that uses the cluster's GPUs, `tasks` to a node."""
     request, table = _gpu_request(cluster), _gpu_types(cluster)
     return Resources(
         nodes=nodes,
@@ -120,7 +114,7 @@ def _gpu(name: str, table: Mapping[str, Gpu]) -> str:
         return meant[0].name
     if meant:
         names = [gpu.name for gpu in meant]
-        what, hint = " or ".join(names), " or ".join(f"cluster.gpu={each}" for each in names)
+        what, hint = " or ".join(names), " or ".join(f"cluster.gpu={gpu_name}" for gpu_name in names)
     else:
         short = {gpu.generation for gpu in table.values() if named(gpu.generation, table)}
         what, near = "not a GPU that is known here", _misspelt(name, [*table, *sorted(short)])
@@ -134,10 +128,10 @@ def _misspelt(name: str, valid: Iterable[str]) -> list[str]:
     letters, digits = _parts(name)
     if letters + digits in _OTHERS:
         return []
-    parts = {each: _parts(each) for each in nearest(name, valid, count=5)}
+    parts = {candidate: _parts(candidate) for candidate in nearest(name, valid, count=5)}
     return [
-        each
-        for each, (its_letters, its_digits) in parts.items()
+        candidate
+        for candidate, (its_letters, its_digits) in parts.items()
         if letters == its_letters or digits == its_digits
     ]
 
@@ -149,7 +143,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _gpu_request(cluster: ClusterConfig) -> str:
-    """Which of the keys GPUs are asked for with, or ``none``.
+    """Return the key that requests GPUs, or ``none``.
 
     Raises
     ------
@@ -165,16 +159,18 @@ def _gpu_request(cluster: ClusterConfig) -> str:
             also=("cluster.gpus_per_node",),
             hint="make them agree, or set one of them to null",
         )
-    given = [key for key in ("gpus_per_task", "gpus_per_node", "gres") if getattr(cluster, key) is not None]
+    set_keys = [
+        key for key in ("gpus_per_task", "gpus_per_node", "gres") if getattr(cluster, key) is not None
+    ]
     request = cluster.gpu_request
     if request is None:
-        return given[0] if given else "none"
-    if request != "none" and request not in given:
+        return set_keys[0] if set_keys else "none"
+    if request != "none" and request not in set_keys:
         raise UserError(
             f"cluster.gpu_request={request}: cluster.{request} is null",
             key="cluster.gpu_request",
             also=(f"cluster.{request}",),
-            hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*given, 'none'])}",
+            hint=f"set it, cluster.{request}=..., or choose one of {', '.join([*set_keys, 'none'])}",
         )
     return request
 
@@ -204,157 +200,8 @@ def queue(cluster: ClusterConfig, run: RunConfigNode) -> Queue:
     )
 
 
-def container(
-    config: RunConfig, writable: Mapping[Path, str], readable: Mapping[Path, str]
-) -> Container | None:
-    """The container with `writable` and read-only directories and the user's own mounts.
-
-    Parameters
-    ----------
-    writable, readable
-        What the job needs, each with the key that it comes from.
-
-    Raises
-    ------
-    UserError
-        If the image or a mount is not one that Pyxis can take.
-    """
-    if config.container is None:
-        return None
-    _check_image(config.container)
-    mounts = mounts_of(writable, readable, config.container_mounts)
-    made = Container(config.container, mounts, _container_options(config.container_options))
-    _check_srun_args(config.cluster.srun_args)
-    _check_file(made)
-    return made
-
-
-def _container_options(given: schema.ContainerOptions) -> ContainerOptions:
-    for key in ("stage_to", "workdir", "save"):
-        path = getattr(given, key)
-        if path is not None and not Path(path).is_absolute():
-            raise UserError(
-                f"container_options.{key}={shown(path)}: a whole path is needed",
-                key=f"container_options.{key}",
-            )
-    _check_container_name(given.name)
-    _check_variables(given.env)
-    return ContainerOptions(**{**given.model_dump(), "env": tuple(given.env)})
-
-
-def _check_container_name(name: str | None) -> None:
-    """Refuse a name that Enroot takes for a path, or of which Pyxis takes a part for its own words."""
-    if name is None or (_SAFE_NAME.fullmatch(name) and len(name) <= _LONGEST_CONTAINER_NAME):
-        return
-    key, stem = "container_options.name", name.partition(":")[0]
-    told, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
-    if name != stem and _SAFE_NAME.fullmatch(stem):
-        told = f"a name alone is needed here, without Pyxis' {shown(name[len(stem) :])}"
-        hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
-    elif len(name) > _LONGEST_CONTAINER_NAME:
-        told = f"{len(name)} characters are too many"
-        hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
-    raise UserError(f"{key}={shown(name)}: {told}", key=key, hint=hint)
-
-
-def _check_variables(names: Iterable[str]) -> None:
-    key = "container_options.env"
-    for text in names:
-        if _VARIABLE.fullmatch(text):
-            continue
-        name, sign, value = text.partition("=")
-        hint = "valid: names of variables of the job, such as LD_LIBRARY_PATH"
-        if sign and _VARIABLE.fullmatch(name):
-            hint = f"env_vars.{name}={'...' if is_secret_key(name) else value} sets it, in the container too"
-        raise UserError(
-            f"{key}: {shown(f'{name}=...' if sign else text)} is not the name of a variable",
-            key=key,
-            hint=hint,
-        )
-
-
-def _check_srun_args(arguments: Iterable[str]) -> None:
-    """Refuse a container's name that Slipway would know nothing of: the container of an older image ran."""
-    for text in arguments:
-        name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
-        if name:
-            key = "cluster.srun_args"
-            told = f"{key}: {shown(text)}: a container with a name runs, whatever image it was made of"
-            hint = f"container_options.name={name[1] or 'NAME'}, which is another container for another image"
-            raise UserError(told, key=key, hint=hint)
-
-
-def check_saving(container: Container | None, resources: Resources) -> None:
-    """Refuse to have several nodes write one image file: each writes what it ran, over the others.
-
-    Raises
-    ------
-    UserError
-        If `container_options.save` is set for a job that may have several nodes.
-    """
-    most = max(resources.node_counts)
-    if container is not None and container.options.save is not None and most > 1:
-        key = "container_options.save"
-        raise UserError(
-            f"{key}={shown(container.options.save)}: each of the job's {most} nodes would write this file",
-            key=key,
-            hint=f"{key}=null, or save from a job of one node (slipway workspace)",
-        )
-
-
-def _check_image(image: str) -> None:
-    if not image.strip():
-        raise UserError("container='': an image is needed", key="container", hint="null is bare metal")
-    if image.endswith(_IMAGE_FILE) and not Path(image).is_absolute():
-        # Pyxis would look for an image of that name in a registry.
-        raise UserError(
-            f"container={shown(image)}: an image file is given by its whole path",
-            key="container",
-            hint=f"container={Path(image).expanduser().absolute()}",
-        )
-
-
-def _check_file(container: Container) -> None:
-    """Refuse what needs an image that is a file, and what Apptainer does not do."""
-    options, key = container.options, "container_options.runtime"
-    if options.stage_to is not None and not container.is_file:
-        key = "container_options.stage_to"
-        raise _needs_file(key, f"{key}={shown(options.stage_to)}: files are copied to the nodes", container)
-    if options.runtime != "apptainer":
-        return
-    if not container.is_file:
-        raise _needs_file(key, f"{key}=apptainer: files are what it starts here", container)
-    for mount in container.mounts:
-        if mount.source in SOURCES_WITHOUT_PATH:
-            raise UserError(
-                f"container_mounts: {mount.source}:{mount.target} is Pyxis', and Apptainer has no such mount",
-                key="container_mounts",
-                also=(key,),
-                hint="leave it out: Apptainer's /tmp is the node's own",
-            )
-    for name in ("name", "save"):
-        value = getattr(options, name)
-        if value is not None:
-            raise UserError(
-                f"container_options.{name}={shown(value)}: Apptainer keeps no unpacked containers",
-                key=f"container_options.{name}",
-                also=(key,),
-                hint=f"container_options.{name}=null, or {key}=pyxis",
-            )
-
-
-def _needs_file(key: str, told: str, container: Container) -> UserError:
-    image = container.image
-    return UserError(
-        f"{told}, and container={image} is an image of a registry",
-        key=key,
-        also=("container",),
-        hint=f"launch --build, or slipway image import {shlex.quote(image)} and container= its file",
-    )
-
-
 def environment(config: RunConfig) -> dict[str, str]:
-    """The variables of a job: the cluster's, and over them the user's; those set to null left out.
+    """Return the variables of a job: the cluster's, overridden by the user's; null leaves one out.
 
     Raises
     ------
@@ -370,7 +217,7 @@ def environment(config: RunConfig) -> dict[str, str]:
 def check_names(key: str, names: Iterable[str]) -> None:
     """Refuse what no shell variable can be called."""
     for name in names:
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             raise UserError(
                 f"{key}.{name}: not a name that a shell variable can have",
                 key=f"{key}.{name}",
@@ -386,20 +233,74 @@ def check_names(key: str, names: Iterable[str]) -> None:
 
 
 def python(config: RunConfig) -> str:
-    """The interpreter of the tasks: the container's own, or the one that runs the launcher.
+    """Return the interpreter of the tasks: the container's own, or the one that runs the launcher.
 
     Raises
     ------
     UserError
-        If it is given by a relative path: the job starts elsewhere.
+        If it is a relative path: the job starts elsewhere.
     """
-    given = config.cluster.python
-    if given is not None:
-        if not given or ("/" in given and not Path(given).is_absolute()):
+    interpreter = config.cluster.python
+    if interpreter is not None:
+        if not interpreter or ("/" in interpreter and not Path(interpreter).is_absolute()):
             raise UserError(
-                f"cluster.python={shown(given)}: a name or a whole path is needed",
+                f"cluster.python={shown(interpreter)}: a name or a whole path is needed",
                 key="cluster.python",
-                hint=f"cluster.python={Path(given).expanduser().absolute()}" if given else None,
+                hint=f"cluster.python={Path(interpreter).expanduser().absolute()}" if interpreter else None,
             )
-        return given
+        return interpreter
     return "python3" if config.container is not None else sys.executable
+
+
+def config_arguments(paths: LaunchPaths) -> tuple[str, str]:
+    """Return Hydra's arguments for the configuration of a launch."""
+    return f"--config-path={paths.directory}", f"--config-name={paths.config_name}"
+
+
+def whole_path(given: str, key: str) -> str:
+    """Require an absolute path: tasks start in another directory than the user's.
+
+    Raises
+    ------
+    UserError
+        If it is given by a relative path.
+    """
+    if not Path(given).is_absolute():
+        secret = hidden(key, given) == MASK  # in the place of its file's path
+        raise UserError(
+            f"{key}={MASK if secret else shown(given)}: a whole path is needed",
+            key=key,
+            hint=f"{key}={'/path/of/the/file' if secret else Path(given).expanduser().absolute()}",
+        )
+    return given.rstrip("/") or "/"
+
+
+# What the whole launch has; the root's keys of the same names were derived from them.
+_OF_THE_LAUNCH = ("scheduler", "slurm_conf", "engine", "container")
+
+_MAPPINGS = ("env_vars", "sbatch", "gpu_types")
+
+
+def stage_cluster(cluster: ClusterConfig, stage: str, changes: Mapping[str, Any]) -> ClusterConfig:
+    """Lay the changes of `stage_cluster` over the cluster; mappings are merged key by key.
+
+    Raises
+    ------
+    UserError
+        If a key is none of the cluster's, or not a stage's own.
+    """
+    if not changes:
+        return cluster
+    path = f"stage_cluster.{stage}"
+    for key in _OF_THE_LAUNCH:
+        if key in changes:
+            other = f"cluster.{key}" if key in ("scheduler", "slurm_conf") else key
+            raise UserError(
+                f"{path}.{key}: not a stage's own, but the launch's", key=f"{path}.{key}", hint=f"{other}=..."
+            )
+    ours = cluster.model_dump()
+    merged = {**ours, **changes}
+    for key in _MAPPINGS:
+        if isinstance(changes.get(key), Mapping):
+            merged[key] = {**ours[key], **changes[key]}
+    return parse(ClusterConfig, merged, path)

@@ -8,6 +8,7 @@ from launcher.config.schema import RunConfig, TextPreparationConfig
 from launcher.plan import Chain, Job, Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.containers import container
 
 WITHOUT_GPUS = {
     "gpus_per_node": None,
@@ -43,7 +44,7 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
             working_dir=str(paths.code),
             python_path=(str(paths.code),),
         ),
-        container=common.container(config, writable, readable=inputs),
+        container=container(config, writable, readable=inputs),
         environment=common.environment(config),
         srun_args=tuple(cluster.srun_args),
         merge_stderr=cluster.stderr_to_stdout,
@@ -53,6 +54,6 @@ def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: 
 
 
 def _arguments(text: TextPreparationConfig) -> list[str]:
-    given = text.model_dump(exclude={"run", "inputs"}).items()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
+    options = text.model_dump(exclude={"run", "inputs"}).items()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options if value is not None]
     return ["--input", *(str(Path(path).absolute()) for path in text.inputs), *flags]

@@ -13,8 +13,8 @@ from launcher.config.secrets import check_secrets
 from launcher.errors import UserError
 from launcher.plan import Assumptions, Chain, Job, Payload, Plan
 from launcher.stages import common
+from launcher.stages.common import stage_cluster
 from launcher.stages.data_preparation import WITHOUT_GPUS
-from launcher.stages.stage_cluster import stage_cluster
 
 STAGE = "image"
 
@@ -28,7 +28,7 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class ImageWork:
-    """What the job does.
+    """The work of the job.
 
     Attributes
     ----------
@@ -82,12 +82,12 @@ def image_plan(config: RunConfig, work: ImageWork, *, number: int, tag: str) -> 
 
 
 def image_directory(config: RunConfig, work: ImageWork) -> Path:
-    """The directory of the run that makes an image."""
+    """Return the directory of the run that makes an image."""
     return common.launch_paths(STAGE, image_run(config, work), image_cluster(config), 1).run_dir
 
 
 def image_run(config: RunConfig, work: ImageWork) -> RunConfigNode:
-    """The run that an image is: it has a directory beside those of trainings."""
+    """Return the run of an image, whose directory lies beside those of trainings."""
     name = _run_name(work.name)
     return RunConfigNode(
         name=name,
@@ -99,16 +99,16 @@ def image_run(config: RunConfig, work: ImageWork) -> RunConfigNode:
 
 
 def _run_name(image: str) -> str:
-    """A name for files, whatever an image is called; that of another image is another one."""
+    """Return a safe file name for the run of an image, different for each image."""
     plain = re.sub(r"[^A-Za-z0-9._+=-]", "-", image)[:_LONGEST_NAME]
     which = "" if plain == image else f"-{hashlib.sha256(image.encode()).hexdigest()[:8]}"
     return f"{STAGE}_{plain}{which}"
 
 
 def image_cluster(config: RunConfig) -> ClusterConfig:
-    """The cluster as `image_job` and `stage_cluster.image` change it; the latter decides."""
+    """Return the cluster as `image_job` and `stage_cluster.image` change it; the latter wins."""
     own = config.stage_cluster.get("image", {})
-    given = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
-    changes = {**WITHOUT_GPUS, **{key: value for key, value in given.items() if value is not None}}
+    requested = {"cpus_per_task": config.image_job.cpus_per_task, "mem": config.image_job.mem}
+    changes = {**WITHOUT_GPUS, **{key: value for key, value in requested.items() if value is not None}}
     base = config.cluster.model_copy(update={key: value for key, value in changes.items() if key not in own})
     return stage_cluster(base, STAGE, own)

@@ -15,9 +15,8 @@ from launcher.errors import UserError, shown
 from launcher.plan import Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
-from launcher.stages.megatron_lm_model import model_options, stack_of
-from launcher.stages.megatron_lm_options import Options
-from launcher.stages.payloads import whole_path
+from launcher.stages.common import whole_path
+from launcher.stages.megatron_lm_model import MegatronLMOptions, model_options, stack_of
 
 # NeMo's schedules, and the curve of Megatron-LM that each is after its warm-up.
 _DECAY = {
@@ -62,7 +61,7 @@ def megatron_lm_payload(
 
 
 def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> list[str]:
-    """The arguments that describe the same training to Megatron-LM.
+    """Return the arguments that describe the same training to Megatron-LM.
 
     Parameters
     ----------
@@ -81,12 +80,12 @@ def megatron_lm_arguments(written: Mapping[str, Any], model_type: ModelType) -> 
     ]
 
 
-def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Options:
+def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
     pipeline, virtual = (
         model["pipeline_model_parallel_size"],
         model.get("virtual_pipeline_model_parallel_size"),
     )
-    options = Options()
+    options = MegatronLMOptions()
     options.value("--tensor-model-parallel-size", model["tensor_model_parallel_size"])
     if model_type == "t5" and pipeline > 1:
         # Megatron-LM counts the encoder's stages and the decoder's apart.
@@ -103,13 +102,15 @@ def _parallelism(model: Mapping[str, Any], model_type: ModelType) -> Options:
     options.flag("--sequence-parallel", model.get("sequence_parallel"))
     options.flag("--tp-comm-overlap", model.get("ub_tp_comm_overlap"))
     if model.get("fsdp"):
-        told = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
-        raise UserError(told, key="training.model.fsdp", hint="training.model.fsdp=False")
+        message = "training.model.fsdp=True: not with engine=megatron_lm, which has another kind of FSDP"
+        raise UserError(message, key="training.model.fsdp", hint="training.model.fsdp=False")
     return options
 
 
-def _precision(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType) -> Options:
-    options, precision = Options(), str(trainer.get("precision"))
+def _precision(
+    trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType
+) -> MegatronLMOptions:
+    options, precision = MegatronLMOptions(), str(trainer.get("precision"))
     if precision in ("bf16", "bf16-mixed"):
         options.flag("--bf16", True)
     elif precision in _NARROW:
@@ -133,19 +134,19 @@ def _precision(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type:
 
 
 def megatron_lm_environment(written: Mapping[str, Any], model_type: ModelType) -> dict[str, str]:
-    """What Transformer Engine is told besides, as NeMo does it."""
+    """Return the variables for Transformer Engine, as NeMo sets them."""
     scales = _scales_scores(written["trainer"], written["model"], model_type)
     return {"NVTE_APPLY_QK_LAYER_SCALING": "1"} if scales else {}
 
 
 def _scales_scores(trainer: Mapping[str, Any], model: Mapping[str, Any], model_type: ModelType) -> bool:
-    """Whether attention scores are scaled by layer: as in NeMo, with 16 bits of the narrow range alone."""
+    """Return True if attention scores are scaled by layer: as in NeMo, in fp16 alone."""
     narrow = str(trainer.get("precision")) in _NARROW
     return narrow and bool(stack_of(model, model_type).get("apply_query_key_layer_scaling"))
 
 
-def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
-    options, betas = Options(), optim.get("betas") or (None, None)
+def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> MegatronLMOptions:
+    options, betas = MegatronLMOptions(), optim.get("betas") or (None, None)
     options.value("--weight-decay", optim.get("weight_decay"))
     options.value("--adam-beta1", betas[0])
     options.value("--adam-beta2", betas[1])
@@ -162,7 +163,7 @@ def _optimizer(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
     return options
 
 
-def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
+def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> MegatronLMOptions:
     """Return the schedule's options: NeMo counts the steps at its lowest value, Megatron-LM those before.
 
     Where the warm-up and those leave none to fall in, NeMo warms up and falls at once; Megatron-LM wants one.
@@ -178,7 +179,7 @@ def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
     warmup = sched.get("warmup_steps")
     if warmup is None and sched.get("warmup_ratio") is not None:
         warmup = int(sched["warmup_ratio"] * steps)
-    options = Options()
+    options = MegatronLMOptions()
     options.value("--train-iters", steps)
     options.value("--lr", optim.get("lr"))
     options.value("--min-lr", sched.get("min_lr"))
@@ -188,8 +189,8 @@ def _schedule(trainer: Mapping[str, Any], optim: Mapping[str, Any]) -> Options:
     return options
 
 
-def _data(model: Mapping[str, Any], model_type: ModelType) -> Options:
-    data, options = model["data"], Options()
+def _data(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
+    data, options = model["data"], MegatronLMOptions()
     if data.get("data_impl") == "mock":
         if model_type != "gpt":
             raise UserError(
@@ -213,8 +214,8 @@ def _data(model: Mapping[str, Any], model_type: ModelType) -> Options:
     return options + _tokenizer(model.get("tokenizer", {}), model_type)
 
 
-def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> Options:
-    options, library, kind = Options(), tokenizer.get("library"), tokenizer.get("type")
+def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
+    options, library, kind = MegatronLMOptions(), tokenizer.get("library"), tokenizer.get("type")
     if library == "megatron" and kind == _OF_GPT and model_type != "gpt":
         raise UserError(
             f"training.model.tokenizer.type={kind}: Megatron-LM's has no masks and no sentinels",
@@ -247,10 +248,10 @@ def _tokenizer(tokenizer: Mapping[str, Any], model_type: ModelType) -> Options:
 
 def _saving_and_logging(
     trainer: Mapping[str, Any], exp_manager: Mapping[str, Any], model: Mapping[str, Any]
-) -> Options:
+) -> MegatronLMOptions:
     checkpoint = exp_manager["checkpoint_callback_params"]
     interval = _whole(trainer, "val_check_interval")
-    options = Options()
+    options = MegatronLMOptions()
     if exp_manager.get("create_checkpoint_callback", True):
         options.value("--save", checkpoint["dirpath"])
         options.value("--save-interval", checkpoint.get("every_n_train_steps") or interval)

@@ -1,14 +1,15 @@
-"""The model's part of Megatron-LM's options."""
+"""The model's part of Megatron-LM's options, mixtures of experts and multi-latent attention included.
+
+The options are those that core_v0.12.3 and core_v0.16.1 share (megatron/training/arguments.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.config.schema import ModelType
 from launcher.errors import UserError, shown
-from launcher.stages.megatron_lm_experts import expert_options
-from launcher.stages.megatron_lm_options import Options
 
 # NeMo's switches that are on unless said otherwise, and how Megatron-LM is told that one is off.
 _OFF = {
@@ -75,7 +76,7 @@ _OF_A_STACK = ("arch", "activations_checkpoint_num_layers")
 
 
 def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, Any]:
-    """The node that describes the layers; a T5 has one for each of its stacks, which must agree.
+    """Return the node that describes the layers; a T5 has one for each stack, and they must agree.
 
     Raises
     ------
@@ -96,7 +97,7 @@ def stack_of(model: Mapping[str, Any], model_type: ModelType) -> Mapping[str, An
     return dict(encoder)
 
 
-def model_options(model: Mapping[str, Any], model_type: ModelType) -> Options:
+def model_options(model: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
     """Shape, batches and initialisation of the model, and how its layers are computed."""
     stack = stack_of(model, model_type)
     path = "training.model.encoder" if model_type == "t5" else "training.model"
@@ -122,8 +123,8 @@ def _check_fixed(node: Mapping[str, Any], path: str) -> None:
             )
 
 
-def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> Options:
-    options, data = Options(), model["data"]
+def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: ModelType) -> MegatronLMOptions:
+    options, data = MegatronLMOptions(), model["data"]
     if model_type == "t5":
         options.value("--encoder-num-layers", stack["num_layers"])
         options.value("--decoder-num-layers", model["decoder"]["num_layers"])
@@ -150,8 +151,8 @@ def _shape(model: Mapping[str, Any], stack: Mapping[str, Any], model_type: Model
     return options
 
 
-def _batches(model: Mapping[str, Any]) -> Options:
-    options, rampup = Options(), model.get("rampup_batch_size")
+def _batches(model: Mapping[str, Any]) -> MegatronLMOptions:
+    options, rampup = MegatronLMOptions(), model.get("rampup_batch_size")
     if rampup is not None:
         raise UserError(
             f"training.model.rampup_batch_size={shown(rampup)}: Megatron-LM has it for trainings that are "
@@ -164,8 +165,8 @@ def _batches(model: Mapping[str, Any]) -> Options:
     return options
 
 
-def _layers(stack: Mapping[str, Any], path: str) -> Options:
-    options = Options()
+def _layers(stack: Mapping[str, Any], path: str) -> MegatronLMOptions:
+    options = MegatronLMOptions()
     for key, name in _VALUES.items():
         options.value(name, stack.get(key))
     norm = "layernorm1p" if stack.get("layernorm_zero_centered_gamma") else "layernorm"
@@ -189,8 +190,8 @@ def _layers(stack: Mapping[str, Any], path: str) -> Options:
     return options
 
 
-def _implementation(model: Mapping[str, Any], stack: Mapping[str, Any]) -> Options:
-    options = Options()
+def _implementation(model: Mapping[str, Any], stack: Mapping[str, Any]) -> MegatronLMOptions:
+    options = MegatronLMOptions()
     options.value("--transformer-impl", "transformer_engine" if model.get("transformer_engine") else "local")
     options.flag("--no-gradient-accumulation-fusion", model.get("gradient_accumulation_fusion") is False)
     options.flag("--use-cpu-initialization", model.get("use_cpu_initialization"))
@@ -201,8 +202,8 @@ def _implementation(model: Mapping[str, Any], stack: Mapping[str, Any]) -> Optio
     return options
 
 
-def _recomputation(stack: Mapping[str, Any]) -> Options:
-    options, prefix = Options(), "activations_checkpoint"
+def _recomputation(stack: Mapping[str, Any]) -> MegatronLMOptions:
+    options, prefix = MegatronLMOptions(), "activations_checkpoint"
     granularity, layers = stack.get(f"{prefix}_granularity"), stack.get(f"{prefix}_num_layers")
     if granularity is None or (granularity == "full" and layers == 0):
         return options
@@ -222,3 +223,136 @@ def _one_of(known: Mapping[str, Any], stack: Mapping[str, Any], path: str, key: 
             hint=f"valid with engine=megatron_lm: {', '.join(known)}",
         )
     return known[value]
+
+
+# Sizes and switches of experts: an option of the same name, but for their number.
+_EXPERT_VALUES = {
+    "num_moe_experts": "--num-experts",
+    **{
+        f"moe_{key}": f"--moe-{key.replace('_', '-')}"
+        for key in (
+            "ffn_hidden_size",
+            "shared_expert_intermediate_size",
+            "router_load_balancing_type",
+            "router_dtype",
+            "router_score_function",
+            "router_topk",
+            "router_num_groups",
+            "router_group_topk",
+            "router_topk_scaling_factor",
+            "router_bias_update_rate",
+            "aux_loss_coeff",
+            "z_loss_coeff",
+            "input_jitter_eps",
+            "token_dispatcher_type",
+            "expert_capacity_factor",
+            "token_drop_policy",
+        )
+    },
+}
+_EXPERT_FLAGS = {
+    f"moe_{key}": f"--moe-{key.replace('_', '-')}"
+    for key in (
+        "grouped_gemm",
+        "router_pre_softmax",
+        "router_enable_expert_bias",
+        "pad_expert_input_to_capacity",
+        "permute_fusion",
+        "shared_expert_overlap",
+        "per_layer_logging",
+    )
+}
+_KNOWN = {*_EXPERT_VALUES, *_EXPERT_FLAGS, "moe_layer_freq"}
+_LATENT_VALUES = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+
+
+def expert_options(model: Mapping[str, Any]) -> MegatronLMOptions:
+    """Return the options of experts and narrow attention, of uneven stages, and of what is recomputed.
+
+    Raises
+    ------
+    UserError
+        For a key of NeMo's that Megatron-LM has no option for.
+    """
+    return _experts(model) + _latent_attention(model) + _uneven_stages(model) + _recomputed(model)
+
+
+def _experts(model: Mapping[str, Any]) -> MegatronLMOptions:
+    options = MegatronLMOptions()
+    if not model.get("num_moe_experts"):
+        return options
+    for key, value in model.items():
+        if key.startswith("moe_") and key not in _KNOWN and value:
+            raise UserError(
+                f"training.model.{key}={shown(value)}: Megatron-LM has no option for that",
+                key=f"training.model.{key}",
+                hint="null, or engine=nemo",
+            )
+    for key, name in _EXPERT_VALUES.items():
+        options.value(name, model.get(key))
+    # Megatron-LM reads a list without spaces.
+    frequency = model.get("moe_layer_freq")
+    options.value("--moe-layer-freq", None if frequency is None else str(frequency).replace(" ", ""))
+    for key, name in _EXPERT_FLAGS.items():
+        options.flag(name, model.get(key))
+    options.value("--expert-model-parallel-size", model.get("expert_model_parallel_size"))
+    options.value("--expert-tensor-parallel-size", model.get("expert_tensor_parallel_size"))
+    return options
+
+
+def _latent_attention(model: Mapping[str, Any]) -> MegatronLMOptions:
+    """Return the options of attention whose queries and keys have norms, or come out of narrow vectors.
+
+    Its rotary positions are YaRN's there, which are the plain ones with the scaling factor of 1 that the
+    options begin with.
+    """
+    options = MegatronLMOptions()
+    options.flag("--qk-layernorm", model.get("qk_layernorm"))
+    if not model.get("multi_latent_attention"):
+        return options
+    if model.get("rope_type") != "rope":
+        raise UserError(
+            f"training.model.rope_type={shown(model.get('rope_type'))}: Megatron-LM has no option for that",
+            key="training.model.rope_type",
+            hint="training.model.rope_type=rope",
+        )
+    options.flag("--multi-latent-attention", True)
+    for key in _LATENT_VALUES:
+        options.value(f"--{key.replace('_', '-')}", model.get(key))
+    return options
+
+
+def _uneven_stages(model: Mapping[str, Any]) -> MegatronLMOptions:
+    options = MegatronLMOptions()
+    for place in ("first", "last"):
+        layers = model.get(f"num_layers_in_{place}_pipeline_stage")
+        options.value(f"--decoder-{place}-pipeline-num-layers", layers)
+    return options
+
+
+def _recomputed(model: Mapping[str, Any]) -> MegatronLMOptions:
+    """Return the parts of a layer that selective recomputing is to compute again, where they are named."""
+    options = MegatronLMOptions()
+    if model.get("activations_checkpoint_granularity") == "selective":
+        options.values("--recompute-modules", model.get("recompute_modules"))
+    return options
+
+
+class MegatronLMOptions(list[str]):
+    """An argument vector under construction: what is ``None`` or ``False`` is left out."""
+
+    def value(self, name: str, value: object) -> None:
+        if value is not None:
+            self += [name, str(value)]
+
+    def values(self, name: str, values: Iterable[object] | None) -> None:
+        written = [str(value) for value in values or ()]
+        if written:
+            self += [name, *written]
+
+    def flag(self, name: str, is_set: object) -> None:
+        if is_set:
+            self.append(name)
+
+    def __add__(self, other: list[str]) -> MegatronLMOptions:  # type: ignore[override]
+        return MegatronLMOptions([*self, *other])

@@ -10,7 +10,7 @@ from launcher.errors import UserError
 from launcher.plan import Payload
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
-from launcher.stages.payloads import config_arguments, whole_path
+from launcher.stages.common import config_arguments, whole_path
 
 _SCRIPTS = "examples/nlp/language_modeling"
 
@@ -19,7 +19,7 @@ _NAMES_OF_SHELLS = ("bash", "interactive")
 
 
 def nemo_payload(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Payload:
-    """One of NeMo's scripts, reading the launch's configuration.
+    """Return a payload of NeMo's own script, which reads the launch's configuration.
 
     Raises
     ------

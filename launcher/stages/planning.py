@@ -17,21 +17,21 @@ from launcher.errors import UserError
 from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
+from launcher.stages.common import stage_cluster
 from launcher.stages.data_preparation import data_preparation_job
-from launcher.stages.stage_cluster import stage_cluster
-from launcher.stages.surroundings import surround
+from launcher.stages.job_environment import add_environment
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.stages.workspace import workspace_job
 
 
 def run_directory(config: RunConfig) -> Path:
-    """The directory of the run that a configuration describes."""
+    """Return the directory of the run that a configuration describes."""
     return _launch_paths(_for_stage(config), number=1).run_dir
 
 
 def by_stage(config: RunConfig) -> list[RunConfig]:
-    """One configuration for each stage that is asked for, in that order.
+    """Return one configuration for each requested stage, in that order.
 
     Raises
     ------
@@ -43,13 +43,13 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
     _check_order(config)
     # What does not belong to a stage is taken out: nothing later on has to know that there are others.
     nodes = {stage: getattr(config, stage) for stage in STAGES}
-    each = [
+    configs = [
         config.model_copy(
             update={"stages": [stage], **{name: nodes[name] if name == stage else None for name in STAGES}}
         )
         for stage in config.stages
     ]
-    directories = [run_directory(one) for one in each]
+    directories = [run_directory(stage_config) for stage_config in configs]
     if len(set(directories)) < len(directories):
         raise UserError(
             f"stages=[{','.join(config.stages)}]: both would be launches of {directories[0]}",
@@ -57,29 +57,29 @@ def by_stage(config: RunConfig) -> list[RunConfig]:
             also=(f"{config.stages[-1]}.run.name",),
             hint=f"another name for one of them: {config.stages[-1]}.run.name=...",
         )
-    return each
+    return configs
 
 
 def _check_order(config: RunConfig) -> None:
-    stages, told = config.stages, f"stages=[{','.join(config.stages)}]"
+    stages, setting = config.stages, f"stages=[{','.join(config.stages)}]"
     if WORKSPACE in stages:
         raise UserError(
-            f"{told}: a workspace is a shell to sit at; nothing waits for its end",
+            f"{setting}: a workspace is a shell to sit at; nothing waits for its end",
             key="stages",
             hint=f"by itself: stages=[{WORKSPACE}]",
         )
     if len(set(stages)) < len(stages):
-        raise UserError(f"{told}: a stage is named twice", key="stages")
+        raise UserError(f"{setting}: a stage is named twice", key="stages")
     if config.cluster.scheduler != "slurm":
         raise UserError(
-            f"{told}: cluster.scheduler={config.cluster.scheduler} has no queue in which one could wait",
+            f"{setting}: cluster.scheduler={config.cluster.scheduler} has no queue in which one could wait",
             key="stages",
             also=("cluster.scheduler",),
             hint="one after the other: " + ", then ".join(f"stages=[{stage}]" for stage in stages),
         )
     if "training" in stages[:-1] and config.resilience.links > 1:
         raise UserError(
-            f"{told}: no stage can wait for the end of a chain of jobs, resilience.links="
+            f"{setting}: no stage can wait for the end of a chain of jobs, resilience.links="
             f"{config.resilience.links}",
             key="stages",
             also=("resilience.links",),
@@ -93,14 +93,14 @@ def _launch_paths(config: RunConfig, number: int) -> LaunchPaths:
 
 
 def _for_stage(config: RunConfig) -> RunConfig:
-    """The configuration with the cluster as `stage_cluster` changes it for the stage."""
+    """Return the configuration with the cluster as `stage_cluster` changes it for the stage."""
     stage, _ = _run_node(config)
     changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
     return config.model_copy(update={"cluster": stage_cluster(config.cluster, stage, changes)})
 
 
 def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
-    """The one stage that a launch has, with its `run` node; of several stages see `by_stage`.
+    """Return the one stage of a launch, with its `run` node; see `by_stage` for several.
 
     Raises
     ------
@@ -110,8 +110,8 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
     (stage,) = config.stages
     node: TrainingConfig | TextPreparationConfig | WorkspaceConfig | None = getattr(config, stage)
     if node is None:
-        told = f"stages=[{stage}]: the group {stage} is not in the configuration"
-        raise UserError(told, key="stages", also=(stage,), hint=f"choose: {stage}=...")
+        message = f"stages=[{stage}]: the group {stage} is not in the configuration"
+        raise UserError(message, key="stages", also=(stage,), hint=f"choose: {stage}=...")
     return stage, node.run
 
 
@@ -126,7 +126,7 @@ def plan_launch(config: RunConfig, *, number: int, tag: str) -> Plan:
     config = _for_stage(config)
     check_secrets(config)
     paths = _launch_paths(config, number)
-    job = surround(_job(config, paths), config, paths)
+    job = add_environment(_job(config, paths), config, paths)
     return Plan(
         paths=paths,
         tag=tag,

@@ -15,9 +15,10 @@ from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import chains, common
+from launcher.stages.common import config_arguments
+from launcher.stages.containers import container
 from launcher.stages.megatron_lm import megatron_lm_environment, megatron_lm_payload
 from launcher.stages.nemo import adapt_to_nemo, nemo_payload
-from launcher.stages.payloads import config_arguments
 
 
 def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Job:
@@ -34,7 +35,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
             common.queue(config.cluster, training.run), signal=chains.save_signal(config, training.run)
         ),
         payload=_payload(config, training, written, paths),
-        container=common.container(
+        container=container(
             config,
             _writable(config, paths),
             readable={Path(config.data_dir): "data_dir"} if _reads_data_dir(config, written) else {},
@@ -51,10 +52,10 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
 def _resources(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Resources:
     least, most = _node_range(config) or (trainer.num_nodes, None)
     try:
-        asked = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
+        requested = common.resources(config.cluster, training.run, nodes=least, tasks=trainer.devices)
     except UserError as error:
         raise Mistakes([*error.mistakes, *_too_many_tasks(config, training, trainer)]) from error
-    return replace(asked, max_nodes=most)
+    return replace(requested, max_nodes=most)
 
 
 def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: TrainerNode) -> Iterator[UserError]:
@@ -71,9 +72,9 @@ def _too_many_tasks(config: RunConfig, training: TrainingConfig, trainer: Traine
 
 
 def _node_range(config: RunConfig) -> tuple[int, int | None] | None:
-    """The least number of nodes and the most, if they are to be as many as there are."""
-    given = config.resilience.nodes
-    return None if given is None else (given.min, given.max if given.max != given.min else None)
+    """Return the least and the most nodes, if the job takes as many as are free."""
+    nodes = config.resilience.nodes
+    return None if nodes is None else (nodes.min, nodes.max if nodes.max != nodes.min else None)
 
 
 def _checkpoints(written: Mapping[str, Any]) -> str:
@@ -130,7 +131,7 @@ def _megatron_payload(config: RunConfig, paths: LaunchPaths) -> Payload:
 def _launch_config(
     training: TrainingConfig, paths: LaunchPaths, engine: str, nodes: tuple[int, int | None] | None
 ) -> dict[str, Any]:
-    """The configuration of this launch: logs are the launch's own, checkpoints the run's.
+    """Return the configuration of this launch: logs are the launch's own, checkpoints the run's.
 
     Only what the user left at its default is filled in.
     """
@@ -165,7 +166,7 @@ def _launch_config(
 
 
 def _resume(resume: ResumeNode) -> dict[str, Any]:
-    """The node as our trainer reads it, and as trainers of earlier versions do where nothing is accepted."""
+    """Return the node as our trainer reads it, also of earlier versions if no data is accepted."""
     return resume.model_dump(exclude={"accept_data"} if resume.accept_data is None else None)
 
 
@@ -174,12 +175,12 @@ def _check_resume(resume: ResumeNode, engine: str) -> None:
     for name, value in resume.model_dump(exclude={"accept_data"}).items():
         if value != getattr(ResumeNode(), name):
             key = f"training.resume.{name}"
-            told = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
-            raise UserError(told, key=key)
+            message = f"{key}={shown(value)}: engine={engine} has no such option; engine=megatron has"
+            raise UserError(message, key=key)
 
 
 def _roots(training: TrainingConfig) -> dict[str, str]:
-    """The keys that NeMo's T5 files have beside their nodes."""
+    """Return the keys that NeMo's T5 files have beside their nodes."""
     roots = {"name": training.name, "restore_from_path": training.restore_from_path}
     return {key: value for key, value in roots.items() if value is not None}
 
@@ -187,6 +188,6 @@ def _roots(training: TrainingConfig) -> dict[str, str]:
 def _node(parent: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     node = parent.setdefault(name, {})
     if not isinstance(node, dict):
-        told = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
-        raise UserError(told, key=f"{path}.{name}")
+        message = f"{path}.{name}={shown(node)}: keys are needed here, not a value"
+        raise UserError(message, key=f"{path}.{name}")
     return node

@@ -55,27 +55,27 @@ def workspace_job(
     )
 
 
-def _shell(given: str) -> str:
-    if not given or ("/" in given and not Path(given).is_absolute()):
+def _shell(shell: str) -> str:
+    if not shell or ("/" in shell and not Path(shell).is_absolute()):
         raise UserError(
-            f"workspace.shell={shown(given)}: a name or a whole path is needed", key="workspace.shell"
+            f"workspace.shell={shown(shell)}: a name or a whole path is needed", key="workspace.shell"
         )
-    return given
+    return shell
 
 
 def _container(job: Job, engine: str) -> Container | None:
-    """The training's, with our trainer as it is now in place of a launch's copy of it."""
+    """Return the training's container, with the current trainer in place of a launch's copy."""
     if job.container is None:
         return None
-    given = job.container.options
+    options = job.container.options
     # Pyxis takes an unpacked image by its name alone: the training's is not to be changed here.
-    name = f"{given.name}_{STAGE}" if given.name is not None else None
+    name = f"{options.name}_{STAGE}" if options.name is not None else None
     packages = TASK_PACKAGES if engine == "megatron" else ()
     trainer = [Mount(str(package), f"{_TRAINER_IN_CONTAINER}/{package.name}") for package in packages]
     return replace(
         job.container,
         mounts=(*job.container.mounts, *trainer),
-        options=replace(given, name=name, save=None, stage_to=None),
+        options=replace(options, name=name, save=None, stage_to=None),
     )
 
 
@@ -90,15 +90,15 @@ def _python_path(config: RunConfig, job: Job) -> tuple[str, ...]:
 
 
 def _working_dir(config: RunConfig, workspace: WorkspaceConfig, job: Job) -> str:
-    given = workspace.workdir
-    if given is not None:
-        if not Path(given).is_absolute():
+    workdir = workspace.workdir
+    if workdir is not None:
+        if not Path(workdir).is_absolute():
             raise UserError(
-                f"workspace.workdir={shown(given)}: a whole path is needed",
+                f"workspace.workdir={shown(workdir)}: a whole path is needed",
                 key="workspace.workdir",
-                hint=f"workspace.workdir={Path(given).expanduser().absolute()}",
+                hint=f"workspace.workdir={Path(workdir).expanduser().absolute()}",
             )
-        return given
+        return workdir
     if config.engine != "megatron":
         return job.payload.working_dir
     # The tasks of a training start in their launch's copy of the trainer; here there is no launch.
@@ -106,19 +106,19 @@ def _working_dir(config: RunConfig, workspace: WorkspaceConfig, job: Job) -> str
     return _TRAINER_IN_CONTAINER if is_inside else config.launcher_scripts_path
 
 
-def _resources(asked: Resources, workspace: WorkspaceConfig) -> Resources:
-    """One task with what all tasks of a node would have, or with as many GPUs as are wanted."""
-    tasks, wanted = asked.tasks_per_node, workspace.gpus
-    cores = asked.cpus_per_task
+def _resources(requested: Resources, workspace: WorkspaceConfig) -> Resources:
+    """Return one task with the resources of all tasks of a node, or with the requested GPUs."""
+    tasks, wanted = requested.tasks_per_node, workspace.gpus
+    cores = requested.cpus_per_task
     if cores is not None:
         cores *= tasks if wanted is None else max(1, min(wanted, tasks))
-    gpus, gres = asked.gpus_per_node, asked.gres
-    if asked.gpus_per_task is not None:
-        gpus = asked.gpus_per_task * tasks
+    gpus, gres = requested.gpus_per_node, requested.gres
+    if requested.gpus_per_task is not None:
+        gpus = requested.gpus_per_task * tasks
     if wanted is not None:
         gpus, gres = _so_many(wanted, gres)
     return replace(
-        asked,
+        requested,
         nodes=1,
         max_nodes=None,
         tasks_per_node=1,
@@ -130,17 +130,17 @@ def _resources(asked: Resources, workspace: WorkspaceConfig) -> Resources:
     )
 
 
-def _so_many(wanted: int, gres: str | None) -> tuple[int | None, str | None]:
-    """So many GPUs, in the words in which the cluster asks for them."""
+def _so_many(gpus: int, gres: str | None) -> tuple[int | None, str | None]:
+    """Return a number of GPUs in the words in which the cluster requests them."""
     parts = (gres or "").split(",")
-    kinds = [found[1] for part in parts if (found := _OF_GPUS.fullmatch(part))]
+    kinds = [match[1] for part in parts if (match := _OF_GPUS.fullmatch(part))]
     if not kinds:
-        return wanted or None, gres
+        return gpus or None, gres
     others = [part for part in parts if not _OF_GPUS.fullmatch(part)]
-    return None, ",".join([f"{kinds[0]}:{wanted}", *others] if wanted else others) or None
+    return None, ",".join([f"{kinds[0]}:{gpus}", *others] if gpus else others) or None
 
 
 def _directories(config: RunConfig, paths: LaunchPaths) -> tuple[Path, ...]:
-    """What the container mounts and may not be there yet."""
+    """Return the directories that the container mounts and that may not exist yet."""
     base = Path(config.base_results_dir)
     return (base,) if paths.run_dir.is_relative_to(base) else (base, paths.run_dir)

@@ -21,6 +21,7 @@ from launcher.launching.writing import files_of, manifest_of, quoted_line, with_
 from launcher.rendering.quoting import RawShell, escape_pattern, quote_header
 from launcher.rendering.render import render_template
 from launcher.rendering.sbatch_flags import header_lines
+from launcher.rendering.supervision import supervisor_archive
 from launcher.runs import paths as names
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest
@@ -190,7 +191,7 @@ def write_array(array: Array, sweep: SweepDraft, request: SweepRequest, undo: Ex
         for package in names.TASK_PACKAGES:
             copy_package(package, directory / names.CODE / package.name)
         shared.append(directory / names.CODE)
-    (directory / names.SUPERVISOR).write_bytes(array.points[0].draft.rendered.supervisor)
+    (directory / names.SUPERVISOR).write_bytes(supervisor_archive())
     shared.append(directory / names.SUPERVISOR)
     (directory / POINTS).mkdir()
     points, manifests = [], []

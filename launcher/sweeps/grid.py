@@ -114,7 +114,7 @@ def read_grid(overrides: Sequence[str], config_dir: Path | None = None) -> Grid:
 
 
 def _axis(text: str, config_dir: Path | None) -> Axis | None:
-    """The axis that an override is; ``None`` if it has one value, or a mistake that composing will tell."""
+    """Return the axis of an override; ``None`` if it has one value, or a mistake that composing reports."""
     parsed = _parsed(text)
     if parsed is None or not parsed.is_sweep_override():
         return None
@@ -129,7 +129,7 @@ def _axis(text: str, config_dir: Path | None) -> Axis | None:
 
 
 def _parsed(text: str) -> Override | None:
-    """An override as Hydra reads it; ``None`` where it is text, or is none.
+    """Parse an override as Hydra does; return ``None`` for text, or what is no override.
 
     Of a key whose value is text a comma is a part of it, so that only ``choice(...)`` sweeps.
     """
@@ -159,20 +159,20 @@ def _text(item: object) -> str:
     return item.text if isinstance(item, QuotedString) else str(item)
 
 
-def _matching(text: str, parsed: Override, wanted: Glob, config_dir: Path | None) -> list[str]:
+def _matching(text: str, parsed: Override, glob: Glob, config_dir: Path | None) -> list[str]:
     group = parsed.key_or_group
     if group not in GROUPS:
         raise UserError(f"{one_line(text)}: glob() chooses files, and {one_line(group)} is a value")
     options = list_options(group, config_dir)
-    found = [
+    matches = [
         name
         for name in options
-        if any(fnmatch.fnmatch(name, pattern) for pattern in wanted.include)
-        and not any(fnmatch.fnmatch(name, pattern) for pattern in wanted.exclude)
+        if any(fnmatch.fnmatch(name, pattern) for pattern in glob.include)
+        and not any(fnmatch.fnmatch(name, pattern) for pattern in glob.exclude)
     ]
-    if not found:
+    if not matches:
         raise UserError(f"{one_line(text)}: no choice is called so", key=group, hint=f"slipway list {group}")
-    return found
+    return matches
 
 
 def _check(grid: Grid) -> None:
@@ -184,8 +184,10 @@ def _check(grid: Grid) -> None:
         )
     for key in (parse_override(text).key for text in grid.shared):
         if key.endswith(".run.results_dir"):
-            told = f"{one_line(key)}: each point has a directory of its own, below that of the sweep"
-            raise UserError(told, key=key, hint="base_results_dir=DIR, and --name for the sweep's below it")
+            message = f"{one_line(key)}: each point has a directory of its own, below that of the sweep"
+            raise UserError(
+                message, key=key, hint="base_results_dir=DIR, and --name for the sweep's below it"
+            )
     for axis in grid.axes:
         key = one_line(axis.plain_key)
         if f".{axis.plain_key}".endswith(_OURS):

@@ -14,8 +14,8 @@ from launcher.checks.gathering.cluster import remembered
 from launcher.checks.gathering.gather import gather
 from launcher.checks.gathering.trainer import trainer_verdicts
 from launcher.checks.runner import run_checks
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import Composition
-from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.schema import RunConfig
 from launcher.drafting import Draft, Request, drafts
@@ -94,7 +94,7 @@ def draft_sweep(request: SweepRequest) -> SweepDraft:
     """
     grid = read_grid(request.overrides, request.config_dir)
     grid_points = grid.points()
-    sweep = Sweep(grid.shared, request.config_dir)
+    sweep = BatchComposer(grid.shared, request.config_dir)
     first = sweep.compose(grid_points[0].overrides)
     try:
         stage, name, directory = _place(first, request)

@@ -1,4 +1,4 @@
-"""What a sweep leaves beside the runs of its points, ``arrays/N/sweep.json``: one for each job array."""
+"""The records of a sweep's job arrays, ``arrays/N/sweep.json``, beside the runs of its points."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def write_record(array_dir: Path, record: ArrayRecord) -> None:
 
 
 def read_records(sweep_dir: Path) -> list[ArrayRecord]:
-    """The arrays of a sweep, oldest first; what is broken or unfinished hides no other."""
+    """Return the arrays of a sweep, oldest first, without those that are broken or unfinished."""
     return [record for record in _records(sweep_dir).values() if record is not None]
 
 
 def broken_records(sweep_dir: Path) -> list[Path]:
-    """The records of arrays that cannot be read: nobody knows how their points are."""
+    """Return the records of arrays that cannot be read: the state of their points is unknown."""
     return [path for path, record in _records(sweep_dir).items() if record is None]
 
 
 def is_sweep(directory: Path) -> bool:
-    """Whether a directory is one of a sweep; also not if it may not be looked into."""
+    """Return True if a directory is a sweep's; False also if it may not be read."""
     return any((path / SWEEP_FILE).is_file() for _, path in _array_dirs(directory))
 
 
 def find_sweep(word: str, base_results_dir: Path) -> Path:
-    """The directory of a sweep that is called by its name or its directory.
+    """Return the directory of a sweep, by its name or its directory.
 
     Raises
     ------
@@ -84,29 +84,29 @@ def find_sweep(word: str, base_results_dir: Path) -> Path:
 
 
 def sweeps_in(base_results_dir: Path) -> list[tuple[Path, int]]:
-    """The directories of the sweeps directly below a directory, each with the number of its points."""
+    """Return the sweeps directly below a directory, each with the number of its points."""
     entries = sorted(_entries(base_results_dir))
     return [(path, len(points_of(path))) for path in entries if is_sweep(path)]
 
 
 def points_of(directory: Path) -> list[Path]:
-    """The directories of the runs of a sweep's points, in their order; none if it is no sweep."""
+    """Return the run directories of a sweep's points, in order; none if it is no sweep."""
     names = [str(point["name"]) for record in read_records(directory) for point in record.points]
     return [directory.absolute() / name for name in dict.fromkeys(names)]
 
 
 def _records(sweep_dir: Path) -> dict[Path, ArrayRecord | None]:
-    """Each array's record by its file, oldest first; those that were not written in time are no arrays."""
+    """Return each array's record by its file, oldest first; None for a broken one."""
     files = [path / SWEEP_FILE for _, path in sorted(_array_dirs(sweep_dir))]
-    found: dict[Path, ArrayRecord | None] = {}
+    records: dict[Path, ArrayRecord | None] = {}
     for path in files:
         try:
-            found[path] = _read(path)
+            records[path] = _read(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            found[path] = None
-    return found
+            records[path] = None
+    return records
 
 
 def _read(path: Path) -> ArrayRecord:

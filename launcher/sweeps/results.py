@@ -1,4 +1,4 @@
-"""How the points of a sweep are, and which is the best of them."""
+"""The states of a sweep's points, and the best of them."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ class Results:
         return ["POINT", *self.labels.values(), *_MEASURED]
 
     def rows(self) -> list[list[str]]:
-        """The cells of `columns`; a point is told by its values, and so by its place in the table."""
+        """Return the cells of `columns`; a point is identified by its values."""
         return [
             [one_line(cell) for cell in [str(place), *self._values(point), *_measured(point.status)]]
             for place, point in enumerate(self.points, start=1)
         ]
 
     def summary(self) -> str:
-        """One line: how many points are in which state, and the best of them so far."""
+        """Return one line: the number of points in each state, and the best so far."""
         counted = Counter(state.value for state in self.states)
-        told = ", ".join(f"{count} {state}" for state, count in sorted(counted.items()))
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counted.items()))
         best = next(iter(self.points), None)
         if best is None or best.rank[0]:
-            return told
+            return states
         values = " ".join(f"{label}={best.values.get(key, '-')}" for key, label in self.labels.items())
         loss = formatting.loss(best.status.progress.validation_loss)
-        return one_line(f"{told}; best so far: val loss {loss} with {values}")
+        return one_line(f"{states}; best so far: val loss {loss} with {values}")
 
     def _values(self, point: Result) -> list[str]:
         return [formatting.text(point.values.get(key)) for key in self.labels]
@@ -87,19 +87,19 @@ def gather(sweep_dir: Path) -> Results:
         labels |= record.labels
         values |= {str(point["name"]): point["values"] for point in record.points}
     run_dirs = [sweep_dir / name for name in values]
-    found: dict[Path, StatusRow] = {}
+    statuses: dict[Path, StatusRow] = {}
     for status in collect_status(run_dirs):
         # Of several launches that live the newest: it comes first.
-        found.setdefault(status.run_dir, status)
+        statuses.setdefault(status.run_dir, status)
     points = [
-        Result(path.name, values[path.name], found[path] if path in found else gone(path))
+        Result(path.name, values[path.name], statuses[path] if path in statuses else gone(path))
         for path in run_dirs
     ]
     return Results(_apart(labels), sorted(points, key=lambda point: point.rank))
 
 
 def failures(sweep_dir: Path) -> list[str]:
-    """Why arrays of a sweep did not become jobs, where they did not; and of which nothing is known."""
+    """Return why arrays of a sweep did not become jobs, and which are unknown."""
     refused = [
         f"array of {len(record.points)} points, launched {record.created}: {record.error.splitlines()[0]}"
         for record in read_records(sweep_dir)

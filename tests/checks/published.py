@@ -15,7 +15,7 @@ from launcher.checks.facts import Facts
 from launcher.checks.layout_search import LayoutSearch
 from launcher.estimates.layout import Layout, layout_of
 from launcher.estimates.parallelism import read_parallel_config
-from launcher.estimates.speed import Speed, Work, running_of, work_of
+from launcher.estimates.speed import ModelWork, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
 
@@ -103,7 +103,7 @@ class Published:
         return Values(self.config)
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> ModelWork:
         work = work_of(self.values, self.devices, "nemo")
         assert work is not None
         return work

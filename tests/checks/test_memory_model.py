@@ -9,8 +9,8 @@ import pytest
 from arithmetic.parameters import count_parameters
 from launcher.checks.findings import Severity
 from launcher.checks.rules.memory import memory_problems
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import list_options
-from launcher.config.many import Sweep
 from launcher.estimates.memory import StageMemory, estimate_memory
 from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.stages.planning import plan_launch
@@ -19,12 +19,12 @@ from tests.checks.trainings import gpt, layout, stages, training
 
 
 @pytest.fixture(scope="module")
-def sweep() -> Sweep:
-    return Sweep([])
+def sweep() -> BatchComposer:
+    return BatchComposer([])
 
 
 @pytest.mark.parametrize("size", [size for size in list_options("training") if not size.endswith("tiny")])
-def test_the_stages_of_a_shipped_size_have_all_of_it(sweep: Sweep, size: str) -> None:
+def test_the_stages_of_a_shipped_size_have_all_of_it(sweep: BatchComposer, size: str) -> None:
     plan = plan_launch(sweep.compose([f"training={size}"]).config, number=1, tag="x")
     assert plan.job.config is not None
     found = training_of(plan.job.config, plan.job.resources.nodes, plan.job.engine)

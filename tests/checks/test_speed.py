@@ -11,7 +11,7 @@ from arithmetic.gpus import GPUS
 from arithmetic.layout import ParallelConfig
 from launcher.attained import attained
 from launcher.estimates.layout import Layout, Recompute
-from launcher.estimates.speed import Running, Speed, Work, running_of, work_of
+from launcher.estimates.speed import ModelWork, Running, Speed, running_of, work_of
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, T5, changed
 from tests.checks.published import CALIBRATION, HELD_OUT, STEPS, Published
@@ -31,7 +31,7 @@ RUNNING = Running(
 BARE = attained({"step": 0, "straggling": 0})
 
 
-def gpt(layers: int, hidden: int, heads: int, **more: Any) -> Work:
+def gpt(layers: int, hidden: int, heads: int, **more: Any) -> ModelWork:
     """A GPT of Megatron's papers: 2048 tokens, a vocabulary of 51,200, and no fused attention yet."""
     sizes = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
     more = {"model.transformer_engine": False, **more}
@@ -58,7 +58,7 @@ def parallel_config_with(layout: Layout, batch: int) -> ParallelConfig:
 
 
 def seconds(
-    work: Work,
+    work: ModelWork,
     layout: Layout,
     batch: int,
     nodes: int,

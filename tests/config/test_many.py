@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher.config.batch_compose import BatchComposer, compose_many
 from launcher.config.compose import Composition, compose
-from launcher.config.many import Sweep, compose_many
+from launcher.config.stored import config_text
 from launcher.drafting import Request, drafts
 from launcher.errors import UserError
-from launcher.rendering.config_text import config_text
 
 BASE = ["training=gpt3/tiny", "base_results_dir=/nowhere/results"]
 
@@ -93,7 +93,7 @@ OVERRIDES = [
 ]
 
 # Several compositions to an example: what one changes must not be left to the next.
-SWEEP = Sweep(BASE)
+SWEEP = BatchComposer(BASE)
 
 
 def outcome(composed: Composition | UserError) -> object:
@@ -110,7 +110,7 @@ def outcome(composed: Composition | UserError) -> object:
     return composed.config, composed.choices, composed.overrides, composed.config_dir, rendered, text
 
 
-def attempt(make: Sweep | None, overrides: Sequence[str]) -> object:
+def attempt(make: BatchComposer | None, overrides: Sequence[str]) -> object:
     try:
         return outcome(make.compose(overrides) if make else compose([*BASE, *overrides]))
     except UserError as error:
@@ -130,7 +130,7 @@ def test_each_override_is_as_if_composed_alone(override: str) -> None:
 
 def test_values_and_groups_are_composed_quickly() -> None:
     """Neither is left to `compose`, or this would be no faster."""
-    sweep = Sweep(["cluster=bcm"])
+    sweep = BatchComposer(["cluster=bcm"])
     for point in (["training=gpt3/5b"], ["training.trainer.num_nodes=3"], ["~training.model.nsys_profile"]):
         sweep.compose([*point, "+training.model.new=1", "training.run.name=x", "env_vars.A=1"])
     assert sweep.alone == 0
@@ -145,7 +145,7 @@ def test_a_point_leaves_nothing_to_the_next() -> None:
     assert third.config == compose(BASE).config
     third.config.training.model["optim"]["betas"].append(1)
     assert compose(BASE).config != third.config, "and a consumer may change what it was given"
-    assert Sweep(BASE).compose([]).config == compose(BASE).config
+    assert BatchComposer(BASE).compose([]).config == compose(BASE).config
 
 
 def test_numbers_that_are_meant_as_text(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_numbers_that_are_meant_as_text(tmp_path: Path) -> None:
         "defaults: [bcm, _self_]\npartition: 0022\nenv_vars: {A: 1.10, B: '${cluster.partition}'}\n"
     )
     points = [[f"training.model.seed={n}", f"env_vars.C=${{cluster.partition}}{n}"] for n in range(3)]
-    sweep = Sweep([*BASE, "cluster=ours"], tmp_path)
+    sweep = BatchComposer([*BASE, "cluster=ours"], tmp_path)
     for point in [*points, ["cluster.partition=1e5"]]:
         assert outcome(sweep.compose(point)) == outcome(compose([*BASE, "cluster=ours", *point], tmp_path))
     assert sweep.alone == 0

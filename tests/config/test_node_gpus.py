@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import compose
-from launcher.config.many import Sweep
+from launcher.config.stored import config_text
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
-from launcher.rendering.config_text import config_text
 
 DEVICES = "training.trainer.devices"
 GPUS = "cluster.gpus_per_node"
@@ -67,11 +67,11 @@ def test_what_is_said_of_the_gpus_of_a_node_is_said_once(
     overrides: list[str], expected: tuple[Any, ...]
 ) -> None:
     assert layout(drafted(*overrides)) == expected
-    alone = Sweep([])
+    alone = BatchComposer([])
     assert alone.compose(overrides) == compose(overrides)
     assert alone.alone == 0
     # The overrides of a point, after those that all points share.
-    assert Sweep(overrides[:1]).compose(overrides[1:]) == compose(overrides)
+    assert BatchComposer(overrides[:1]).compose(overrides[1:]) == compose(overrides)
 
 
 def test_what_an_own_cluster_says_is_enough(tmp_path: Path) -> None:

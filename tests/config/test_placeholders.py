@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import CONF_DIR, compose, list_options
 from launcher.config.image import compose_recipe, recipe_names
-from launcher.config.many import Sweep
 from launcher.config.overrides import hydra_value
 from launcher.config.placeholders import placeholder_in
 from launcher.errors import UserError
@@ -94,7 +94,7 @@ def test_what_is_none(key: str, value: str) -> None:
 def test_our_own_configurations_have_none() -> None:
     for recipe in recipe_names():
         compose_recipe(recipe, [])
-    sweep = Sweep([])
+    sweep = BatchComposer([])
     for cluster in list_options("cluster"):
         sweep.compose([f"cluster={cluster}"])
     for size in list_options("training"):
@@ -141,7 +141,7 @@ def test_one_that_a_variable_brings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sweep_refuses_it() -> None:
     with pytest.raises(UserError, match=r"cluster\.qos='TODO': a placeholder"):
-        Sweep(["cluster.qos=TODO"]).compose(["training.model.micro_batch_size=2"])
+        BatchComposer(["cluster.qos=TODO"]).compose(["training.model.micro_batch_size=2"])
 
 
 def test_a_secret_beside_it_is_not_shown() -> None:

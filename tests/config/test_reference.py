@@ -16,7 +16,7 @@ from omegaconf._utils import get_yaml_loader
 from yaml import load as load_yaml
 
 from launcher.config.compose import CONF_DIR, list_options
-from launcher.config.resolvers import register_resolvers
+from launcher.config.hydra_setup import register_resolvers
 from launcher.slurm.times import format_days, parse_time_limit
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.compose import CONF_DIR
-from launcher.config.search_path import register_tree
+from launcher.config.hydra_setup import register_tree
 from launcher.config.sources import locate
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import CONF_DIR, compose
-from launcher.config.many import Sweep
 from launcher.errors import UserError
 from tests.integration.conftest import SLIPWAY, run_command
 
@@ -38,7 +38,7 @@ def test_the_key_and_the_variable(
     if variable is not None:
         monkeypatch.setenv("UNIQUE_OUTPUT_DIR", variable)
     given = [*overrides, "base_results_dir=/r/results"]
-    for config in (compose(given).config, Sweep(given[:-1]).compose(given[-1:]).config):
+    for config in (compose(given).config, BatchComposer(given[:-1]).compose(given[-1:]).config):
         assert config.unique_output_dir == is_unique
         assert re.fullmatch(f"/r/results-{STAMP}" if is_unique else "/r/results", config.base_results_dir)
         assert config.training is not None

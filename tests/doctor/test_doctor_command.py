@@ -149,7 +149,7 @@ def test_the_cuda_of_an_image_in_a_registry(nothing: Path) -> None:
         skopeo.chmod(0o755)
 
     name = "nvcr.io#nvidia/nemo:24.07"
-    assert image_named(name, "container").why == "skopeo is not here to ask the registry"
+    assert image_named(name, "container").why == "no skopeo on this machine to ask the registry"
     says("""[ "$*" = "inspect --config docker://nvcr.io/nvidia/nemo:24.07" ] || exit 1
 echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"]}}'""")
     found = image_named(name, "container")
@@ -160,7 +160,7 @@ echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE
         None,
     )
     says("""echo 'time="x" level=fatal msg="Error: reading manifest: unauthorized"' >&2; exit 1""")
-    assert image_named(name, "container").why == "the registry did not tell: unauthorized"
+    assert image_named(name, "container").why == "the registry's error: unauthorized"
     says("echo '[]'")
     assert image_named(name, "container").why == "the registry's answer cannot be read"
 
@@ -256,7 +256,7 @@ def test_a_job_that_waits_is_taken_back(
     assert main(["doctor", *late, "--patience", "1"]) == 3
     out = capsys.readouterr().out
     assert "1 of 1 did not answer: no answer within 1 s" in out
-    assert "not known, and needed for this launch: nodes" in out
+    assert "unknown, and needed for this launch: nodes" in out
     assert doctors(environment) == []
 
 

@@ -63,7 +63,7 @@ def test_without_slurm() -> None:
 @pytest.mark.parametrize(
     ("what", "settings", "says"),
     [
-        ("slurm.accounting", {"AccountingStorageType": "accounting_storage/none"}, "sacct tells nothing"),
+        ("slurm.accounting", {"AccountingStorageType": "accounting_storage/none"}, "sacct has no records"),
         ("slurm.accounting", {"AccountingStorageType": "(null)"}, "none: sacct"),
         ("slurm.select", {"SelectType": "select/linear"}, "whole nodes"),
         ("slurm.select", {"SelectType": "select/cons_res"}, "--gpus-per-node"),

@@ -89,8 +89,8 @@ def gathered(answers: Answers | None) -> Surroundings:
             False,
             "3.6.8 (/usr/libexec/platform-python), which keeps jobs",
         ),
-        ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6"),
-        ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6"),
+        ("3.5.2 /usr/bin/python3", True, "/usr/bin/python3 is 3.5.2: a job's supervisor needs 3.6.2"),
+        ("0 /usr/bin/python3", True, "/usr/bin/python3 is 0: a job's supervisor needs 3.6.2"),
         (None, True, "no python3: nothing keeps a job here"),
     ],
 )
@@ -110,7 +110,7 @@ def test_nodes_that_say_nothing_are_not_taken_for_healthy() -> None:
         (("n2",), "python", "no Python: nothing keeps a job here")
     ]
     assert not unknown(apply_rules(gathered(None)))
-    assert "not looked at" in [row.line.found for row in apply_rules(gathered(None))]
+    assert "not examined" in [row.line.found for row in apply_rules(gathered(None))]
 
 
 _OF_PYXIS = """\

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from launcher.config.many import Sweep
+from launcher.config.batch_compose import BatchComposer
 from launcher.drafting import Draft, Request, drafts
 from launcher.launching.writing import files_of, manifest_of
 from launcher.runs import provenance
@@ -32,7 +32,7 @@ class Renderer:
 
     def __init__(self, engine: str) -> None:
         self._base = [*ENGINES[engine], "base_results_dir=/r", "data_dir=/d", "cluster.python=/bin/python"]
-        self._sweep = Sweep(self._base)
+        self._sweep = BatchComposer(self._base)
         self._texts: dict[tuple[int, int], Mapping[str, str]] = {}
 
     def texts(self, nodes: int, gpus: int) -> Mapping[str, str]:

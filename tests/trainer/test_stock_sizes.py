@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from arithmetic.parameters import count_parameters, padded_vocabulary, vocabulary_size
+from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import list_options
-from launcher.config.many import Sweep
 from launcher.stages.planning import plan_launch
 from tests.trainer.conftest import free_port
 from tests.trainer.probing import probed
@@ -28,11 +28,11 @@ SIZES = [size for size in list_options("training") if size.split("/")[0] in FAMI
 
 
 @pytest.fixture(scope="module")
-def sweep() -> Sweep:
-    return Sweep(["engine=megatron"])
+def sweep() -> BatchComposer:
+    return BatchComposer(["engine=megatron"])
 
 
-def written(sweep: Sweep, size: str, *overrides: str) -> dict[str, Any]:
+def written(sweep: BatchComposer, size: str, *overrides: str) -> dict[str, Any]:
     """Return the configuration of a launch, as the trainer reads it."""
     plan = plan_launch(sweep.compose([f"training={size}", *overrides]).config, number=1, tag="x")
     assert plan.job.config is not None
@@ -44,7 +44,7 @@ def test_there_are_sizes_of_each_family() -> None:
 
 
 @pytest.mark.parametrize("size", sorted({*SIZES} - {"t5/41b"}))
-def test_a_stock_size_is_taken_as_it_stands(sweep: Sweep, size: str) -> None:
+def test_a_stock_size_is_taken_as_it_stands(sweep: BatchComposer, size: str) -> None:
     config = written(sweep, size)
     flat = flatten(config)
     check_keys(flat)
@@ -56,21 +56,21 @@ def test_a_stock_size_is_taken_as_it_stands(sweep: Sweep, size: str) -> None:
     assert layout.micro_batches * per_pass == settings.global_batch
 
 
-def test_the_one_size_that_is_refused_is_told_what_is_valid(sweep: Sweep) -> None:
+def test_the_one_size_that_is_refused_is_told_what_is_valid(sweep: BatchComposer) -> None:
     told = r"model\.pipeline_model_parallel_size=2: .*valid here: 1 or null"
     with pytest.raises(UserError, match=told):
         check_keys(flatten(written(sweep, "t5/41b")))
 
 
 @pytest.mark.parametrize("size", EXPERTS)
-def test_experts_are_refused_by_name(sweep: Sweep, size: str) -> None:
+def test_experts_are_refused_by_name(sweep: BatchComposer, size: str) -> None:
     told = r"model\.expert_model_parallel_size=\d+: mixtures of experts .*engine=nemo and engine=megatron_lm"
     with pytest.raises(UserError, match=told):
         check_keys(flatten(written(sweep, size)))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_both_sides_pad_the_same_vocabulary(sweep: Sweep, size: str) -> None:
+def test_both_sides_pad_the_same_vocabulary(sweep: BatchComposer, size: str) -> None:
     config = written(sweep, size)
     settings = read_settings(flatten(config))
     # Without its files: the data dir of this machine is not the test's.
@@ -82,7 +82,7 @@ def test_both_sides_pad_the_same_vocabulary(sweep: Sweep, size: str) -> None:
     assert padded == vocabulary_size(config["model"])
 
 
-def test_a_size_of_the_vocabulary_that_is_given(sweep: Sweep) -> None:
+def test_a_size_of_the_vocabulary_that_is_given(sweep: BatchComposer) -> None:
     config = written(sweep, "llama/llama2_13b", "+training.model.override_vocab_size=1001")
     settings = read_settings(flatten(config))
     assert padded_vocabulary(1001, settings.architecture.vocab_divisor, settings.parallel.tensor) == 1001
@@ -105,7 +105,7 @@ class Built(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def built(sweep: Sweep, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(sweep: BatchComposer, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Built:
     asked, expected, vocabularies, layouts = {}, {}, {}, {}
     for size in SIZES:
         config = written(sweep, size)
@@ -191,7 +191,9 @@ UNPADDED = {"gpt2": 50257, "gpt3": 50257, "llama1": 32000, "llama2": 32000, "lla
 
 @pytest.mark.trainer
 @pytest.mark.parametrize("size", PUBLISHED)
-def test_a_size_has_as_many_parameters_as_its_paper_says(sweep: Sweep, built: Built, size: str) -> None:
+def test_a_size_has_as_many_parameters_as_its_paper_says(
+    sweep: BatchComposer, built: Built, size: str
+) -> None:
     model = written(sweep, size)["model"]
     family, name = size.split("/")
     unpadded = UNPADDED[name[: len("llama1")] if family == "llama" else family]

@@ -1,4 +1,4 @@
-"""How the processes share the model and the batch."""
+"""Layout of the processes that share a model and a batch."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from launcher.plan import Plan
 from launcher.runs.paths import LAUNCHES
 from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
-from launcher.stages.stage_cluster import stage_cluster
+from launcher.stages.common import stage_cluster
 
 VerdictOf = Callable[[Plan], str | None]
 ClusterOf = Callable[[Plan], ClusterFacts | None]

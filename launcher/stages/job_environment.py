@@ -1,4 +1,4 @@
-"""What a job gets besides its payload: variables, cores, a profiler, from the keys that all stages share."""
+"""The environment of a job besides its payload: variables, cores, a profiler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError, shown
 from launcher.plan import Binding, Job, Profile
 from launcher.runs.paths import LaunchPaths
-from launcher.stages.common import check_names, check_saving
-from launcher.stages.payloads import whole_path
+from launcher.stages.common import check_names, whole_path
+from launcher.stages.containers import check_saving
 
 _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 
@@ -19,7 +19,7 @@ _HOPPER, _BLACKWELL, _BLACKWELL_WORKSTATION = 9, 10, 12
 _ENGINES_WITH_PROFILER = ("nemo", "megatron_lm")
 
 
-def surround(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
+def add_environment(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     """Complete a job that a stage planned.
 
     What follows from the model comes first: the cluster's variables and the user's win over it, and a null
@@ -30,12 +30,14 @@ def surround(job: Job, config: RunConfig, paths: LaunchPaths) -> Job:
     training = config.training
     if training is None or training.trainer.get("accelerator", "gpu") != "gpu":
         return job
-    given = {*config.cluster.env_vars, *config.env_vars}
-    derived = {name: value for name, value in _environment(training.model).items() if name not in given}
+    own_variables = {*config.cluster.env_vars, *config.env_vars}
+    derived = {
+        name: value for name, value in _environment(training.model).items() if name not in own_variables
+    }
     job = replace(
         job,
         environment={**derived, **job.environment},
-        gpu_environment=_gpu_environment(training.model, given),
+        gpu_environment=_gpu_environment(training.model, own_variables),
     )
     if config.workspace is not None:
         return job  # its shell is no task to be bound to cores, traced or boosted
@@ -54,17 +56,17 @@ def _environment_files(config: RunConfig, job: Job) -> dict[str, str]:
     check_names("env_files", files)
     if config.wandb_api_key_file is not None:
         files.setdefault("WANDB_API_KEY", config.wandb_api_key_file)
-    found = {name: path for name, path in files.items() if path is not None}
-    for name, path in found.items():
+    by_name = {name: path for name, path in files.items() if path is not None}
+    for name, path in by_name.items():
         key = f"env_files.{name}" if name in config.env_files else "wandb_api_key_file"
         whole_path(path, key)
         if name in job.environment:
             raise UserError(f"{key}: env_vars.{name} is set too", key=key, hint=f"env_vars.{name}=null")
-    return found
+    return by_name
 
 
 def _environment(model: Mapping[str, Any]) -> dict[str, str]:
-    """What the NeMo launcher sets by the model's layout (its stages.py, 2025-04)."""
+    """Return the variables that the NeMo launcher sets by the model's layout (its stages.py, 2025-04)."""
     if model.get("fsdp"):
         return {}
     parallel = max(_count(model, "tensor_model_parallel_size"), _count(model, "context_parallel_size"))
@@ -72,8 +74,8 @@ def _environment(model: Mapping[str, Any]) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if parallel > 1 else {}
 
 
-def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dict[str, str]]:
-    """What the NeMo launcher sets by the model's layout and the GPU's generation, asked in the job."""
+def _gpu_environment(model: Mapping[str, Any], own_variables: set[str]) -> dict[int, dict[str, str]]:
+    """Return the variables that NeMo's launcher sets by the layout and, in the job, the GPU's generation."""
     pipeline = _count(model, "pipeline_model_parallel_size")
     margins, hopper = {}, {}
     if pipeline > 1 and _count(model, "virtual_pipeline_model_parallel_size") > 1:
@@ -83,15 +85,15 @@ def _gpu_environment(model: Mapping[str, Any], given: set[str]) -> dict[int, dic
         # The ring exchange of tensor parallel all-gathers gets in the way of the pipeline's there, in bf16.
         hopper = {"NVTE_UB_SPLIT_AG": "0"}
     by_generation = {_HOPPER: {**margins, **hopper}, _BLACKWELL: margins, _BLACKWELL_WORKSTATION: margins}
-    wanted = {
-        generation: {name: value for name, value in variables.items() if name not in given}
+    added = {
+        generation: {name: value for name, value in variables.items() if name not in own_variables}
         for generation, variables in by_generation.items()
     }
-    return {generation: variables for generation, variables in wanted.items() if variables}
+    return {generation: variables for generation, variables in added.items() if variables}
 
 
 def _count(model: Mapping[str, Any], key: str) -> int:
-    """A parallel size; what is not a number is for the checks to tell."""
+    """Return a parallel size, or 1 for what is not a number: the checks report it."""
     value = model.get(key)
     return value if isinstance(value, int) else 1
 

@@ -1,0 +1,231 @@
+"""Mistakes in files of the tree: unreadable files, broken references, an outdated `config.yaml`.
+
+Imported only after a mistake was found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from launcher.config.overrides import GROUPS, MAIN, parse_override
+from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.config.sources import LOST, files_of, relative
+from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
+
+_MAPPING = "a file of the tree holds KEY: VALUE lines"
+_RESOLVERS = ("oc.env", "oc.select", "oc.decode", "multiply", "divide_ceil", "divide_floor", "max_time")
+
+
+def broken_trees(
+    error: Exception, overrides: Sequence[str], roots: Sequence[Path], primary: str
+) -> UserError | None:
+    """Return mistakes of files that cannot be read, if that is the error's cause.
+
+    A file that no group of ours names is not looked at unless reading went wrong: it may be anything.
+    """
+    if isinstance(error, RecursionError):
+        return _circle(error, overrides)
+    parsed = [parse_override(text) for text in overrides]
+    try:
+        return _told_of(file.path for file in files_of(parsed, roots, primary))
+    except LOST:
+        chosen = [f"{item.key}/{item.value}" for item in parsed if item.is_choice]
+        files = [root / f"{name}.yaml" for name in (primary, *chosen) for root in roots]
+        every = (path for root in roots for path in sorted(root.rglob("*.yaml")))
+        return _told_of(path for path in files if path.is_file()) or _told_of(every)
+
+
+def _told_of(paths: Iterable[Path]) -> UserError | None:
+    mistakes = [mistake for path in paths if (mistake := _broken(path)) is not None]
+    return Mistakes(mistakes) if mistakes else None
+
+
+def _circle(error: RecursionError, overrides: Sequence[str]) -> UserError | None:
+    trace, names = error.__traceback__, set()
+    while trace is not None:
+        names.add(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    if "hydra._internal.defaults_list" not in names:
+        return None
+    words = one_line(" ".join(overrides))
+    return UserError(f"{words}: the defaults lists go in circles", hint="a file cannot build on itself")
+
+
+def _broken(path: Path) -> UserError | None:
+    name = one_line(relative(path))
+    try:
+        content = OmegaConf.load(path)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        return UserError(f"{name}{line}: not valid YAML: {error.problem}", hint=_yaml_hint(error))
+    except UnicodeDecodeError:
+        return UserError(f"{name}: not valid UTF-8", hint="save it as UTF-8")
+    except OmegaConfBaseException as error:
+        message = one_line(str(error).splitlines()[0])
+        return UserError(f"{name}: {error.full_key}: not an interpolation: {message}", hint="it is ${KEY}")
+    except yaml.YAMLError as error:
+        return UserError(f"{name}: not valid YAML: {one_line(str(error).splitlines()[0])}")
+    except OSError as error:
+        if error.errno is None:  # OmegaConf's word for a file that holds one value
+            return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
+        return UserError(f"{name}: {(error.strerror or str(error)).lower()}")
+    if not OmegaConf.is_dict(content):
+        return UserError(f"{name}: not a mapping of keys to values", hint=_MAPPING)
+    defaults = OmegaConf.to_container(content).get("defaults", [])  # type: ignore[union-attr]
+    if not isinstance(defaults, list):
+        hint = "such as defaults: [_base, _self_]"
+        return UserError(f"{name}: defaults={defaults!r}: expected a list", hint=hint)
+    return None
+
+
+def _yaml_hint(error: yaml.MarkedYAMLError) -> str | None:
+    if "\\t" in (error.problem or ""):
+        return "indent with spaces, not with tabs"
+    return f"{error.context}, line {error.context_mark.line + 1}" if error.context_mark else None
+
+
+def explain_value(error: OmegaConfBaseException, keys: Sequence[str]) -> UserError:
+    """Explain a value that is missing, or a reference to a key that does not exist.
+
+    Parameters
+    ----------
+    keys
+        The keys of the tree, to name the nearest.
+    """
+    key = str(error.full_key or "")
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    start = f"{one_line(key)}: " if key else ""
+    match = re.search(r"Missing mandatory value: ([\w.]+)", message)
+    if match:
+        return MissingValue(key if isinstance(error, MissingMandatoryValue) else match[1])
+    if isinstance(error, InterpolationKeyError):
+        return _no_such_reference(key, message, keys)
+    match = re.search(r"Environment variable '([^']+)' (not found|is empty)", message)
+    if match:
+        state, remedy = ("empty", "give it a value") if match[2] == "is empty" else ("not set", "export it")
+        return UserError(
+            f"{start}the environment variable {match[1]} is {state}",
+            key=key,
+            hint=f"{remedy}, or give a default: ${{oc.env:{match[1]},DEFAULT}}",
+        )
+    match = re.search(r"Unsupported interpolation type (\S+)", message)
+    if match:
+        near = nearest(match[1], _RESOLVERS)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(_RESOLVERS)}"
+        return UserError(f"{start}there is no resolver {match[1]!r}", key=key, hint=hint)
+    if "Recursive interpolation" in message:
+        return UserError(f"{start}it refers to itself", key=key, hint="give it a value of its own")
+    match = re.search(r"node `([^`]*)` is not a container", message)
+    if match:
+        return UserError(f"{match[1]}: expected keys below it, not a value", key=match[1])
+    if "Cannot merge DictConfig with ListConfig" in message:
+        return UserError(f"{start}expected a list, such as [a, b]", key=key)
+    message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
+    return UserError(f"{start}{one_line(message[:1].lower() + message[1:])}", key=key or None)
+
+
+class MissingValue(UserError):
+    """A key that needs a value and has none."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}=???: a value is needed", key=key, hint=f"give one: {key}=...")
+
+
+def _no_such_reference(key: str, message: str, keys: Sequence[str]) -> UserError:
+    start = one_line(key)
+    match = re.search(r"Interpolation key '([^']*)' not found", message)
+    name = match[1] if match else ""
+    near = nearest(name, [other for other in keys if other != name])
+    hint = f"did you mean '${{{near[0]}}}'?" if near else "whole keys are meant, such as ${cluster.partition}"
+    if name.isupper() and "." not in name:
+        hint = f"of the environment: ${{oc.env:{name}}}; or let envsubst fill it in before"
+    if name.startswith("cluster.") and name.removeprefix("cluster.") in ClusterConfig.model_fields:
+        key = "cluster"
+        hint = "the files in cluster/ build on what all clusters share: defaults: [_base, _self_]"
+    return UserError(f"{start}=${{{name}}}: there is no key {name!r} to refer to", key=key, hint=hint)
+
+
+_LISTED = 12  # missing keys that one message names
+
+
+def mistakes_of_root(roots: Sequence[Path]) -> list[UserError]:
+    """Return what is wrong with the root file of the user's own tree, if there is one.
+
+    Parameters
+    ----------
+    roots
+        The trees, the one that is looked at first coming first; the last is ours.
+    """
+    ours = roots[-1] / f"{MAIN}.yaml"
+    path = next((file for root in roots[:-1] if (file := root / f"{MAIN}.yaml").is_file()), None)
+    node = _mapping(path) if path is not None else None
+    if path is None or node is None:
+        return []
+    return [*_unknown_groups(path, node, roots), *_unknown_keys(path, node), *_missing(path, node, ours)]
+
+
+def _mapping(path: Path) -> yaml.MappingNode | None:
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # told by others
+        return None
+    return node if isinstance(node, yaml.MappingNode) else None
+
+
+def _unknown_groups(path: Path, node: yaml.MappingNode, roots: Sequence[Path]) -> Iterator[UserError]:
+    for name, choice, line in _choices(node):
+        known = name in GROUPS or name.startswith("hydra/") or any((root / name).is_dir() for root in roots)
+        if known or choice in ("null", "~", ""):
+            continue
+        near = did_you_mean(name, GROUPS) or ""
+        yield UserError(
+            f"{one_line(name)}={one_line(choice)}: there is no such group",
+            source=f"from {one_line(relative(path))}:{line}",
+            hint=near if near.startswith("did") else f"take the line out; {near}",
+        )
+
+
+def _unknown_keys(path: Path, node: yaml.MappingNode) -> Iterator[UserError]:
+    for key, _ in node.value:
+        if key.value not in (*RunConfig.model_fields, "defaults", "hydra"):
+            yield UserError(
+                f"{one_line(key.value)}: there is no such key",
+                source=f"from {one_line(relative(path))}:{key.start_mark.line + 1}",
+                hint=_near(key.value),
+            )
+
+
+def _near(name: str) -> str:
+    near = did_you_mean(name, RunConfig.model_fields) or ""
+    # The NeMo launcher has training_config for the choice of training.
+    return near if near.startswith("did") and not name.endswith("_config") else "take the line out"
+
+
+def _missing(path: Path, node: yaml.MappingNode, ours: Path) -> Iterator[UserError]:
+    present = {key.value for key, _ in node.value} | {name for name, _, _ in _choices(node)}
+    needed = [name for name, field in RunConfig.model_fields.items() if field.is_required()]
+    missing = [name for name in (*GROUPS, *needed) if name not in present]
+    missing = list(dict.fromkeys(missing))
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        yield UserError(
+            f"{one_line(relative(path))}: {', '.join(missing[:_LISTED])}{more}: missing",
+            hint=f"begin with a copy of {relative(ours)}, which it replaces",
+        )
+
+
+def _choices(node: yaml.MappingNode) -> Iterator[tuple[str, str, int]]:
+    """Return the groups of the defaults list, each with its choice and its line."""
+    for key, value in node.value:
+        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
+            for entry in value.value:
+                for group, choice in entry.value if isinstance(entry, yaml.MappingNode) else ():
+                    name = group.value.removeprefix("override ").removeprefix("optional ")
+                    yield name.partition("@")[0].lstrip("/"), str(choice.value), group.start_mark.line + 1

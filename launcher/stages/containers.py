@@ -1,0 +1,308 @@
+"""The container of a job: its image, its options and its mounts, in Pyxis' form."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from launcher.config.schema import ContainerOptionsConfig, RunConfig
+from launcher.errors import UserError, did_you_mean, shown
+from launcher.plan import SOURCES_WITHOUT_PATH, Container, ContainerOptions, Mount, Resources
+from launcher.secrecy import is_secret_key
+from launcher.stages.common import SAFE_NAME, VARIABLE
+
+# So that `pyxis_`, a job's id and the digits of an image fit into a file's name with it.
+_LONGEST_CONTAINER_NAME = 100
+_IMAGE_FILE = (".sqsh", ".squashfs")
+
+KEY = "container_mounts"
+
+# What Enroot knows (mount_opts of its enroot-mount.c); of another word it says nothing, and ignores it.
+_FLAGS = re.compile(
+    r"async|atime|bind|dev|diratime|dirsync|exec|iversion|loud|mand|noatime|nodev|nodiratime|noexec"
+    r"|noiversion|nomand|norelatime|nostrictatime|nosuid|private|rbind|relatime|remount|ro|rprivate|rshared"
+    r"|rslave|runbindable|rw|shared|silent|slave|strictatime|suid|sync|unbindable|lazytime|nolazytime|auto"
+    r"|defaults|group|noauto|nofail|nogroup|noowner|nouser|nousers|owner|user|users|x-create=dir"
+    r"|x-create=file|x-create=auto|x-move|x-detach"
+)
+# Those of tmpfs(5) have values, which the kernel checks.
+_TMPFS_FLAG = re.compile(r"(?:size|nr_blocks|nr_inodes|mode|uid|gid|huge|mpol)=[\w.%:=,-]+")
+_HOME = re.compile(r"(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+_VALID = "valid: source, source:target or source:target:flags, tmpfs:target, umount:target"
+# Enroot reads mounts as words of a double-quoted string of bash, on each node.
+_EVALUATED = re.compile(r'[$`"\\\n]')
+
+
+def container(
+    config: RunConfig, writable: Mapping[Path, str], readable: Mapping[Path, str]
+) -> Container | None:
+    """Return the container with `writable` and read-only directories and the user's own mounts.
+
+    Parameters
+    ----------
+    writable, readable
+        What the job needs, each with the key that it comes from.
+
+    Raises
+    ------
+    UserError
+        If the image or a mount is not one that Pyxis can take.
+    """
+    if config.container is None:
+        return None
+    _check_image(config.container)
+    mounts = mounts_of(writable, readable, config.container_mounts)
+    job_container = Container(config.container, mounts, _container_options(config.container_options))
+    _check_srun_args(config.cluster.srun_args)
+    _check_file(job_container)
+    return job_container
+
+
+def _container_options(options: ContainerOptionsConfig) -> ContainerOptions:
+    for key in ("stage_to", "workdir", "save"):
+        path = getattr(options, key)
+        if path is not None and not Path(path).is_absolute():
+            raise UserError(
+                f"container_options.{key}={shown(path)}: a whole path is needed",
+                key=f"container_options.{key}",
+            )
+    _check_container_name(options.name)
+    _check_variables(options.env)
+    return ContainerOptions(**{**options.model_dump(), "env": tuple(options.env)})
+
+
+def _check_container_name(name: str | None) -> None:
+    """Refuse a name that Enroot takes for a path, or of which Pyxis takes a part for its own words."""
+    if name is None or (SAFE_NAME.fullmatch(name) and len(name) <= _LONGEST_CONTAINER_NAME):
+        return
+    key, stem = "container_options.name", name.partition(":")[0]
+    problem, hint = "not a name of a container", "valid: letters, digits and . _ + = -"
+    if name != stem and SAFE_NAME.fullmatch(stem):
+        problem = f"a name alone is needed here, without Pyxis' {shown(name[len(stem) :])}"
+        hint = f"{key}={stem}: it is made where there is none of the same image, and else used"
+    elif len(name) > _LONGEST_CONTAINER_NAME:
+        problem = f"{len(name)} characters are too many"
+        hint = f"valid: up to {_LONGEST_CONTAINER_NAME}"
+    raise UserError(f"{key}={shown(name)}: {problem}", key=key, hint=hint)
+
+
+def _check_variables(names: Iterable[str]) -> None:
+    key = "container_options.env"
+    for text in names:
+        if VARIABLE.fullmatch(text):
+            continue
+        name, sign, value = text.partition("=")
+        hint = "valid: names of variables of the job, such as LD_LIBRARY_PATH"
+        if sign and VARIABLE.fullmatch(name):
+            hint = f"env_vars.{name}={'...' if is_secret_key(name) else value} sets it, in the container too"
+        raise UserError(
+            f"{key}: {shown(f'{name}=...' if sign else text)} is not the name of a variable",
+            key=key,
+            hint=hint,
+        )
+
+
+def _check_srun_args(arguments: Iterable[str]) -> None:
+    """Refuse a container's name that Slipway would know nothing of: the container of an older image ran."""
+    for text in arguments:
+        name = re.fullmatch(r"(?:--)?container-name(?:=(.*))?", text)
+        if name:
+            key = "cluster.srun_args"
+            message = f"{key}: {shown(text)}: a container with a name runs, whatever image it was made of"
+            hint = f"container_options.name={name[1] or 'NAME'}, which is another container for another image"
+            raise UserError(message, key=key, hint=hint)
+
+
+def check_saving(container: Container | None, resources: Resources) -> None:
+    """Refuse to have several nodes write one image file: each writes what it ran, over the others.
+
+    Raises
+    ------
+    UserError
+        If `container_options.save` is set for a job that may have several nodes.
+    """
+    most = max(resources.node_counts)
+    if container is not None and container.options.save is not None and most > 1:
+        key = "container_options.save"
+        raise UserError(
+            f"{key}={shown(container.options.save)}: each of the job's {most} nodes would write this file",
+            key=key,
+            hint=f"{key}=null, or save from a job of one node (slipway workspace)",
+        )
+
+
+def _check_image(image: str) -> None:
+    if not image.strip():
+        raise UserError("container='': an image is needed", key="container", hint="null is bare metal")
+    if image.endswith(_IMAGE_FILE) and not Path(image).is_absolute():
+        # Pyxis would look for an image of that name in a registry.
+        raise UserError(
+            f"container={shown(image)}: an image file is given by its whole path",
+            key="container",
+            hint=f"container={Path(image).expanduser().absolute()}",
+        )
+
+
+def _check_file(container: Container) -> None:
+    """Refuse what needs an image that is a file, and what Apptainer does not do."""
+    options, key = container.options, "container_options.runtime"
+    if options.stage_to is not None and not container.is_file:
+        key = "container_options.stage_to"
+        raise _needs_file(key, f"{key}={shown(options.stage_to)}: files are copied to the nodes", container)
+    if options.runtime != "apptainer":
+        return
+    if not container.is_file:
+        raise _needs_file(key, f"{key}=apptainer: files are what it starts here", container)
+    for mount in container.mounts:
+        if mount.source in SOURCES_WITHOUT_PATH:
+            raise UserError(
+                f"container_mounts: {mount.source}:{mount.target} is Pyxis', and Apptainer has no such mount",
+                key="container_mounts",
+                also=(key,),
+                hint="leave it out: Apptainer's /tmp is the node's own",
+            )
+    for name in ("name", "save"):
+        value = getattr(options, name)
+        if value is not None:
+            raise UserError(
+                f"container_options.{name}={shown(value)}: Apptainer keeps no unpacked containers",
+                key=f"container_options.{name}",
+                also=(key,),
+                hint=f"container_options.{name}=null, or {key}=pyxis",
+            )
+
+
+def _needs_file(key: str, message: str, container: Container) -> UserError:
+    image = container.image
+    return UserError(
+        f"{message}, and container={image} is an image of a registry",
+        key=key,
+        also=("container",),
+        hint=f"launch --build, or slipway image import {shlex.quote(image)} and container= its file",
+    )
+
+
+def mounts_of(
+    writable: Mapping[Path, str], readable: Mapping[Path, str], texts: Iterable[str]
+) -> tuple[Mount, ...]:
+    """Return the mounts of a job's directories, and the user's own after them.
+
+    A read-only directory below or equal to a writable one is not mounted again: it would cover that.
+
+    Parameters
+    ----------
+    writable, readable
+        What the job needs, each with the key that it comes from.
+    texts
+        The values of `container_mounts`.
+
+    Raises
+    ------
+    UserError
+        If one is not a mount that Pyxis can take.
+    """
+    ours = [_of_path(path, writable[path]) for path in _outermost(writable)]
+    ours += [_of_path(path, key, "ro") for path, key in readable.items() if not _within(path, writable)]
+    theirs = [_parse(text) for text in texts]
+    for mount in theirs:
+        _check_cover(mount, writable)
+    return (*ours, *theirs)
+
+
+def _check_cover(mount: Mount, writable: Mapping[Path, str]) -> None:
+    """Refuse a read-only mount over a directory that the job writes to."""
+    covered = next((path for path in writable if path.is_relative_to(mount.target)), None)
+    if covered is None or "ro" not in (mount.flags or "").split("+"):
+        return
+    raise UserError(
+        f"{KEY}: {mount.target} is mounted read-only over {covered}, where the job writes",
+        key=KEY,
+        also=(writable[covered],),
+        hint="without :ro, or to another target",
+    )
+
+
+def _within(path: Path, others: Mapping[Path, str]) -> bool:
+    return any(path.is_relative_to(other) for other in others)
+
+
+def _outermost(paths: Mapping[Path, str]) -> list[Path]:
+    def is_inner(path: Path) -> bool:
+        return any(path != other and path.is_relative_to(other) for other in paths)
+
+    return [path for path in paths if not is_inner(path)]
+
+
+def _of_path(path: Path, key: str, flags: str | None = None) -> Mount:
+    if re.search("[,:]", str(path)):
+        raise UserError(
+            f"{key}: {shown(str(path))} cannot be mounted in a container: Pyxis separates with , and :",
+            key=key,
+            hint="rename the directory, or choose one without them",
+        )
+    _check_words(str(path), str(path), key)
+    return Mount(str(path), str(path), flags)
+
+
+def _parse(text: str) -> Mount:
+    parts = text.split(":", 2)
+    if "," in text or not all(parts):
+        raise _no_mount(text, _VALID)
+    flags = parts[2] if len(parts) > 2 else None
+    if parts[0] in SOURCES_WITHOUT_PATH:
+        if len(parts) == 1:
+            raise _no_mount(text, f"{text}:/its/target, or ./{text} for a directory of that name")
+        source = parts[0]
+    else:
+        source = _whole(parts[0], text)
+    target = _target(parts[1], text) if len(parts) > 1 else source
+    for flag in flags.split("+") if flags is not None else ():
+        _check_flag(flag, text, source)
+    return Mount(source, target, flags)
+
+
+def _whole(path: str, text: str) -> str:
+    """Return a path of the host as a whole one: jobs start elsewhere than the user stands."""
+    path = _HOME.sub(lambda _: str(Path.home()), path, count=1)
+    _check_words(path, text, KEY)
+    if path.startswith("~"):
+        raise _no_mount(text, "another user's home by its whole path")
+    return path if path.startswith("/") else str(Path(path).absolute())
+
+
+def _target(path: str, text: str) -> str:
+    path = _HOME.sub(lambda _: str(Path.home()), path, count=1)
+    _check_words(path, text, KEY)
+    if not path.startswith("/"):
+        raise _no_mount(text, "the target in the container is a whole path")
+    return path
+
+
+def _check_words(path: str, text: str, key: str) -> None:
+    match = _EVALUATED.search(path)
+    if match is None:
+        return
+    hint = 'rename it, or choose a path without $, `, ", \\ and line breaks'
+    if match[0] == "$" and key == KEY:
+        hint = "only $HOME is known here; of another variable: ${oc.env:NAME}"
+    raise UserError(
+        f"{key}: {shown(text)} cannot be mounted: Enroot would evaluate its {shown(match[0])} on the nodes",
+        key=key,
+        hint=hint,
+    )
+
+
+def _check_flag(flag: str, text: str, source: str) -> None:
+    if _FLAGS.fullmatch(flag) or (source == "tmpfs" and _TMPFS_FLAG.fullmatch(flag)):
+        return
+    raise UserError(
+        f"{KEY}: {shown(text)}: Enroot knows no flag {shown(flag)}, and would ignore it",
+        key=KEY,
+        hint=f"{did_you_mean(flag, _FLAGS.pattern.split('|'))}; several are joined by +: ro+rprivate",
+    )
+
+
+def _no_mount(text: str, hint: str) -> UserError:
+    return UserError(f"{KEY}: {shown(text)} is not a mount", key=KEY, hint=hint)
