@@ -319,6 +319,6 @@ def test_nobody_is_told_that_there_is_no_job_while_the_scheduler_cannot_be_asked
     lost = replace(made.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
     write_manifest(made.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
     found = open_launch(made.paths.run_dir)
-    (told,) = poll([found])
+    told = poll([found])[0].status
     assert told.state is State.UNKNOWN
     assert "gone.conf" in (told.reason or "")
