@@ -62,6 +62,30 @@ _LONG = (
     "tests/trainer/test_continuation.py",
     "tests/runs/test_killed_launchers.py",
 )
+# What takes many seconds, and is no part of the inner loop: what needs one of these, and the files below.
+_SLOW_FIXTURES = {"sandbox", "plain_sandbox", "accounting_sandbox", "no_accounting_sandbox", "pool"}
+_SLOW = (
+    "tests/cli/test_broken_outputs.py",
+    "tests/cli/test_mistakes.py",
+    "tests/config/test_many.py",
+    "tests/config/test_secrets.py",
+    "tests/integration/test_replay.py",
+    "tests/launching/test_earlier_training.py",
+    "tests/monitor/test_hostile_runs.py",
+    "tests/packaging/",
+    "tests/rendering/test_quoting.py",
+    "tests/resilience/",
+    "tests/runs/test_settling.py",
+    "tests/supervisor/test_every_python.py",
+    "tests/tracking/test_finding.py",
+)
+for name in (*sum(_TOGETHER.values(), ()), *_LONG, *_SLOW):
+    assert (REPOSITORY / name).exists(), f"{name}, which tests/conftest.py names, has moved"
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    needs_slow = not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return needs_slow or item.get_closest_marker("slurm") is not None or item.nodeid.startswith(_SLOW)
 
 
 def _group(nodeid: str) -> str:
@@ -70,9 +94,13 @@ def _group(nodeid: str) -> str:
     return next((name for name, files in _TOGETHER.items() if file.startswith(files)), file)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: place for place, group in enumerate((*_TOGETHER, *_LONG))}
     items.sort(key=lambda item: order.get(_group(item.nodeid), len(order)))
+    for item in items:
+        if _is_slow(item):
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import RLock
 
 import pytest
 
@@ -19,6 +20,7 @@ _SHARED = "SLIPWAY_TEST_ZYGOTES"
 _LAUNCHING = ("tests.warm_launcher",)
 
 _stack = ExitStack()
+_lock = RLock()
 
 
 @cache
@@ -31,11 +33,15 @@ def _directory() -> Path:
 
 def _starts(name: str, modules: tuple[str, ...]) -> Callable[[], Path]:
     @cache
-    def start() -> Path:
+    def started() -> Path:
         path = _directory() / name
         if _SHARED not in os.environ:
             _stack.enter_context(served(path, path.with_suffix(".jsonl"), modules))
         return path
+
+    def start() -> Path:
+        with _lock:  # many threads may be the first to launch
+            return started()
 
     return start
 
@@ -46,6 +52,7 @@ launchers = _starts("launchers", _LAUNCHING)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    has_workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if has_workers and config.option.markexpr != "not slow":
         ranks(), launchers()
         os.environ[_SHARED] = str(_directory())

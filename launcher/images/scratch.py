@@ -87,12 +87,7 @@ def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
     lock, descriptors = _flock(path)
     waited = False
     try:
-        try:
-            lock.acquire(blocking=False)
-        except TimeoutError:
-            waited = True
-            on_wait(_holder(path))
-            lock.acquire(poll_interval=_POLL_SECONDS)
+        waited = _acquire(lock, path, on_wait)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise explain_os_error(error, path, "images_dir") from error
@@ -108,6 +103,22 @@ def locked(target: Path, on_wait: Callable[[str], None]) -> Iterator[ImageLock]:
         with contextlib.suppress(OSError):
             path.unlink()
         lock.release()
+
+
+def _acquire(lock: BaseFileLock, path: Path, on_wait: Callable[[str], None]) -> bool:
+    """Acquire a lock; return True if another held it first."""
+    waited = False
+    while True:
+        try:
+            lock.acquire(blocking=waited, poll_interval=_POLL_SECONDS)
+            return waited
+        except TimeoutError:
+            waited = True
+            on_wait(_holder(path))
+        except OSError as error:
+            # A holder on another machine has removed the file, which NFS reports of an open one.
+            if error.errno != errno.ESTALE:
+                raise
 
 
 def is_locked(target: Path) -> bool:

@@ -118,7 +118,7 @@ def test_the_runtime_becomes_the_time_limit(
     assert f"#SBATCH --time={time}\n" in done.stdout
 
 
-def test_what_is_missing_is_named(repository: Path, tmp_path: Path) -> None:
+def test_missing_libraries_are_named(repository: Path, tmp_path: Path) -> None:
     assert "TARGET_PATH: set it" in run(repository, "bmk-pretrain-t5-3b2", None, check=1).stderr
     assert "ENROOT_IMAGE: set" in run(repository, "1.bmk-pretrain", tmp_path, check=1, ENROOT_IMAGE="").stderr
 
@@ -128,7 +128,7 @@ def test_a_mistake_is_the_launchers_to_tell(repository: Path, tmp_path: Path) ->
     assert "training=gpt3/126b: there is no such choice" in done.stderr
 
 
-def test_without_slipway_on_the_path_the_checkout_is_used(repository: Path, tmp_path: Path) -> None:
+def test_checkout_is_used_without_slipway_on_path(repository: Path, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("bash", "date", "dirname", "readlink"):

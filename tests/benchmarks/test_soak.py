@@ -41,7 +41,7 @@ def test_runs_survive_each_kind_of_fault(tmp_path: Path) -> None:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Trial:
-    """A run whose cluster is not there: what it left, and what was noted of its ranks, is written by hand."""
+    """Write by hand the files of a run without a cluster, and the notes about its ranks."""
     cluster: Any = SimpleNamespace(directory=tmp_path / "c0", results=tmp_path / "results", size=3)
     cluster.directory.mkdir()
     return Trial(7, "rank_killed", "1x1", cluster, ["n1"], random.Random(7))

@@ -12,7 +12,8 @@ from launcher.config.compose import CONF_DIR
 from launcher.config.hydra_setup import use_libyaml
 
 _VALUES = """\
-{a: 1e3, b: 1_000, c: 0x1f, d: 2024-01-01, e: yes, f: 1:30, g: .5, h: ~, i: 1., j: "\\u00e9", k: ${a.b}}
+numbers: [1e3, 1_000, 0x1f, .5, 1., 1:30, 007]
+others: [2024-01-01, yes, ~, "\\u00e9", 'it''s', "${a.b}"]
 """
 
 

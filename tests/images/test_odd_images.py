@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_a_file_system_without_locks_is_uncertain(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("fcntl.flock", refuse)
     with locked(tmp_path / "x.sqsh", lambda who: None) as lock:
         assert not lock.certain
+
+
+def test_a_lock_file_that_its_holder_removes_on_nfs_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, attempts = fcntl.flock, []
+
+    def stale(handle: int, operation: int) -> None:
+        attempts.append(operation)
+        if len(attempts) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        real(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", stale)
+    with locked(tmp_path / "x.sqsh", lambda who: pytest.fail(f"waited for {who}")) as lock:
+        assert lock.certain
 
 
 def test_a_directory_without_permission_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def edited(changes: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training's processes left: exit codes and outputs by rank, and the lines of metrics.jsonl."""
+    """The results of a training: exit codes and outputs by rank, and the lines of metrics.jsonl."""
 
     codes: list[int]
     stdout: list[str]
@@ -220,13 +220,13 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def configuration() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The very small configuration, with dotted keys changed."""
+    """Return the very small configuration, with dotted keys changed."""
     return edited
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of text files; one is not UTF-8, one is empty."""
+    """Return a directory of text files; one is not UTF-8, one is empty."""
     directory = tmp_path_factory.mktemp("corpus")
     words = ["alpha", "beta", "gamma", "delta", "größe", "日本", "\n", "the", "of", "train"]
     for number in range(40):
@@ -252,7 +252,7 @@ class Tokenized:
 
 @pytest.fixture(scope="session")
 def tokenized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenized:
-    """The corpus as .bin/.idx, made by the command line with two workers: once for all workers of pytest."""
+    """Return the corpus as .bin/.idx, written with two workers, once for all workers of pytest."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent

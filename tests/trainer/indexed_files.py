@@ -42,7 +42,7 @@ def write(prefix: Path, documents: Sequence[Document], dtype: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in a pair of files."""
+    """The content of a pair of files."""
 
     dtype: str
     documents: list[Document]

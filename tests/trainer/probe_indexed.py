@@ -1,4 +1,4 @@
-"""What megatron-core reads, writes and blends, next to what we do: run with a directory, it prints JSON.
+"""megatron-core's reading, writing and blending, next to ours: run with a directory, it prints JSON.
 
 Every data set in the directory is read by both. Megatron's builder and our writer first add their own.
 """

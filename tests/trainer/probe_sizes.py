@@ -48,7 +48,7 @@ def settings_world() -> World:
 
 
 def on_one_rank(settings: Settings) -> Settings:
-    """The whole model on this rank: the stock layouts divide it among up to thousands."""
+    """Count the whole model on this rank: the stock layouts divide it among up to thousands."""
     alone = replace(settings.parallel, tensor=1, pipeline=1, virtual=1, context=1, sequence=False)
     return replace(settings, parallel=alone, nodes=1, devices=1)
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a sabotaged rank.
+"""Injected faults of a rank.
 
 ``raise:RANK:STEP``, ``norm:RANK:STEP`` for a gradient, ``hold:RANK:STEP`` for a step that lasts until a
 signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove checkpoints, ``slow:RANK:MS`` for

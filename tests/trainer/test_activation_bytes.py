@@ -1,4 +1,4 @@
-"""What the estimate of memory says of a layer and of a parameter, against what megatron-core keeps."""
+"""The memory estimate of a layer and of a parameter, next to the bytes that megatron-core keeps."""
 
 from __future__ import annotations
 

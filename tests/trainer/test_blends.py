@@ -95,7 +95,7 @@ def test_mock_data_need_no_prefix() -> None:
         ({f"{PREFIX}.train": ["/a"], f"{PREFIX}.validation": [0, "/b"]}, f"{PREFIX}.validation="),
     ],
 )
-def test_what_is_no_blend(flat: dict[str, Any], told: str) -> None:
+def test_invalid_blends_are_refused(flat: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=r"model\.data\.data_prefix") as error:
         read(flat)
     assert told in str(error.value)

@@ -1,4 +1,4 @@
-"""Which checkpoint a launch starts from: an intervention is made once, however many launches follow."""
+"""The checkpoint that a launch starts from: an intervention is made once, however many launches follow."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_training_starts_this_one(saving: Saving, tmp_pa
     assert choice == Choice(other, load_optimizer=True, is_branch=True)
 
 
-def test_what_is_no_complete_checkpoint_is_refused_with_those_that_are(saving: Saving) -> None:
+def test_incomplete_checkpoint_is_refused_and_complete_ones_are_listed(saving: Saving) -> None:
     save(saving, 1)
     (save(saving, 20).path / "__0_0.distcp").write_text("torn")
     (saving.directory / "m-step=3").mkdir()
@@ -124,7 +124,7 @@ def test_values_that_mean_nothing(key: str, value: object, told: str) -> None:
     assert told in str(error.value)
 
 
-def test_what_starts_at_step_0_goes_back_to_no_checkpoint() -> None:
+def test_resume_checkpoint_is_refused_for_a_start_at_step_0() -> None:
     with pytest.raises(UserError, match=r"resume_if_exists=False, which starts at step 0"):
         read_resume(Values({"resume.checkpoint": "m-step=1", "exp_manager.resume_if_exists": False}))
 

@@ -159,7 +159,7 @@ def cold(options: list[str], variables: dict[str, str], output: Path) -> subproc
 
 @pytest.fixture(scope="module")
 def uninterrupted(trainings: Any, pool: WarmPool) -> Callable[[str], Any]:
-    """The numbers of a layout's run that nothing interrupts; each is run once."""
+    """Return the numbers of a layout's uninterrupted run; each is run once."""
     known: dict[str, Any] = {}
 
     def numbers(layout: str) -> Any:

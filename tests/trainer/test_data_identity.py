@@ -68,7 +68,7 @@ def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_pat
         old = new
 
 
-def test_what_is_no_file_or_not_there_is_left_out(tmp_path: Path) -> None:
+def test_missing_and_special_files_have_no_identity(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.bin")
     (tmp_path / "directory.bin").mkdir()
     names = ("pipe.bin", "directory.bin", "missing.bin", "nul\0.bin")
@@ -76,7 +76,7 @@ def test_what_is_no_file_or_not_there_is_left_out(tmp_path: Path) -> None:
     assert identity.from_json("text") == identity.from_json([{"kind": "data"}, 3]) == ()
 
 
-def test_of_a_hugging_face_directory_the_tokenizers_files_count(tmp_path: Path) -> None:
+def test_hugging_face_directory_is_identified_by_its_tokenizer_files(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     found = identify([wanted(tmp_path, TOKENIZER)])
@@ -151,7 +151,7 @@ class Data:
         }
 
     def exchange_tokens(self) -> None:
-        """The same tokens in another order: the names, the sizes and the .idx stay."""
+        """Write the same tokens in another order: the names, the sizes and the .idx stay."""
         path = Path(f"{self.prefix}.bin")
         content = path.read_bytes()
         pairs = [content[at : at + 2] for at in range(0, len(content), 2)]

@@ -77,7 +77,7 @@ def test_one_document_needs_no_mask() -> None:
     assert batch.positions.tolist() == [[0, 1, 2]] * 2
 
 
-def test_where_dropout_draws_there_is_always_a_mask() -> None:
+def test_mask_is_always_made_with_attention_dropout() -> None:
     row = [1, 2, 3, END]
     batch = batch_of(row, same_kernel=True)
     assert batch.forbidden[0, 0].tolist() == by_hand(row[:-1])[1]

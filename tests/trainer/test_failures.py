@@ -78,7 +78,7 @@ def test_one_rank_is_killed_and_another_says_which(trainings: Any, pool: WarmPoo
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_ends_all_ranks_before_it_is_saved(
+def test_non_finite_loss_ends_all_ranks_before_a_save(
     trainings: Any, pool: WarmPool, layout: str, what: str
 ) -> None:
     """A save is due after each step."""
@@ -152,7 +152,7 @@ def test_a_rank_that_left_its_word_is_told_before_one_that_is_gone(
         (BrokenPipeError("Broken pipe"), False),
     ],
 )
-def test_what_says_that_a_rank_is_lost(error: Exception, expected: bool) -> None:
+def test_exceptions_of_a_lost_peer_are_recognised(error: Exception, expected: bool) -> None:
     assert failures.lost_peer(error) is expected
     outer = RuntimeError("the checkpoint cannot be written")
     outer.__cause__ = error

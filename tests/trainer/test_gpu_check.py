@@ -150,7 +150,7 @@ def test_layouts_are_those_that_there_are_gpus_for(
     assert (left.state, left.detail[: len(needed)]) == ("skipped", needed)
 
 
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+def test_throughput_is_skipped_without_a_gpu(tmp_path: Path) -> None:
     (row,) = checks.check_throughput(machine(tmp_path), {"trainer": {"devices": 1}})
     assert row == Row("throughput", "skipped", "no GPU to measure")
     (row,) = checks.check_throughput(machine(tmp_path, gpus=[H100]), {"trainer": {"devices": 8}})
@@ -198,7 +198,7 @@ def test_ranks_that_were_started_end_with_the_check(tmp_path: Path, monkeypatch:
 
 
 def test_another_megatron_core_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is described does not need what that version lacks."""
+    """Describing a machine does not need what an old version lacks."""
     versions = {"torch": "2.9.0", "megatron-core": "0.17.0", "transformer_engine": "2.9", "apex": "1"}
     code = (
         "import json, sys; from importlib import metadata; sys.modules['megatron.core'] = None; "

@@ -1,4 +1,4 @@
-"""What a training asks of a GPU, as far as it can be seen without one."""
+"""The requirements of a training on a GPU, as far as they are visible without one."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def found(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathF
 
 
 def test_stages_exchange_as_megatron_lm_allows(found: dict[str, Any]) -> None:
-    """megatron/training/arguments.py: more than two stages where virtual ones do not overlap, and no overlap
-    without virtual ones; megatron-core's TransformerConfig checks the rest as it is made."""
+    """Check Megatron-LM's rules (megatron/training/arguments.py), which TransformerConfig does not check.
+
+    Virtual stages that do not overlap need more than two stages; there is no overlap without virtual stages.
+    """
     for layout, options in zip(LAYOUTS, found["options"], strict=True):
         virtual = layout[VIRTUAL] is not None
         assert options["overlap_p2p_comm"] or not virtual or layout[PIPELINE] > 2, layout

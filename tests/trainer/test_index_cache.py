@@ -73,7 +73,7 @@ def test_the_file_is_read_once_too(disk: Disk, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_what_was_written_just_now_is_not_trusted_to_the_clock(disk: Disk, monkeypatch: Any) -> None:
+def test_fresh_file_is_hashed_again(disk: Disk, monkeypatch: Any) -> None:
     disk.get()
     # The same size, and the same times, as a second write within one tick of the clock would leave them.
     monkeypatch.setattr(index_cache, "_identity", lambda found: [1, 2, 3, 4])

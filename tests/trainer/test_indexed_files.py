@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def read(directory: Path, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What megatron-core and we read of everything that the three writers wrote."""
+    """Return what megatron-core and we read of the files of the three writers."""
     for name, (dtype, documents) in HAND.items():
         indexed_files.write(directory / name, documents, dtype)
     _write_bad(directory)
@@ -84,7 +84,7 @@ def test_all_read_the_same_documents(directory: Path, read: dict[str, Any], name
     assert read["we"][name] == {"tokens": tokens, "documents": len(documents)}
 
 
-def test_what_we_write_is_what_the_format_says_byte_for_byte(directory: Path, read: dict[str, Any]) -> None:
+def test_written_files_follow_the_format_byte_for_byte(directory: Path, read: dict[str, Any]) -> None:
     for name in BUILT:
         dtype, documents = ALL[name]
         indexed_files.write(directory / "again", documents, dtype)

@@ -57,7 +57,7 @@ def test_keys_without_effect_are_told_with_the_reason(flat: dict[str, Any]) -> N
         ("model.mcore_gpt", 1, "valid here: True"),
     ],
 )
-def test_what_is_not_there_is_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
+def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
     with pytest.raises(UserError) as error:
         check_keys({**flat, key: value})
     assert str(error.value).startswith(f"{key}={value!r}")
@@ -144,7 +144,7 @@ def test_a_checkpoint_follows_each_validation_unless_told_otherwise(flat: dict[s
     assert read_settings({**flat, every: 7}).saving.every == 7
 
 
-def test_what_nemo_and_lightning_know_of_checkpoints_is_in_the_table(flat: dict[str, Any]) -> None:
+def test_table_has_all_checkpoint_keys_of_nemo_and_lightning(flat: dict[str, Any]) -> None:
     """The fields of NeMo's CallbackParams, with their defaults."""
     nemo = {
         "filepath": None,

@@ -73,7 +73,7 @@ AS_ON_CUDA: list[tuple[str, int, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def numbers(trainings: Any, pool: Any) -> Any:
-    """The numbers of a training, by family, world and sizes; each is run once."""
+    """Return the numbers of a training, by family, world and sizes; each is run once."""
     known: dict[str, Any] = {}
 
     def train(family: str, world: int, sizes: dict[str, Any], sabotage: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""What Llama's keys change in a model: rotary positions, the fused loss, documents kept apart."""
+"""The effects of Llama's keys on a model: rotary positions, the fused loss, documents kept apart."""
 
 from __future__ import annotations
 

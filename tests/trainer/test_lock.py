@@ -34,7 +34,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Any:
-    """A process of a Slurm job that holds the lock of a directory and has a child."""
+    """Start a process of a Slurm job that holds the lock of a directory and has a child."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         env={**os.environ, "SLURM_JOB_ID": "4711"},

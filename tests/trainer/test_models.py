@@ -1,4 +1,4 @@
-"""What the architecture keys build, the optimizer's groups, and the CPU shim's guard."""
+"""The models of the architecture keys, the optimizer's groups, and the CPU shim's guard."""
 
 from __future__ import annotations
 

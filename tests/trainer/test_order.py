@@ -1,4 +1,4 @@
-"""Which samples a training sees, in which order."""
+"""The samples of a training, and their order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_another_data_generation_is_another_order_of_all_windows() -> None:
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
 
 
-def test_what_is_drawn_for_a_sample_depends_on_all_three_numbers() -> None:
+def test_seed_of_a_sample_depends_on_all_three_numbers() -> None:
     seeds = {sample_seed(s, g, n) for s in (0, 1, 2**32) for g in (0, 1, HELDOUT) for n in (0, 1, 2**32)}
     assert len(seeds) == 27
     assert all(0 <= seed < 2**64 for seed in seeds)

@@ -1,4 +1,4 @@
-"""What a training tells of its speed: operations, peaks, the time to the end; and where its code is from."""
+"""The reports of a training: operations, peaks, the time to the end, and the origin of its code."""
 
 from __future__ import annotations
 

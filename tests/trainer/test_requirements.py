@@ -39,7 +39,7 @@ def check_one_line(done: subprocess.CompletedProcess[str], lacks: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A directory with links to all installed libraries, for a test to take some away."""
+    """Return a directory with links to all installed libraries, for a test to take some away."""
     directory = tmp_path / "installed"
     directory.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""The checkpoints that are kept."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_more_may_be_better(saving: Saving) -> None:
     assert steps(most) == [3, 4, 5]
 
 
-def test_what_was_not_validated_is_worst_and_among_equals_the_later_step_is_better(saving: Saving) -> None:
+def test_unvalidated_checkpoint_ranks_last_and_later_step_wins_among_equals(saving: Saving) -> None:
     for step, loss in [(1, None), (2, 9.0), (3, None), (4, None), (5, 9.0), (6, 9.0), (7, None)]:
         save(saving, step, loss)
     assert steps(saving) == [5, 6, 7]
@@ -74,7 +74,7 @@ def test_all_or_only_the_newest(saving: Saving, keep: int, left: list[int]) -> N
     assert steps(saving) == left
 
 
-def test_what_another_put_there_stays(saving: Saving) -> None:
+def test_files_of_others_are_kept(saving: Saving) -> None:
     (saving.directory / "step=0").mkdir()
     (saving.directory / "notes.txt").touch()
     (saving.directory / "weights-of-another-program").mkdir()

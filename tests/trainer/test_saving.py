@@ -1,4 +1,4 @@
-"""What trainings do to their directory of checkpoints, and to each other's."""
+"""Saving of trainings, in their own directory of checkpoints and in each other's."""
 
 from __future__ import annotations
 

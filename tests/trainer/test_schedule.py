@@ -50,7 +50,7 @@ def test_recorded_are_warm_ups_and_constant_ends_of_either_kind() -> None:
     assert {frozenset({"name", *one}) for one in (*cosine, *line, {"constant_steps"})} == names
 
 
-def test_without_constant_steps_the_warm_up_starts_above_zero() -> None:
+def test_warm_up_starts_above_zero_without_constant_steps() -> None:
     schedule = CosineAnnealing(max_lr=1.0, min_lr=0.1, warmup=4, constant=0, total=14)
     assert [schedule(step) for step in (0, 1, 4)] == pytest.approx([1 / 5, 2 / 5, 1.0])
     assert schedule(5) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.1)))
@@ -58,7 +58,7 @@ def test_without_constant_steps_the_warm_up_starts_above_zero() -> None:
     assert [schedule(step) for step in (14, 15, 1000)] == pytest.approx([0.1, 0.1, 0.1])
 
 
-def test_with_constant_steps_the_first_step_has_rate_zero_and_the_last_ones_the_lowest() -> None:
+def test_constant_steps_begin_with_rate_zero_and_end_with_the_lowest() -> None:
     schedule = CosineAnnealing(max_lr=1.0, min_lr=0.1, warmup=4, constant=6, total=20)
     assert [schedule(step) for step in (0, 1, 4)] == pytest.approx([0.0, 0.25, 1.0])
     assert schedule(9) == pytest.approx(0.55)
@@ -71,12 +71,12 @@ def test_a_run_shorter_than_its_warm_up_only_warms_up() -> None:
     assert [schedule(step) for step in range(5)] == pytest.approx([6e-4 * step / 636 for step in range(5)])
 
 
-def test_without_warm_up_it_starts_at_the_highest_rate() -> None:
+def test_rate_starts_highest_without_warm_up() -> None:
     assert CosineAnnealing(max_lr=1.0, min_lr=0.0, warmup=0, constant=0, total=10)(0) == 1.0
     assert WarmupAnnealing(max_lr=1.0, min_lr=0.0, warmup=0, total=10)(0) == 1.0
 
 
-def test_where_nemo_would_divide_by_zero_the_rate_is_the_constant_one() -> None:
+def test_rate_is_constant_where_nemo_would_divide_by_zero() -> None:
     schedule = CosineAnnealing(max_lr=1.0, min_lr=0.25, warmup=0, constant=10, total=10)
     assert [schedule(step) for step in (0, 5, 10, 11)] == [0.25] * 4
 
@@ -127,7 +127,7 @@ def test_all_of_a_schedule_can_be_scaled() -> None:
         ({"name": "PolynomialDecayAnnealing"}, "one of CosineAnnealing, WarmupAnnealing"),
     ],
 )
-def test_what_makes_no_schedule_is_told(sched: dict[str, Any], told: str) -> None:
+def test_invalid_schedules_are_refused(sched: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         configured(1.0, 100, **sched)
 

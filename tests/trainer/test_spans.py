@@ -205,7 +205,7 @@ def test_tokens_below_zero_are_refused() -> None:
         ({}, (2, 10), "no room for text between"),
     ],
 )
-def test_what_does_not_fit_is_told(changes: Any, lengths: tuple[int, int], told: str) -> None:
+def test_lengths_that_do_not_fit_are_refused(changes: Any, lengths: tuple[int, int], told: str) -> None:
     values = {"density": 0.15, "mean_span": 3.0, "sentinels": 100, **changes}
     with pytest.raises(UserError, match=told):
         sample_lengths(Denoising(**values), *lengths)

@@ -90,7 +90,7 @@ def test_a_size_of_the_vocabulary_that_is_given(sweep: BatchComposer) -> None:
 
 
 class Built(NamedTuple):
-    """What building all sizes in one process came to; `expected` is the launcher's formula.
+    """Return the parameters of all sizes, built in one process; `expected` is the launcher's formula.
 
     `layouts` are the pipeline sizes of each, real and virtual, with `overlap_p2p_comm`,
     and `on_gpus` the options that a GPU would get.

@@ -36,7 +36,7 @@ ENDLESS = {
 
 @pytest.fixture(scope="module")
 def whole(trainings: Any, pool: WarmPool) -> Run:
-    """A run that nothing stops."""
+    """Return a run that nothing stops."""
     run = Run(trainings, pool, "not_stopped", COMMON, 2)
     assert run.end() == [0, 0], run.said()
     return run
@@ -197,7 +197,7 @@ sys.exit(f"asked by {signals.requested().name}")
     ("stage", "code", "expected"),
     [("starting", 0, 1), ("training", 0, 1), ("ended", 0, 0), ("ended", 75, 75)],
 )
-def test_what_a_first_signal_does(stage: str, code: int, expected: int) -> None:
+def test_first_signal_ends_the_process_by_its_stage(stage: str, code: int, expected: int) -> None:
     process = small(stage, code)
     assert process.stdout
     process.stdout.readline()

@@ -95,7 +95,7 @@ def test_a_launch_more_than_nine_times_over(tmp_path: Path) -> None:
     assert (tmp_path / "latest").readlink() == Path("m-v11")
 
 
-def test_what_is_not_complete_is_skipped_and_named_with_the_reason(tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_skipped_with_the_reason(tmp_path: Path) -> None:
     good = save(tmp_path, "m-step=1")
     for name, content in [
         ("cut", '{"step": 3000'),

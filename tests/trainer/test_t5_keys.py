@@ -1,4 +1,4 @@
-"""What a T5's configuration may say, and what it may not."""
+"""The valid and the invalid keys of a T5's configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_stacks_make_a_t5(flat: dict[str, Any]) -> None:
     assert settings.tokens_per_step == 8 * 32, "what the encoder reads"
 
 
-def test_without_them_it_is_a_gpt(configuration: Any, tmp_path: Path) -> None:
+def test_configuration_without_encoder_and_decoder_is_a_gpt(configuration: Any, tmp_path: Path) -> None:
     gpt = flatten(configuration({"exp_manager.explicit_log_dir": str(tmp_path)}))
     assert table_for(gpt) is KEYS
     assert read_settings({**gpt, "model.data.data_impl": "mock"}).encoder is None
@@ -85,7 +85,7 @@ def test_the_settings_read_what_the_table_calls_implemented(flat: dict[str, Any]
         ("model.override_vocab_size", 400, "the sentinels follow"),
     ],
 )
-def test_what_is_not_there_is_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
+def test_unsupported_values_are_refused(flat: dict[str, Any], key: str, value: object, told: str) -> None:
     with pytest.raises(UserError, match=told) as error:
         check_keys({**flat, key: value})
     assert str(error.value).startswith(f"{key}={value!r}")

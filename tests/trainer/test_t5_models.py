@@ -1,4 +1,4 @@
-"""What the keys of a T5's two stacks build."""
+"""The models of the keys of a T5's two stacks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_base_of_rotary_positions_is_heard(probe: dict[str, Any]) -> None:
     assert probe["rope"]["loss"] != probe["rope_base"]["loss"]
 
 
-def test_what_positions_and_outputs_there_are(probe: dict[str, Any]) -> None:
+def test_positions_and_outputs_have_their_weights(probe: dict[str, Any]) -> None:
     def has(name: str, part: str) -> bool:
         return any(part in weight for weight in probe[name]["names"])
 

@@ -62,7 +62,7 @@ def test_two_ranks_compute_the_numbers_of_one(
     print(f"{family} {layout}: {max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)):.1e}")
 
 
-def test_what_is_told_is_of_a_t5(alone: tuple[str, Run]) -> None:
+def test_reports_describe_a_t5(alone: tuple[str, Run]) -> None:
     done = alone[1]
     said = done.said()
     assert "T5: " in said

@@ -1,4 +1,4 @@
-"""What is loaded of a checkpoint: nothing damaged, nothing that executes, nobody else's unless trusted."""
+"""Loading of checkpoints: nothing damaged, nothing that executes, nobody else's unless trusted."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_nothing_is_overwritten(saving: Sa
     assert store.complete(saving.directory) == [first]
 
 
-def test_what_is_read_as_damaged_is_replaced_by_the_next_older(saving: Saving) -> None:
+def test_checkpoint_read_as_damaged_is_replaced_by_the_next_older(saving: Saving) -> None:
     found = [save(saving, step) for step in (1, 2, 3)]
     chooser = Chooser(saving, Resume())
     for expected in reversed(found):
@@ -124,7 +124,7 @@ def test_what_is_read_as_damaged_is_replaced_by_the_next_older(saving: Saving) -
     assert choose(saving, Resume()) is None
 
 
-def test_what_cannot_be_moved_is_passed_over(
+def test_damaged_checkpoint_that_cannot_be_moved_is_skipped(
     saving: Saving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = save(saving, 1), save(saving, 2)
@@ -163,7 +163,7 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(saving: Saving)
 
 
 @pytest.mark.parametrize("name", ["evaluation", "notes.txt"])
-def test_what_a_user_puts_beside_the_shards_is_no_damage(saving: Saving, name: str) -> None:
+def test_files_that_a_user_adds_are_no_damage(saving: Saving, name: str) -> None:
     found = save(saving, 1)
     (found.path / name).mkdir()
     (found.path / name / "link").symlink_to("nowhere")

@@ -1,4 +1,4 @@
-"""How many tokens there are, read from each kind of tokenizer."""
+"""The size of the vocabulary, read from each kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_sentencepiece_model(tmp_path: Path, content: bytes) -
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A directory as Hugging Face's ``save_pretrained`` writes it, with a token beyond the model's."""
+    """Return a directory as Hugging Face's ``save_pretrained`` writes it, with a token beyond the model's."""
     from tokenizers import AddedToken, Tokenizer, models
 
     made: Any = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))

@@ -136,7 +136,7 @@ def configuration(case: Case) -> Any:
 
 
 def recomputed() -> bool:
-    """Whether gradients are bitwise the same where attention, with dropout, is computed twice."""
+    """Gradients of attention with dropout, computed twice: bitwise the same or not."""
     from megatron.core import tensor_parallel
 
     from trainer.model.attention import SdpaAttention

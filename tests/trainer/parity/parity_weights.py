@@ -1,4 +1,4 @@
-"""How the weights of Hugging Face's models are ours: one table a family.
+"""The correspondence of Hugging Face's weights and ours: one table a family.
 
 A row has our name of a parameter, how theirs become ours, and Hugging Face's names; ``{}`` is the layer.
 The functions are linear and lose nothing, so that they turn gradients into ours as well. Shapes: ``n`` heads,
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class Heads:
-    """How attention is divided; ``groups`` query groups share their keys and values."""
+    """The division of attention; ``groups`` query groups share their keys and values."""
 
     heads: int
     groups: int
@@ -38,7 +38,7 @@ def grouped_qkv(heads: Heads, query: Any, key: Any, value: Any) -> Any:
 
 
 def conv_qkv(heads: Heads, weight: Any) -> Any:
-    """A Conv1D of all three, ``[h, 3 n d]``, or its bias, ``[3 n d]``."""
+    """Return a Conv1D of all three, ``[h, 3 n d]``, or its bias, ``[3 n d]``."""
     return grouped_qkv(heads, *weight.T.chunk(3))
 
 
@@ -49,12 +49,12 @@ def headed_kv(heads: Heads, key: Any, value: Any) -> Any:
 
 
 def stacked(_: Heads, gate: Any, up: Any) -> Any:
-    """A gated unit's two matrices, the one with the function first: ``[2 f, h]``."""
+    """Return a gated unit's two matrices, the one with the function first: ``[2 f, h]``."""
     return torch.cat([gate, up])
 
 
 def zeros(_: Heads, embedding: Any) -> Any:
-    """A bias, ``[v]``, that only we have."""
+    """Return a bias, ``[v]``, that only we have."""
     return embedding.new_zeros(len(embedding))
 
 

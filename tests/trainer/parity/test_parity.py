@@ -120,7 +120,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(
     reference: Path, configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, dict[str, Any]]:
-    """What our models compute, on one rank and on two."""
+    """Return the results of our models, on one rank and on two."""
     found = {}
     for ranks in (1, 2):
         arguments, port = _arguments(reference, configuration, _cases(ON_CPU, ranks), ranks), free_port()
