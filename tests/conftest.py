@@ -77,7 +77,7 @@ _SLOW = (
     "tests/resilience/",
     "tests/runs/test_settling.py",
     "tests/supervisor/test_every_python.py",
-    "tests/tracking/test_finding.py",
+    "tests/jobs/test_finding.py",
 )
 for name in (*sum(_TOGETHER.values(), ()), *_LONG, *_SLOW):
     assert (REPOSITORY / name).exists(), f"{name}, which tests/conftest.py names, has moved"
