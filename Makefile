@@ -1,8 +1,8 @@
 # make demo: from nothing to a trained model, on a Slurm that this starts itself.   make test: all checks.
 PYTHON ?= python3
 BIN := .venv/bin
-# Of the tests: one more than the two processors of CI, as those with Slurm mostly wait.
-WORKERS ?= 3
+# Of the tests: two more than the processors of CI, as those with Slurm mostly wait.
+WORKERS ?= 4
 SUITES ?= bookworm trixie sid
 # Of the soak.
 FAULTS ?= 300

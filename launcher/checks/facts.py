@@ -10,7 +10,7 @@ from launcher.releases import Contents
 from launcher.slurm.cluster import ClusterFacts
 
 
-class Lack(NamedTuple):
+class MissingPath(NamedTuple):
     """A file or directory that the job may not find, or not as it needs it.
 
     `key` is where the configuration names it, and `path` how. `certain` is whether this machine can tell: it
@@ -67,14 +67,14 @@ class PathFacts:
         By part, why it could not be found out.
     """
 
-    tokenizer: tuple[Lack, ...] | None = None
-    data: tuple[Lack, ...] | None = None
-    checkpoint: tuple[Lack, ...] | None = None
-    image: tuple[Lack, ...] | None = None
-    fetched: tuple[Lack, ...] | None = None
-    script: tuple[Lack, ...] | None = None
-    mounts: tuple[Lack, ...] | None = None
-    results: tuple[Lack, ...] | None = None
+    tokenizer: tuple[MissingPath, ...] | None = None
+    data: tuple[MissingPath, ...] | None = None
+    checkpoint: tuple[MissingPath, ...] | None = None
+    image: tuple[MissingPath, ...] | None = None
+    fetched: tuple[MissingPath, ...] | None = None
+    script: tuple[MissingPath, ...] | None = None
+    mounts: tuple[MissingPath, ...] | None = None
+    results: tuple[MissingPath, ...] | None = None
     local: LocalPaths | None = None
     free_bytes: int | None = None
     free_by: str = "file system"
@@ -82,7 +82,7 @@ class PathFacts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-class LostSecret(NamedTuple):
+class MissingSecret(NamedTuple):
     """A file of a secret that the job may not be able to read.
 
     `key` is where the configuration names it; `certain` is whether this machine has its directory, so that
@@ -141,6 +141,42 @@ class EarlierTraining:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+class Interpreter(NamedTuple):
+    """The interpreter of the tasks, as this machine has it.
+
+    `path` is None where this machine does not have it, and `problem` says why it cannot be there on the nodes
+    either. `missing` are the libraries that it does not find, None if it does not answer.
+    """
+
+    name: str
+    is_own: bool
+    path: str | None = None
+    problem: str | None = None
+    nearest: str | None = None
+    missing: tuple[str, ...] | None = None
+
+
+class HostFacts(NamedTuple):
+    """The machine that launches; `interpreter` is None where the tasks use none of this machine."""
+
+    in_allocation: bool
+    allocation_nodes: int | None = None
+    interpreter: Interpreter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionFacts:
+    """The answer of the scheduler to a script that it was shown, ``sbatch --test-only``.
+
+    `message` is what it objects, None if nothing; `missing` says why it could not be asked.
+    """
+
+    is_refused: bool | None
+    message: str | None = None
+    fix: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
     """What is known to be in the job's image; `missing` says why nothing is."""
@@ -164,7 +200,7 @@ class Facts:
         Other run directories whose newest launch has the name of this plan's job.
     open_secrets
         Files of secrets that others may read, by the variable that is read from them.
-    lost_secrets
+    missing_secrets
         Files of secrets that are not there, or cannot be read.
     paths
         What this machine has of the files and directories that the job uses.
@@ -180,6 +216,10 @@ class Facts:
         The GPUs of a node, where the cluster's configuration says it. Not known, it skips nothing.
     lacks_gpus
         Why our trainer finds no GPU where it runs; ``None`` if it may find some. Not known, it skips nothing.
+    host
+        The machine that launches; None if nobody looked.
+    submission
+        The scheduler's answer to the script; None if it was not shown.
     supervisor_python
         Why this machine's Python cannot run a job's supervisor; empty if it can.
     trainer_verdict
@@ -191,7 +231,7 @@ class Facts:
     shipped_keys: frozenset[str] | None = None
     same_job_name: tuple[str, ...] | None = None
     open_secrets: Mapping[str, str] | None = None
-    lost_secrets: tuple[LostSecret, ...] | None = None
+    missing_secrets: tuple[MissingSecret, ...] | None = None
     paths: PathFacts | None = None
     image: ImageFacts | None = None
     earlier: EarlierTraining | None = None
@@ -199,10 +239,12 @@ class Facts:
     array_tasks: int | None = None
     node_gpus: int | None = None
     lacks_gpus: str | None = None
+    host: HostFacts | None = None
+    submission: SubmissionFacts | None = None
     supervisor_python: str | None = None
     trainer_verdict: str | None = None
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """The types of GPU that the cluster has; none where they are not known."""
+        """Types of GPU that the cluster has; none where they are not known."""
         return (self.cluster.gpu_types if self.cluster is not None else None) or ()

@@ -51,7 +51,7 @@ class Finding:
 def error(
     check: str, key: str, value: Any, text: str, fix: str | None = None, also: Sequence[str] = ()
 ) -> Finding:
-    """An error, told as all mistakes are: ``KEY=VALUE: what is wrong``."""
+    """Return an error whose message reads ``KEY=VALUE: what is wrong``."""
     return _finding(Severity.ERROR, check, key, value, text, fix, also)
 
 

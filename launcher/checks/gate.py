@@ -1,54 +1,198 @@
-"""A draft is checked: facts are gathered, the checks asked, and what they find is told as mistakes are."""
+"""The one gate: facts are gathered, the rules applied, and a report says what may stop a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from launcher.checks.facts import Facts, SubmissionFacts
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gathering.gather import ClusterOf, gather
-from launcher.checks.runner import run_checks
+from launcher.checks.gathering.gather import gather
+from launcher.checks.gathering.host import remembered_host
+from launcher.checks.gathering.trainer import trainer_verdicts
+from launcher.checks.registry import CHECKS
+from launcher.checks.rules.host import MACHINE, SCHEDULER
+from launcher.checks.runner import is_applicable, require_known, run_checks, worst_first
 from launcher.drafting import Draft
 from launcher.errors import Mistakes, UserError
+from launcher.rendering.sbatch_flags import empty_script
+from launcher.schedulers import scheduler_for
+from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
+from launcher.stages.workspace import STAGE as WORKSPACE
 
-__all__ = ["as_mistakes", "gather", "inspect_draft", "refuse"]
+_logger = logging.getLogger(__name__)
 
 
-def inspect_draft(
-    made: Draft, skipped: Sequence[str], *, look: bool = True, cluster_of: ClusterOf | None = None
-) -> list[Finding]:
-    """Check a draft.
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings about a draft, the worst first, with the facts that they rest on.
+
+    `skipped` are the ids of checks that were not to be applied.
+    """
+
+    draft: Draft
+    facts: Facts
+    findings: tuple[Finding, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def applicable(self) -> list[str]:
+        """The ids of the checks that the facts are enough for, or that are reported as skipped."""
+        return [check.id for check in CHECKS if is_applicable(check, self.facts)]
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """Return the findings of one severity."""
+        return [finding for finding in self.findings if finding.severity is severity]
+
+    def mistakes(self, severity: Severity) -> list[UserError]:
+        """Return the findings of one severity as mistakes, with the sources of their keys."""
+        return as_mistakes(self.draft, self.of(severity))
+
+
+def check_launch(drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True) -> list[Report]:
+    """Check drafts before anything is written: log warnings, let errors stop all of them.
 
     Parameters
     ----------
     skipped
-        The ids of checks that are not asked.
+        The ids of checks not to apply.
     look
-        Look at files other than those of the configuration too; a dry run does not.
-    cluster_of
-        Tells what the cluster says, where it is asked for several drafts.
+        Look at files, at this machine and at the cluster; a dry run does not.
+
+    Raises
+    ------
+    UserError
+        All errors together, or an id that cannot be skipped.
     """
-    return run_checks(made.plan, gather(made, look=look, cluster_of=cluster_of), skipped)
+    require_skippable(skipped)
+    reports = check_drafts(drafts, skipped, look=look)
+    for warning in (mistake for report in reports for mistake in report.mistakes(Severity.WARNING)):
+        _logger.warning("warning: %s", warning)
+    require_passed(reports)
+    return reports
 
 
-def refuse(made: Draft, findings: Sequence[Finding]) -> None:
-    """Let the errors among the findings stop a launch.
+def require_skippable(skipped: Sequence[str]) -> None:
+    """Refuse ids that no check has, and those that no launch goes past; `slipway check` may.
+
+    Raises
+    ------
+    UserError
+        With the nearest id.
+    """
+    require_known(skipped)
+    for name in (MACHINE, SCHEDULER):
+        if name in skipped:
+            raise UserError(
+                f"--no-check={name}: a launch always applies this check",
+                hint=f"slipway check --no-check={name} skips it; launch --dry-run applies neither {MACHINE}"
+                f" nor {SCHEDULER}",
+            )
+
+
+def check_drafts(
+    drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
+) -> list[Report]:
+    """Check drafts; what several of them need to know is asked once.
+
+    Parameters
+    ----------
+    skipped, look
+        As of `check_launch`.
+    known
+        Fields of `Facts` that the caller knows better.
+    """
+    verdicts = trainer_verdicts([draft.plan for draft in drafts])
+    cluster_of, host_of = None, remembered_host()
+    if look and len(drafts) > 1:  # imported late: a dry run asks no cluster, and one draft asks once
+        from launcher.checks.gathering.cluster import remembered
+
+        cluster_of = remembered()
+    reports = []
+    for draft, verdict in zip(drafts, verdicts, strict=True):
+        facts = gather(draft, look=look, verdict=verdict, cluster_of=cluster_of, host_of=host_of)
+        facts = replace(facts, **known)
+        reports.append(Report(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped)))
+    return reports
+
+
+def show_to_scheduler(
+    report: Report, validate: Callable[[str], str | None] | None = None, *, must_answer: bool = True
+) -> Report:
+    """Return a report with the scheduler's answer to the script, the last of the facts.
+
+    Parameters
+    ----------
+    validate
+        What is more patient than `Scheduler.validate`, for any scheduler; by default Slurm alone is asked.
+    must_answer
+        Raise if no scheduler can be asked, as a launch does; otherwise the check is skipped.
+
+    Raises
+    ------
+    Unreachable
+        If no scheduler can be asked.
+    """
+    plan = report.draft.plan
+    if SCHEDULER in report.skipped:
+        return report
+    if plan.scheduler != "slurm" and validate is None:
+        answer = SubmissionFacts(None, missing={"is_refused": f"cluster.scheduler={plan.scheduler}"})
+    else:
+        # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
+        is_shell = plan.job.stage == WORKSPACE
+        script = empty_script(plan) if is_shell else report.draft.rendered.script
+        answer = _ask(
+            script, validate or scheduler_for(plan.scheduler, plan.slurm_conf).validate, must_answer
+        )
+    facts = replace(report.facts, submission=answer)
+    others = [check.id for check in CHECKS if check.id != SCHEDULER]
+    findings = [*report.findings, *run_checks(plan, facts, others)]
+    return replace(report, facts=facts, findings=tuple(worst_first(findings)))
+
+
+def _ask(script: str, validate: Callable[[str], str | None], must_answer: bool) -> SubmissionFacts:
+    try:
+        return SubmissionFacts(is_refused=False, message=validate(script))
+    except Unreachable as error:
+        if must_answer:
+            raise
+        # The places where the commands looked for a configuration are many, and the checks of the cluster
+        # have said why.
+        why = NO_SLURM if says_no_slurm(error.message) else error.message
+        return SubmissionFacts(None, missing={"is_refused": why})
+    except UserError as error:
+        return SubmissionFacts(is_refused=True, message=error.message, fix=error.hint)
+
+
+def require_passed(reports: Sequence[Report]) -> None:
+    """Let the errors of reports stop a launch.
 
     Raises
     ------
     Mistakes
         All of them together, each with where its values are from.
     """
+    errors = [mistake for report in reports for mistake in report.mistakes(Severity.ERROR)]
+    if errors:
+        raise Mistakes(errors)
+
+
+def refuse(draft: Draft, findings: Sequence[Finding]) -> None:
+    """Raise the errors among findings about a draft, all of them together."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        raise Mistakes(as_mistakes(made, errors))
+        raise Mistakes(as_mistakes(draft, errors))
 
 
-def as_mistakes(made: Draft, findings: Sequence[Finding]) -> list[UserError]:
-    """Findings in the layout of mistakes, with the sources of their keys."""
-    told = [
+def as_mistakes(draft: Draft, findings: Sequence[Finding]) -> list[UserError]:
+    """Return findings as mistakes, with the sources of their keys."""
+    mistakes = [
         UserError(f"{finding.message} [{finding.id}]", key=finding.key, also=finding.also, hint=finding.fix)
         for finding in findings
     ]
-    if told:
-        made.composition.annotate(Mistakes(told))
-    return told
+    if mistakes:
+        draft.composition.annotate(Mistakes(mistakes))
+    return mistakes

@@ -13,6 +13,7 @@ from launcher.checks.rules import (
     cluster,
     cluster_nodes,
     files,
+    host,
     images,
     keys,
     layout,
@@ -238,7 +239,7 @@ CHECKS: tuple[Check, ...] = (
         "secret.file",
         "files of secrets are there, and can be read",
         files.file_problems,
-        needs=("lost_secrets",),
+        needs=("missing_secrets",),
     ),
     Check(
         "secret.permissions",
@@ -249,31 +250,31 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "path.tokenizer",
         "the tokenizer's files are there, and what they should be",
-        files.lack_problems("path.tokenizer", lambda found: found.tokenizer),
+        files.missing_path_problems("path.tokenizer", lambda found: found.tokenizer),
         needs=("paths.tokenizer",),
     ),
     Check(
         "path.data",
         "the data sets are there, each .idx and .bin of as many tokens",
-        files.lack_problems("path.data", lambda found: found.data),
+        files.missing_path_problems("path.data", lambda found: found.data),
         needs=("paths.data",),
     ),
     Check(
         "path.checkpoint",
         "the checkpoint that the training is to go on from is there, and whole",
-        files.lack_problems("path.checkpoint", lambda found: found.checkpoint),
+        files.missing_path_problems("path.checkpoint", lambda found: found.checkpoint),
         needs=("paths.checkpoint",),
     ),
     Check(
         "path.image",
         "an image that is a file is there, and a whole squashfs",
-        files.lack_problems("path.image", lambda found: found.image),
+        files.missing_path_problems("path.image", lambda found: found.image),
         needs=("paths.image",),
     ),
     Check(
         "image.fetch",
         "many nodes do not fetch an image of a registry at once",
-        files.lack_problems("image.fetch", lambda found: found.fetched),
+        files.missing_path_problems("image.fetch", lambda found: found.fetched),
         needs=("paths.fetched",),
     ),
     Check(
@@ -290,19 +291,19 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "path.script",
         "a checkout that the engine's program is in has it",
-        files.lack_problems("path.script", lambda found: found.script),
+        files.missing_path_problems("path.script", lambda found: found.script),
         needs=("paths.script",),
     ),
     Check(
         "path.mounts",
         "what the container mounts is there",
-        files.lack_problems("path.mounts", lambda found: found.mounts),
+        files.missing_path_problems("path.mounts", lambda found: found.mounts),
         needs=("paths.mounts",),
     ),
     Check(
         "path.writable",
         "the directory of the run can be written",
-        files.lack_problems("path.writable", lambda found: found.results),
+        files.missing_path_problems("path.writable", lambda found: found.results),
         needs=("paths.results",),
     ),
     Check(
@@ -376,5 +377,17 @@ CHECKS: tuple[Check, ...] = (
         "srun has Pyxis' options where there is a container",
         cluster.pyxis_problems,
         needs=("cluster.pyxis",),
+    ),
+    Check(
+        host.MACHINE,
+        "this machine has what a launch needs: an interpreter with the trainer's libraries, an allocation",
+        _rules(host.machine_problems),
+        needs=("host.in_allocation",),
+    ),
+    Check(
+        host.SCHEDULER,
+        "Slurm takes the script, by `sbatch --test-only`",
+        _rules(host.submission_problems),
+        needs=("submission.is_refused",),
     ),
 )

@@ -69,7 +69,7 @@ def _remedies(check: str, values: Values, shape: ParallelConfig, plan: Plan, fac
 
 
 def _sizes(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
-    """Other values of the size that does not divide the world, the others as they are."""
+    """Suggest other values of the size that does not divide the world, the others unchanged."""
     key, _ = blamed(shape, nodes)
     if key == keys.TENSOR:
         found = [size for size in tensor_sizes(values) if fits(_with_tensor(shape, size), nodes)]
@@ -88,7 +88,7 @@ def _with_tensor(shape: ParallelConfig, tensor: int) -> ParallelConfig:
 
 
 def _contexts(values: Values, shape: ParallelConfig, nodes: int) -> str:
-    """Context sizes that the sequence, the world and the batch can be divided by.
+    """Suggest context sizes that divide the sequence, the world and the batch.
 
     Another sequence length would do too, and then the data's and the positions would have to change.
     """
@@ -116,7 +116,7 @@ def _node_counts(values: Values, shape: ParallelConfig, nodes: int) -> str:
 
 
 def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str:
-    """Tensor × pipeline sizes, all else as it is: those that fit into memory, or what arithmetic allows."""
+    """Suggest tensor × pipeline sizes, all else unchanged: those that fit into memory, else the world."""
     nodes = count(search.nodes, "node")
     found = sorted(_fitting(values, shape, search.nodes), key=lambda sizes: (-sizes[0] * sizes[1], -sizes[0]))
     if not found:
@@ -142,7 +142,7 @@ def _sizes_changed(values: Values, tensor: int, pipeline: int) -> dict[str, Any]
 
 
 def _fitting(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[tuple[int, int]]:
-    """Tensor sizes within a node, and pipeline sizes, that divide the model, the world and the batch."""
+    """Yield tensor sizes within a node, and pipeline sizes, that divide model, world and batch."""
     least = 2 if values.flag("model.sequence_parallel") else 1
     for tensor in tensor_sizes(values):
         if shape.devices % tensor or tensor < least:
@@ -174,7 +174,7 @@ def _micro_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | N
 
 
 def _global_batches(values: Values, shape: ParallelConfig, nodes: int) -> str | None:
-    """The nearest multiples of what all copies of the model take at a time."""
+    """Suggest the nearest multiples of what all copies of the model take at a time."""
     step = shape.micro * shape.data(nodes)
     if step == 0:
         return None

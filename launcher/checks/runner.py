@@ -32,12 +32,17 @@ def run_checks(plan: Plan, facts: Facts, skipped: Sequence[str] = ()) -> list[Fi
         from launcher.checks.remedies import add_remedies
 
         found = add_remedies(found, plan, facts)
+    return worst_first(found)
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return errors first, then warnings, then what was skipped."""
     order = list(Severity)
-    return sorted(found, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def _is_of_keys(finding: Finding) -> bool:
-    """Whether a finding is one that our trainer, which is asked of the keys alone, may have too."""
+    """Return True for a finding that our trainer, which sees the keys alone, may have too."""
     return finding.id != TRAINER and not finding.id.startswith(_OF_OTHERS)
 
 
@@ -56,8 +61,8 @@ def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
             raise UserError(told, hint=did_you_mean(name, known))
 
 
-def is_asked(check: Check, facts: Facts) -> bool:
-    """Whether a check has something to look at, or is told to have been skipped."""
+def is_applicable(check: Check, facts: Facts) -> bool:
+    """Return True if a check has something to look at, or is reported as skipped."""
     return all(_part(facts, name) is not _NOT_NEEDED for name in check.needs)
 
 
@@ -83,13 +88,13 @@ def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
     missing = [part for part in parts if part is not None]
     if missing:
         why = missing[0].why
-        told = f"not looked at: {check.tells}" + (f" ({why})" if why else "")
+        told = f"not checked: {check.tells}" + (f" ({why})" if why else "")
         return [Finding(check.id, Severity.SKIPPED, None, told, why=why or None)]
     return check.find(plan, facts)
 
 
 def _part(facts: Facts, name: str) -> _Missing | None:
-    """Why a fact is not there; ``None`` if it is."""
+    """Return why a fact is missing; None if it is there."""
     whole, dot, part = name.partition(".")
     found = getattr(facts, whole)
     if not dot:

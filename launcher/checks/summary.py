@@ -44,7 +44,7 @@ class Summary:
 
 
 def summarize(config: Mapping[str, Any], nodes: int) -> Summary | None:
-    """The numbers of a job's layout; ``None`` if it does not fit its nodes, or has none."""
+    """Return the numbers of a job's layout; None if it does not fit its nodes, or has none."""
     values = Values(config)
     shape = read_parallel_config(values)
     if shape is None or not fits(shape, nodes):

@@ -5,29 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
-from launcher.checks.gate import as_mistakes
-from launcher.checks.gathering.gather import gather
-from launcher.checks.gathering.host import check_host
+from launcher.checks.gate import Report, as_mistakes, check_drafts, show_to_scheduler
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.memory import why_not_told
 from launcher.checks.rules.resources import CHECK as GPUS
-from launcher.checks.runner import has_all, is_asked, require_known, run_checks
+from launcher.checks.runner import has_all, is_applicable, require_known
 from launcher.cli.check_views import Looked, Told, content, print_screen
-from launcher.cli.findings import MACHINE, SCHEDULER, add_no_check
-from launcher.cli.requests import add_tree_options, is_workspace, request_of
+from launcher.cli.requests import add_no_check, add_tree_options, request_of
 from launcher.drafting import Draft, drafts
 from launcher.errors import UserError
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.overview import overview
-from launcher.rendering.sbatch_flags import empty_script
-from launcher.schedulers import scheduler_for
-from launcher.slurm.commands import NO_SLURM, Unreachable, says_no_slurm
 from launcher.ui.tables import print_styled
 
 _EPILOG = """\
@@ -75,19 +68,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
-    require_known(args.no_check, (MACHINE, SCHEDULER))
+    require_known(args.no_check)
     if args.plot is not None:
         from launcher.cli.memory_figure import require_suffix
 
         require_suffix(args.plot)
-    made = drafts(request_of(args, args.overrides))
-    for stage in made:
-        _ = stage.rendered  # a mistake in a template is a mistake of the launch
-    looked = (
-        [_estimate(one, args.no_check) for one in _training(made)]
+    drafted = drafts(request_of(args, args.overrides))
+    reports = (
+        _estimates(_training(drafted), args.no_check)
         if args.estimate
-        else [_look(one, args.no_check) for one in made]
+        else [show_to_scheduler(report, must_answer=False) for report in check_drafts(drafted, args.no_check)]
     )
+    looked = [_looked(report, args.no_check, only_plan=args.estimate) for report in reports]
     if args.json:
         told = [content(one) for one in looked]
         print(json.dumps(told[0] if len(told) == 1 else told, indent=2))
@@ -111,80 +103,32 @@ def _training(made: Sequence[Draft]) -> list[Draft]:
     return training
 
 
-def _estimate(made: Draft, skipped: Sequence[str]) -> Looked:
-    """Ask the checks that need to know of nothing but the plan."""
+def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[Report]:
+    """Apply the checks that need to know of nothing but the plan."""
     # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
-    facts = replace(gather(made, look=False), image=None)
-    asked = [check.id for check in CHECKS if has_all(check, facts)]
-    blind = [check.id for check in CHECKS if check.id not in asked]
-    told = [*_found(made, facts, skipped, blind)]
-    counted, estimates = (
-        gpu_of(made.plan.job.resources, facts.gpu_types),
-        overview(made.plan, facts.gpu_types),
-    )
-    if counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
-        message = f"cluster.gpu=null: the estimates count with {counted.gpu.name}"
-        told.append(
-            Told(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={counted.gpu.name}")
-        )
-    return Looked(made, estimates, asked, _worst_first(told))
+    reports = check_drafts(drafted, skipped, look=False, image=None)
+    known = {check.id for report in reports for check in CHECKS if has_all(check, report.facts)}
+    return [
+        replace(report, findings=tuple(finding for finding in report.findings if finding.id in known))
+        for report in reports
+    ]
 
 
-def _worst_first(told: Sequence[Told]) -> list[Told]:
-    return sorted(told, key=lambda item: list(Severity).index(item.severity))
-
-
-def _look(made: Draft, skipped: Sequence[str]) -> Looked:
-    facts = gather(made)
-    told = [*_found(made, facts, skipped)]
-    for name, look in ((MACHINE, _machine), (SCHEDULER, _scheduler)):
-        if name not in skipped:
-            told += look(made)
-    asked = [check.id for check in CHECKS if is_asked(check, facts)]
-    return Looked(made, overview(made.plan, facts.gpu_types), asked, _worst_first(told))
-
-
-def _found(made: Draft, facts: Facts, skipped: Sequence[str], blind: Sequence[str] = ()) -> Iterator[Told]:
-    """Ask the checks; nothing is told of those in `blind`."""
-    findings = run_checks(made.plan, facts, [*skipped, *blind])
-    mistakes = as_mistakes(made, findings) if findings else []
-    for finding, mistake in zip(findings, mistakes, strict=True):
-        source, fix, why = mistake.source, finding.fix, finding.why
-        yield Told(finding.severity, finding.id, finding.message, finding.key, source, fix, why)
-    for name in skipped:
-        yield Told(Severity.SKIPPED, name, f"--no-check={name}")
-
-
-def _machine(made: Draft) -> Iterator[Told]:
-    """What a launch would look at on this machine."""
-    try:
-        for warning in check_host(made):
-            yield Told(Severity.WARNING, MACHINE, warning)
-    except UserError as error:
-        for mistake in error.mistakes:
-            yield Told(Severity.ERROR, MACHINE, mistake.message, mistake.key, mistake.source, mistake.hint)
-
-
-def _scheduler(made: Draft) -> Iterator[Told]:
-    """What `sbatch --test-only` says of the script, where it can be asked."""
-    plan = made.plan
-    if plan.scheduler != "slurm":
-        told = f"the script was not shown to Slurm: cluster.scheduler={plan.scheduler}"
-        yield Told(Severity.SKIPPED, SCHEDULER, told)
-        return
-    try:
-        # Of a workspace what it asks for is shown: salloc itself cannot be asked beforehand.
-        script = empty_script(plan) if is_workspace([made]) else made.rendered.script
-        waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(script)
-    except Unreachable as error:
-        # Where the commands looked for a configuration is long, and the checks of the cluster have said why.
-        why = NO_SLURM if says_no_slurm(error.message) else error.message
-        yield Told(Severity.SKIPPED, SCHEDULER, f"the script was not shown to Slurm: {why}", why=why)
-    except UserError as error:
-        yield Told(Severity.ERROR, SCHEDULER, error.message, fix=error.hint)
-    else:
-        if waits is not None:
-            yield Told(Severity.WARNING, SCHEDULER, waits)
+def _looked(report: Report, skipped: Sequence[str], *, only_plan: bool) -> Looked:
+    plan, facts = report.draft.plan, report.facts
+    applied = [check.id for check in CHECKS if (has_all if only_plan else is_applicable)(check, facts)]
+    mistakes = as_mistakes(report.draft, report.findings)
+    told = [
+        Told(one.severity, one.id, one.message, one.key, mistake.source, one.fix, one.why)
+        for one, mistake in zip(report.findings, mistakes, strict=True)
+    ]
+    told += [Told(Severity.SKIPPED, name, f"--no-check={name}") for name in skipped]
+    counted, estimates = gpu_of(plan.job.resources, facts.gpu_types), overview(plan, facts.gpu_types)
+    if only_plan and counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
+        message, fix = f"cluster.gpu=null: the estimates count with {counted.gpu.name}", counted.gpu.name
+        told.append(Told(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={fix}"))
+    order = list(Severity)
+    return Looked(report.draft, estimates, applied, sorted(told, key=lambda one: order.index(one.severity)))
 
 
 def _draw(path: Path, looked: Sequence[Looked]) -> bool:

@@ -60,7 +60,7 @@ class Looked:
 
 
 def content(looked: Looked) -> dict[str, Any]:
-    """The object that ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     least, most = _summaries(looked.plan)
     memory, amount, cost = looked.overview.memory, looked.overview.amount, looked.overview.cost
     return {
@@ -86,7 +86,7 @@ def print_screen(looked: Looked) -> None:
 
 
 def _summaries(plan: Plan) -> tuple[Summary | None, Summary | None]:
-    """The layout with the least nodes that the job may get, and with the most if these are others."""
+    """Return the layout with the least nodes of the job, and that with the most if they differ."""
     config, resources = plan.job.config or {}, plan.job.resources
     most = resources.max_nodes
     return summarize(config, resources.nodes), summarize(config, most) if most is not None else None
@@ -131,7 +131,7 @@ def _finding_lines(told: Sequence[Told]) -> list[Line]:
 
 
 def together(told: Sequence[Told]) -> list[Told]:
-    """Checks that were skipped for one reason as one: a cluster that cannot be asked is told once."""
+    """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
     found: list[Told] = []
     for item in told:
         same = [other for other in told if item.why is not None and other.why == item.why]
@@ -139,7 +139,7 @@ def together(told: Sequence[Told]) -> list[Told]:
             found.append(item)
         elif item is same[0]:
             ids = ", ".join(other.id for other in same)
-            found.append(replace(item, id=ids, message=f"not looked at: {item.why}"))
+            found.append(replace(item, id=ids, message=f"not checked: {item.why}"))
     return found
 
 
@@ -152,4 +152,4 @@ def _verdict(looked: Looked) -> str:
         if count
     ]
     good = len({*looked.asked} - {item.id for item in told})
-    return f"{good} of {len(looked.asked)} checks found nothing" + (f"; {', '.join(parts)}" if parts else "")
+    return f"{good} of {len(looked.asked)} checks passed" + (f"; {', '.join(parts)}" if parts else "")

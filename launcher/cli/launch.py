@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.cli.findings import stop_at_errors
+from launcher.checks.gate import Report, check_launch
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
 from launcher.drafting import Draft, Request, drafts
@@ -103,17 +103,19 @@ def run(args: argparse.Namespace) -> int:
     """Launch, or print what would be launched; return the exit code."""
     request = request_of(args, args.overrides)
     if args.build is None or request.launch_dir is not None:
-        drafted = _checked(args, drafts(request), request)
+        drafted = drafts(request)
+        reports = _checked(args, drafted, request)
     else:
-        drafted, request = _built(args, request)
+        drafted, reports, request = _built(args, request)
     if is_workspace(drafted):
         _refuse_job_options(args)
     if args.smoke and request.launch_dir is None:
-        code = smoke_first(args, _only_draft(drafted), request, dry=_is_dry(args, drafted))
+        _require_one_stage(drafted)
+        reports, code = smoke_first(args, reports, request, dry=_is_dry(args, drafted))
         if code is not None:
             return code
         request = replace(request, command=without_smoke(list(request.command)))
-    launched = _launch(args, drafted, request)
+    launched = _launch(args, drafted, reports, request)
     tell_all(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
 
@@ -127,18 +129,18 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
         If the request has a mistake, or the scheduler refuses.
     """
     request = request_of(args, overrides)
-    drafted = _checked(args, drafts(request), request)
-    launched = _launch(args, drafted, request)
+    drafted = drafts(request)
+    launched = _launch(args, drafted, _checked(args, drafted, request), request)
     return launched[0] if launched else None
 
 
-def _checked(args: argparse.Namespace, drafted: list[Draft], request: Request) -> list[Draft]:
-    if request.launch_dir is None:  # which was checked when it was launched
-        stop_at_errors(drafted, args.no_check, look=not _is_dry(args, drafted))
-    return drafted
+def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[Report]:
+    if request.launch_dir is not None:  # which was checked when it was launched
+        return []
+    return check_launch(drafted, args.no_check, look=not _is_dry(args, drafted))
 
 
-def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], Request]:
+def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[Report], Request]:
     """Check a launch and make its image, or draft the job that makes it first."""
     # Imported late: most launches make no image.
     from launcher.launching.building import draft_with_image
@@ -147,13 +149,13 @@ def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], Req
         raise UserError("--smoke: it would not wait for the job of --build=job", hint="--smoke --build=host")
     building = draft_with_image(request, args.no_check, as_job=args.build == _JOB)
     dry = _is_dry(args, building.drafts)
-    stop_at_errors(building.drafts, building.skipped, look=not dry)
+    reports = check_launch(building.drafts, building.skipped, look=not dry)
     if building.needed is not None:
         if dry:
             print(f"slipway: first: slipway {shlex.join(building.needed.command)}", file=sys.stderr)
         else:
             _make_image(building.needed, quiet=args.json)
-    return building.drafts, building.request
+    return building.drafts, reports, building.request
 
 
 def _make_image(needed: ImageRequirement, *, quiet: bool) -> None:
@@ -177,21 +179,22 @@ def _refuse_job_options(args: argparse.Namespace) -> None:
             )
 
 
-def _only_draft(drafted: Sequence[Draft]) -> Draft:
+def _require_one_stage(drafted: Sequence[Draft]) -> None:
     if len(drafted) > 1:
         raise UserError(
             "--smoke: the two steps would need what the stages before have not made yet",
             key="stages",
             hint="launch these first; then stages=[training] --smoke",
         )
-    return drafted[0]
 
 
 def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
     return bool(args.dry_run or drafted[0].composition.config.dry_run)
 
 
-def _launch(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[Launched]:
+def _launch(
+    args: argparse.Namespace, drafted: Sequence[Draft], reports: Sequence[Report], request: Request
+) -> list[Launched]:
     if _is_dry(args, drafted):
         print_drafts(drafted, [draft.rendered.script for draft in drafted], "bash")
         return []
@@ -203,11 +206,11 @@ def _launch(args: argparse.Namespace, drafted: Sequence[Draft], request: Request
     if is_workspace(drafted):
         from launcher.launching.workspace import open_workspace
 
-        open_workspace(drafted[0])
+        open_workspace(reports[0])
     from launcher.launching import launch_stages
 
     try:
-        launched = launch_stages(drafted, request)
+        launched = launch_stages(drafted, request, reports=reports)
     except KeyboardInterrupt:
         runs = shlex.join(short(draft.plan.paths.run_dir) for draft in drafted)
         print(f"slipway: interrupted; whether there is a job: slipway status {runs}", file=sys.stderr)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.cli.findings import add_no_check, stop_at_errors
+from launcher.checks.gate import check_launch
 from launcher.cli.requests import (
+    add_no_check,
     add_replay_options,
     add_tree_options,
     is_workspace,
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args, args.overrides)
     launches = drafts(request)
     if request.launch_dir is None:  # which was checked when it was launched
-        stop_at_errors(launches, args.no_check, look=False)
+        check_launch(launches, args.no_check, look=False)
     if args.task:
         if is_workspace(launches):
             raise UserError("--task: a workspace has no tasks", key="stages")

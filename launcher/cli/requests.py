@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.cli.findings import add_no_check
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -20,6 +19,17 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     add_no_check(parser)
     add_tree_options(parser)
     add_replay_options(parser, "with --dry-run: the script of an earlier launch again, byte for byte")
+
+
+def add_no_check(parser: argparse.ArgumentParser) -> None:
+    """Add the option that skips checks."""
+    parser.add_argument(
+        "--no-check",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="skip a check, such as layout.gpus; may be given again. docs/checks.md has them all",
+    )
 
 
 def add_examining_verb(

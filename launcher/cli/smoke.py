@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher import exit_codes
@@ -16,6 +16,7 @@ from launcher.runs.receipts import note_ended
 from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
+    from launcher.checks.gate import Report
     from launcher.launching import Launched
 
 OPTION = "--smoke"
@@ -31,30 +32,35 @@ def add_smoke(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def smoke_first(args: argparse.Namespace, draft: Draft, request: Request, *, dry: bool) -> int | None:
+def smoke_first(
+    args: argparse.Namespace, reports: Sequence[Report], request: Request, *, dry: bool
+) -> tuple[list[Report], int | None]:
     """Run the smoke of a launch and say how it went.
 
     Returns
     -------
-    int or None
-        ``None`` to go on with the launch, else what to exit with.
+    The report of the launch with the scheduler's answer, and the exit code: None to go on with the launch.
 
     Raises
     ------
     UserError
         If the launch or its smoke would be refused; nothing is written then.
     """
-    from launcher.smoke import judge, launch_smoke, plan_smoke
+    from launcher.checks.gate import require_passed, show_to_scheduler
+    from launcher.smoke import launch_smoke, plan_smoke
 
-    smoke = plan_smoke(draft, request, args.no_check)
+    (report,) = reports
+    smoke = plan_smoke(report.draft, request, args.no_check)
     if dry:
         for line in smoke.told:
             _say(line)
         print_code(smoke.made.rendered.script, "bash")
-        return 0
+        return [report], 0
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
-    judge(draft)
+    # The launch itself is judged before its smoke takes its time.
+    report = show_to_scheduler(report)
+    require_passed([report])
     launched = launch_smoke(smoke)
     for warning in launched.warnings:
         print(f"slipway: {warning}", file=sys.stderr)
@@ -62,7 +68,7 @@ def smoke_first(args: argparse.Namespace, draft: Draft, request: Request, *, dry
     for line in smoke.told[1:]:
         _say(line)
     code = _followed(launched, quiet=args.json)
-    return _tell(draft, launched, code)
+    return [report], _tell(report.draft, launched, code)
 
 
 def _followed(launched: Launched, *, quiet: bool) -> int:

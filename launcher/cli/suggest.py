@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if launch.plan.job.config is None:
         stage = launch.plan.job.stage
         raise UserError(f"stages=[{stage}]: it trains nothing, and has no layout", key="stages")
-    facts = gather(launch, verdict_of=lambda plan: None)
+    facts = gather(launch)
     # A model without its sizes has no layout.
     others = [check.id for check in CHECKS if not check.id.startswith(_SIZES)]
     refuse(launch, run_checks(launch.plan, facts, others))

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.checks.runner import require_known
-from launcher.cli.findings import add_no_check, refuse_to_skip
-from launcher.cli.requests import add_tree_options
+from launcher.checks.gate import require_skippable
+from launcher.checks.rules.host import MACHINE
+from launcher.cli.requests import add_no_check, add_tree_options
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
 from launcher.runs.paths import short
@@ -98,12 +98,12 @@ def run(args: argparse.Namespace) -> int:
     from launcher.sweeps.launching import launch_sweep, prepare_sweep
     from launcher.sweeps.points import check_sweep, draft_sweep
 
-    refuse_to_skip(args.no_check)
-    require_known(args.no_check)
+    require_skippable(args.no_check)
     request = _request(args)
     sweep = draft_sweep(request)
     dry = args.dry_run or sweep.points[0].draft.composition.config.dry_run
-    check_sweep(sweep, args.no_check)
+    # A dry run does not look at this machine.
+    check_sweep(sweep, [*args.no_check, MACHINE] if dry else args.no_check)
     if not args.json:
         _preview(sweep, all_of_them=dry)
     if dry:

@@ -274,13 +274,16 @@ def own_python() -> str:
 
 def trainer_of(draft: Draft, needs: Requirements) -> tuple[bool, str] | None:
     """Return True if the tasks' interpreter will do here, and a message; None if the launch uses none."""
-    from launcher.checks.gathering.host import check_host
+    from launcher.checks.facts import Facts
+    from launcher.checks.findings import Severity
+    from launcher.checks.gathering.host import host_facts
+    from launcher.checks.rules.host import machine_problems
 
     if not needs.trainer:
         return None
-    try:
-        messages = check_host(draft)
-    except UserError as error:
-        # The launch itself reports other errors, such as an allocation that is too small.
-        return (False, str(error)) if error.key == "cluster.python" else (True, "")
-    return True, "; ".join(messages)
+    findings = list(machine_problems(draft.plan, Facts(host=host_facts(draft.plan))))
+    # The launch itself reports other errors, such as an allocation that is too small.
+    of_python = [finding for finding in findings if finding.key == "cluster.python"]
+    messages = [str(UserError(one.message, key=one.key, hint=one.fix)) for one in of_python]
+    is_good = all(finding.severity is not Severity.ERROR for finding in of_python)
+    return is_good, "; ".join(messages)

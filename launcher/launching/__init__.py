@@ -7,9 +7,12 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
-from launcher.checks.gathering.host import check_host
+from launcher.checks.findings import Severity
+from launcher.checks.gate import Report, check_launch, require_passed, show_to_scheduler
+from launcher.checks.rules.host import SCHEDULER
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
 from launcher.launching.recovery import reconcile_unconfirmed
@@ -74,16 +77,23 @@ class _Ready:
         return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
-def launch(draft: Draft, request: Request) -> Launched:
+def launch(draft: Draft, request: Request, *, report: Report | None = None) -> Launched:
     """Launch a draft: see `launch_stages`."""
-    (launched,) = launch_stages([draft], request)
+    (launched,) = launch_stages([draft], request, reports=[report] if report is not None else None)
     return launched
 
 
-def launch_stages(drafts: Sequence[Draft], request: Request) -> list[Launched]:
+def launch_stages(
+    drafts: Sequence[Draft], request: Request, *, reports: Sequence[Report] | None = None
+) -> list[Launched]:
     """Launch stages one after the other, each waiting for the one before.
 
     All of them are judged by the scheduler and written before the first is submitted.
+
+    Parameters
+    ----------
+    reports
+        Those of the drafts, where they are checked already (`launcher.checks.gate.check_launch`).
 
     Raises
     ------
@@ -93,8 +103,10 @@ def launch_stages(drafts: Sequence[Draft], request: Request) -> list[Launched]:
         If the request has a mistake, or the scheduler refuses; what it refuses beforehand is not written.
         Also if an earlier launch of the run turns out to be a job that its user does not know of.
     """
+    reports = check_launch(drafts) if reports is None else reports
+    require_passed(reports)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as reservations:
-        ready = [_prepare(draft, undo, reservations) for draft in drafts]
+        ready = [_prepare(report, undo, reservations) for report in reports]
         for earlier, later in pairwise(ready):
             # A stage that cannot wait for another is refused before anything is written.
             later.depending_on("0", earlier.stage)
@@ -109,11 +121,10 @@ def launch_stages(drafts: Sequence[Draft], request: Request) -> list[Launched]:
     return _submit_stages(ready, manifests)
 
 
-def _prepare(draft: Draft, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
+def _prepare(report: Report, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
     """Check everything that can refuse a launch, and reserve its number."""
-    plan = draft.plan
+    draft, plan = report.draft, report.draft.plan
     scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)
-    warnings = [*check_host(draft), *scheduler.ignored_environment()]
     run_dir = plan.paths.run_dir
     reconcile_unconfirmed(run_dir)
     undo.callback(remove_empty, missing_directories(run_dir / LAUNCHES))
@@ -124,8 +135,11 @@ def _prepare(draft: Draft, undo: contextlib.ExitStack, reservations: contextlib.
         raise
     reservations.callback(release_number, run_dir, number)
     draft = draft.numbered(number)
-    waits = validate(scheduler, draft.rendered.script)
-    return _Ready(draft, scheduler, [*warnings, *([waits] if waits is not None else [])])
+    if report.facts.submission is None:  # a launch whose smoke went before was shown already
+        report = show_to_scheduler(replace(report, draft=draft), partial(validate, scheduler))
+        require_passed([report])
+    waits = [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
+    return _Ready(draft, scheduler, [*scheduler.ignored_environment(), *waits])
 
 
 def nodes_to_avoid(draft: Draft) -> tuple[ExcludedNode, ...]:

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from launcher.checks.gathering.host import check_host
-from launcher.drafting import Draft
+from launcher.checks.findings import Severity
+from launcher.checks.gate import Report, require_passed, show_to_scheduler
+from launcher.checks.rules.host import SCHEDULER
 from launcher.errors import UserError
 from launcher.plan import Plan
-from launcher.rendering.sbatch_flags import empty_script
 from launcher.runs.write import make_directories
-from launcher.schedulers import scheduler_for
 from launcher.slurm.commands import WITHOUT_SLURM
 
 _logger = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ _IN_PARENTHESES = re.compile(r"#!.*\n\( #.*\n((?s:.*\n))\)\n*")
 _PROGRAMS = {"slurm": "salloc", "allocation": "srun"}
 
 
-def open_workspace(draft: Draft) -> NoReturn:
+def open_workspace(report: Report) -> NoReturn:
     """Become the shell: its exit code is that of this process.
 
     Raises
@@ -33,7 +32,8 @@ def open_workspace(draft: Draft) -> NoReturn:
     UserError
         If there is no Slurm here, or it refuses, or a directory cannot be made.
     """
-    for warning in _prepare(draft):
+    draft = report.draft
+    for warning in _prepare(report):
         _logger.warning(warning)
     script = draft.rendered.script
     _logger.info(_announcement(draft.plan))
@@ -42,17 +42,18 @@ def open_workspace(draft: Draft) -> NoReturn:
     os.execvp("bash", ["bash", "-c", in_place(script)])
 
 
-def _prepare(draft: Draft) -> list[str]:
+def _prepare(report: Report) -> list[str]:
     """Check what the shell needs of this machine, and make its directories; return warnings."""
-    plan = draft.plan
+    draft, plan = report.draft, report.draft.plan
     program = _PROGRAMS.get(plan.scheduler)
     if program is not None and shutil.which(program) is None:
         raise UserError(f"{program} is not on this machine: there is no Slurm here", hint=WITHOUT_SLURM)
-    warnings = [*check_host(draft), *ignored(plan, os.environ)]
+    warnings = ignored(plan, os.environ)
     if plan.scheduler == "slurm":
         # In sbatch's words what salloc would say later, and what keeps the shell waiting.
-        waits = scheduler_for(plan.scheduler, plan.slurm_conf).validate(empty_script(plan))
-        warnings += [waits] if waits is not None else []
+        report = show_to_scheduler(report)
+        require_passed([report])
+        warnings += [finding.message for finding in report.of(Severity.WARNING) if finding.id == SCHEDULER]
     try:
         make_directories(plan.job.directories, draft.results_key)
     except UserError as error:

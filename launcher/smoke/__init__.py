@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.checks.gate import inspect_draft, refuse
-from launcher.checks.gathering.host import check_host
+from launcher.checks.gate import Report, check_drafts, require_passed
+from launcher.checks.rules.host import MACHINE
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
 from launcher.launching import Launched, launch
 from launcher.monitor.evidence import gather
 from launcher.monitor.verification import RunCheck, verify_smoke
-from launcher.schedulers import scheduler_for
 from launcher.smoke.shrinking import shrink
 
 # The schedule of a whole training does not fit into two steps, and need not: its first two are the same.
@@ -28,9 +27,14 @@ _OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
 class Smoke:
     """A smoke that is planned, and nowhere written yet; `told` says how it differs from the launch."""
 
-    made: Draft
+    report: Report
     request: Request
     told: Sequence[str]
+
+    @property
+    def made(self) -> Draft:
+        """The draft of the smoke."""
+        return self.report.draft
 
 
 def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
@@ -53,27 +57,17 @@ def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Sm
         raise
     smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
     smoke = draft(smaller)
-    refuse(smoke, inspect_draft(smoke, [*skipped, *_OF_WHOLE_TRAININGS]))
-    return Smoke(smoke, smaller, shrunk.told)
-
-
-def judge(draft: Draft) -> None:
-    """Let this machine and the scheduler judge the launch itself, before its smoke takes its time.
-
-    Raises
-    ------
-    UserError
-        If the launch would be refused.
-    """
-    check_host(draft)
-    scheduler_for(draft.plan.scheduler, draft.plan.slurm_conf).validate(draft.rendered.script)
+    # This machine is looked at for the launch itself.
+    (report,) = check_drafts([smoke], [*skipped, *_OF_WHOLE_TRAININGS, MACHINE])
+    require_passed([report])
+    return Smoke(report, smaller, shrunk.told)
 
 
 def launch_smoke(smoke: Smoke) -> Launched:
     """Launch the smoke as any run is launched."""
-    return launch(smoke.made, smoke.request)
+    return launch(smoke.made, smoke.request, report=smoke.report)
 
 
 def checks_of(launched: Launched) -> list[RunCheck]:
-    """What a smoke that ended says: `launcher.monitor.verification`."""
+    """Return the verification of a smoke that ended: `launcher.monitor.verification`."""
     return verify_smoke(gather(launched.paths.run_dir, launched.paths.number).evidence)

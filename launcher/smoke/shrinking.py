@@ -70,7 +70,7 @@ def shrink(draft: Draft) -> Shrunk:
 
 
 def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
-    """The layout with as much of its pipeline as one node has room for; each stage keeps its layers."""
+    """Return the layout with as much of its pipeline as fits on one node; each stage keeps its layers."""
     group = shape.tensor * shape.context
     for pipeline in range(shape.pipeline, 0, -1):
         if shape.pipeline % pipeline or shape.devices % (group * pipeline):
@@ -95,7 +95,7 @@ def _on_one_node(shape: ParallelConfig, values: Values) -> ParallelConfig:
 
 
 def _run(draft: Draft) -> Iterator[tuple[str, Any]]:
-    """A run of its own beside the real one, with what it leaves in its own directory."""
+    """Return overrides for a run of its own beside the real one, with its own directory."""
     paths = draft.plan.paths
     directory = paths.run_dir.with_name(f"{paths.run_dir.name}{SUFFIX}")
     yield "run.name", f"{paths.run_name}{SUFFIX}"
@@ -156,7 +156,7 @@ _MISSING = object()
 
 
 def _nodelist(draft: Draft) -> Iterator[str]:
-    """The first of the nodes that were asked for: Slurm wants as many nodes as it is told names of."""
+    """Return the first of the requested nodes: Slurm wants as many nodes as it has names of."""
     nodelist = draft.plan.job.queue.nodelist
     match = _FIRST_HOST.match(nodelist) if nodelist else None
     if match:
@@ -165,7 +165,7 @@ def _nodelist(draft: Draft) -> Iterator[str]:
 
 
 def _one_job(draft: Draft) -> Iterator[str]:
-    """No chain and no array: each of their jobs would make the same two steps again."""
+    """Return overrides without chain and array: each of their jobs would repeat the two steps."""
     if draft.plan.job.chain.links > 1:
         yield "resilience.links=1"
     if draft.plan.job.resources.max_nodes is not None:
@@ -176,7 +176,7 @@ def _one_job(draft: Draft) -> Iterator[str]:
 
 
 def _own_cluster(draft: Draft) -> Mapping[str, Any]:
-    """What the stage has of its own in place of the cluster's."""
+    """Return the stage's own settings in place of the cluster's."""
     own: Mapping[str, Any] = draft.composition.config.stage_cluster.get("training", {})
     return own
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launcher.checks.gathering.host import check_host
 from launcher.errors import UserError, explain_os_error
 from launcher.launching.recovery import reconcile_unconfirmed
 from launcher.launching.submission import submit, validate
@@ -26,7 +25,7 @@ from launcher.sweeps.arrays import (
     render_array,
     write_array,
 )
-from launcher.sweeps.points import Point, SweepDraft, SweepRequest
+from launcher.sweeps.points import SweepDraft, SweepRequest
 from launcher.sweeps.record import write_record
 
 
@@ -57,7 +56,7 @@ def prepare_sweep(sweep: SweepDraft, request: SweepRequest) -> ReadySweep:
         If something would keep a point from running; nothing is written yet.
     """
     scheduler = SlurmScheduler(sweep.points[0].plan.slurm_conf)
-    warnings = [*_machine(sweep.points), *scheduler.ignored_environment()]
+    warnings = [*scheduler.ignored_environment()]
     largest = scheduler.largest_array()
     if largest < 1:
         raise UserError("this Slurm takes no job arrays: its MaxArraySize is 0")
@@ -110,20 +109,6 @@ def _write(sweep: SweepDraft, ready: ReadySweep, request: SweepRequest) -> list[
             raise explain_os_error(error, sweep.directory, "base_results_dir") from error
         undo.pop_all()
     return written
-
-
-def _machine(points: Sequence[Point]) -> list[str]:
-    """Check what the points need of this machine, once for all that need the same; return warnings."""
-    seen: set[tuple[object, ...]] = set()
-    warnings: list[str] = []
-    for point in points:
-        job = point.plan.job
-        environment = tuple(sorted(job.environment.items()))
-        needed = (job.container, job.engine, job.payload.argv[0], environment)
-        if needed not in seen:
-            seen.add(needed)
-            warnings += check_host(point.draft)
-    return list(dict.fromkeys(warnings))
 
 
 def _submit(scheduler: SlurmScheduler, array: WrittenArray, after: str | None) -> str:

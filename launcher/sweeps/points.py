@@ -9,11 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes
-from launcher.checks.gathering.cluster import remembered
-from launcher.checks.gathering.gather import gather
-from launcher.checks.gathering.trainer import trainer_verdicts
-from launcher.checks.runner import run_checks
+from launcher.checks.gate import as_mistakes, check_drafts
 from launcher.config.batch_compose import BatchComposer
 from launcher.config.compose import Composition
 from launcher.config.overrides import hydra_value
@@ -182,22 +178,12 @@ def check_sweep(sweep: SweepDraft, skipped: Sequence[str]) -> None:
     Mistakes
         All errors together.
     """
-    verdicts = dict(
-        zip(
-            (point.plan.tag for point in sweep.points),
-            trainer_verdicts([point.plan for point in sweep.points]),
-            strict=True,
-        )
-    )
     findings: dict[tuple[Severity, str, str, str | None], list[tuple[Point, Finding]]] = {}
-    cluster_of, tasks = remembered(), len(sweep.points)
-    for point in sweep.points:
-        facts = gather(
-            point.draft, look=True, verdict_of=lambda plan: verdicts[plan.tag], cluster_of=cluster_of
-        )
-        # The points are called alike on purpose, and are one array.
-        facts = replace(facts, same_job_name=(), array_tasks=tasks)
-        for finding in run_checks(point.plan, facts, skipped):
+    # The points are called alike on purpose, and are one array.
+    drafted = [point.draft for point in sweep.points]
+    reports = check_drafts(drafted, skipped, same_job_name=(), array_tasks=len(drafted))
+    for point, report in zip(sweep.points, reports, strict=True):
+        for finding in report.findings:
             kind = (finding.severity, finding.id, finding.message, finding.key)
             findings.setdefault(kind, []).append((point, finding))
     errors: list[UserError] = []

@@ -55,11 +55,13 @@ BERT_BASE = GPT2 | {"max_position_embeddings": 512}
     ],
     ids=["gpt2", "gpt2-xl", "llama2-7b", "llama2-70b", "llama3-8b"],
 )
-def test_published_models(model: dict[str, Any], vocabulary: int, published: int) -> None:
+def test_parameters_of_published_models_are_counted(
+    model: dict[str, Any], vocabulary: int, published: int
+) -> None:
     assert count_parameters(model, vocabulary) == published
 
 
-def test_what_megatron_core_built() -> None:
+def test_parameters_are_those_that_megatron_core_built() -> None:
     """The trainer's tests assert the same sum of the model that they build."""
     tiny = {
         "max_position_embeddings": 32,
@@ -72,7 +74,7 @@ def test_what_megatron_core_built() -> None:
     assert count_parameters(tiny, 304) == expected
 
 
-def test_bert_base() -> None:
+def test_parameters_of_bert_base_are_counted() -> None:
     """As many as the published model: its norm after the embeddings is Megatron's after the last layer."""
     # bert-base-uncased with the heads of its pretraining.
     assert count_parameters(BERT_BASE, 30_522, "bert") == 110_106_428

@@ -10,10 +10,10 @@ from launcher.checks.facts import (
     EarlierTraining,
     Facts,
     ImageFacts,
-    Lack,
     LocalPath,
     LocalPaths,
-    LostSecret,
+    MissingPath,
+    MissingSecret,
     PathFacts,
 )
 from launcher.checks.findings import Severity
@@ -89,12 +89,12 @@ def chained(links: int = 3, **queue: Any) -> dict[str, Any]:
 
 
 def lost(certain: bool) -> Facts:
-    secret = LostSecret("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
-    return replace(KNOWN, lost_secrets=(secret,))
+    secret = MissingSecret("env_files.HF_TOKEN", "/no/x", "there is no such file", certain)
+    return replace(KNOWN, missing_secrets=(secret,))
 
 
 def lacking(part: str, key: str, certain: bool = True) -> Facts:
-    lack = Lack(key, "/no/x", "there is no such file", certain, "another")
+    lack = MissingPath(key, "/no/x", "there is no such file", certain, "another")
     return replace(KNOWN, paths=PathFacts(**{part: (lack,)}))  # type: ignore[arg-type]
 
 

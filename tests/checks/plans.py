@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding
+from launcher.checks.gate import check_drafts
+from launcher.drafting import Draft
 from launcher.plan import Job, Payload, Plan, Queue, Resources
 from launcher.runs.paths import LaunchPaths
 
@@ -16,7 +20,7 @@ KNOWN = Facts(
     frozenset(),
     same_job_name=(),
     open_secrets={},
-    lost_secrets=(),
+    missing_secrets=(),
     supervisor_python="",
     trainer_verdict="",
 )
@@ -141,3 +145,9 @@ def plan_of(
             config=config,
         ),
     )
+
+
+def findings_of(draft: Draft, skipped: Sequence[str] = (), *, look: bool = True) -> list[Finding]:
+    """The findings about a draft, as a launch reports them."""
+    (report,) = check_drafts([draft], skipped, look=look)
+    return list(report.findings)

@@ -39,7 +39,7 @@ def test_every_constant_has_a_source() -> None:
         assert name in sources
 
 
-def test_a_site_changes_some() -> None:
+def test_site_changes_some_constants() -> None:
     changes = {"gpus": {"h100": {"half": 0.5}, "mi300": {"half": 0.4, "attention": 0.3}}, "links": 0.7}
     found = attained(changes)
     assert found.links == 0.7
@@ -77,7 +77,7 @@ def test_a_site_changes_some() -> None:
         ({"exposed": {"data": -1}}, "exposed.data=-1: expected a part, from 0 and up to 1"),
     ],
 )
-def test_what_is_no_constant_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_constants_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConstant, match="^" + re.escape(message)):
         attained(changes)
 
@@ -90,7 +90,7 @@ def test_every_shipped_constant_is_within_its_bounds() -> None:
     assert attained(own).products("mi300x", (9, 4)).half == 0.4
 
 
-def test_the_documented_change_is_one_that_works() -> None:
+def test_documented_change_works() -> None:
     (command,) = re.findall(r"^(\S*estimates\.attained=.*)$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     composed = compose([*shlex.split(command)])
     assert attained(composed.config.estimates.attained).links == 0.7

@@ -56,12 +56,14 @@ def test_a_good_launch_passes(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert compute.startswith("compute: 125M parameters, 315G tokens, ") and " on 64 GPUs at MFU " in compute
     assert space.startswith("space: a checkpoint 1.")
     # Each check of the cluster was skipped for the same reason, which is told once.
-    assert cluster.startswith("skipped: not looked at: ") and "there is no Slurm here" in cluster
+    assert cluster.startswith("skipped: not checked: ") and "there is no Slurm here" in cluster
     assert "[cluster.partition, cluster.time_limit, " in cluster
-    assert script.startswith("skipped: the script was not shown to Slurm: sbatch is not on this machine")
-    skipped = sum(check.id.startswith("cluster.") for check in CHECKS)
+    assert script.startswith(
+        "skipped: not checked: Slurm takes the script, by `sbatch --test-only` (sbatch is not"
+    )
+    skipped = sum(check.id.startswith(("cluster.", "scheduler")) for check in CHECKS)
     asked = len(CHECKS) - 1  # the image is a file: there is none of a registry's to fetch
-    assert verdict == f"{asked - skipped} of {asked} checks found nothing; {skipped + 1} skipped"
+    assert verdict == f"{asked - skipped} of {asked} checks passed; {skipped} skipped"
     assert sorted(path.name for path in here.iterdir()) == ["data", "nemo-25.07.sqsh"]
 
 
@@ -122,7 +124,7 @@ def test_without_a_slurm_all_that_it_was_to_be_asked_is_one_line(
     monkeypatch.setattr("launcher.slurm.cluster_questions._reply", lambda *args: told_nothing)
     assert main(["check", "training=gpt3/126m", "cluster=bcm"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
-    assert line.startswith("skipped: not looked at: no Slurm found on this machine [cluster.partition, ")
+    assert line.startswith("skipped: not checked: no Slurm found on this machine [cluster.partition, ")
     assert line.endswith(", scheduler]")
 
 
@@ -159,12 +161,12 @@ def blindfolded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "earlier_training",
         "same_job_name",
         "open_secrets",
-        "lost_secrets",
+        "missing_secrets",
         "_cluster",
     ):
         monkeypatch.setattr(f"launcher.checks.gathering.gather.{name}", look)
-    monkeypatch.setattr("launcher.cli.check.check_host", look)
-    monkeypatch.setattr("launcher.cli.check.scheduler_for", look)
+    monkeypatch.setattr("launcher.checks.gathering.host.host_facts", look)
+    monkeypatch.setattr("launcher.checks.gate.scheduler_for", look)
     monkeypatch.setattr("launcher.checks.gathering.paths.room_at", look)
 
 
@@ -180,7 +182,7 @@ def test_an_estimate_looks_at_nothing_but_the_plan(
     names = [line.partition(":")[0] for line in told.splitlines()]
     assert names[:6] == ["gpt3_5b", "memory", "  stage 0 (24 layers)", "time", "compute", "space"]
     asked = sum(not check.needs for check in CHECKS) + 2  # keys.unknown and engine.megatron
-    assert told.splitlines()[6:] == [f"{asked} of {asked} checks found nothing"]
+    assert told.splitlines()[6:] == [f"{asked} of {asked} checks passed"]
     assert " of 179.1 GiB" in told and "(b200-180gb; cluster.gpu)" in told
     assert {path.name for path in tmp_path.iterdir()} == {"data"}
 
@@ -322,10 +324,10 @@ def test_what_a_launch_always_looks_at_is_left_out_by_a_check_alone(
     assert main(["check", *bare, f"--no-check={name}"]) == (0 if name == "machine" else 2)
     told = capsys.readouterr().out
     assert f"skipped: --no-check={name} [{name}]\n" in told
-    assert ("not shown to Slurm" in told) == (name == "machine")
+    assert ("Slurm takes the script" in told) == (name == "machine")
     assert main(["launch", *bare, f"--no-check={name}"]) == 2
     told = capsys.readouterr().err
-    assert f"--no-check={name}: a launch always looks at that\n  slipway check --no-check={name}" in told
+    assert f"--no-check={name}: a launch always applies this check\n  slipway check --no-check={name}" in told
 
 
 def test_what_this_machine_lacks_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,7 @@ def test_a_summary_is_no_wider_than_the_terminal(
     told = re.sub(r"\n +", " ", screen.getvalue())
     assert re.search(r" tasks: tensor \d × pipeline \d .* × data \d+; global batch 2048 = micro batch ", told)
     assert re.search(r"^compute: .* FLOPs on \d[\d,]+ GPUs at MFU .* GPU-hours$", told, re.MULTILINE)
-    assert told.splitlines()[-1] == "1 of 1 checks found nothing"
+    assert told.splitlines()[-1] == "1 of 1 checks passed"
 
 
 def test_in_a_pipe_no_line_is_broken() -> None:

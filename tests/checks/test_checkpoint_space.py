@@ -69,14 +69,16 @@ def test_bytes_of_a_checkpoint(changes: dict[str, Any], engine: str, each: int) 
         ({"trainer.val_check_interval": 0.5}, "nemo", 7, 1),
     ],
 )
-def test_how_many_lie_on_the_disk(changes: dict[str, Any], engine: str, kept: int | None, saves: int) -> None:
+def test_checkpoints_on_the_disk_are_counted(
+    changes: dict[str, Any], engine: str, kept: int | None, saves: int
+) -> None:
     found = saved(changes, engine)
     assert found is not None
     assert (found.kept, found.saves) == (kept, saves)
     assert found.most == (saves if kept is None else min(kept, saves))
 
 
-def test_a_training_that_saves_nothing_takes_no_space() -> None:
+def test_training_without_saves_takes_no_space() -> None:
     assert saved({"exp_manager.create_checkpoint_callback": False}) is None
     assert saved({"trainer.max_steps": None}) is None
 
@@ -90,7 +92,7 @@ def found_with(
     return [*checkpoint_problems(plan, Facts(paths=paths))]
 
 
-def test_a_checkpoint_that_has_no_room_is_an_error() -> None:
+def test_checkpoint_without_room_is_an_error() -> None:
     (found,) = found_with(0.07)
     assert found.severity is Severity.ERROR
     assert found.message == (
@@ -115,7 +117,7 @@ def test_a_full_disk_of_a_laptop_is_a_warning() -> None:
     assert found.severity is Severity.ERROR
 
 
-def test_checkpoints_that_have_no_room_together_are_a_warning() -> None:
+def test_checkpoints_without_room_together_are_a_warning() -> None:
     (found,) = found_with(0.3, by="quota")
     assert found.severity is Severity.WARNING
     assert found.message == (
@@ -132,7 +134,7 @@ def test_checkpoints_that_have_no_room_together_are_a_warning() -> None:
     assert found_with(0.5) == []
 
 
-def test_checkpoints_that_are_there_have_their_room() -> None:
+def test_existing_checkpoints_count_as_kept() -> None:
     assert found_with(0.3, there=3) == []
     (found,) = found_with(0.15, there=3)
     assert (
@@ -145,14 +147,14 @@ def test_checkpoints_that_are_there_have_their_room() -> None:
     assert found_with(0.3, there=None) == found_with(0.3)
 
 
-def test_where_no_number_would_do_another_place_is_told() -> None:
+def test_another_directory_is_named_where_no_number_fits() -> None:
     assert [found.fix for found in found_with(0.15)] == ["base_results_dir=... where there is more space"]
     (found,) = found_with(0.3, engine="megatron_lm")
     assert found.fix is not None and found.fix.startswith("fewer: Megatron-LM keeps them all; or ")
     assert "10 checkpoints" in found.message
 
 
-def test_space_that_is_not_known_skips_the_check_and_says_so() -> None:
+def test_unknown_space_skips_the_check() -> None:
     plan = plan_of(changed(GPT, SIZES))
     paths = PathFacts(missing={"free_bytes": "statvfs timed out"})
     told = [found for found in run_checks(plan, Facts(paths=paths)) if found.id == "space.checkpoints"]

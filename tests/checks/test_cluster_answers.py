@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Severity
-from launcher.checks.gate import inspect_draft
 from launcher.checks.gathering.cluster import cluster_facts, remembered
 from launcher.checks.gathering.gather import gather
 from launcher.drafting import Request, draft
@@ -16,7 +15,7 @@ from launcher.plan import Plan
 from launcher.slurm import cluster
 from launcher.slurm.cluster import Association, ClusterFacts, Limits, Partition, Qos, Settings
 from launcher.slurm.cluster_questions import Reply, facts_of
-from tests.checks.plans import GPT, plan_of
+from tests.checks.plans import GPT, findings_of, plan_of
 
 PARTITIONS = """\
 PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A \
@@ -225,14 +224,14 @@ def test_pyxis_is_looked_for_where_there_is_a_container(programs: Path, options:
     script(programs / "srun", f'echo "{options}"')
     for container, found in (("nvcr.io#nvidia/nemo:24.07", count), ("null", 0)):
         made = draft(Request(overrides=["cluster=bcm", f"container={container}"], command=[]))
-        told = [one for one in inspect_draft(made, ()) if one.id == "cluster.pyxis"]
+        told = [one for one in findings_of(made) if one.id == "cluster.pyxis"]
         assert len(told) == found
         assert all("Pyxis" in one.message and one.severity is Severity.WARNING for one in told)
 
 
 def test_without_a_slurm_the_checks_of_the_cluster_are_skipped_and_say_so(programs: Path) -> None:
     made = draft(Request(overrides=["cluster=bcm"], command=[]))
-    told = [one for one in inspect_draft(made, ()) if one.id.startswith("cluster.")]
+    told = [one for one in findings_of(made) if one.id.startswith("cluster.")]
     assert len(told) == 10
     assert {(one.severity, one.why) for one in told} == {
         (Severity.SKIPPED, "scontrol is not on this machine: there is no Slurm here")

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.checks.findings import Severity
 from launcher.checks.registry import CHECKS
-from launcher.checks.runner import is_asked
+from launcher.checks.runner import is_applicable
 from launcher.plan import Chain, Container, Plan
 from launcher.slurm.cluster import (
     Association,
@@ -16,7 +16,6 @@ from launcher.slurm.cluster import (
     Partition,
 )
 from launcher.slurm.hostlists import expand_hostlist, feature_names, has_features, is_plain
-from supervisor.excluded import ExcludedNode
 from tests.checks.clusters import (
     CLUSTER,
     DOWN,
@@ -182,12 +181,6 @@ def test_a_range_of_nodes_needs_its_least() -> None:
     assert found.fix is not None and found.fix.startswith("resilience.nodes.min=4 ")
 
 
-def test_nodes_that_failed_before_are_no_reason_to_refuse() -> None:
-    """They are avoided where there are enough others, and else they are not."""
-    avoided = tuple(ExcludedNode(f"n{number}", 2**40, "7", "it failed") for number in range(1, 5))
-    assert told(asked({"avoided": avoided}), CLUSTER) == []
-
-
 @pytest.mark.parametrize(
     ("plan", "check", "message", "fix"),
     [
@@ -303,7 +296,7 @@ def test_a_part_that_could_not_be_had_skips_its_checks_and_says_why() -> None:
         (Severity.SKIPPED, "Slurm did not answer within 5 s")
     }
     assert found[1].message == (
-        "not looked at: the nodes have as many GPUs, of the type that is asked for"
+        "not checked: the nodes have as many GPUs, of the type that is asked for"
         " (Slurm did not answer within 5 s)"
     )
 
@@ -313,9 +306,9 @@ def test_what_nobody_asked_for_is_not_told_of() -> None:
     assert told(asked(), ClusterFacts()) == []
     assert told(asked(), None) == []
     ours = [check for check in CHECKS if check.id.startswith("cluster.")]
-    assert not any(is_asked(check, KNOWN) for check in ours)
+    assert not any(is_applicable(check, KNOWN) for check in ours)
     blind = replace(KNOWN, cluster=ClusterFacts(missing={"partitions": "it is gone"}))
-    assert [check.id for check in ours if is_asked(check, blind)] == [
+    assert [check.id for check in ours if is_applicable(check, blind)] == [
         "cluster.partition",
         "cluster.time_limit",
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import inspect_draft, refuse
+from launcher.checks.gate import refuse
 from launcher.checks.gathering.cluster import cluster_facts
 from launcher.checks.gathering.gather import gather
 from launcher.checks.registry import CHECKS
@@ -21,7 +21,7 @@ from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
 from launcher.plan import Chain, Container, Plan, Queue
 from launcher.sandbox import Sandbox
-from tests.checks.plans import GPT, KNOWN, plan_of
+from tests.checks.plans import GPT, KNOWN, findings_of, plan_of
 from tests.sandbox.fixtures import booted, slurm_is_at_least
 
 pytestmark = pytest.mark.slurm
@@ -189,10 +189,10 @@ def test_what_is_proposed_will_do(cluster: Cluster) -> None:
     """Words of the user's that are wrong in three ways, and the fixes pasted behind them."""
     asked = ["cluster.partition=short", "training.run.time_limit=1:00:00", "training.trainer.num_nodes=2"]
     made = cluster.drafted(*asked)
-    found = inspect_draft(made, ())
+    found = findings_of(made)
     with pytest.raises(Mistakes, match="partition short gives a job 00:10:00 at most"):
         refuse(made, found)  # as a launch does
     fixes = [(one.fix or "").split()[0] for one in found if one.id in OURS]
     assert fixes == ["training.run.time_limit=00:10:00", "training.trainer.num_nodes=1"]
-    again = inspect_draft(cluster.drafted(*asked, *fixes), ())
+    again = findings_of(cluster.drafted(*asked, *fixes))
     assert [one for one in again if one.id in OURS] == []

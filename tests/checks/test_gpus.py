@@ -45,7 +45,7 @@ def meant(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("row", TABLE["gpus"], ids=lambda row: row["name"])
-def test_a_row_has_all_figures_with_their_sources(row: dict[str, Any]) -> None:
+def test_row_has_all_figures_with_their_sources(row: dict[str, Any]) -> None:
     figures = ("memory_mib", "peak_tflops", "capability", "memory_gb_s", "nvlink_gb_s")
     cited = [row["sources"][figure] for figure in figures] + row["sources"]["nodes"]
     assert set(cited) <= set(TABLE["sources"])
@@ -71,7 +71,7 @@ def test_sources_have_an_address_and_a_day() -> None:
     assert used == set(TABLE["sources"])
 
 
-def test_the_page_has_the_same_figures(repository: Path) -> None:
+def test_page_has_the_figures_of_the_table(repository: Path) -> None:
     page = (repository / "docs" / "memory.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "gb` |" in line]
     told = {cells[0].strip("`"): cells[1:] for cells in rows}
@@ -148,7 +148,7 @@ def test_figures_are_in_bytes_and_operations_a_second() -> None:
         ("mi300x", []),
     ],
 )
-def test_types_in_slurms_words(name: str, gpus: list[str]) -> None:
+def test_types_of_slurm_name_their_gpus(name: str, gpus: list[str]) -> None:
     assert meant(name) == gpus
 
 
@@ -166,11 +166,11 @@ def test_types_in_slurms_words(name: str, gpus: list[str]) -> None:
         (None, None),
     ],
 )
-def test_the_type_in_a_gres(gres: str | None, told: str | None) -> None:
+def test_type_is_read_from_a_gres(gres: str | None, told: str | None) -> None:
     assert gres_type(gres) == told
 
 
-def test_which_gpu_is_counted_with() -> None:
+def test_gpu_comes_from_the_key_the_gres_or_the_cluster() -> None:
     none, cluster = Facts(), Facts(cluster=ClusterFacts(gpu_types=("nvidia_h100_nvl",)))
     asked = Resources(1, 8, gpu_type="b200")
     named = replace(asked, gpu="l4-24gb")
@@ -184,7 +184,7 @@ def test_which_gpu_is_counted_with() -> None:
     assert unknown.source == "assumed: the cluster's mi300x is no GPU that is known here"
 
 
-def test_a_gpu_by_any_of_its_names() -> None:
+def test_gpu_is_known_by_any_of_its_names() -> None:
     assert resources(gpu="b200").gpu == "b200-180gb"
     assert resources(gpu="NVIDIA_H100_NVL").gpu == "h100-nvl-94gb"
     asked = resources(gres="gpu:b200:8")
@@ -240,7 +240,7 @@ def test_mistakes_about_gpus_say_what_is_valid(changes: dict[str, Any], words: l
         assert word in told
 
 
-def test_a_site_changes_a_gpu_and_adds_one() -> None:
+def test_site_changes_a_gpu_and_adds_one() -> None:
     changed = {"nic_gbit_s": 100, "peak_tflops": {"bf16": 900}}
     site = {"h100-80gb": changed, "mi300x": ADDED}
     asked = resources(gpu_types=site, gres="gpu:MI300X:8")
@@ -253,7 +253,7 @@ def test_a_site_changes_a_gpu_and_adds_one() -> None:
     assert resources(gpu_types=site, gpu="mi300x").gpu == "mi300x"
 
 
-def test_the_trainer_is_told_what_its_table_lacks() -> None:
+def test_trainer_gets_gpus_that_its_table_lacks() -> None:
     words = ["engine=megatron", "container=null", "+cluster.gpu_types.h100-80gb.nic_gbit_s=200"]
     job = plan_launch(compose(words).config, number=1, tag="x").job
     assert "SLIPWAY_GPUS" not in job.environment  # the trainer counts with no network
@@ -264,7 +264,7 @@ def test_the_trainer_is_told_what_its_table_lacks() -> None:
     ]
 
 
-def test_what_a_site_says_is_composed_with_the_rest() -> None:
+def test_gpus_of_a_site_are_composed_with_the_table() -> None:
     words = ["+cluster.gpu_types.h100-80gb.nic_gbit_s=200", "cluster.gpu=h100"]
     words.append("+stage_cluster.training.gpu_types.h100-80gb.memory_mib=65536")
     job = plan_launch(compose(words).config, number=1, tag="x").job

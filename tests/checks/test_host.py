@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.gathering.host import (
-    SUPERVISOR_PYTHONS,
-    check_host,
-    supervisor_python_problem,
-)
+from launcher.checks.facts import Facts
+from launcher.checks.findings import Finding, Severity
+from launcher.checks.gathering.host import SUPERVISOR_PYTHONS, host_facts, supervisor_python_problem
+from launcher.checks.rules.host import machine_problems
 from launcher.drafting import Request, draft
-from launcher.errors import UserError
 from supervisor.settings import OLDEST_PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,8 +19,19 @@ SLURM = ["training=gpt3/126m", "cluster=bcm"]
 BARE = ["training=gpt3/tiny", "cluster=local"]
 
 
+def found(*overrides: str) -> list[Finding]:
+    plan = draft(Request(overrides=overrides, command=[])).plan
+    return list(machine_problems(plan, Facts(host=host_facts(plan))))
+
+
 def warnings(*overrides: str) -> list[str]:
-    return check_host(draft(Request(overrides=overrides, command=[])))
+    return [finding.message for finding in found(*overrides) if finding.severity is Severity.WARNING]
+
+
+def error(*overrides: str) -> str:
+    """The one error."""
+    (message,) = [finding.message for finding in found(*overrides) if finding.severity is Severity.ERROR]
+    return message
 
 
 @pytest.fixture
@@ -41,33 +50,53 @@ def script(path: Path, text: str) -> Path:
 def test_an_interpreter_may_be_on_the_nodes_alone(programs: Path) -> None:
     for python in ("/no/such/python", "python3.99"):
         (told,) = warnings(*BARE, f"cluster.python={python}")
-        assert told == f"cluster.python={python}: not on this machine; every node must have it"
+        assert told == f"cluster.python={python!r}: not on this machine; every node must have it"
 
 
 def test_an_interpreter_that_is_not_there_is_refused(programs: Path) -> None:
     (programs / "python").touch()
     for name, words in (("pythn", "there is no such file"), ("python", "it may not be executed")):
-        with pytest.raises(UserError, match=words):
-            warnings(*BARE, f"cluster.python={programs}/{name}")
+        assert words in error(*BARE, f"cluster.python={programs}/{name}")
 
 
 def test_an_interpreter_is_asked_in_the_jobs_environment(programs: Path) -> None:
     variable = "import os; print('missing:', os.environ['SAID'])"
     fake = script(programs / "python", f'exec {sys.executable} -c "{variable}"')
-    with pytest.raises(UserError, match="does not find nothing"):
-        warnings(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
+    assert "does not find nothing" in error(*BARE, f"cluster.python={fake}", "env_vars.SAID=nothing")
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo hello"])
 def test_one_that_does_not_answer_is_a_warning(programs: Path, text: str) -> None:
     (told,) = warnings(*BARE, f"cluster.python={script(programs / 'python', text)}")
-    assert "cannot be told" in told
+    assert "does not say whether" in told
 
 
 def test_a_local_launch_says_that_it_has_no_container(programs: Path) -> None:
     image = "nvcr.io#nvidia/nemo:24.07"
     told = warnings(*BARE, f"container={image}", "cluster.python=/bin/true")
-    assert told[0] == f"container={image} is not used: cluster.scheduler=local runs without containers"
+    assert told[0] == f"container={image!r}: not used: cluster.scheduler=local runs without containers"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "cluster.scheduler='allocation': this shell is in no allocation"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, "the allocation that this shell is in has 1"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, None),
+        ({"SLURM_JOB_ID": "7"}, None),
+    ],
+)
+def test_an_allocation_has_the_nodes_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str | None
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    overrides = (*SLURM, "cluster.scheduler=allocation", "training.trainer.num_nodes=2", "container=/x.sqsh")
+    errors = [finding for finding in found(*overrides) if finding.severity is Severity.ERROR]
+    assert [words in one.message for one in errors if words] == [True] * (words is not None)
+    assert [one.fix for one in errors] == ["salloc --nodes=2 --ntasks-per-node=8"] * (words is not None)
 
 
 def test_the_supervisor_has_this_machines_python() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import as_mistakes, inspect_draft, refuse
+from launcher.checks.gate import as_mistakes, check_drafts, refuse
 from launcher.checks.gathering.gather import gather
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import Mistakes
+from tests.checks.plans import findings_of
 from tests.checks.shelves import NFS, image, stock
 
 
@@ -33,7 +34,7 @@ def drafted(*overrides: str, config_dir: Path | None = None) -> Draft:
 def looked_at(made: Draft) -> list[Finding]:
     """What is found; nobody asks a cluster here, nor how large the disk is."""
     skipped = ("space.checkpoints",)
-    return [one for one in inspect_draft(made, skipped) if one.severity is not Severity.SKIPPED]
+    return [one for one in findings_of(made, skipped) if one.severity is not Severity.SKIPPED]
 
 
 def run_with_script(directory: Path, name: str) -> None:
@@ -101,7 +102,7 @@ def test_errors_are_refused_together_with_their_sources() -> None:
     assert "[batch.global]" in first.message and "[model.heads]" in second.message
     assert first.source is not None
     assert first.source.startswith("from the command line: training.model.global_batch_size=100\n")
-    refuse(made, inspect_draft(made, ["batch.global", "model.heads"]))
+    refuse(made, findings_of(made, ["batch.global", "model.heads"]))
 
 
 def test_secrets_that_others_may_read_are_found(here: Path) -> None:
@@ -130,7 +131,7 @@ def test_keys_that_checks_read_are_known() -> None:
     experts = ("num_moe_experts=8", "expert_model_parallel_size=2", "override_vocab_size=50304")
     made = drafted(*(f"+training.model.{text}" for text in experts), "+training.model.num_moe_expert=8")
     assert gather(made).added_keys == ("model.num_moe_expert",)
-    hints = [found.fix for found in inspect_draft(made, ()) if found.id == "keys.unknown"]
+    hints = [found.fix for found in findings_of(made) if found.id == "keys.unknown"]
     assert hints == ["did you mean training.model.num_moe_experts?"]
 
 
@@ -147,7 +148,7 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         f"env_files.E={here}/fifo",
         "wandb_api_key_file=/nonexist/x",
     )
-    lost = gather(made).lost_secrets
+    lost = gather(made).missing_secrets
     assert lost is not None
     assert [(secret.key, secret.why, secret.certain) for secret in lost] == [
         ("env_files.A", "there is no such file", True),
@@ -156,14 +157,14 @@ def test_secrets_that_are_not_there_are_found(here: Path, monkeypatch: pytest.Mo
         ("env_files.E", "a FIFO or a device, not a file: the job would wait for it", True),
         ("wandb_api_key_file", "there is no such file", False),
     ]
-    assert gather(made, look=False).lost_secrets is None
-    severities = [found.severity for found in inspect_draft(made, ()) if found.id == "secret.file"]
+    assert gather(made, look=False).missing_secrets is None
+    severities = [found.severity for found in findings_of(made) if found.id == "secret.file"]
     assert severities == [Severity.ERROR] * 4 + [Severity.WARNING]
 
 
 def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:
     by_task = ("cluster=bcm", "cluster.gpu_request=gpus_per_task", "cluster.gpus_per_task=2")
-    (found,) = (finding for finding in inspect_draft(drafted(*by_task), ()) if finding.id == "layout.gpus")
+    (found,) = (finding for finding in findings_of(drafted(*by_task)) if finding.id == "layout.gpus")
     assert (found.severity, found.key) == (Severity.ERROR, "cluster.gpus_per_task")
     assert "need 16 GPUs, and it has 8" in found.message
     wider = drafted(*by_task, "+stage_cluster.training={gpus_per_node: 16, gres: null}")
@@ -183,7 +184,7 @@ def test_gpus_by_the_task_are_held_against_those_of_a_node() -> None:
 )
 def test_what_our_trainer_would_refuse_is_no_job(override: str, told: str) -> None:
     made = drafted("training=gpt3/tiny", "cluster=local", override)
-    found = [one for one in inspect_draft(made, ()) if one.severity is Severity.ERROR]
+    found = [one for one in findings_of(made) if one.severity is Severity.ERROR]
     assert [one.id for one in found] == ["engine.megatron"]
     key = override.lstrip("+").partition("=")[0]
     assert (found[0].key, found[0].message) == (key, f"{key}={told}{found[0].message.partition(told)[2]}")
@@ -191,21 +192,21 @@ def test_what_our_trainer_would_refuse_is_no_job(override: str, told: str) -> No
 
 def test_the_trainer_is_not_heard_beside_other_mistakes_nor_by_other_engines() -> None:
     both = ("training.model.optim.sched.name=Cosin", "training.model.global_batch_size=33")
-    ids = [one.id for one in inspect_draft(drafted("training=gpt3/tiny", "cluster=local", *both), ())]
+    ids = [one.id for one in findings_of(drafted("training=gpt3/tiny", "cluster=local", *both))]
     assert "engine.megatron" not in ids
     assert "batch.global" in ids
-    assert gather(drafted("training.model.optim.sched.name=Cosin")).trainer_verdict == ""
+    assert check_drafts([drafted("training.model.optim.sched.name=Cosin")])[0].facts.trainer_verdict == ""
 
 
 def test_the_trainer_is_ours_whatever_lies_in_the_users_directory(here: Path) -> None:
     (here / "trainer").mkdir()
     (here / "json.py").write_text("raise SystemExit('not this one')")
-    assert gather(drafted("training=gpt3/tiny", "cluster=local")).trainer_verdict == ""
+    assert check_drafts([drafted("training=gpt3/tiny", "cluster=local")])[0].facts.trainer_verdict == ""
 
 
 def test_a_trainer_that_cannot_be_asked_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python3")
     made = drafted("training=gpt3/tiny", "cluster=local")
-    assert gather(made).trainer_verdict is None
-    (found,) = [one for one in inspect_draft(made, ()) if one.id == "engine.megatron"]
+    assert check_drafts([made])[0].facts.trainer_verdict is None
+    (found,) = [one for one in findings_of(made) if one.id == "engine.megatron"]
     assert found.severity is Severity.SKIPPED

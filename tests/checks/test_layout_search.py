@@ -88,7 +88,7 @@ def fullest(plan: Plan) -> int:
 
 
 @pytest.mark.parametrize("words", TOO_LARGE, ids=lambda words: words[0])
-def test_what_is_suggested_fits_and_passes_the_checks(words: Sequence[str]) -> None:
+def test_suggestions_fit_and_pass_the_checks(words: Sequence[str]) -> None:
     plan = planned(*words)
     search = LayoutSearch(plan, Facts())
     assert search.own is None or not search.fits(search.own)
@@ -105,7 +105,7 @@ def test_what_is_suggested_fits_and_passes_the_checks(words: Sequence[str]) -> N
 
 
 @pytest.mark.parametrize("words", TOO_LARGE[:3], ids=lambda words: words[0])
-def test_the_fastest_comes_first_and_the_nearest_is_nearest(words: Sequence[str]) -> None:
+def test_best_is_sorted_by_speed_and_nearest_by_distance(words: Sequence[str]) -> None:
     search = LayoutSearch(planned(*words), Facts())
     found, nearest = list(search.best()), search.nearest()
     seconds = [one.seconds for one in found if one.seconds is not None]
@@ -121,7 +121,7 @@ def test_the_fastest_comes_first_and_the_nearest_is_nearest(words: Sequence[str]
     assert distance(nearest.layout, own) == min(distance(one.layout, own) for one in (*found, nearest))
 
 
-def test_what_fits_is_its_own_nearest() -> None:
+def test_layout_that_fits_is_its_own_nearest() -> None:
     search = LayoutSearch(planned("training=gpt3/5b", A100), Facts())
     assert search.own is not None
     assert search.fits(search.own)
@@ -130,7 +130,7 @@ def test_what_fits_is_its_own_nearest() -> None:
     assert nearest.changes == {}
 
 
-def test_where_nothing_fits_the_least_nodes_are_told() -> None:
+def test_least_nodes_are_named_where_nothing_fits() -> None:
     plan = planned("training=gpt3/175b", A100, "training.trainer.num_nodes=2")
     search = LayoutSearch(plan, Facts())
     assert list(search.best()) == []
@@ -148,7 +148,7 @@ def test_where_nothing_fits_the_least_nodes_are_told() -> None:
     assert f"\nwould fit on {more.nodes} nodes: training.trainer.num_nodes={more.nodes} " in told
 
 
-def test_the_lines_of_a_fix_can_be_pasted() -> None:
+def test_lines_of_a_remedy_can_be_pasted() -> None:
     words = ("training=gpt3/5b", "cluster.gpu=a100-40gb", "training.model.micro_batch_size=16")
     plan = planned(*words)
     lines = would_fit(plan, Facts()).split("\n")
@@ -157,7 +157,7 @@ def test_the_lines_of_a_fix_can_be_pasted() -> None:
     assert wrong(planned(*words, *pasted)) == []
 
 
-def test_a_key_that_the_tree_has_not_gets_a_plus() -> None:
+def test_key_that_the_tree_lacks_gets_a_plus() -> None:
     config = {"model": {"micro_batch_size": 4, "sequence_parallel": False}}
     made = LayoutSearch(plan_of(GPT), Facts()).own
     assert made is not None
@@ -170,7 +170,7 @@ def test_a_key_that_the_tree_has_not_gets_a_plus() -> None:
 
 
 @pytest.mark.parametrize("engine", ["nemo", "megatron_lm"])
-def test_all_that_is_tried_passes_the_checks(engine: str) -> None:
+def test_candidates_pass_the_checks(engine: str) -> None:
     """Each of the layouts of a small model, by the checks themselves."""
     plan = plan_of(changed(GPT, {"trainer.num_nodes": 1, "model.num_layers": 8}), engine=engine)
     config = plan.job.config or {}
@@ -199,7 +199,7 @@ def test_a_pipeline_of_a_t5_comes_with_its_split() -> None:
     assert {one.pipeline for one in layouts(values, shape, [2], "megatron")} == {1}
 
 
-def test_long_sequences_may_be_cut() -> None:
+def test_long_sequences_are_cut() -> None:
     def contexts(length: int) -> set[int]:
         values = Values(changed(GPT, {"model.encoder_seq_length": length, "model.data.seq_length": length}))
         shape = read_parallel_config(values)
@@ -211,7 +211,7 @@ def test_long_sequences_may_be_cut() -> None:
     assert contexts(32768) == {1, 2, 4, 8, 16}
 
 
-def test_changes_name_what_differs_and_nothing_else() -> None:
+def test_changes_are_the_differing_keys_alone() -> None:
     values = Values(GPT)
     shape = read_parallel_config(values)
     assert shape is not None
@@ -243,7 +243,7 @@ def test_distances_count_doublings() -> None:
     assert distance(own._replace(virtual=2), own) < distance(own._replace(pipeline=8), own)
 
 
-def test_a_range_of_nodes_gets_what_fits_all_of_it() -> None:
+def test_range_of_nodes_gets_layouts_that_fit_each_count() -> None:
     plan = plan_of(changed(GPT, {"model.global_batch_size": 240}), resources={"nodes": 2, "max_nodes": 3})
     found = next(LayoutSearch(plan, Facts()).best(), None)
     assert found is not None
@@ -253,7 +253,7 @@ def test_a_range_of_nodes_gets_what_fits_all_of_it() -> None:
     assert would_fit(odd, Facts()) == "no layout fits every number of nodes from 2 to 3"
 
 
-def test_warnings_that_come_anyway_are_no_hindrance() -> None:
+def test_warnings_of_the_own_layout_exclude_no_suggestion() -> None:
     """Of GPUs without a task, whatever the layout; the user's own does not divide the world."""
     config = changed(GPT, {"trainer.devices": 4, "model.pipeline_model_parallel_size": 3})
     plan = plan_of(config, resources={"gpus_per_node": 8})
@@ -266,7 +266,7 @@ def test_warnings_that_come_anyway_are_no_hindrance() -> None:
     assert "would fit: training.model.pipeline_model_parallel_size=" in would_fit(plan, Facts())
 
 
-def test_memory_that_cannot_be_told_is_not_guessed() -> None:
+def test_unknown_memory_is_not_guessed() -> None:
     plan = plan_of(changed(GPT, {"model.override_vocab_size": None}))  # nor a tokenizer
     search = LayoutSearch(plan, Facts())
     assert search.own is not None
@@ -337,7 +337,7 @@ def test_gradients_in_bf16_are_offered_where_they_make_room() -> None:
     assert wrong(taken(plan, dict(first.changes))) == []
 
 
-def test_room_is_worth_a_little_time() -> None:
+def test_layout_with_room_precedes_a_slightly_faster_full_one() -> None:
     """The fastest comes later where it would fill its GPU to gain less than three hundredths."""
     plan = planned("training=gpt3/5b", A100)
     first = next(LayoutSearch(plan, Facts()).best())

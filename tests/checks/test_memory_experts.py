@@ -157,7 +157,7 @@ def test_flops_are_six_for_each_parameter_that_a_token_meets_and_the_scores(name
         ({"window_attn_skip_freq": [1, 0, 1, 0, 1, 0, 1, 0]}, 4),
     ],
 )
-def test_a_sliding_window_has_as_many_scores_as_a_token_sees(keys: dict[str, Any], windowed: int) -> None:
+def test_scores_of_a_sliding_window_are_those_in_it(keys: dict[str, Any], windowed: int) -> None:
     """Counted like causal ones, twice: 2 s w - w² in place of s²; all with a window as long as that."""
     model = training(**gpt(8, 1024, 16, sequence=2048))["model"]
     full = sample_flops(model, 51_200)
@@ -209,7 +209,7 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_mixtral_takes_what_was_measured(name: str) -> None:
+def test_memory_of_mixtral_is_near_the_measured_one(name: str) -> None:
     found, peak, allocated = MEASURED[name]
     last, others = found[-1], LIBRARIES + WORKSPACES
     assert last.total == pytest.approx(peak - others, rel=0.05)
@@ -273,12 +273,12 @@ SMALL_ONES = {
 
 
 @pytest.mark.parametrize("name", SMALL_ONES)
-def test_small_models_with_experts_take_what_was_measured(name: str) -> None:
+def test_memory_of_small_models_with_experts_is_near_the_measured_one(name: str) -> None:
     last, peak = SMALL_ONES[name]
     assert last.total == pytest.approx(peak - LIBRARIES, rel=0.05)
 
 
-def test_narrow_attention_takes_what_was_measured() -> None:
+def test_memory_of_latent_attention_is_near_the_measured_one() -> None:
     """gpt3_mcore_te_tp2_pp2_mla of the same, whose attention is not fused."""
     narrow = {"q_lora_rank": 192, "kv_lora_rank": 64, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8}
     model = gpt(4, 512, 8, sequence=1024, vocabulary=50_432) | layout(2, 2, 4, 32)
@@ -345,7 +345,7 @@ def test_layers_with_experts_are_counted_where_they_are() -> None:
     ],
     ids=str,
 )
-def test_what_a_layer_with_experts_keeps(changes: dict[str, Any], more: int) -> None:
+def test_layer_with_experts_keeps_its_tokens_and_hidden_units(changes: dict[str, Any], more: int) -> None:
     def of_a_layer(**options: Any) -> int:
         few, many = (only(**options, num_layers=layers).activations for layers in (8, 9))
         return many - few
@@ -386,7 +386,7 @@ def test_fp8_keeps_copies_of_matrices_and_narrower_products() -> None:
     "key",
     ["mtp_num_layers", "moe_latent_size", "pipeline_model_parallel_layout"],
 )
-def test_what_is_not_counted_is_named(key: str) -> None:
+def test_uncounted_features_are_named(key: str) -> None:
     config = changed(GPT, {f"model.{key}": 1})
     (found,) = memory_problems(plan_of(config), KNOWN)
     assert found.severity is Severity.SKIPPED

@@ -24,7 +24,7 @@ def sweep() -> BatchComposer:
 
 
 @pytest.mark.parametrize("size", [size for size in list_options("training") if not size.endswith("tiny")])
-def test_the_stages_of_a_shipped_size_have_all_of_it(sweep: BatchComposer, size: str) -> None:
+def test_stages_of_a_shipped_size_have_all_parameters(sweep: BatchComposer, size: str) -> None:
     plan = plan_launch(sweep.compose([f"training={size}"]).config, number=1, tag="x")
     assert plan.job.config is not None
     found = training_of(plan.job.config, plan.job.resources.nodes, plan.job.engine)
@@ -60,12 +60,12 @@ def test_a_stage_has_begun_as_many_micro_batches_as_there_are_stages_behind_it()
     assert [number // 4 for number in in_flight(found, LAYER)] == [4, 3, 2, 1]
 
 
-def test_fewer_micro_batches_than_stages() -> None:
+def test_in_flight_micro_batches_are_at_most_all() -> None:
     found = stages(training(**SMALL, **layout(1, 4, 1, 4)))
     assert [number // 4 for number in in_flight(found, LAYER)] == [2, 2, 2, 1]
 
 
-def test_interleaved_stages_begin_more() -> None:
+def test_interleaved_stages_begin_more_micro_batches() -> None:
     """2 (p - 1 - i) + (v - 1) p + 1 chunks of 2 layers, megatron-core's warm-up and one more."""
     found = stages(
         training(**SMALL, **layout(1, 4, 1, 32), virtual_pipeline_model_parallel_size=2), engine="nemo"
@@ -91,7 +91,7 @@ def test_interleaved_stages_begin_more() -> None:
     ],
     ids=str,
 )
-def test_what_a_layer_keeps_of_its_options(changes: dict[str, Any], more: int) -> None:
+def test_options_of_a_layer_change_what_it_keeps(changes: dict[str, Any], more: int) -> None:
     def of_a_layer(**options: Any) -> int:
         few, many = (
             stages(training(**(SMALL | layout(1, 1, 4, 32) | options | {"num_layers": layers})))[0]
@@ -158,7 +158,7 @@ def test_more_layers_together_keep_fewer_inputs_and_take_more_to_recompute() -> 
         ("nemo", "32", "sgd", {}, (4, 4, 4)),
     ],
 )
-def test_the_bytes_of_a_parameter(
+def test_bytes_of_a_parameter_are_those_of_the_engine(
     engine: str, precision: str, name: str, changes: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
     config = training(optim=name, **(SMALL | layout(1, 1, 4, 32)))
@@ -183,7 +183,7 @@ def test_the_bytes_of_a_parameter(
     ],
     ids=str,
 )
-def test_what_cannot_be_told(changes: dict[str, Any]) -> None:
+def test_invalid_configuration_has_no_estimate(changes: dict[str, Any]) -> None:
     config = training(**(SMALL | layout(1, 1, 4, 32) | changes))
     assert estimate_memory(config, 1, "nemo") is None
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_told(changes: dict[str, Any]) -> None:
         ({"model.override_vocab_size": None}, "training.model.override_vocab_size=... says it"),
     ],
 )
-def test_what_is_not_counted_is_said(changes: dict[str, Any], why: str) -> None:
+def test_uncounted_feature_is_named(changes: dict[str, Any], why: str) -> None:
     (found,) = memory_problems(plan_of(changed(GPT, changes)), KNOWN)
     assert found.severity is Severity.SKIPPED
     assert found.why is not None
@@ -203,5 +203,5 @@ def test_what_is_not_counted_is_said(changes: dict[str, Any], why: str) -> None:
     assert why in found.why
 
 
-def test_what_is_wrong_otherwise_is_left_to_its_own_check() -> None:
+def test_invalid_value_is_left_to_its_own_check() -> None:
     assert list(memory_problems(plan_of(changed(GPT, {"model.num_layers": "many"})), KNOWN)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checks.findings import Finding, Severity
-from launcher.checks.gate import inspect_draft, refuse
+from launcher.checks.gate import refuse
 from launcher.checks.gathering.data import why_no_data_set
 from launcher.drafting import Request, draft, drafts
 from launcher.errors import Mistakes
@@ -27,6 +27,7 @@ from tests.checks.path_jobs import (
     mounts,
     told,
 )
+from tests.checks.plans import findings_of
 from tests.checks.shelves import DISK, NFS, SQUASHFS, SQUASHFS_SIZE, data_set, image, index
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -40,7 +41,7 @@ def test_nothing_is_found_where_all_is_there(job: tuple[str, ...]) -> None:
 def test_a_dry_run_looks_at_no_paths(here: Path) -> None:
     (here / "data/bpe/vocab.json").unlink()
     made = draft(Request(overrides=(*SLURM, "engine=nemo"), command=[]))
-    looked = {look: [one.id for one in inspect_draft(made, (), look=look)] for look in (True, False)}
+    looked = {look: [one.id for one in findings_of(made, look=look)] for look in (True, False)}
     assert "path.tokenizer" in looked[True]
     assert not any(name.startswith("path.") for name in looked[False])
 

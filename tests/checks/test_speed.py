@@ -69,12 +69,12 @@ def seconds(
 
 
 @pytest.mark.parametrize("step", CALIBRATION, ids=str)
-def test_published_steps_that_the_constants_are_fitted_to(step: Published) -> None:
+def test_fitted_steps_are_near_the_published_ones(step: Published) -> None:
     assert step.estimate() == pytest.approx(step.seconds, rel=0.15)
 
 
 @pytest.mark.parametrize("step", HELD_OUT, ids=str)
-def test_published_steps_that_nothing_is_fitted_to(step: Published) -> None:
+def test_held_out_steps_are_near_the_published_ones(step: Published) -> None:
     assert step.estimate() == pytest.approx(step.seconds, rel=0.15)
 
 
@@ -89,7 +89,7 @@ def _of(precision: str) -> list[Published]:
     return [step for step in STEPS if step.precision == precision]
 
 
-def test_fp8_gains_what_it_was_published_to() -> None:
+def test_gain_of_fp8_is_near_the_published_one() -> None:
     pairs = _pairs()
     assert len(pairs) > 40
     for half, fp8 in pairs:
@@ -97,7 +97,7 @@ def test_fp8_gains_what_it_was_published_to() -> None:
         assert gain == pytest.approx(half.seconds / fp8.seconds, rel=0.15), str(fp8)
 
 
-def test_recomputing_all_costs_a_530b_what_it_was_measured_to() -> None:
+def test_cost_of_full_recomputing_is_near_the_measured_one() -> None:
     """Korthikanti et al. 2022, abstract: 54.2 % of the peak on 2240 A100, and 42.1 % with recomputing all."""
     work = gpt(105, 20480, 128)
     layout = Layout(8, 35, 3, 1, 1, True, SELECTIVE)
@@ -155,7 +155,7 @@ def test_every_gpu_has_a_step_with_nvlink_or_without(name: str, devices: int) ->
         (Layout(4, 4, 2, 1, 1, True, NOTHING), Layout(4, 4, None, 1, 1, True, NOTHING)),
     ],
 )
-def test_what_is_known_to_be_faster_is(better: Layout, worse: Layout) -> None:
+def test_faster_options_are_estimated_as_faster(better: Layout, worse: Layout) -> None:
     work = gpt(24, 8192, 64)._replace(overlaps_data=True)
     assert seconds(work, better, 16, 2) < seconds(work, worse, 16, 2)
 
@@ -174,7 +174,7 @@ def test_a_newer_gpu_is_faster() -> None:
     assert seconds(work, layout, 16, 2, "h100-80gb") < 0.6 * seconds(work, layout, 16, 2, "a100-80gb")
 
 
-def test_gradients_that_are_hidden_are_not_waited_for() -> None:
+def test_hidden_gradients_take_no_time() -> None:
     work, layout = gpt(24, 4096, 32), Layout(1, 1, None, 1, 4, False, NOTHING)
     hidden = seconds(work._replace(overlaps_data=True), layout, 512, 2)
     assert hidden < seconds(work, layout, 512, 2)
@@ -191,7 +191,7 @@ def test_a_t5_has_two_stacks_and_half_of_the_stages_for_each() -> None:
     assert len(list(decoder.products(2))) == len(list(encoder.products(2))) + 2
 
 
-def test_sizes_that_are_not_there_are_not_counted_with() -> None:
+def test_model_without_a_size_has_no_work() -> None:
     assert work_of(Values(changed(GPT, {"model.num_layers": None})), 8, "nemo") is None
     assert work_of(Values({}), 8, "nemo") is None
 
@@ -212,7 +212,7 @@ def test_data_parallel_rings_use_all_ports_of_a_node() -> None:
     assert _waits(one, 16) == pytest.approx(_waits(eight, 16), rel=0.15)
 
 
-def test_llama_8b_scales_with_tensor_1_as_it_was_published_to() -> None:
+def test_scaling_of_llama_8b_with_tensor_1_is_near_the_published_one() -> None:
     """NVIDIA's figures from 8 to 128 GPUs: 0.5 % more with bf16, 2.3 % with FP8."""
     rows = [one for one in STEPS if (one.source, one.model) == ("dgxc-25.04", "llama3-8b")]
     small, large = ([one for one in rows if one.gpus == gpus] for gpus in (8, 128))
@@ -227,12 +227,12 @@ def test_gradients_in_bf16_are_sent_in_half_of_the_time() -> None:
     assert 0.6 < half / full < 0.75
 
 
-def test_an_optimizer_that_is_not_shared_is_read_by_each_gpu() -> None:
+def test_unshared_optimizer_is_read_by_each_gpu() -> None:
     layout = Layout(1, 1, None, 1, 1, False, NOTHING)
     assert _waits(layout, 8, shares_optimizer=False) > _waits(layout, 8)
 
 
-def test_the_next_pipeline_stage_is_in_another_node() -> None:
+def test_next_pipeline_stage_is_in_another_node() -> None:
     """Megatron numbers pipeline ranks last: with one node NVLink joins the stages, with two the network."""
     work, layout = gpt(24, 8192, 64)._replace(parameters=0), Layout(1, 8, None, 1, 1, False, NOTHING)
     assert seconds(work, layout, 64, 1) < 0.99 * seconds(work, layout, 128, 2)
@@ -248,7 +248,7 @@ def test_ends_that_count_as_layers_make_the_stages_even() -> None:
     assert seconds(work, uneven, 64, 8, running=told) == seconds(work, even, 64, 8)
 
 
-def test_fp8_is_not_counted_with_where_a_gpu_has_none() -> None:
+def test_fp8_does_not_count_on_gpus_without_it() -> None:
     work, layout = gpt(24, 8192, 64), Layout(8, 2, None, 1, 1, True, NOTHING)
     fp8 = RUNNING._replace(fp8=True)
     assert seconds(work, layout, 16, 2, running=fp8) == seconds(work, layout, 16, 2)
@@ -256,13 +256,13 @@ def test_fp8_is_not_counted_with_where_a_gpu_has_none() -> None:
     assert eight < half
 
 
-def test_an_engine_runs_as_its_own_figures_say() -> None:
+def test_factor_of_an_engine_scales_its_step() -> None:
     work, layout = gpt(24, 8192, 64), Layout(8, 2, None, 1, 1, True, NOTHING)
     other = RUNNING._replace(engine="megatron_lm")
     assert seconds(work, layout, 16, 2, running=other) > 1.05 * seconds(work, layout, 16, 2)
 
 
-def test_what_an_engine_does_is_read_from_the_configuration() -> None:
+def test_properties_of_a_run_are_read_from_the_configuration() -> None:
     changes = {
         "model.fp8": True,
         "model.optim.grad_sync_dtype": "bf16",

@@ -235,12 +235,12 @@ def test_a_price_is_of_gpu_hours() -> None:
         {"model.global_batch_size": 7},
     ],
 )
-def test_what_cannot_be_told_is_not_told(changes: dict[str, Any]) -> None:
+def test_unknown_cost_is_none(changes: dict[str, Any]) -> None:
     assert estimate_cost(planned(GPT_22B)) is not None
     assert estimate_cost(planned({**GPT_22B, **changes})) is None
 
 
-def test_experts_have_no_mfu_of_their_own_and_that_is_said() -> None:
+def test_experts_need_a_stated_mfu() -> None:
     experts = {**GPT_22B, "model.num_moe_experts": 8, "model.moe_router_topk": 2}
     (found,) = training_problems(planned(experts), Facts())
     assert found.severity is Severity.SKIPPED
@@ -265,7 +265,7 @@ def test_a_job_without_a_configuration_costs_nothing() -> None:
     assert estimate_cost(plan_of(None)) is None
 
 
-def test_the_layout_shapes_the_time() -> None:
+def test_layout_changes_the_time() -> None:
     """A bubble, recomputing all, and groups that leave their node take time, unless an MFU is stated."""
     options: dict[str, Any] = {"gpus": 64, "batch": 64, "gpu": "h100-80gb"}
     good = cost_of(GPT_175B, tensor=8, pipeline=8, **options)
@@ -286,14 +286,14 @@ def test_the_layout_shapes_the_time() -> None:
     assert stated[0].seconds_per_step == stated[1].seconds_per_step
 
 
-def test_check_tells_what_suggest_ranks_by() -> None:
+def test_check_and_suggest_estimate_the_same_step() -> None:
     plan = planned(GPT_175B, gpus=128, batch=256, tensor=8, pipeline=8, gpu="h100-80gb")
     cost, own = estimate_cost(plan), LayoutSearch(plan, Facts()).own
     assert cost is not None and own is not None
     assert cost.seconds_per_step == own.seconds
 
 
-def test_an_engine_is_told_by_its_own_figures() -> None:
+def test_source_of_the_time_is_that_of_the_engine() -> None:
     plan = planned(GPT_22B, tensor=8, gpu="h100-80gb")
     nemo, other = (
         estimate_cost(replace(plan, job=replace(plan.job, engine=engine)))
@@ -304,7 +304,7 @@ def test_an_engine_is_told_by_its_own_figures() -> None:
     assert other.mfu_source == "this layout's, by Megatron-LM on h100"
 
 
-def test_a_gpu_that_nobody_published_is_told() -> None:
+def test_gpu_without_published_trainings_is_named() -> None:
     cost = cost_of(GPT_22B, tensor=8, gpu="l40s-48gb")
     assert cost.mfu_source == "this layout's, by NeMo on a100; assumed: nobody publishes trainings on l40s"
     assert cost_of(GPT_22B, tensor=8, gpu="h200-141gb").mfu_source == "this layout's, by NeMo on h100"
@@ -354,7 +354,7 @@ def test_a_gpu_that_nobody_published_is_told() -> None:
         ),
     ],
 )
-def test_what_is_assumed_is_told(
+def test_assumptions_are_named(
     engine: str, gpu: str, changes: dict[str, Any], attained: dict[str, Any], source: str
 ) -> None:
     plan = planned({**GPT_22B, **changes}, tensor=8, gpu=gpu, assumed=Assumptions(attained=attained))
@@ -363,7 +363,7 @@ def test_what_is_assumed_is_told(
     assert cost.mfu_source == f"this layout's{source}"
 
 
-def test_a_site_knows_its_constants_better() -> None:
+def test_constants_of_a_site_change_the_time() -> None:
     slow = Assumptions(attained={"gpus": {"a100": {"half": 0.4}}})
     cost = estimate_cost(planned(GPT_22B, tensor=8, assumed=slow))
     assert cost is not None
@@ -393,7 +393,7 @@ def test_a_t5_counts_the_tokens_of_its_encoder() -> None:
     assert t5("h100-80gb", override_vocab_size=29_184).seconds < cost.seconds
 
 
-def test_a_chain_that_is_too_short_is_told_how_many_jobs_it_takes() -> None:
+def test_short_chain_is_reported_with_the_jobs_that_it_takes() -> None:
     month: dict[str, Any] = {
         "gpus": 1024,
         "batch": 1024,
@@ -412,7 +412,7 @@ def test_a_chain_that_is_too_short_is_told_how_many_jobs_it_takes() -> None:
     assert [*training_problems(planned(GPT_175B, links=1, **month), Facts())] == []
 
 
-def test_a_training_of_years_is_told() -> None:
+def test_training_of_years_is_a_warning() -> None:
     options: dict[str, Any] = {
         "gpus": 64,
         "batch": 1024,

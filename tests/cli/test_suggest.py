@@ -32,7 +32,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return content
 
 
-def test_a_table_and_what_to_paste(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_followed_by_overrides_to_paste(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", *WORDS, "nodes=4", "--top", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "gpt3_5b: 4 nodes × 8 a100-40gb (cluster.gpu)"
@@ -44,7 +44,7 @@ def test_a_table_and_what_to_paste(here: Path, capsys: pytest.CaptureFixture[str
     assert list(here.iterdir()) == []
 
 
-def test_the_first_one_taken_is_the_users_own_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_suggestion_fits_and_is_then_the_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
     before = told(capsys, *WORDS, "nodes=4")
     assert before["yours"]["fits"] is False
     assert before["yours"]["memory_bytes"] > before["memory_limit_bytes"]
@@ -57,7 +57,7 @@ def test_the_first_one_taken_is_the_users_own_and_fits(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("gpu", ["h100-80gb", "a30-24gb"])
-def test_what_our_trainer_refuses_in_every_layout_is_refused(
+def test_refusal_of_the_trainer_for_every_layout_is_an_error(
     gpu: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["training=mixtral/mixtral_8x7b", f"cluster.gpu={gpu}", "engine=megatron"]
@@ -68,13 +68,13 @@ def test_what_our_trainer_refuses_in_every_layout_is_refused(
     assert "[engine.megatron]" in told.err
 
 
-def test_nodes_is_short_for_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_is_short_for_num_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     short, long = (told(capsys, *WORDS, word) for word in ("nodes=4", "training.trainer.num_nodes=4"))
     assert short == long
     assert short["nodes"] == 4
 
 
-def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_is_1_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "training=gpt3/175b", "cluster.gpu=a100-80gb", "nodes=2"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "yours breaks a rule: slipway check names it"
@@ -83,7 +83,7 @@ def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[
     assert lines[3].startswith("would fit on 6 nodes: training.trainer.num_nodes=6 ")
 
 
-def test_tasks_without_gpus_have_layouts_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_without_gpus_have_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "training=gpt3/tiny", "cluster=local", "--top", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("their memory is unknown, and was not checked")
@@ -91,7 +91,7 @@ def test_tasks_without_gpus_have_layouts_too(capsys: pytest.CaptureFixture[str])
     assert lines[3] == "1  as it is"
 
 
-def test_experts_come_nearest_first_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_experts_are_ranked_by_distance_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     """How long their steps take is not estimated; how much memory they take is."""
     words = ["training=mixtral/mixtral_8x7b", "cluster.gpu=h100-80gb", "--top", "2"]
     assert main(["suggest", *words]) == 0
@@ -104,7 +104,7 @@ def test_experts_come_nearest_first_and_that_is_said(capsys: pytest.CaptureFixtu
     assert all(one["memory_bytes"] < found["memory_limit_bytes"] for one in found["suggestions"])
 
 
-def test_our_trainer_is_asked_too(
+def test_layouts_that_the_trainer_refuses_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it refuses of others, and not of the user's own, is not told."""

@@ -26,7 +26,7 @@ REQUIRES = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=53
         ("latest", None),
     ],
 )
-def test_the_oldest_driver_of_a_release(cuda: str, driver: tuple[int, ...] | None) -> None:
+def test_oldest_driver_is_that_of_the_release(cuda: str, driver: tuple[int, ...] | None) -> None:
     assert minimum_driver(cuda) == driver
 
 
@@ -40,7 +40,7 @@ def test_a_driver_is_compared_by_its_numbers() -> None:
     assert cuda_support("550.54.15", "9.2") == CudaSupport(None)
 
 
-def test_versions_that_are_none() -> None:
+def test_text_without_a_number_is_no_version() -> None:
     assert version(None) == version("") == version("N/A") == ()
     assert version(" 535.104.05 ") == (535, 104, 5)
 
@@ -56,11 +56,13 @@ def test_versions_that_are_none() -> None:
         ("510.47.03", "11.6", False),
     ],
 )
-def test_what_the_container_tools_hold_a_driver_to(driver: str, cuda: str, does: bool) -> None:
+def test_requirements_on_drivers_are_those_of_nvidia_container_cli(
+    driver: str, cuda: str, does: bool
+) -> None:
     assert fulfils(driver, cuda, REQUIRES) is does
 
 
-def test_conditions_that_are_not_known_are_taken_for_granted() -> None:
+def test_unknown_conditions_count_as_fulfilled() -> None:
     assert fulfils("550.54.15", None, "cuda>=12.4")
     assert fulfils("550.54.15", "12.4", "arch>=5.0,cuda>=12.4")
     assert not fulfils("550.54.15", "12.4", "arch>=5.0,cuda>=12.5")

@@ -39,7 +39,7 @@ def by_name(out: str) -> dict[str, dict[str, Any]]:
     return {line["what"]: line for line in json.loads(out)["lines"] if "here" in line["where"]}
 
 
-def test_a_machine_with_nothing(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bare_machine_lacks_what_the_launch_needs(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cluster=bcm"]) == 1
     told = capsys.readouterr().out.splitlines()
     statuses = {line.split("  ")[0]: line.split()[1:] for line in told if not line.startswith(" ")}
@@ -50,7 +50,7 @@ def test_a_machine_with_nothing(nothing: Path, capsys: pytest.CaptureFixture[str
     assert sum(line.strip().startswith("-> ") for line in told) >= 6  # each has its fix
 
 
-def test_without_slurm_a_launch_needs_python_alone(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_launch_needs_python_alone(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "cluster=local", "--json"])
     out = capsys.readouterr().out
     found = by_name(out)
@@ -60,7 +60,7 @@ def test_without_slurm_a_launch_needs_python_alone(nothing: Path, capsys: pytest
     assert json.loads(out)["ok"] is (code == 0)
 
 
-def test_an_interpreter_without_libraries(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interpreter_without_libraries_is_missing(nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cluster=local", "cluster.python=/nowhere/python3", "--json"]) in (0, 1)
     assert by_name(capsys.readouterr().out)["trainer"]["status"] == "warning"  # nodes may have it
     fake = nothing / "python3"
@@ -100,7 +100,7 @@ def test_secrets_are_never_shown(
     assert ".credentials" not in line["fix"]
 
 
-def test_files_of_credentials_that_are_none(nothing: Path) -> None:
+def test_files_without_registries_are_no_credentials(nothing: Path) -> None:
     for name, text in ((".docker/config.json", "not json"), (".config/containers/auth.json", "[1]")):
         path = nothing / "home" / name
         path.parent.mkdir(parents=True)
@@ -129,9 +129,7 @@ def test_registries_are_named_as_in_images(nothing: Path) -> None:
     ]
 
 
-def test_pyxis_starts_an_image_by_the_name_that_it_takes(
-    nothing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_is_started_by_its_name_for_pyxis(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes stand elsewhere than the user; and `docker://` would send Enroot to Docker Hub."""
     monkeypatch.chdir(nothing)
     assert image_named("./torn.sqsh", "--image").for_pyxis == str(nothing / "torn.sqsh")
@@ -140,7 +138,7 @@ def test_pyxis_starts_an_image_by_the_name_that_it_takes(
     )
 
 
-def test_the_cuda_of_an_image_in_a_registry(nothing: Path) -> None:
+def test_cuda_of_an_image_comes_from_its_registry(nothing: Path) -> None:
     """As skopeo tells it; and why it is not told."""
     skopeo = nothing / "bin/skopeo"
 
@@ -165,7 +163,7 @@ echo '{"config": {"Env": ["PATH=/bin", "CUDA_VERSION=12.5.0.23", "NVIDIA_REQUIRE
     assert image_named(name, "container").why == "the registry's answer cannot be read"
 
 
-def test_the_file_of_an_image(nothing: Path) -> None:
+def test_cuda_of_an_image_comes_from_its_file(nothing: Path) -> None:
     assert image_named("/nowhere/x.sqsh", "container").why == "no such file or directory"
     torn = nothing / "torn.sqsh"
     torn.write_bytes(b"x" * 200)
@@ -174,7 +172,7 @@ def test_the_file_of_an_image(nothing: Path) -> None:
     assert str(torn) not in (found.why or "")
 
 
-def test_an_image_that_cannot_be_looked_into_has_no_known_cuda(nothing: Path) -> None:
+def test_unreadable_image_has_an_unknown_cuda(nothing: Path) -> None:
     """Here without unsquashfs: that is not the image's fault, and no word about its environment."""
     whole = nothing / "whole.sqsh"
     # A superblock: inodes, time, block size, fragments, gzip, ..., 4.0, root, bytes used.
@@ -219,7 +217,7 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slurm
-def test_nodes_of_a_real_slurm(
+def test_nodes_of_a_real_slurm_are_examined(
     no_accounting_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in no_accounting_sandbox.environment().items():
@@ -245,7 +243,7 @@ def test_nodes_of_a_real_slurm(
 
 
 @pytest.mark.slurm
-def test_a_job_that_waits_is_taken_back(
+def test_pending_job_is_cancelled_when_patience_ends(
     plain_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = plain_sandbox.environment()
@@ -270,7 +268,7 @@ sys.exit(main(["doctor", "cluster=sandbox", "cluster.begin=now+1hour", "--nodes"
 
 
 @pytest.mark.slurm
-def test_whoever_is_ended_takes_the_job_back(plain_sandbox: Sandbox) -> None:
+def test_job_is_cancelled_when_the_doctor_is_terminated(plain_sandbox: Sandbox) -> None:
     """As when the terminal is closed: nobody would see the job wait, or know what it is."""
     environment = plain_sandbox.environment()
     nothing = subprocess.DEVNULL

@@ -20,7 +20,7 @@ from launcher.errors import UserError
 from tests.doctor.machines import FILE, GIB, ON_PYXIS, machine, slurm
 
 
-def test_what_is_the_same_is_told_once_with_the_least_room() -> None:
+def test_equal_lines_are_one_row_with_the_least_room() -> None:
     def line(free: int, status: Status = Status.OK) -> Line:
         return Line("enroot.data", status, "/scratch (xfs)", free=free)
 
@@ -35,7 +35,7 @@ def test_what_is_the_same_is_told_once_with_the_least_room() -> None:
     assert [row.where for row in apart] == [("n1",), ("n2",)]
 
 
-def test_what_a_launch_cannot_do_without() -> None:
+def test_needed_rows_are_lacking_or_unknown() -> None:
     told = [
         Line("pyxis", Status.MISSING, "not there", needed=True),
         Line("enroot", Status.MISSING, "not there"),
@@ -47,7 +47,7 @@ def test_what_a_launch_cannot_do_without() -> None:
     assert [row.line.what for row in unknown(found)] == ["nodes"]
 
 
-def test_in_a_pipe_each_thing_is_a_line_and_its_fix_another() -> None:
+def test_pipe_gets_a_line_for_each_thing_and_its_fix() -> None:
     told = [
         Line("slurm", Status.OK, "23.11", "not shown"),
         Line("enroot.data", Status.WARNING, "/scratch", "move it", free=3 * GIB),
@@ -63,7 +63,7 @@ def test_in_a_pipe_each_thing_is_a_line_and_its_fix_another() -> None:
     assert list(plain_lines(many, has_nodes=True)) == ["slurm  n1, n2, ... (8)  ok  23.11"]
 
 
-def test_answers_of_several_nodes_may_be_mixed() -> None:
+def test_mixed_lines_of_several_nodes_are_sorted_out() -> None:
     noise = random.Random(1)
     contents = [{"host": f"n{node}", "é": [noise.random() for _ in range(200)]} for node in (1, 2, 3)]
     lines = [line for content in contents for line in answer_lines(content)]
@@ -101,7 +101,7 @@ def test_a_node_needs_a_python_that_keeps_jobs(job_python: str | None, lacks: bo
     assert (row.line.found, row in lacking(rows)) == (words, lacks)
 
 
-def test_nodes_that_say_nothing_are_not_taken_for_healthy() -> None:
+def test_silent_nodes_do_not_count_as_healthy() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     found = apply_rules(gathered(Answers(3, (good,), ("n2",), "srun: killed")))
     (silent,) = unknown(found)
@@ -123,7 +123,7 @@ srun: error: n2: task 1: Exited with exit code 1
 """
 
 
-def test_an_image_that_does_not_start_on_all_nodes() -> None:
+def test_image_that_starts_on_some_nodes_alone_is_missing() -> None:
     why = pyxis_words(_OF_PYXIS)
     assert why == ("failed to create container filesystem for image: /x.sqsh; Invalid image format: /x.sqsh")
     assert pyxis_words("srun: error: Invalid partition\n") == "Invalid partition"
@@ -139,7 +139,7 @@ def test_an_image_that_does_not_start_on_all_nodes() -> None:
     assert not lacking(apply_rules(gathered(Answers(2, both, started=("n1", "n2")))))
 
 
-def test_what_an_image_says_does_not_reach_the_terminal_as_it_is() -> None:
+def test_control_characters_of_an_image_do_not_reach_the_terminal() -> None:
     line = Line("image", Status.UNKNOWN, "CUDA \x1b]0;mine\x07", "as root:\nrm \x1b[2J")
     assert list(plain_lines([Row(line, ("here",))], has_nodes=False)) == [
         "image  unknown  CUDA \\x1b]0;mine\\x07",
@@ -147,7 +147,7 @@ def test_what_an_image_says_does_not_reach_the_terminal_as_it_is() -> None:
     ]
 
 
-def test_who_is_more_patient_gives_an_image_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_patience_gives_an_image_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
 
     def runs(command: list[str], **other: object) -> None:
@@ -162,7 +162,7 @@ def test_who_is_more_patient_gives_an_image_more_time(monkeypatch: pytest.Monkey
     assert limits == ["--time=5", "--time=61"]
 
 
-def test_a_node_that_differs_is_told_apart() -> None:
+def test_node_that_differs_has_a_row_of_its_own() -> None:
     good = machine(files={"/images/nemo.sqsh": FILE.size})
     bad = machine(host="n2", files={"/images/nemo.sqsh": None})
     found = apply_rules(gathered(Answers(2, (good, bad))))
@@ -181,7 +181,7 @@ def test_a_node_that_differs_is_told_apart() -> None:
         (["cluster=interactive"], ["--overlap", "--nodes=2"], ["--gres=gpu:1"]),
     ],
 )
-def test_nodes_are_looked_at_where_the_launch_would_run(
+def test_examined_nodes_are_those_of_the_launch(
     overrides: list[str], expected: list[str], absent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # as in a salloc
@@ -193,7 +193,7 @@ def test_nodes_are_looked_at_where_the_launch_would_run(
     assert not set(absent) & set(command)
 
 
-def test_pyxis_keeps_where_enroot_stores_from_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_enroot_in_a_job_are_ignored_as_by_pyxis(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be well by `env_vars` alone is not well."""
     monkeypatch.setenv("ENROOT_RUNTIME_PATH", "/mine")
     given = {"ENROOT_DATA_PATH": "/scratch", "ENROOT_RESTRICT_DEV": "y"}
@@ -206,7 +206,7 @@ def test_pyxis_keeps_where_enroot_stores_from_a_job(monkeypatch: pytest.MonkeyPa
     assert {name for name in here if name.startswith("ENROOT_")} == {"ENROOT_RUNTIME_PATH"}
 
 
-def test_what_the_probe_tells_is_what_facts_are() -> None:
+def test_report_of_the_probe_has_the_fields_of_the_facts() -> None:
     """Of this very machine, whatever it has; and what was read is what a node sends."""
     content = gather({"files": {"a": __file__, "b": "/nowhere/x"}}, {"PATH": "", "HOME": "/"})
     found = machine_of(json.loads(json.dumps(content)))

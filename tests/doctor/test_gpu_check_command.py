@@ -55,9 +55,7 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
-def test_a_table_with_what_to_mend_and_the_estimate(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_table_has_remedies_and_estimates(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     python = python_that_writes(tmp_path, ROWS, 1)
     words = ["gpu-check", "cluster=local", f"cluster.python={python}", "cluster.gpu=h100"]
     assert main([*words, "--directory", str(tmp_path / "a"), "--only", "versions,throughput"]) == 1
@@ -75,7 +73,7 @@ def test_a_table_with_what_to_mend_and_the_estimate(
     assert "it holds an earlier check" in capfd.readouterr().err
 
 
-def test_without_a_failure_and_for_programs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_passed_checks_exit_with_0_and_print_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     python = python_that_writes(tmp_path, ROWS[:1], 0)
     words = ["gpu-check", "cluster=local", f"cluster.python={python}", "--json"]
     assert main([*words, "--directory", str(tmp_path / "a")]) == 0
@@ -84,15 +82,14 @@ def test_without_a_failure_and_for_programs(tmp_path: Path, capfd: pytest.Captur
     assert content["machine"]["host"] == "n1"
     assert [row["check"] for row in content["rows"]] == ["versions"]
     assert content["estimate"]["step_seconds"] > 0
-    assert (tmp_path / "a" / "code" / "trainer" / "gpu_check" / "__main__.py").exists()
+    for name in ("trainer/gpu_check/__main__.py", "arithmetic/gpus.json"):
+        assert (tmp_path / "a" / "code" / name).exists()
     # A few micro batches, in place of a global batch of 256.
     measured = yaml.safe_load((tmp_path / "a" / "throughput_config.yaml").read_text())
     assert measured["model"]["global_batch_size"] == 4 * measured["model"]["micro_batch_size"]
 
 
-def test_checks_that_were_ended_on_their_way_have_failed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_that_end_early_have_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The time limit of a job leaves the rows so far, all of them passed."""
     for code in (0, 143):
         python = python_that_writes(tmp_path, ROWS[:1], code, finished=False)
@@ -156,21 +153,21 @@ def test_a_measured_step_takes_a_few_micro_batches(changes: dict[str, Any], batc
         (["cluster=local", "--minutes", "0"], "--minutes 0: a number of minutes"),
     ],
 )
-def test_what_cannot_be_started_is_told(
+def test_checks_that_cannot_start_name_the_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     assert main(["gpu-check", *words, "--directory", str(tmp_path / "a")]) == 2
     assert said in capfd.readouterr().err
 
 
-def test_what_cannot_be_started_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_checks_that_cannot_start_leave_no_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["gpu-check", "cluster=bcm", "container=/x.sqsh", "--directory", str(tmp_path / "a")]
     assert main(words) == 2
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.slurm
-def test_a_node_of_a_real_slurm(
+def test_node_of_a_real_slurm_is_checked(
     no_accounting_sandbox: Sandbox,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +186,7 @@ def test_a_node_of_a_real_slurm(
 
 
 @pytest.mark.slurm
-def test_a_node_of_an_allocation(
+def test_node_of_an_allocation_is_checked(
     no_accounting_sandbox: Sandbox,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -40,7 +40,7 @@ def look(tmp_path: Path, asked: dict[str, dict[str, str]] | None = None, **varia
     return machine_of(probe.gather(asked or {}, environment))
 
 
-def test_nodes_with_an_old_python_can_run_it() -> None:
+def test_probe_runs_with_an_old_python() -> None:
     """RHEL 8 has 3.6, in which `from __future__ import annotations` is an error as well."""
     source = Path(probe.__file__).read_text()
     tree = ast.parse(source, feature_version=(3, 6))
@@ -52,13 +52,13 @@ def test_nodes_with_an_old_python_can_run_it() -> None:
     assert ":=" not in source
 
 
-def test_nothing_on_path(tmp_path: Path) -> None:
+def test_empty_path_has_no_programs(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert (found.tools, found.enroot, found.gpus, found.docker_daemon) == ({}, None, None, None)
     assert found.places["temporary"].path == "/tmp"
 
 
-def test_versions_and_compressors(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_versions_and_compressors_are_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     programs("skopeo", "echo skopeo version 1.18.0-dev commit: 1.2.3")
     programs("unsquashfs", "echo 'unsquashfs version 4.6.1 (2023/03/25)'; exit 1")
     programs(
@@ -84,7 +84,7 @@ def test_namespaces_are_tried(tmp_path: Path, programs: Callable[[str, str], Non
     assert look(tmp_path).no_namespaces == "unshare failed: Operation not permitted"
 
 
-def test_a_user_of_whom_nothing_is_known(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_user_without_a_name_or_home_is_probed(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     """Nor $HOME, as in a container of another user's id."""
     programs("enroot", "")
     with pytest.MonkeyPatch.context() as patch:
@@ -105,12 +105,12 @@ def test_ids_of_a_user_are_those_of_the_account(tmp_path: Path, monkeypatch: pyt
     assert not look(tmp_path, USER=me).subordinate_ids
 
 
-def test_a_daemon_that_answers(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_version_of_the_daemon_is_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     programs("docker", "echo 28.2.2")
     assert look(tmp_path).docker_daemon == "28.2.2"
 
 
-def test_a_program_that_does_not_answer(
+def test_program_without_an_answer_is_ended(
     tmp_path: Path, programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_PATIENCE_SECONDS", 0.2)
@@ -133,7 +133,9 @@ def enroot(tmp_path: Path, conf: str) -> None:
         (tmp_path / "bin" / tool).symlink_to(f"/usr/bin/{tool}")
 
 
-def test_enroot_as_it_is_configured(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_configuration_of_enroot_is_read_as_enroot_reads_it(
+    tmp_path: Path, programs: Callable[[str, str], None]
+) -> None:
     """With expansions, drop-ins, and what the user's environment has instead; and nothing is made."""
     text = """\
 # ENROOT_DATA_PATH /not/this
@@ -169,7 +171,7 @@ ENROOT_SQUASH_OPTIONS -comp lz4 -noD
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_configuration_that_cannot_be_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_unreadable_configuration_is_reported(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     enroot(tmp_path, "ENROOT_DATA_PATH /tmp/data\n")
     (tmp_path / "bin/env").unlink()
     found = look(tmp_path)
@@ -177,7 +179,7 @@ def test_a_configuration_that_cannot_be_read(tmp_path: Path, programs: Callable[
     assert "enroot.conf cannot be read" in (found.enroot.trouble or "")
 
 
-def test_the_gpus_and_their_driver(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_gpus_and_their_driver_are_read(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     programs(
         "nvidia-smi",
         r"""case "$1" in
@@ -191,7 +193,7 @@ esac""",
     assert found.names == ("NVIDIA H100 80GB HBM3",) * 2
 
 
-def test_a_driver_that_does_not_work(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_error_of_nvidia_smi_is_reported(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     programs("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     found = look(tmp_path).gpus
     assert found is not None
@@ -202,7 +204,7 @@ def test_a_driver_that_does_not_work(tmp_path: Path, programs: Callable[[str, st
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_pyxis_in_plugstack(tmp_path: Path, included: bool) -> None:
+def test_line_of_pyxis_is_read_from_plugstack_conf(tmp_path: Path, included: bool) -> None:
     plugin = tmp_path / "spank_pyxis.so"
     line = f"# required other\nrequired {plugin} runtime_path=/run/me use_squashfuse=1 # mine\n"
     stack, folder = tmp_path / "plugstack.conf", tmp_path / "plugstack.conf.d"
@@ -218,7 +220,7 @@ def test_pyxis_in_plugstack(tmp_path: Path, included: bool) -> None:
     assert look(tmp_path, asked).plugstack.there is True
 
 
-def test_includes_that_go_in_circles(tmp_path: Path) -> None:
+def test_circular_includes_end(tmp_path: Path) -> None:
     (tmp_path / "plugstack.conf").write_text(
         "include plugstack.conf\ninclude nowhere/*\noptional /x/other.so\n"
     )

@@ -28,8 +28,9 @@ def metrics(run: Path) -> list[dict[str, object]]:
 @pytest.mark.slurm
 @pytest.mark.trainer
 def test_a_training_on_slurm_and_its_continuation(
-    repository: Path, workplace: Path, accounting_sandbox: Sandbox
+    repository: Path, workplace: Path, accounting_sandbox: Sandbox, warm_python: Path
 ) -> None:
+    """The first launch starts as a user's does, the second is forked."""
     conf = {"SLURM_CONF": accounting_sandbox.environment()["SLURM_CONF"]}
     main = [sys.executable, repository / "launcher" / "main.py", "cluster=sandbox", *SMALL]
     done = run_command(*main, "--follow", cwd=workplace, **conf)
@@ -58,7 +59,8 @@ def test_a_training_on_slurm_and_its_continuation(
     start = metrics(run)[0]
     assert (start["world_size"], start["tensor"], start["data"], start["step"]) == (4, 2, 2, 0)
 
-    again = run_command(*main, "training.trainer.max_steps=6", "--follow", cwd=workplace, **conf)
+    further = ["training.trainer.max_steps=6", f"cluster.python={warm_python}"]
+    again = run_command(*main, *further, "--follow", cwd=workplace, **conf)
     assert "COMPLETED" in again.stdout
     assert metrics(run)[0]["step"] == 4, "the second launch continues where the first ended"
     assert metrics(run)[-1]["step"] == 6

@@ -72,12 +72,15 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 def overrides(tmp_path: Path, *more: str) -> list[str]:
     """A tiny training that Slurm is to run, whose interpreter is one that does nothing."""
+    # Nothing is missed of data that nobody prepares; a preparation alone has no such key.
+    mock = [] if "stages=[data_preparation]" in more else ["training.model.data.data_impl=mock"]
     return [
         "training=gpt3/tiny",
         "cluster=sandbox",
         f"cluster.slurm_conf={tmp_path}/slurm.conf",
         f"cluster.python={tmp_path}/bin/python",
         f"base_results_dir={tmp_path}/results",
+        *mock,
         *more,
     ]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.checks.facts import Lack
-from launcher.checks.gathering.path_resolver import Ground, is_there, opened
+from launcher.checks.facts import MissingPath
+from launcher.checks.gathering.path_resolver import PathResolver, is_there, opened
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values
 from supervisor.checkpoints import MARKER, TRACKER
@@ -38,14 +38,14 @@ class Marked(NamedTuple):
     content: dict[str, Any]
 
 
-def checkpoint_directory(ground: Ground) -> Path | None:
-    """Where a training saves, as this machine has it; ``None`` if that is in the container's image."""
-    given = ground.plan.job.chain.checkpoints
-    return ground.host(given) if given is not None else ground.plan.paths.checkpoints
+def checkpoint_directory(resolver: PathResolver) -> Path | None:
+    """Return where a training saves, as this machine has it; None if that is in the container's image."""
+    given = resolver.plan.job.chain.checkpoints
+    return resolver.host(given) if given is not None else resolver.plan.paths.checkpoints
 
 
 def marked_checkpoints(directory: Path) -> list[Marked]:
-    """The complete checkpoints of our trainer's in a directory, the newest last."""
+    """Return the complete checkpoints of our trainer in a directory, the newest last."""
     try:
         paths = [path for path in directory.iterdir() if not path.name.startswith(".")]
     except OSError:
@@ -56,35 +56,35 @@ def marked_checkpoints(directory: Path) -> list[Marked]:
     return sorted(whole, key=lambda one: (_whole(one.content, "serial"), _whole(one.content, "step")))
 
 
-def chosen_checkpoint(ground: Ground) -> Marked | None:
-    """The checkpoint that our trainer would go on from: the newest, or the one that is named until it was."""
-    values, directory = Values(ground.plan.job.config or {}), checkpoint_directory(ground)
+def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
+    """Return the checkpoint that our trainer would resume from: the newest, or the named one until it was."""
+    values, directory = Values(resolver.plan.job.config or {}), checkpoint_directory(resolver)
     known = marked_checkpoints(directory) if directory is not None else []
     newest, given = known[-1] if known else None, values.raw(_NAMED)
     if not isinstance(given, str) or (newest and _was_made(values.node("resume") or {}, newest.content)):
         return newest
-    path = ground.host(given) if "/" in given else directory / given if directory is not None else None
+    path = resolver.host(given) if "/" in given else directory / given if directory is not None else None
     content = _marker(path) if path is not None else None
     return Marked(path, content) if path is not None and content is not None else None
 
 
-def lost_checkpoint(ground: Ground) -> tuple[Lack, ...] | None:
-    """What is wrong with the checkpoint that a training is to go on from; ``None`` if it is no training."""
-    config = ground.plan.job.config
-    if config is None or ground.plan.job.stage != "training":
+def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return what is wrong with the checkpoint to resume from; None if the job is no training."""
+    config = resolver.plan.job.config
+    if config is None or resolver.plan.job.stage != "training":
         return None
     values = Values(config)
-    looked = [*_named(ground, values), *_of_nemo(ground, values), *_newest(ground, values)]
+    looked = [*_named(resolver, values), *_of_nemo(resolver, values), *_newest(resolver, values)]
     return tuple(lack for lack in looked if lack is not None)
 
 
-def _named(ground: Ground, values: Values) -> Iterator[Lack | None]:
-    """Our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a whole path."""
-    given, directory = values.raw(_NAMED), checkpoint_directory(ground)
-    if not isinstance(given, str) or ground.plan.job.engine != "megatron":
+def _named(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+    """Look for our trainer's `resume.checkpoint`: a name in the run's directory of checkpoints, or a path."""
+    given, directory = values.raw(_NAMED), checkpoint_directory(resolver)
+    if not isinstance(given, str) or resolver.plan.job.engine != "megatron":
         return
     if "/" in given:
-        path = ground.input(_NAMED, given, f"training.{_NAMED}={Path(given).absolute()}")
+        path = resolver.input(_NAMED, given, f"training.{_NAMED}={Path(given).absolute()}")
     else:
         path = directory / given if directory is not None else None
     if not isinstance(path, Path):
@@ -95,7 +95,7 @@ def _named(ground: Ground, values: Values) -> Iterator[Lack | None]:
         return  # the newest checkpoint comes after it: the named one may be gone by now
     why = _why_lost(path)
     names = [one.path.name for one in reversed(known)]
-    yield _lack(ground, _NAMED, given, path, why, _near(path, names, directory)) if why else None
+    yield _missing(resolver, _NAMED, given, path, why, _near(path, names, directory)) if why else None
 
 
 def _was_made(resume: Mapping[str, Any], marker: Mapping[str, Any]) -> bool:
@@ -114,7 +114,7 @@ def _near(path: Path, names: list[str], directory: Path | None) -> str:
 
 
 def _why_lost(path: Path) -> str | None:
-    """Why there is no complete checkpoint of our trainer's at a path."""
+    """Return why there is no complete checkpoint of our trainer at a path."""
     if not is_there(path):
         return "there is no such checkpoint"
     content = _marker(path)
@@ -124,40 +124,40 @@ def _why_lost(path: Path) -> str | None:
     return f"not a complete checkpoint: {damaged}" if damaged is not None else None
 
 
-def _of_nemo(ground: Ground, values: Values) -> Iterator[Lack | None]:
-    if ground.plan.job.engine != "nemo":
+def _of_nemo(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+    if resolver.plan.job.engine != "nemo":
         return
     for key in _OF_NEMO:
         given = values.raw(key)
         if not isinstance(given, str) or not given.strip() or "://" in given:
             continue
-        path = ground.input(key, given, f"by its whole path: {Path(given).absolute()}")
+        path = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
         if not isinstance(path, Path):
             yield path
         elif any(map(is_there, (path, *(path.parent / rank / path.name for rank in _RANKS)))):
             yield None
         else:
-            yield _lack(ground, key, given, path, "there is no such checkpoint", nearest_files(path))
+            yield _missing(resolver, key, given, path, "there is no such checkpoint", nearest_files(path))
 
 
-def _newest(ground: Ground, values: Values) -> Iterator[Lack | None]:
-    """The directory that has to hold a checkpoint, and the one that Megatron-LM's record names."""
-    directory = checkpoint_directory(ground)
+def _newest(resolver: PathResolver, values: Values) -> Iterator[MissingPath | None]:
+    """Look for the checkpoint that must be there, and for the one that Megatron-LM's record names."""
+    directory = checkpoint_directory(resolver)
     if directory is None or not values.flag("exp_manager.resume_if_exists"):
         return
     given = str(values.raw(_DIRECTORY))
-    if ground.plan.job.engine == "megatron_lm" and (why := _why_not_newest(directory)) is not None:
-        yield _lack(ground, _DIRECTORY, given, directory, why, nearest_files(directory / "iter_", ""))
+    if resolver.plan.job.engine == "megatron_lm" and (why := _why_not_newest(directory)) is not None:
+        yield _missing(resolver, _DIRECTORY, given, directory, why, nearest_files(directory / "iter_", ""))
     elif values.raw("exp_manager.resume_ignore_no_checkpoint") is False:
         key = "training.exp_manager.resume_ignore_no_checkpoint"
-        if _holds_any(directory, ground.plan.job.engine):
+        if _holds_any(directory, resolver.plan.job.engine):
             return
         why = f"there is no complete checkpoint in it, and {key}=False asks for one"
-        yield _lack(ground, _DIRECTORY, given, directory, why, f"{key}=True starts from step 0")
+        yield _missing(resolver, _DIRECTORY, given, directory, why, f"{key}=True starts from step 0")
 
 
 def _why_not_newest(directory: Path) -> str | None:
-    """Why Megatron-LM would not find the iteration that its record names; no record is a fresh start."""
+    """Return why Megatron-LM would not find the iteration of its record; no record is a fresh start."""
     try:
         text = read_text(directory / TRACKER, errors="replace").strip()
     except OSError:
@@ -177,7 +177,7 @@ def _holds_any(directory: Path, engine: str) -> bool:
 
 
 def has_entries(directory: Path) -> bool:
-    """Whether something is saved in a directory; where it may not be looked into, that may be."""
+    """Return True if something is saved in a directory, or if it cannot be read."""
     try:
         return any(not entry.name.startswith(".") for entry in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -186,10 +186,10 @@ def has_entries(directory: Path) -> bool:
         return True
 
 
-def _lack(ground: Ground, key: str, given: str, path: Path, why: str, fix: str) -> Lack:
+def _missing(resolver: PathResolver, key: str, given: str, path: Path, why: str, fix: str) -> MissingPath:
     # The launcher itself writes the run's directory: what is not in it now is nowhere.
-    certain = path.is_relative_to(ground.plan.paths.run_dir) or ground.tells_of(path)
-    return ground.lost(key, given, why, certain=certain, fix=fix)
+    certain = path.is_relative_to(resolver.plan.paths.run_dir) or resolver.tells_of(path)
+    return resolver.missing(key, given, why, certain=certain, fix=fix)
 
 
 def _marker(checkpoint: Path) -> dict[str, Any] | None:
@@ -202,7 +202,7 @@ def _marker(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _damage(found: Marked) -> str | None:
-    """What is wrong with the files that a marker lists by name and size."""
+    """Return what is wrong with the files that a marker lists by name and size."""
     files = found.content.get("files")
     for name, size in files.items() if isinstance(files, dict) else ():
         try:

@@ -27,7 +27,7 @@ def cluster_facts(plan: Plan) -> ClusterFacts | None:
 
 
 def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
-    """That nodes are shown to nobody, as with ``PrivateData=nodes``, says nothing of how many there are."""
+    """Drop the nodes where Slurm hides them (``PrivateData=nodes``): none shown is not none there."""
     mine = chosen(plan, Facts(cluster=found))
     hidden = [one for one in mine if one.total_nodes and not (found.nodes or {}).get(one.name)]
     if found.nodes is None or not mine or len(hidden) < len(mine):
@@ -37,7 +37,7 @@ def _without_hidden_nodes(plan: Plan, found: ClusterFacts) -> ClusterFacts:
 
 
 def remembered(ask: ClusterOf = cluster_facts) -> ClusterOf:
-    """The same, asked once for all plans that ask for the same: the points of a sweep."""
+    """Return a function that asks once for all plans with the same questions: the points of a sweep."""
     known: dict[tuple[object, ...], ClusterFacts | None] = {}
 
     def cluster_of(plan: Plan) -> ClusterFacts | None:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.facts import Lack
-from launcher.checks.gathering.path_resolver import Ground, opened, told
+from launcher.checks.facts import MissingPath
+from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
 from launcher.checks.gathering.tokenizers import tokenizer_files
 from launcher.drafting import Draft
 from launcher.errors import nearest_files
@@ -32,14 +32,14 @@ _OLD_MAGIC = b"TNTIDX\x00\x00"
 _LENGTH, _POINTER, _BOUNDARY = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<q")
 # DType there: bytes of a token by the type's code.
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
-_HOME = Path(__file__).resolve().parents[2]
+_HOME = Path(__file__).resolve().parents[3]
 _PATIENCE_SECONDS = 120
 _SUFFIXES = (".bin", ".idx")
 
 
-def data_sets(ground: Ground) -> list[tuple[str, str]]:
-    """Keys and prefixes of the data sets, each once; what is no list of them is for the check of its form."""
-    values = Values(ground.plan.job.config or {})
+def data_sets(resolver: PathResolver) -> list[tuple[str, str]]:
+    """Yield keys and prefixes of the data sets, each once; `data.prefix` reports what is no list of them."""
+    values = Values(resolver.plan.job.config or {})
     if values.raw("model.data.data_impl") != "mmap":
         return []
     given = values.raw(_PREFIX)
@@ -64,17 +64,17 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def lost_data(ground: Ground) -> tuple[Lack, ...] | None:
-    """What is wrong with the data sets; ``None`` if the job reads none."""
-    named = data_sets(ground)
+def missing_data(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return what is wrong with the data sets; None if the job reads none."""
+    named = data_sets(resolver)
     if not named:
         return None
-    looked = [_looked_at(ground, key, prefix) for key, prefix in named]
+    looked = [_looked_at(resolver, key, prefix) for key, prefix in named]
     return tuple(lack for lack in looked if lack is not None)
 
 
-def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
-    prefix = ground.input(key, given, f"by its whole path: {Path(given).absolute()}")
+def _looked_at(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
+    prefix = resolver.input(key, given, f"by its whole path: {Path(given).absolute()}")
     if not isinstance(prefix, Path):
         return prefix
     files = {suffix: prefix.with_name(f"{prefix.name}{suffix}") for suffix in _SUFFIXES}
@@ -84,19 +84,19 @@ def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
         try:
             sizes[suffix] = _size(path)
         except OSError as error:
-            wrong[suffix] = told(error)
-    certain = all(ground.tells_of(path) for path in files.values())
+            wrong[suffix] = why_unreadable(error)
+    certain = all(resolver.tells_of(path) for path in files.values())
     if wrong:
-        return ground.lost(key, given, _why_lost(wrong), certain=certain, fix=_instead(prefix))
+        return resolver.missing(key, given, _why_lost(wrong), certain=certain, fix=_instead(prefix))
     try:
         why = why_no_data_set(files[".idx"], sizes[".bin"])
     except OSError as error:
-        why = f"its .idx: {told(error)}"
-    return ground.lost(key, given, why, certain=certain, fix=_MAKE) if why is not None else None
+        why = f"its .idx: {why_unreadable(error)}"
+    return resolver.missing(key, given, why, certain=certain, fix=_MAKE) if why is not None else None
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file that one may read."""
+    """Return the bytes of a file that can be read."""
     with opened(path) as stream:
         return stream.seek(0, 2)
 
@@ -116,7 +116,7 @@ def _instead(prefix: Path) -> str:
 
 
 def why_no_data_set(idx: Path, bin_size: int) -> str | None:
-    """Why an ``.idx`` and a ``.bin`` of that many bytes are no data set; ``None`` if they go together.
+    """Return why an ``.idx`` and a ``.bin`` of that size are no data set; None if they match.
 
     Raises
     ------
@@ -184,7 +184,7 @@ _NOTHING = DataAnswer([], (), None)
 
 
 def data_identity(made: Draft) -> list[dict[str, Any]]:
-    """The identity of a training's data, for the record; empty where it is not known."""
+    """Return the identity of a training's data for the record; empty where it is not known."""
     if made.plan.job.stage != "training":
         return []
     answer = ask_identity(made, [])
@@ -193,7 +193,7 @@ def data_identity(made: Draft) -> list[dict[str, Any]]:
 
 def ask_identity(made: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
-    wanted = list(_wanted(Ground(made)))
+    wanted = list(_wanted(PathResolver(made)))
     if not wanted:
         return _NOTHING
     state = tuple(_state(item["path"]) for item in wanted)
@@ -218,30 +218,30 @@ def _ask(question: str, state: tuple[object, ...]) -> DataAnswer | None:
         return None
 
 
-def _wanted(ground: Ground) -> Iterator[dict[str, str]]:
-    """The files, less those that a stage before this one is going to write."""
-    for key, given in data_sets(ground):
-        prefix, path = Path(given.strip()), _here(ground, key, given.strip())
+def _wanted(resolver: PathResolver) -> Iterator[dict[str, str]]:
+    """Return the files, without those that a previous stage is going to write."""
+    for key, given in data_sets(resolver):
+        prefix, path = Path(given.strip()), _here(resolver, key, given.strip())
         for suffix in _SUFFIXES if path is not None else ():
             yield _file("data", "model.data.data_prefix", f"{prefix}{suffix}", f"{path}{suffix}")
-    for key, given in tokenizer_files(ground):
-        path = _here(ground, key, given)
+    for key, given in tokenizer_files(resolver):
+        path = _here(resolver, key, given)
         if path is not None:
             yield _file("tokenizer", key, str(Path(given)), str(path))
 
 
-def _here(ground: Ground, key: str, given: str) -> Path | None:
-    path = ground.input(key, given, "")
+def _here(resolver: PathResolver, key: str, given: str) -> Path | None:
+    path = resolver.input(key, given, "")
     return path if isinstance(path, Path) else None
 
 
 def _file(kind: str, key: str, name: str, path: str) -> dict[str, str]:
-    """A file as the program is asked for it; `name` is its path in the job, `path` that on this machine."""
+    """Return a file as the program expects it: its path in the job as `name`, on this machine as `path`."""
     return {"kind": kind, "key": key, "name": name, "path": path}
 
 
 def _state(path: str) -> tuple[int, ...] | None:
-    """What tells that a file was not written to meanwhile."""
+    """Return what shows that a file was not written to meanwhile."""
     try:
         found = Path(path).stat()
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.checks.facts import Change, EarlierTraining
 from launcher.checks.gathering.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
 from launcher.checks.gathering.data import ask_identity
-from launcher.checks.gathering.path_resolver import Ground
+from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.values import Values, full
@@ -54,25 +54,25 @@ def earlier_training(made: Draft) -> EarlierTraining | None:
     if plan.job.stage != "training" or plan.job.config is None:
         return None
     paths, manifest = _newest(made) or (None, None)
-    ground, training = Ground(made), made.composition.config.training
-    goes_on = _goes_on(ground, manifest)
+    resolver, training = PathResolver(made), made.composition.config.training
+    goes_on = _goes_on(resolver, manifest)
     earlier = EarlierTraining(
         launch=manifest.launch if manifest is not None else None,
         goes_on=goes_on,
-        changes=_changes(ground, paths, manifest) if paths is not None and manifest is not None else (),
+        changes=_changes(resolver, paths, manifest) if paths is not None and manifest is not None else (),
         data=(),
         accepted=training.resume.accept_data if training is not None else None,
     )
-    return _with_data(earlier, made, ground, manifest) if goes_on else earlier
+    return _with_data(earlier, made, resolver, manifest) if goes_on else earlier
 
 
 def differences_on_record(made: Draft) -> dict[str, Any] | None:
-    """How a launch differs from the one before it, for its manifest; ``None`` if it is the same training."""
+    """Return how a launch differs from the one before, for its manifest; None if it is the same training."""
     found = _newest(made)
     if found is None or made.plan.job.config is None:
         return None
     paths, manifest = found
-    changes = _changes(Ground(made), paths, manifest)
+    changes = _changes(PathResolver(made), paths, manifest)
     if not changes:
         return None
     told = [{"key": full(change.key), "old": change.old, "new": change.new} for change in changes]
@@ -80,7 +80,7 @@ def differences_on_record(made: Draft) -> dict[str, Any] | None:
 
 
 def _newest(made: Draft) -> tuple[LaunchPaths, Manifest] | None:
-    """The newest launch of the run that became a job, if it was a training."""
+    """Return the newest launch of the run that became a job, if it was a training."""
     run_dir = made.plan.paths.run_dir
     try:
         number = newest_submitted(run_dir)
@@ -93,18 +93,18 @@ def _newest(made: Draft) -> tuple[LaunchPaths, Manifest] | None:
     return (paths, manifest) if manifest.stage == "training" else None
 
 
-def _goes_on(ground: Ground, manifest: Manifest | None) -> bool:
-    """Whether there is something to go on from, now or when the job begins."""
-    values = Values(ground.plan.job.config or {})
+def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
+    """Return True if there is something to resume from, now or when the job begins."""
+    values = Values(resolver.plan.job.config or {})
     if not values.flag("exp_manager.resume_if_exists"):
         return False
-    directory = checkpoint_directory(ground)
+    directory = checkpoint_directory(resolver)
     if directory is None or has_entries(directory) or values.raw("resume.checkpoint") is not None:
         return True
     if manifest is None:
         return False
     # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
-    launch_dir = ground.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
+    launch_dir = resolver.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
     lives = read_attempts(launch_dir)
     if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
         return any(not life.is_over for life in lives)
@@ -112,9 +112,9 @@ def _goes_on(ground: Ground, manifest: Manifest | None) -> bool:
 
 
 def _with_data(
-    earlier: EarlierTraining, made: Draft, ground: Ground, manifest: Manifest | None
+    earlier: EarlierTraining, made: Draft, resolver: PathResolver, manifest: Manifest | None
 ) -> EarlierTraining:
-    known, since = _trained_on(ground, manifest)
+    known, since = _trained_on(resolver, manifest)
     if not known:
         return earlier
     answer = ask_identity(made, known)
@@ -123,43 +123,43 @@ def _with_data(
     return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
 
 
-def _trained_on(ground: Ground, manifest: Manifest | None) -> tuple[list[Any], str]:
-    """The identity of the data so far, and of what it is: the checkpoint's own before the launch's."""
-    if ground.plan.job.engine == "megatron":
-        chosen = chosen_checkpoint(ground)
+def _trained_on(resolver: PathResolver, manifest: Manifest | None) -> tuple[list[Any], str]:
+    """Return the identity of the data so far and its source: the checkpoint's own before the launch's."""
+    if resolver.plan.job.engine == "megatron":
+        chosen = chosen_checkpoint(resolver)
         data = chosen.content.get("data") if chosen is not None else None
         if chosen is not None and isinstance(data, list) and data:
             return data, f"the checkpoint {chosen.path.name}"
     return (manifest.data, f"launch {manifest.launch} of this run") if manifest is not None else ([], "")
 
 
-def _changes(ground: Ground, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:
-    """How the configuration differs from that of a launch; ``None`` if the latter cannot be read."""
+def _changes(resolver: PathResolver, paths: LaunchPaths, manifest: Manifest) -> tuple[Change, ...] | None:
+    """Return the changes since a launch; None if its configuration cannot be read."""
     try:
         before = read_yaml(paths.config)
     except (OSError, ValueError, TypeError):
         return None
     if not isinstance(before, dict):
         return None
-    old, new = dict(_flat(before)), dict(_flat(ground.plan.job.config or {}))
+    old, new = dict(_flat(before)), dict(_flat(resolver.plan.job.config or {}))
     differing = (key for key in {**new, **old} if not _same(old.get(key), new.get(key)))
     keys = [key for key in differing if not _FREE.fullmatch(key)]
     if any(_is_file(key) or _is_prefix(key) for key in keys):
-        same = _same_files(ground, manifest, old, new)
+        same = _same_files(resolver, manifest, old, new)
         keys = [key for key in keys if key not in same]
-    engine, before_it = ground.plan.job.engine, manifest.engine
+    engine, before_it = resolver.plan.job.engine, manifest.engine
     engines = () if engine == before_it else (Change("engine", before_it, engine, True),)
     return engines + tuple(
-        Change(key, _kept(key, old.get(key)), _kept(key, new.get(key)), _is_grave(key, ground))
+        Change(key, _kept(key, old.get(key)), _kept(key, new.get(key)), _is_grave(key, resolver))
         for key in keys
     )
 
 
 def _same_files(
-    ground: Ground, manifest: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]
+    resolver: PathResolver, manifest: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> frozenset[str]:
-    """The keys that name files of the same content elsewhere, or such that `data.identity` compares."""
-    answer = ask_identity(ground.made, [])
+    """Return the keys whose files have the same content elsewhere, or that `data.identity` compares."""
+    answer = ask_identity(resolver.made, [])
     now = answer.identity if answer is not None else []
     moved = _contents(manifest.data) == _contents(now) != []
     prefixes = {key for key in {**old, **new} if _is_prefix(key)}
@@ -176,13 +176,13 @@ def _is_prefix(key: str) -> bool:
 
 
 def _compared_keys(before: Sequence[Any], now: Sequence[Any]) -> frozenset[str]:
-    """The keys of the tokenizer whose files both launches have seen: `data.identity` compares these."""
+    """Return the tokenizer's keys whose files both launches have seen: `data.identity` compares these."""
     seen = ({str(file.get("key")).partition("/")[0] for file in _files(each)} for each in (before, now))
     return frozenset(filter(_is_file, set.intersection(*seen)))
 
 
 def _contents(files: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """What the data sets hold, in their order and whatever their names."""
+    """Return what the data sets hold, in their order and without their names."""
     return [(file.get("size"), file.get("checksum")) for file in _files(files) if file.get("kind") == "data"]
 
 
@@ -191,7 +191,7 @@ def _files(files: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _weights(given: Any) -> list[Any]:
-    """A list of data sets without their names."""
+    """Return a list of data sets without their names."""
     return [_number(item) for item in given] if isinstance(given, list) else []
 
 
@@ -202,9 +202,9 @@ def _number(item: Any) -> float | None:
         return None
 
 
-def _is_grave(key: str, ground: Ground) -> bool:
+def _is_grave(key: str, resolver: PathResolver) -> bool:
     if key == "trainer.precision":
-        return ground.plan.job.engine == "megatron"  # whose checkpoints are of one precision
+        return resolver.plan.job.engine == "megatron"  # whose checkpoints are of one precision
     return key == _KIND or bool(_SHAPE.fullmatch(key) or _TOKENIZER.fullmatch(key))
 
 
@@ -221,7 +221,7 @@ def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether two values mean the same: ``1e-4`` is a text in YAML, and 0.0001 the number."""
+    """Return True if two values mean the same: ``1e-4`` is a text in YAML, and 0.0001 the number."""
     if old == new:
         return isinstance(old, bool) is isinstance(new, bool)
     if isinstance(old, bool) or isinstance(new, bool) or old is None or new is None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from launcher.checks.facts import Facts
 from launcher.checks.gathering.earlier import earlier_training
-from launcher.checks.gathering.host import supervisor_python_problem
+from launcher.checks.gathering.host import HostOf, host_facts, supervisor_python_problem
 from launcher.checks.gathering.images import image_facts
-from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.gathering.paths import lost_secrets, open_secrets, path_facts
-from launcher.checks.gathering.trainer import trainer_verdict
+from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.gathering.paths import missing_secrets, open_secrets, path_facts
 from launcher.checks.rules.keys import KEYS
 from launcher.checks.rules.resources import gpus_of
 from launcher.config.compose import CONF_DIR
@@ -26,7 +25,6 @@ from launcher.sandbox import is_sandbox
 from launcher.slurm.cluster import ClusterFacts
 from launcher.stages.common import stage_cluster
 
-VerdictOf = Callable[[Plan], str | None]
 ClusterOf = Callable[[Plan], ClusterFacts | None]
 
 _NEMO_NODES = ("trainer", "exp_manager", "model")
@@ -36,17 +34,20 @@ def gather(
     made: Draft,
     *,
     look: bool = True,
-    verdict_of: VerdictOf | None = None,
+    verdict: str | None = None,
     cluster_of: ClusterOf | None = None,
+    host_of: HostOf = host_facts,
 ) -> Facts:
     """Find out, by reading alone, what the checks need to know.
 
     Parameters
     ----------
-    verdict_of
-        Tells what the trainer says, where it was asked already.
-    cluster_of
-        Tells what the cluster says, likewise.
+    look
+        Look at files, at this machine and at the cluster.
+    verdict
+        The trainer's answer (`trainer_verdicts`); None if it was not asked.
+    cluster_of, host_of
+        Functions that remember what several drafts share.
     """
     added, shipped = added_keys(made)
     return Facts(
@@ -56,15 +57,16 @@ def gather(
         if look
         else None,
         open_secrets=open_secrets(made.plan) if look else None,
-        lost_secrets=lost_secrets(made) if look else None,
+        missing_secrets=missing_secrets(made) if look else None,
         paths=path_facts(made) if look else None,
-        image=image_facts(Ground(made), look=look),
+        image=image_facts(PathResolver(made), look=look),
         earlier=earlier_training(made) if look else None,
         cluster=(cluster_of or _cluster)(made.plan) if look else None,
         node_gpus=_node_gpus(made),
         lacks_gpus=_lacks_gpus(made.plan) if look else None,
+        host=host_of(made.plan) if look else None,
         supervisor_python=supervisor_python_problem() if look else None,
-        trainer_verdict=(verdict_of or trainer_verdict)(made.plan),
+        trainer_verdict=verdict,
     )
 
 
@@ -76,7 +78,7 @@ def _cluster(plan: Plan) -> ClusterFacts | None:
 
 
 def _lacks_gpus(plan: Plan) -> str | None:
-    """The reason why our trainer finds no GPU, where this machine can tell."""
+    """Return why our trainer finds no GPU, where this machine can tell."""
     if plan.job.engine != "megatron":
         return None
     if plan.scheduler == "local":
@@ -86,7 +88,7 @@ def _lacks_gpus(plan: Plan) -> str | None:
 
 
 def _node_gpus(made: Draft) -> int | None:
-    """The GPUs of a node, of whichever key the cluster names them with."""
+    """Return the GPUs of a node, from whichever key names them."""
     config, stage = made.composition.config, made.plan.job.stage
     changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
     cluster = stage_cluster(config.cluster, stage, changes)
@@ -94,7 +96,7 @@ def _node_gpus(made: Draft) -> int | None:
 
 
 def added_keys(made: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The keys of NeMo's nodes that the user added to the shipped tree, and those that are known.
+    """Return the keys of NeMo's nodes that the user added to the shipped tree, and those that are known.
 
     Nothing is read where nothing can have been added.
     """
@@ -109,7 +111,7 @@ def added_keys(made: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def _shipped_keys() -> frozenset[str]:
-    """The keys that the shipped files have, of all families: they build on each other."""
+    """Return the keys of the shipped files of all families: they build on each other."""
     # Imported late: most launches add no key.
     import yaml
 
@@ -129,7 +131,7 @@ def _shipped_keys() -> frozenset[str]:
 
 
 def _packaged(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Files that a file takes in below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``."""
+    """Yield files included below one of NeMo's nodes, such as ``/training/t5/_stack@model.encoder``."""
     for entry in content.get("defaults", ()):
         name, _, package = entry.partition("@") if isinstance(entry, str) else ("", "", "")
         if package.startswith(tuple(f"{node}." for node in _NEMO_NODES)):

@@ -1,7 +1,4 @@
-"""What a launch needs of this machine, looked at before anything is written.
-
-What cannot work is refused; what may be there on the nodes alone is a warning.
-"""
+"""The machine that launches: the interpreter of the tasks, the allocation of the shell."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from launcher.drafting import Draft
-from launcher.errors import UserError, file_mode, nearest_files, shown
+from launcher.checks.facts import HostFacts, Interpreter
+from launcher.errors import file_mode, nearest_files
 from launcher.plan import Plan
 from supervisor.settings import OLDEST_PYTHON
+
+HostOf = Callable[[Plan], HostFacts]
 
 # The libraries of the `train` extra that each stage cannot do without.
 _LIBRARIES = {
@@ -36,91 +35,54 @@ SUPERVISOR_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python", "pytho
 _ASK_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
-def check_host(made: Draft) -> list[str]:
-    """Look at what a launch needs of this machine: its interpreter, the allocation that it runs in.
-
-    Returns
-    -------
-    Warnings: what is not here, and may be on the nodes.
-
-    Raises
-    ------
-    UserError
-        If the launch cannot work; with the key, and where it was set.
-    """
-    plan = made.plan
-    told = []
-    try:
-        if plan.job.container is None or plan.scheduler == "local":
-            told = [_container_ignored(plan), _interpreter(plan)]
-        if plan.scheduler == "allocation":
-            _check_allocation(plan)
-    except UserError as error:
-        made.composition.annotate(error)
-        raise
-    return [warning for warning in told if warning is not None]
-
-
-def _check_allocation(plan: Plan) -> None:
-    """The allocation that the shell is in must have the nodes that the run wants."""
-    found, wanted = os.environ.get("SLURM_JOB_NUM_NODES", ""), plan.job.resources.nodes
-    if not os.environ.get("SLURM_JOB_ID"):
-        raise UserError(
-            "cluster.scheduler='allocation': this shell is in no allocation",
-            key="cluster.scheduler",
-            hint=f"salloc --nodes={wanted} --ntasks-per-node={plan.job.resources.tasks_per_node}",
-        )
-    if found.isdecimal() and int(found) < wanted:
-        raise UserError(
-            f"training.trainer.num_nodes={wanted}: the allocation that this shell is in has {found}",
-            key="training.trainer.num_nodes",
-            hint=f"salloc --nodes={wanted} --ntasks-per-node={plan.job.resources.tasks_per_node}",
-        )
-
-
-def _container_ignored(plan: Plan) -> str | None:
-    if plan.job.container is None:
-        return None
-    return (
-        f"container={plan.job.container.image} is not used: cluster.scheduler=local runs without containers"
+def host_facts(plan: Plan) -> HostFacts:
+    """Return what a launch needs of this machine."""
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    return HostFacts(
+        in_allocation=bool(os.environ.get("SLURM_JOB_ID")),
+        allocation_nodes=int(nodes) if nodes.isdecimal() else None,
+        interpreter=_interpreter(plan),
     )
 
 
-def _interpreter(plan: Plan) -> str | None:
-    """The tasks' interpreter must be there and find the trainer's libraries."""
-    if plan.job.engine != "megatron" or plan.job.stage not in _LIBRARIES:
+def remembered_host() -> HostOf:
+    """Return `host_facts` that ask one interpreter once: the points of a sweep share theirs."""
+    known: dict[tuple[object, ...], HostFacts] = {}
+
+    def host_of(plan: Plan) -> HostFacts:
+        job = plan.job
+        environment = tuple(sorted(job.environment.items()))
+        key = (plan.scheduler, job.stage, job.engine, job.container is None, job.payload.argv[0], environment)
+        if key not in known:
+            known[key] = host_facts(plan)
+        return known[key]
+
+    return host_of
+
+
+def _interpreter(plan: Plan) -> Interpreter | None:
+    """Return what this machine has of the tasks' interpreter; None if they run another program."""
+    job = plan.job
+    in_container = job.container is not None and plan.scheduler != "local"
+    if in_container or job.engine != "megatron" or job.stage not in _LIBRARIES:
         return None
-    name = plan.job.payload.argv[0]
+    name = job.payload.argv[0]
+    is_own = name == sys.executable
     found = shutil.which(name)
     if found is not None:
-        return _libraries(plan, name, found)
+        missing = _missing_libraries(found, _LIBRARIES[job.stage], job.environment)
+        return Interpreter(name, is_own, found, missing=missing)
     path = Path(name)
     if not path.is_absolute() or not stat.S_ISDIR(file_mode(path.parent)):
-        return f"cluster.python={name}: not on this machine; every node must have it"
-    what = "it may not be executed" if file_mode(path) else "there is no such file"
-    raise UserError(f"cluster.python={shown(name)}: {what}", key="cluster.python", hint=nearest_files(path))
-
-
-def _libraries(plan: Plan, name: str, interpreter: str) -> str | None:
-    missing = _missing_libraries(interpreter, _LIBRARIES[plan.job.stage], plan.job.environment)
-    if missing is None:
-        return f"cluster.python={name}: whether it has torch and megatron-core cannot be told"
-    if not missing:
-        return None
-    own = "null: the launcher's own interpreter" if name == sys.executable else f"{shown(name)}: it"
-    raise UserError(
-        f"cluster.python={own} does not find {', '.join(missing)}",
-        key="cluster.python",
-        hint=f"install what a training needs there: {interpreter} -m pip install 'PATH[train]', where PATH is"
-        " Slipway's checkout or wheel\n"
-        "or name another interpreter, cluster.python=..., or an image, container=...",
-    )
+        return Interpreter(name, is_own)  # the nodes may have it
+    why = "it may not be executed" if file_mode(path) else "there is no such file"
+    return Interpreter(name, is_own, problem=why, nearest=nearest_files(path))
 
 
 def _missing_libraries(
     interpreter: str, names: tuple[str, ...], variables: Mapping[str, str]
-) -> list[str] | None:
-    """Ask an interpreter, which imports none of them; ``None`` if it does not answer."""
+) -> tuple[str, ...] | None:
+    """Ask an interpreter, which imports none of them; return None if it does not answer."""
     command = [interpreter, "-c", _ASK, *names]
     try:
         done = subprocess.run(
@@ -136,7 +98,9 @@ def _missing_libraries(
     except (OSError, subprocess.TimeoutExpired):
         return None
     answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    return answers[-1].removeprefix(_ANSWER).split() if done.returncode == 0 and answers else None
+    if done.returncode != 0 or not answers:
+        return None
+    return tuple(answers[-1].removeprefix(_ANSWER).split())
 
 
 def supervisor_python_problem(names: Sequence[str] = SUPERVISOR_PYTHONS) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.checks.facts import Lack
+from launcher.checks.facts import MissingPath
 from launcher.drafting import Draft
 from launcher.errors import file_mode
 from launcher.file_systems import is_shared
@@ -17,7 +17,7 @@ from launcher.plan import SOURCES_WITHOUT_PATH, Plan
 from launcher.sandbox import is_sandbox
 
 
-class Ground:
+class PathResolver:
     """The job of a draft as it stands on this machine."""
 
     def __init__(self, made: Draft) -> None:
@@ -28,7 +28,7 @@ class Ground:
         self.nodes_are_here = made.plan.scheduler == "local" or _is_in_sandbox(made)
 
     def host(self, given: str) -> Path | None:
-        """A path of the job's as this machine has it; ``None`` if it lies in the container's image."""
+        """Return a path of the job as this machine has it; None if it lies in the container's image."""
         path, container = Path(given), self.plan.job.container
         if container is None or not self.in_container:
             return path
@@ -41,27 +41,27 @@ class Ground:
             return None
         return Path(closest.source) / path.relative_to(closest.target)
 
-    def input(self, key: str, given: str, whole: str) -> Path | Lack | None:
-        """Where something that the job reads is to be looked for.
+    def input(self, key: str, given: str, whole: str) -> Path | MissingPath | None:
+        """Return where to look for something that the job reads.
 
         A lack where nothing can be there; ``None`` if a stage before this one is going to write it. `whole`
         is what to write in place of a relative path.
         """
         if not Path(given).is_absolute():
-            return Lack(key, given, "a whole path is needed: the job starts elsewhere", True, whole)
+            return MissingPath(key, given, "a whole path is needed: the job starts elsewhere", True, whole)
         path = self.host(given)
         if path is None:
             why = "no mount of the container has it, so that it must be in the image"
-            return Lack(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
+            return MissingPath(key, given, why, False, f"container_mounts=[{Path(given).parent}]")
         return None if self.comes_later(path) else path
 
     def makes(self, directory: Path) -> bool:
-        """Whether the launch makes a directory, or one below it, before the job begins."""
+        """Return True if the launch makes a directory, or one below it, before the job begins."""
         made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
         return any(path.is_relative_to(directory) for path in made)
 
     def comes_later(self, path: Path) -> bool:
-        """Whether a stage before this one, of the same launch, is going to write a file."""
+        """Return True if a previous stage of the same launch is going to write a file."""
         return any(path.is_relative_to(made) for made in self._made_before())
 
     def _made_before(self) -> Iterator[Path]:
@@ -77,20 +77,22 @@ class Ground:
         """
         return tells_of(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
 
-    def lost(self, key: str, given: str, why: str, *, certain: bool, fix: str | None = None) -> Lack:
-        """Something that the job would not find; `certain` is whether a machine like this one can tell."""
+    def missing(
+        self, key: str, given: str, why: str, *, certain: bool, fix: str | None = None
+    ) -> MissingPath:
+        """Return a missing path; `certain` says that a machine like this one can tell."""
         dependency = self.plan.job.queue.dependency
         if self.plan.scheduler == "local":
-            return Lack(key, given, why, True, fix)
+            return MissingPath(key, given, why, True, fix)
         if dependency not in (None, "singleton"):
-            return Lack(key, given, f"{why} yet; the job waits for {dependency}", False, fix)
+            return MissingPath(key, given, f"{why} yet; the job waits for {dependency}", False, fix)
         if not certain:
-            return Lack(key, given, f"{why} on this machine; every node must have it", False, fix)
-        return Lack(key, given, why, True, fix)
+            return MissingPath(key, given, f"{why} on this machine; every node must have it", False, fix)
+        return MissingPath(key, given, why, True, fix)
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is something at a path, be it that we may not look at it."""
+    """Return True if something exists at a path, even if it cannot be read."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -124,8 +126,8 @@ def opened(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def told(error: OSError) -> str:
-    """Why the system does not let us read something."""
+def why_unreadable(error: OSError) -> str:
+    """Return the reason of a failed read."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return "there is no such file"
     if isinstance(error, IsADirectoryError):
@@ -134,7 +136,7 @@ def told(error: OSError) -> str:
 
 
 def _is_in_sandbox(made: Draft) -> bool:
-    """The nodes of a sandbox are this machine."""
+    """Return True if the nodes are a sandbox's, which are this machine."""
     if made.composition.choices.get("cluster") == "sandbox":
         return True
     conf = made.plan.slurm_conf or os.environ.get("SLURM_CONF")

@@ -9,12 +9,12 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launcher.checks.facts import Lack, LocalPath, LocalPaths, LostSecret, PathFacts
-from launcher.checks.gathering.checkpoints import lost_checkpoint
-from launcher.checks.gathering.data import data_sets, lost_data
-from launcher.checks.gathering.images import fetched_at_once, lost_image
-from launcher.checks.gathering.path_resolver import Ground, is_there
-from launcher.checks.gathering.tokenizers import lost_tokenizer, tokenizer_files
+from launcher.checks.facts import LocalPath, LocalPaths, MissingPath, MissingSecret, PathFacts
+from launcher.checks.gathering.checkpoints import missing_checkpoint
+from launcher.checks.gathering.data import data_sets, missing_data
+from launcher.checks.gathering.images import fetched_at_once, missing_image
+from launcher.checks.gathering.path_resolver import PathResolver, is_there
+from launcher.checks.gathering.tokenizers import missing_tokenizer, tokenizer_files
 from launcher.drafting import Draft
 from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
@@ -31,8 +31,8 @@ _INSTALLED = ("/bin/", "/opt/", "/usr/")
 
 def path_facts(made: Draft) -> PathFacts:
     """Find out what this machine has of a job's files and directories."""
-    ground = Ground(made)
-    local, checkpoints = local_paths(ground), _checkpoints(ground)
+    resolver = PathResolver(made)
+    local, checkpoints = local_paths(resolver), _checkpoints(resolver)
     room = room_at(checkpoints)
     missing = {}
     if local is None:
@@ -40,13 +40,13 @@ def path_facts(made: Draft) -> PathFacts:
     if room is None:
         missing["free_bytes"] = "the file system of the results does not tell how much room it has"
     return PathFacts(
-        tokenizer=lost_tokenizer(ground),
-        data=lost_data(ground),
-        checkpoint=lost_checkpoint(ground),
-        image=lost_image(ground),
-        fetched=fetched_at_once(ground),
-        script=lost_script(ground),
-        mounts=lost_mounts(ground),
+        tokenizer=missing_tokenizer(resolver),
+        data=missing_data(resolver),
+        checkpoint=missing_checkpoint(resolver),
+        image=missing_image(resolver),
+        fetched=fetched_at_once(resolver),
+        script=missing_script(resolver),
+        mounts=missing_mounts(resolver),
         results=_not_writable(made),
         local=local,
         free_bytes=room.free_bytes if room is not None else None,
@@ -56,10 +56,10 @@ def path_facts(made: Draft) -> PathFacts:
     )
 
 
-def _checkpoints(ground: Ground) -> Path:
-    given = ground.plan.job.chain.checkpoints
-    found = ground.host(given) if given is not None else None
-    return found if found is not None else ground.plan.paths.checkpoints
+def _checkpoints(resolver: PathResolver) -> Path:
+    given = resolver.plan.job.chain.checkpoints
+    found = resolver.host(given) if given is not None else None
+    return found if found is not None else resolver.plan.paths.checkpoints
 
 
 def _entries(directory: Path) -> int | None:
@@ -74,18 +74,18 @@ def _entries(directory: Path) -> int | None:
         return None
 
 
-def _not_writable(made: Draft) -> tuple[Lack, ...]:
-    """The launcher itself writes the directory of the run, so that this machine can tell."""
+def _not_writable(made: Draft) -> tuple[MissingPath, ...]:
+    """Return why the directory of the run cannot be written: the launcher itself writes it, here."""
     run_dir, key = made.plan.paths.run_dir, made.results_key
     code = _refusal(existing(run_dir))
     if code is None:
         return ()
     told = explain_os_error(OSError(code, os.strerror(code)), run_dir, key)
-    return (Lack(key, results_value(made), told.message, True, told.hint),)
+    return (MissingPath(key, results_value(made), told.message, True, told.hint),)
 
 
 def _refusal(place: Path) -> int | None:
-    """The number of the error that writing there would have."""
+    """Return the number of the error that writing there would have."""
     if not place.is_dir():
         return errno.ENOTDIR
     try:
@@ -102,28 +102,28 @@ def _refusal(place: Path) -> int | None:
     return None
 
 
-def lost_mounts(ground: Ground) -> tuple[Lack, ...] | None:
-    """The mounts whose sources are not there, and will not be when the job begins."""
-    container = ground.plan.job.container
-    if container is None or not ground.in_container:
+def missing_mounts(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the mounts whose sources do not exist, and will not when the job begins."""
+    container = resolver.plan.job.container
+    if container is None or not resolver.in_container:
         return None
     sources = {mount.source: mount for mount in container.mounts if mount.source not in SOURCES_WITHOUT_PATH}
     return tuple(
-        _lost(ground, mount)
+        _lost(resolver, mount)
         for source, mount in sources.items()
-        if not is_there(Path(source)) and not ground.makes(Path(source))
+        if not is_there(Path(source)) and not resolver.makes(Path(source))
     )
 
 
-def _lost(ground: Ground, mount: Mount) -> Lack:
+def _lost(resolver: PathResolver, mount: Mount) -> MissingPath:
     path = Path(mount.source)
-    key, fix = _named(ground, path)
-    return ground.lost(key, mount.source, _WHY, certain=ground.tells_of(path), fix=fix)
+    key, fix = _named(resolver, path)
+    return resolver.missing(key, mount.source, _WHY, certain=resolver.tells_of(path), fix=fix)
 
 
-def _named(ground: Ground, path: Path) -> tuple[str, str | None]:
-    """The key that a mount comes from, and what to do about it."""
-    config = ground.made.composition.config
+def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
+    """Return the key that a mount comes from, and a remedy."""
+    config = resolver.made.composition.config
     for key, given in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
         if path == Path(given):
             return key, f"mkdir -p {shlex.quote(given)}, or {key}=..."
@@ -133,21 +133,21 @@ def _named(ground: Ground, path: Path) -> tuple[str, str | None]:
     return "container_mounts", None
 
 
-def lost_script(ground: Ground) -> tuple[Lack, ...] | None:
+def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     """Return the program if the checkout that it should be in is here and lacks it; else the image has it."""
-    job = ground.plan.job
+    job = resolver.plan.job
     key, root = _KEYS.get(job.engine), job.payload.working_dir
     if key is None or job.config is None:
         return None
-    places = _places(ground.plan)
+    places = _places(resolver.plan)
     if not places:
         return None
-    checkout, paths = ground.host(root), [ground.host(f"{root}/{place}") for place in places]
+    checkout, paths = resolver.host(root), [resolver.host(f"{root}/{place}") for place in places]
     if checkout is None or not checkout.is_dir() or any(path is None or path.is_file() for path in paths):
         return ()
     why = f"there is no {' and no '.join(places)} in this checkout"
-    certain = ground.nodes_are_here or is_shared(checkout)
-    return (ground.lost(key, root, why, certain=certain, fix=_fix(job.engine)),)
+    certain = resolver.nodes_are_here or is_shared(checkout)
+    return (resolver.missing(key, root, why, certain=certain, fix=_fix(job.engine)),)
 
 
 def _places(plan: Plan) -> list[str]:
@@ -167,7 +167,7 @@ def _fix(engine: str) -> str:
 
 
 def open_secrets(plan: Plan) -> dict[str, str]:
-    """The files of secrets that others than the owner may read, as far as this machine has them."""
+    """Return the files of secrets that others than the owner may read, as far as this machine has them."""
     found = {}
     for variable, path in plan.job.environment_files.items():
         try:
@@ -179,20 +179,20 @@ def open_secrets(plan: Plan) -> dict[str, str]:
     return found
 
 
-def lost_secrets(made: Draft) -> tuple[LostSecret, ...]:
-    """The files of secrets that are not there, or that the user may not read."""
+def missing_secrets(made: Draft) -> tuple[MissingSecret, ...]:
+    """Return the files of secrets that do not exist, or that the user may not read."""
     config = made.composition.config
     lost = []
     for variable, path in made.plan.job.environment_files.items():
         why = _why_lost(path)
         if why is not None:
             key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
-            lost.append(LostSecret(key, path, why, certain=_is_directory(Path(path).parent)))
+            lost.append(MissingSecret(key, path, why, certain=_is_directory(Path(path).parent)))
     return tuple(lost)
 
 
 def _why_lost(path: str) -> str | None:
-    """Why a file cannot be read, if it cannot."""
+    """Return why a file cannot be read; None if it can."""
     try:
         mode = Path(path).stat().st_mode
     except PermissionError:
@@ -213,19 +213,19 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def local_paths(ground: Ground) -> LocalPaths | None:
-    """What other machines do not see of a job's paths; ``None`` if the system does not tell."""
-    if ground.nodes_are_here:
+def local_paths(resolver: PathResolver) -> LocalPaths | None:
+    """Return the paths of a job that other machines do not see; None if the system does not tell."""
+    if resolver.nodes_are_here:
         return LocalPaths((), ())
     if mount_of(Path("/")) is None:
         return None
-    run_dir = ground.plan.paths.run_dir
-    results = (ground.made.results_key, results_value(ground.made), run_dir)
-    return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(ground))))
+    run_dir = resolver.plan.paths.run_dir
+    results = (resolver.made.results_key, results_value(resolver.made), run_dir)
+    return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(resolver))))
 
 
 def results_value(made: Draft) -> str:
-    """What the key has that says where the run is."""
+    """Return the value of the key that says where the run is."""
     whole = made.results_key == "base_results_dir"
     return made.composition.config.base_results_dir if whole else str(made.plan.paths.run_dir)
 
@@ -237,18 +237,18 @@ def _local(paths: Iterable[tuple[str, str, Path]]) -> Iterator[LocalPath]:
             yield LocalPath(key, given, mount.kind, str(mount.point))
 
 
-def _inputs(ground: Ground) -> Iterator[tuple[str, str, Path]]:
-    """What the job reads, as far as it is here: what is not is for other checks to tell."""
-    job = ground.plan.job
+def _inputs(resolver: PathResolver) -> Iterator[tuple[str, str, Path]]:
+    """Yield what the job reads, as far as this machine has it: other checks report what is missing."""
+    job = resolver.plan.job
     found: list[tuple[str, str, Path | None]] = []
-    if job.container is not None and ground.in_container:
+    if job.container is not None and resolver.in_container:
         found.append(("container", job.container.image, Path(job.container.image)))
     elif not job.payload.argv[0].startswith(_INSTALLED):
         found.append(("cluster.python", job.payload.argv[0], Path(job.payload.argv[0])))
-    for key, prefix in data_sets(ground):
-        path = ground.host(prefix)
+    for key, prefix in data_sets(resolver):
+        path = resolver.host(prefix)
         found.append((key, prefix, path.with_name(f"{path.name}.bin") if path is not None else None))
-    found += [(key, given, ground.host(given)) for key, given in tokenizer_files(ground)]
+    found += [(key, given, resolver.host(given)) for key, given in tokenizer_files(resolver)]
     for key, given, path in found:
         if path is not None and path.is_absolute() and _is_there(path):
             yield key, given, path

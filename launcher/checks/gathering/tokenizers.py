@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.checks.facts import Lack
-from launcher.checks.gathering.path_resolver import Ground, opened, told
+from launcher.checks.facts import MissingPath
+from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
 from launcher.errors import file_mode, nearest_files
 from launcher.estimates.values import Values
 
@@ -19,41 +19,41 @@ _MAKE = "`slipway data tokenize` writes vocab.json and merges.txt"
 _LFS = b"version https://git-lfs"
 
 
-def lost_tokenizer(ground: Ground) -> tuple[Lack, ...] | None:
-    """The files that the payload cannot do without, as far as they are not there.
+def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the missing files among those that the payload needs.
 
     ``None`` if it needs none.
     """
-    values = _values(ground)
-    if values is None or _does_without(ground, values):
+    values = _values(resolver)
+    if values is None or _does_without(resolver, values):
         return None
-    lacks = [_looked_at(ground, key, given) for key, given in tokenizer_files(ground)]
-    if ground.plan.job.engine != "nemo":  # which downloads those that are not named
+    lacks = [_looked_at(resolver, key, given) for key, given in tokenizer_files(resolver)]
+    if resolver.plan.job.engine != "nemo":  # which downloads those that are not named
         lacks += [_not_set(key) for key in _needed(values) if values.raw(key) is None]
     return tuple(lack for lack in lacks if lack is not None)
 
 
-def tokenizer_files(ground: Ground) -> Iterator[tuple[str, str]]:
-    """Keys and paths of the files, or of the directory, of the tokenizer."""
-    values = _values(ground)
+def tokenizer_files(resolver: PathResolver) -> Iterator[tuple[str, str]]:
+    """Yield keys and paths of the tokenizer's files, or of its directory."""
+    values = _values(resolver)
     for key in _needed(values) if values is not None else ():
         given = values.raw(key) if values is not None else None
         if isinstance(given, str) and given and "://" not in given:
             yield key, given
 
 
-def _values(ground: Ground) -> Values | None:
-    config = ground.plan.job.config
+def _values(resolver: PathResolver) -> Values | None:
+    config = resolver.plan.job.config
     return Values(config) if config is not None else None
 
 
-def _does_without(ground: Ground, values: Values) -> bool:
-    """Our trainer takes known sizes for mock data, where there are no files."""
-    return ground.plan.job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"
+def _does_without(resolver: PathResolver, values: Values) -> bool:
+    """Return True for mock data, for which our trainer takes known sizes instead of files."""
+    return resolver.plan.job.engine == "megatron" and values.raw("model.data.data_impl") == "mock"
 
 
 def _needed(values: Values) -> tuple[str, ...]:
-    """The keys whose files the tokenizer of this library and type reads."""
+    """Return the keys whose files the tokenizer of this library and type reads."""
     library, kind = values.raw(f"{_NODE}.library"), values.raw(f"{_NODE}.type")
     if library == "sentencepiece":
         return (f"{_NODE}.model",)
@@ -72,12 +72,12 @@ def _is_absolute(given: Any) -> bool:
     return isinstance(given, str) and Path(given).is_absolute()
 
 
-def _not_set(key: str) -> Lack:
-    return Lack(key, "null", "it is not set", True, _MAKE)
+def _not_set(key: str) -> MissingPath:
+    return MissingPath(key, "null", "it is not set", True, _MAKE)
 
 
-def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
-    path = ground.input(key, given, f"training.{key}={Path(given).absolute()}")
+def _looked_at(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
+    path = resolver.input(key, given, f"training.{key}={Path(given).absolute()}")
     if not isinstance(path, Path):
         return path
     why = _why_lost(path, key)
@@ -86,7 +86,7 @@ def _looked_at(ground: Ground, key: str, given: str) -> Lack | None:
     fix = nearest_files(path, path.suffix)
     if path.name in ("vocab.json", "merges.txt"):
         fix += f"\n{_MAKE}"
-    return ground.lost(key, given, why, certain=ground.tells_of(path), fix=fix)
+    return resolver.missing(key, given, why, certain=resolver.tells_of(path), fix=fix)
 
 
 def _why_lost(path: Path, key: str) -> str | None:
@@ -96,7 +96,7 @@ def _why_lost(path: Path, key: str) -> str | None:
         with opened(path) as stream:
             head = stream.read(64)
     except OSError as error:
-        return told(error)
+        return why_unreadable(error)
     if not head:
         return "an empty file"
     if head.startswith(_LFS):
@@ -110,4 +110,4 @@ def _why_no_directory(path: Path) -> str | None:
     try:
         return None if stat.S_ISDIR(file_mode(path)) else "there is no such directory"
     except OSError as error:
-        return told(error)
+        return why_unreadable(error)

@@ -14,18 +14,16 @@ from pathlib import Path
 from launcher.plan import Plan
 
 # The trainer lies beside the launcher, in a checkout and in an installation.
-_HOME = Path(__file__).resolve().parents[1]
+_HOME = Path(__file__).resolve().parents[3]
 _PATIENCE_SECONDS = 30
 _EACH_SECONDS = 0.1
 
 
-def trainer_verdict(plan: Plan) -> str | None:
-    """Return the trainer's message, empty if it is content or not asked; None if it cannot be asked."""
-    return trainer_verdicts([plan])[0]
-
-
 def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
-    """The same of several plans, which one process is asked for all."""
+    """Return the trainer's message on each plan, asked in one process.
+
+    A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
+    """
     asked = [plan for plan in plans if _is_asked(plan)]
     told = iter(_ask(asked) if asked else ())
     return [next(told) if _is_asked(plan) else "" for plan in plans]

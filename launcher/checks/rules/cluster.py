@@ -20,7 +20,7 @@ _FOREVER = float("inf")
 
 
 def chosen(plan: Plan, facts: Facts) -> list[Partition]:
-    """The partitions that the job may go to, of those that there are: named, or the default one."""
+    """Return the partitions that the job may run in: those that it names, or the default one."""
     assert facts.cluster is not None
     there, named = facts.cluster.partitions or (), _named(plan)
     if not named:
@@ -29,7 +29,7 @@ def chosen(plan: Plan, facts: Facts) -> list[Partition]:
 
 
 def associations_of(plan: Plan, facts: Facts) -> list[Association]:
-    """Those that the job may be charged to, the one of its own partition first, as Slurm looks for it."""
+    """Return the associations that the job may be charged to, its own partition's first, as in Slurm."""
     assert facts.cluster is not None
     given, partitions = plan.job.queue.account, {one.name for one in chosen(plan, facts)}
     found = [
@@ -42,7 +42,7 @@ def associations_of(plan: Plan, facts: Facts) -> list[Association]:
 
 
 def qos_of(plan: Plan, facts: Facts) -> Qos | None:
-    """The quality of service that the job gets: the one it names, or that of its association."""
+    """Return the QOS that the job gets: the one it names, or that of its association."""
     assert facts.cluster is not None
     found = associations_of(plan, facts)
     name = plan.job.queue.qos or (found[0].default_qos if found else None)
@@ -50,7 +50,7 @@ def qos_of(plan: Plan, facts: Facts) -> Qos | None:
 
 
 def overrules(plan: Plan, facts: Facts, flag: str) -> bool:
-    """Whether the job's QOS overrules what its partition says; `flag` is Slurm's word for that."""
+    """Return True if the job's QOS overrules a limit of its partition; `flag` is Slurm's name for that."""
     mine = qos_of(plan, facts)
     return mine is not None and flag in mine.flags
 
@@ -59,7 +59,7 @@ Find = Callable[[Plan, Facts], Iterable[Finding]]
 
 
 def unless_changed(find: Find) -> Find:
-    """A check whose errors are warnings where plugins of the site's may put something else into the job.
+    """Turn errors of a check into warnings where plugins of the site may change the job.
 
     Many sites pick the partition, and complete the account and the QOS, when a job is submitted.
     """
@@ -80,7 +80,7 @@ def unless_changed(find: Find) -> Find:
 
 
 def node_key(plan: Plan) -> tuple[str, object]:
-    """The key that says how many nodes the job wants, with its value."""
+    """Return the key that says how many nodes the job asks for, with its value."""
     resources = plan.job.resources
     if resources.is_elastic:
         return ELASTIC_NODES, f"{resources.nodes}-{resources.max_nodes}"
@@ -95,7 +95,7 @@ def partitions_text(plan: Plan, facts: Facts) -> str:
 
 
 def partition_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The partition is there, and takes jobs."""
+    """Find a partition that does not exist, or takes no jobs."""
     assert facts.cluster is not None
     there, given = facts.cluster.partitions or (), plan.job.queue.partition
     names, shown = [one.name for one in there], [one.name for one in there if one.is_open]
@@ -126,7 +126,7 @@ def _named(plan: Plan) -> Sequence[str]:
 
 
 def wanted_seconds(plan: Plan) -> float | None:
-    """The job's time limit, infinite where it says so; ``None`` where the cluster's default holds."""
+    """Return the job's time limit, infinite where it says so; None where the cluster's default holds."""
     # Of a range Slurm looks for as much as there is.
     least = plan.job.queue.further.get("time-min")
     given = str(least) if least is not None else plan.job.resources.time_limit
@@ -138,7 +138,7 @@ def wanted_seconds(plan: Plan) -> float | None:
 
 
 def time_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The time limit is not longer than what the partition gives."""
+    """Find a time limit that is longer than the partition's."""
     assert facts.cluster is not None
     partitions, wanted = chosen(plan, facts), wanted_seconds(plan)
     if not partitions or wanted is None or overrules(plan, facts, "partitiontimelimit"):
@@ -164,13 +164,13 @@ def _seconds_of(partition: Partition) -> float:
 
 
 def submitted_at_once(plan: Plan, facts: Facts) -> int:
-    """How many jobs a launch puts into the queue: the tasks of arrays, or the links of a chain."""
+    """Return how many jobs a launch puts into the queue: the tasks of arrays, or the links of a chain."""
     chain = plan.job.chain
     return facts.array_tasks or (1 if chain.from_job else chain.links)
 
 
 def array_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The cluster takes as many jobs as are submitted at once."""
+    """Find more jobs submitted at once than the cluster takes."""
     assert facts.cluster is not None
     settings, jobs = facts.cluster.settings, submitted_at_once(plan, facts)
     assert settings is not None
@@ -187,7 +187,7 @@ def array_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def pyxis_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Containers are Pyxis' affair: srun has its options."""
+    """Find a container where srun has no options of Pyxis."""
     assert facts.cluster is not None
     container = plan.job.container
     if container is not None and container.options.runtime == "pyxis" and not facts.cluster.pyxis:

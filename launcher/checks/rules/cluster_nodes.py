@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_of(job: Job) -> Wanted:
-    """What a job asks for."""
+    """Return what a job asks of each of its nodes."""
     resources = job.resources
     gpus, gpu_type = resources.gpus_per_node, None
     if resources.gpus_per_task is not None:
@@ -58,7 +58,7 @@ def has_gpus(node: Node, wanted: Wanted) -> bool:
 
 
 def node_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """There are as many nodes as the job wants, and enough of them can be used now."""
+    """Find fewer nodes than the job asks for, or fewer that can be used now."""
     unknown = list(_names(plan, facts))
     yield from unknown
     partitions, resources = chosen(plan, facts), plan.job.resources
@@ -111,7 +111,7 @@ def _counts(plan: Plan, facts: Facts, partitions: Sequence[Partition]) -> Iterat
 
 
 def _names(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Nodes and features that a job names are there."""
+    """Find names of nodes and features that do not exist."""
     assert facts.cluster is not None
     each = [node for nodes in (facts.cluster.nodes or {}).values() for node in nodes]
     if any(unseen(one, facts) for one in chosen(plan, facts)):
@@ -132,7 +132,7 @@ def _names(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def gpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Enough of the nodes have as many GPUs, of the type that is asked for."""
+    """Find too few nodes with as many GPUs of the requested type."""
     resources, wanted = plan.job.resources, wanted_of(plan.job)
     yield from _other_gpu(plan, facts)
     if not wanted.gpus:
@@ -148,7 +148,7 @@ def gpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def cpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Enough of the nodes have the processors that the tasks ask for."""
+    """Find too few nodes with the processors that the tasks ask for."""
     resources, cpus = plan.job.resources, wanted_of(plan.job).cpus
     key, value = ("cluster.cpus_per_task", resources.cpus_per_task)
     if value is None:
@@ -159,7 +159,7 @@ def cpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Enough of the nodes have the memory that is asked for."""
+    """Find too few nodes with the requested memory."""
     resources = plan.job.resources
     told = ("cluster.mem", resources.memory, f"{wanted_of(plan.job).memory}M of memory")
 
@@ -190,7 +190,7 @@ def _lacking(
     told: tuple[str, object, str],
     also: Sequence[str] = (),
 ) -> Iterator[Finding]:
-    """Fewer nodes than the job wants have something: said with what they have."""
+    """Report that fewer nodes than requested have something, with what they have."""
     nodes, wanted, (key, value, what) = plan.job.resources.nodes, wanted_of(plan.job), told
     partitions = chosen(plan, facts)
     if not partitions:
@@ -218,7 +218,7 @@ _KINDS = 6
 
 
 def _other_gpu(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The GPU that estimates count with is the one that the nodes have."""
+    """Find a GPU in the estimates that is not the one of the nodes."""
     resources = plan.job.resources
     if resources.gpu is None:
         return
@@ -238,7 +238,7 @@ def _gpu_request(resources: Resources) -> tuple[str, object]:
 
 
 def unseen(partition: Partition, facts: Facts) -> int:
-    """How many of a partition's nodes Slurm keeps to itself.
+    """Return how many nodes of a partition Slurm hides.
 
     With ``PrivateData=cloud`` those of a cloud that are powered down, with ``PrivateData=nodes`` all.
     """
@@ -247,7 +247,7 @@ def unseen(partition: Partition, facts: Facts) -> int:
 
 
 def _candidates(plan: Plan, facts: Facts, partition: Partition) -> list[Node]:
-    """The nodes of a partition that the job's own words do not leave out.
+    """Return the nodes of a partition that the job's own constraints leave.
 
     Not left out are those that failed under earlier jobs: where there are too few others, they are taken.
     """
@@ -275,7 +275,7 @@ def _restricting(plan: Plan) -> list[str]:
 
 
 def _fewer(plan: Plan, facts: Facts, most: int, can: str = "run") -> str | None:
-    """The largest number of nodes that will do, and partitions with as many as are wanted."""
+    """Suggest the largest number of nodes that is there, and partitions with as many as requested."""
     assert facts.cluster is not None
     key, nodes = _count_key(plan), plan.job.resources.nodes
     ways = [f"{key}={most} is the largest that could {can}"] if most else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from launcher.checks.facts import Facts, Lack, LocalPath, PathFacts
+from launcher.checks.facts import Facts, LocalPath, MissingPath, PathFacts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.errors import one_line
 from launcher.estimates.checkpoints import KEEP, Checkpoints, checkpoints_of
@@ -21,8 +21,8 @@ Find = Callable[[Plan, Facts], Iterable[Finding]]
 _DIRECTORY = "exp_manager.checkpoint_callback_params.dirpath"
 
 
-def lack_problems(check: str, of: Callable[[PathFacts], Sequence[Lack] | None]) -> Find:
-    """The check of one kind of path: an error where this machine can tell, a warning where it cannot."""
+def missing_path_problems(check: str, of: Callable[[PathFacts], Sequence[MissingPath] | None]) -> Find:
+    """Return the rule of one kind of path: an error where this machine can tell, else a warning."""
 
     def find(plan: Plan, facts: Facts) -> Iterator[Finding]:
         for alike in _alike((of(facts.paths) if facts.paths is not None else None) or ()):
@@ -39,21 +39,21 @@ def lack_problems(check: str, of: Callable[[PathFacts], Sequence[Lack] | None]) 
     return find
 
 
-def _alike(lacks: Iterable[Lack]) -> list[list[Lack]]:
-    """Those with the same mistake together."""
-    groups: dict[tuple[str, bool], list[Lack]] = {}
+def _alike(lacks: Iterable[MissingPath]) -> list[list[MissingPath]]:
+    """Group missing paths by their reason."""
+    groups: dict[tuple[str, bool], list[MissingPath]] = {}
     for lack in lacks:
         groups.setdefault((lack.why, lack.certain), []).append(lack)
     return list(groups.values())
 
 
-def _other(lack: Lack, first: Lack) -> str:
-    """What is told of a further one: its path, or the key that it is of."""
+def _other(lack: MissingPath, first: MissingPath) -> str:
+    """Return how a further path is named: by itself, or by its key."""
     return lack.path if lack.key == first.key else full(lack.key)
 
 
 def shared_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Nodes that are not this machine see nothing of its own disks."""
+    """Find paths on disks of this machine that the nodes do not see."""
     most, local = max(plan.job.resources.node_counts), facts.paths.local if facts.paths is not None else None
     if most < 2 or local is None:
         return
@@ -75,8 +75,8 @@ def _where(found: LocalPath) -> str:
 
 
 def file_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The job reads a secret as it starts, and ends there without its file."""
-    for lost in facts.lost_secrets or ():
+    """Find files of secrets that the job could not read as it starts."""
+    for lost in facts.missing_secrets or ():
         fix = f"the whole path of a file whose first line is the secret, or {lost.key}=null"
         if lost.certain:
             yield error("secret.file", lost.key, lost.path, lost.why, fix)
@@ -86,14 +86,14 @@ def file_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def permission_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """A file of a secret that others may read is no secret."""
+    """Find files of secrets that others may read."""
     for variable, path in (facts.open_secrets or {}).items():
         told = f"{one_line(path)}, which {variable} is read from, may be read by others than its owner"
         yield Finding("secret.permissions", Severity.WARNING, None, told, f"chmod 600 {shlex.quote(path)}")
 
 
 def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """There is space for the next checkpoint, and for all that are kept.
+    """Find too little space for the next checkpoint, or for all that are kept.
 
     Those that the run has already have their space.
     """
@@ -143,7 +143,7 @@ def _fix(saved: Checkpoints, room: int, engine: str) -> str:
 
 
 def told_bytes(size: int) -> str:
-    """A size as disks are sold, in powers of ten."""
+    """Format a size as disks are sold, in powers of ten."""
     for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= bytes_:
             return f"{size / bytes_:.3g} {unit}" if size < 1000 * bytes_ else f"{size / bytes_:,.0f} {unit}"

@@ -79,7 +79,7 @@ def _for_our_trainer(contents: Contents) -> Fit:
 
 
 def engine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The image has the program that the engine runs, and the optimizer that is asked for."""
+    """Find an image without the program that the engine runs, or without the optimizer."""
     contents = facts.image.contents if facts.image is not None else None
     if contents is None or plan.job.config is None or plan.job.container is None:
         return
@@ -107,7 +107,7 @@ def engine_of_image(plan: Plan) -> str | None:
 
 
 def _brings_its_own(job: Job) -> bool:
-    """Whether what the engine imports is mounted into the container, and not the image's own."""
+    """Return True if what the engine imports is mounted into the container, and not the image's own."""
     if job.engine == "nemo":
         return _is_mounted(job, job.payload.working_dir)
     return "/" in job.payload.argv[0]  # an interpreter that somebody chose: not the one that the image starts
@@ -123,7 +123,7 @@ def _is_within(path: str, directory: str) -> bool:
 
 
 def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
-    """NeMo before 2.0 ends at a name of an optimizer that it does not know."""
+    """Find the name of an optimizer that NeMo before 2.0 does not know."""
     if values.raw(_OPTIMIZER) != _NEW_OPTIMIZER or contents.mcore_optimizer is not False:
         return
     told = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
@@ -136,7 +136,7 @@ def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
 
 
 def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
-    """Megatron-LM has no pipeline stages for T5 from core_v0.14 on, and the job would end at once."""
+    """Find pipeline stages of a T5 that Megatron-LM from core_v0.14 on does not have."""
     core, stages = version(contents.megatron_core)[:2], Values(job.config or {}).raw(PIPELINE)
     if core < _NO_ENCODER_STAGES or ENCODER_STAGES not in job.payload.argv:
         return
@@ -150,7 +150,7 @@ def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
 
 
 def network_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """NCCL uses EFA through aws-ofi-nccl, and not through whatever plugin the image prefers."""
+    """Find an image with which NCCL would not use EFA through aws-ofi-nccl."""
     job, contents = plan.job, facts.image.contents if facts.image is not None else None
     several = max(job.resources.node_counts) > 1
     if (

@@ -125,7 +125,7 @@ def whole_problems(values: Values) -> Iterator[Finding]:
 
 
 def _needed(values: Values) -> Iterator[str]:
-    """What a training cannot be without; a node that is not there at all is not ours to judge."""
+    """Yield the keys that a training needs; a node that is not there at all is not ours to judge."""
     two = is_encoder_decoder(values)
     length = "model.seq_length" if two else "model.encoder_seq_length"
     of_stacks = [
@@ -152,7 +152,7 @@ def number_problems(values: Values) -> Iterator[Finding]:
 
 
 def _rate_needed(values: Values) -> Iterator[Finding]:
-    """There is an optimizer, and it has a learning rate."""
+    """Find a model without an optimizer or a learning rate."""
     if values.node("model") is None:
         return
     if values.node("model.optim") is None:
@@ -179,7 +179,7 @@ def flag_problems(values: Values) -> Iterator[Finding]:
 
 
 def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
-    """Keys of NeMo's nodes that neither a shipped file shows nor a check reads, and that are near to one."""
+    """Find keys of NeMo's nodes that nothing knows and that are near to a known one."""
     for key in facts.added_keys or ():
         near = nearest_key(key, facts.shipped_keys or ())
         if near is not None:
@@ -188,7 +188,7 @@ def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:
-    """The shipped key that a key is likely to be a slip of: of a like name, first of all in the same node.
+    """Return the shipped key nearest to a misspelt one, preferring the same node.
 
     `trainer`, `exp_manager` and `model` have different readers: what is meant for one is no slip in another.
     """

@@ -31,13 +31,13 @@ _DIVIDED = {
 
 
 def layout_problems(config: Mapping[str, Any], nodes: int) -> list[Finding]:
-    """What keeps a job's configuration from running on a number of nodes, as far as arithmetic tells."""
+    """Return what keeps a configuration from running on a number of nodes, by arithmetic."""
     shape = read_parallel_config(Values(config))
     return [] if shape is None else list(problems_at(shape, nodes))
 
 
 def problems_at(shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
-    """The same of a shape; the first rule that is broken keeps the later ones from being asked."""
+    """Yield the first broken rule of a layout; it keeps the later ones from being applied."""
     for rule in RULES:
         found = rule(shape, nodes)
         if found is not None:
@@ -104,18 +104,18 @@ RULES: tuple[Rule, ...] = (world_problem, experts_problem, batch_problem, interl
 
 
 def product(shape: ParallelConfig) -> str:
-    """The GPUs of one copy of the model, with what they are made of."""
+    """Return the GPUs of one copy of the model, with their factors."""
     parts = f"tensor {shape.tensor} × pipeline {shape.pipeline} × context {shape.context}"
     return f"{parts} = {shape.model}"
 
 
 def gpus(shape: ParallelConfig, nodes: int) -> str:
-    """The world, with what it is made of."""
+    """Return the world size, with its factors."""
     return f"{count(nodes, 'node')} × {count(shape.devices, 'GPU')} = {nodes * shape.devices}"
 
 
 def blamed(shape: ParallelConfig, nodes: int) -> tuple[str, int]:
-    """The first of the sizes that does not divide what the ones before leave, with its key."""
+    """Return the first size that does not divide what the ones before leave, with its key."""
     world = nodes * shape.devices
     for key, size in ((keys.TENSOR, shape.tensor), (keys.PIPELINE, shape.pipeline)):
         if world % size:
@@ -135,7 +135,7 @@ def node_count_problems(plan: Plan, check: str) -> Iterator[Finding]:
 
 
 def tensor_problems(values: Values) -> Iterator[Finding]:
-    """Tensor divides heads, key/value groups, the MLP and the vocabulary.
+    """Find heads, key/value groups, an MLP or a vocabulary that tensor does not divide.
 
     megatron/core/transformer/transformer_config.py for heads and groups (up to 0.12 the groups must be a
     multiple); megatron/core/tensor_parallel/layers.py cuts the rest with `divide`, which asserts.
@@ -155,7 +155,7 @@ def tensor_problems(values: Values) -> Iterator[Finding]:
 
 
 def tensor_sizes(values: Values) -> list[int]:
-    """The tensor sizes that divide all that is cut into as many parts."""
+    """Return the tensor sizes that divide everything that is cut into as many parts."""
     sizes = [value for _, value, _ in _divided_sizes(values)]
     return (
         [size for size in divisors(min(sizes)) if not any(value % size for value in sizes)] if sizes else [1]
@@ -177,7 +177,7 @@ def _divided_sizes(values: Values) -> Iterator[tuple[str, int, str]]:
 
 
 def layer_problems(values: Values) -> Iterator[Finding]:
-    """Pipeline divides the layers, and virtual those of a stage.
+    """Find layers that pipeline does not divide, or layers of a stage that virtual does not.
 
     megatron/core/transformer/transformer_config.py; the first and the last stage may be told to hold another
     number, or to count the embedding and the loss as a layer. NeMo checks the same in megatron_base_model.py.
@@ -199,7 +199,7 @@ def layers_fit(values: Values) -> bool:
 
 
 def _evenly_split(values: Values, stack: Stack) -> tuple[int, int, str] | None:
-    """The layers and the stages that share them evenly, and how they are counted."""
+    """Return the layers and the stages that share them evenly, and how they are counted."""
     if stack.layers is None or stack.stages is None:
         return None
     layers, stages, how = stack.layers, stack.stages, count(stack.layers, "layer")
@@ -250,7 +250,7 @@ def _uneven_chunks(values: Values, stack: Stack, per_stage: int, virtual: int, h
 
 
 def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Virtual stages need a pipeline.
+    """Find virtual stages without a pipeline.
 
     megatron/core/parallel_state.py: more than one stage. Megatron-LM (training/arguments.py) wants more than
     two where `overlap_p2p_comm` is off: with two, a stage would send to and receive from the same other twice
@@ -297,7 +297,7 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
 
 
 def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """Sequence parallel shares what tensor parallel leaves: it needs tensor > 1, and the sequence by tensor.
+    """Find sequence parallel without tensor > 1, or with sequences that tensor does not divide.
 
     megatron/core/model_parallel_config.py raises, NeMo (megatron_base_model.py) switches it off and goes on.
     Korthikanti et al. 2022, arXiv 2205.05198.
@@ -326,7 +326,7 @@ def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]
 
 
 def context_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """A sequence is cut into two chunks for each context rank, one from either end.
+    """Find a sequence that cannot be cut into two chunks for each context rank, one from either end.
 
     NeMo: megatron_gpt_model.py, get_batch_on_this_context_parallel_rank; so does megatron/core/utils.py.
     """
@@ -353,7 +353,7 @@ def context_fits(values: Values, context: int) -> bool:
 
 
 def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """The stage that a T5's decoder begins with (NeMo: megatron_lm_encoder_decoder_model.py).
+    """Find a T5's decoder that begins in no stage (NeMo: megatron_lm_encoder_decoder_model.py).
 
     megatron-core 0.16, which our trainer runs, has no stages for an encoder-decoder any more.
     """
@@ -383,7 +383,7 @@ def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
 
 
 def width_problems(values: Values) -> Iterator[Finding]:
-    """Heads divide the hidden size, unless `kv_channels` says how wide a head is."""
+    """Find a hidden size that heads do not divide, where `kv_channels` does not say how wide a head is."""
     for stack in stacks_of(values):
         if stack.kv_channels is not None or stack.hidden is None or stack.heads is None:
             continue

@@ -21,7 +21,7 @@ _STATES = ("weights", "gradients", "optimizer")
 
 
 def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The fullest pipeline stage against its GPU.
+    """Compare the fullest pipeline stage with its GPU.
 
     An error if the estimate alone is more than there is; a warning if it leaves less than the margin, or if
     it is only assumed which GPU there is, unless no GPU known here would do.
@@ -51,21 +51,21 @@ def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def parts_told(stage: StageMemory) -> str:
-    """What the memory of a stage is made of, the largest part first."""
+    """Format the parts of a stage's memory, the largest first."""
     parts = {name: getattr(stage, name) for name in (*_STATES, "activations", "logits")}
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {size / _GIB:.1f}" for name, size in largest if size >= _GIB / 20)
 
 
 def has_gpus(plan: Plan) -> bool:
-    """Tasks that ask for no GPU on this machine may do without."""
+    """Return False for tasks on this machine that ask for no GPU: they may do without."""
     resources = plan.job.resources
     asked = resources.gpus_per_node, resources.gpus_per_task, resources.gres, resources.gpu
     return plan.scheduler != "local" or any(asked)
 
 
 def why_not_told(plan: Plan) -> str | None:
-    """Why the memory of a plan with a good layout is not estimated; ``None`` if it is."""
+    """Return why the memory of a plan with a valid layout is not estimated; None if it is."""
     if plan.job.config is None:
         return f"stages=[{plan.job.stage}] trains nothing"
     if not has_gpus(plan) or Values(plan.job.config).raw("trainer.accelerator") == "cpu":
@@ -77,12 +77,12 @@ def _not_told(values: Values) -> Iterator[Finding]:
     """Say what is not counted; what is wrong with a value, or with the layout, other checks say."""
     why = uncounted(values)
     if why is not None and values.raw("trainer.accelerator") != "cpu":
-        told = f"not looked at: the model fits into the memory of a GPU ({why})"
+        told = f"not checked: the model fits into the memory of a GPU ({why})"
         yield Finding(CHECK, Severity.SKIPPED, None, told, why=why)
 
 
 def _blamed(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:
-    """The size to change first: that of the micro batch if the activations are most, else tensor's."""
+    """Return the size to change first: micro batch if the activations are most, else tensor."""
     values = Values(config)
     micro = values.whole(keys.MICRO) or 1
     states = stage.weights + stage.gradients + stage.optimizer

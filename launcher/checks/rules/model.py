@@ -209,7 +209,7 @@ def _attention(key: str, value: Any, told: str, valid: str | None, *also: str) -
 
 
 def sequence_problems(values: Values) -> Iterator[Finding]:
-    """The lengths agree.
+    """Find sequence lengths that differ.
 
     NeMo's GPT is built for `encoder_seq_length` (megatron_gpt_model.py, max_sequence_length, and the shapes
     that pipeline stages exchange) and fed `data.seq_length`; a T5 has `seq_length` for the former.
@@ -234,7 +234,7 @@ def _learned(values: Values) -> bool:
 
 
 def decoder_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """A T5's decoder has room for all that is masked (NeMo: megatron_t5_model.py, _validate_cfg).
+    """Find a T5's decoder without room for all that is masked (NeMo: megatron_t5_model.py, _validate_cfg).
 
     Our trainer packs text until the encoder is full, as the T5 paper's code does: more than `seq_length`
     tokens of it, and a sentinel for each span is written too.
@@ -276,7 +276,7 @@ def _written(length: int, density: float, mean_span: float) -> int:
 
 
 def recompute_problems(values: Values) -> Iterator[Finding]:
-    """What megatron/core/transformer/transformer_config.py raises, of `activations_checkpoint_*`.
+    """Find what megatron/core/transformer/transformer_config.py raises of `activations_checkpoint_*`.
 
     `full` needs a method and a number of layers, `selective` takes no number of layers. Without a granularity
     nothing is recomputed, and the others are not read.

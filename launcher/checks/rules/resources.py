@@ -30,7 +30,7 @@ _RANKS = "model.nsys_profile.ranks"
 
 
 def gpu_problems(values: Values, plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """One task per GPU: `trainer.devices` on each node, as many GPUs from the cluster, with the precision."""
+    """Find tasks without a GPU each, and GPUs without the precision."""
     resources = plan.job.resources
     if values.raw("trainer.accelerator") == "cpu":
         return
@@ -60,7 +60,7 @@ def python_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
-    """The type of GPU that is named is one that is known, and that is asked for."""
+    """Find a type of GPU that is not known, or not asked for."""
     if counted.is_unclear:
         told = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
         fix = f"cluster.gpu={counted.gpu.name}, or another of docs/memory.md; cluster.gpu_types adds one"
@@ -75,7 +75,7 @@ def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
 
 
 def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
-    """A GPU that somebody says is there has the types that are computed in."""
+    """Find a precision that the GPU does not compute in, where the GPU is known."""
     gpu, source, is_assumed = counted
     if is_assumed:
         return
@@ -95,13 +95,13 @@ def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
-    """The GPUs of a node, as far as one of the two says it."""
+    """Return the GPUs of a node, as far as one of the two says it."""
     named = _GRES.fullmatch(gres or "")
     return gpus_per_node if gpus_per_node is not None else int(named[1]) if named else None
 
 
 def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
-    """GPUs that are asked for by the task: a node must have them all, and a task uses one."""
+    """Find GPUs requested by the task that a node does not have, or a task does not use."""
     if each == 0:
         yield error(CHECK, _PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
     elif node is not None and tasks * each > node:
@@ -134,7 +134,7 @@ def _per_node(resources: Resources) -> Iterator[Finding]:
 
 
 def count_problems(plan: Plan) -> Iterator[Finding]:
-    """The first number of nodes that does not fit, with those that do."""
+    """Find the first number of nodes of a range that does not fit, and name those that do."""
     values, counts = Values(plan.job.config or {}), plan.job.resources.node_counts
     shape = read_parallel_config(values)
     if shape is None or not plan.job.resources.is_elastic:
@@ -157,7 +157,7 @@ def count_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def request_problems(plan: Plan) -> Iterator[Finding]:
-    """Slurm 22.05: "--gpus-per-task used without either --gpus or -n/--ntasks is not allowed"."""
+    """Find what Slurm 22.05 refuses: "--gpus-per-task used without either --gpus or -n/--ntasks"."""
     resources = plan.job.resources
     if resources.is_elastic and resources.gpus_per_task is not None:
         told = f"sbatch takes it for a fixed number of tasks only, and with {ELASTIC_NODES} it is not fixed"
@@ -167,7 +167,7 @@ def request_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
-    """What keeps a job from running on so many nodes."""
+    """Return what keeps a job from running on so many nodes."""
     return next(chain(problems_at(shape, nodes), rampup_problems_at(values, shape, nodes)), None)
 
 
@@ -184,7 +184,7 @@ def _ways_out(values: Values, shape: ParallelConfig, counts: range, good: list[i
 
 
 def _batch_for_all(shape: ParallelConfig, counts: range) -> int | None:
-    """The least global batch from the given one on that can be divided at every count."""
+    """Return the least global batch, from the given one on, that can be divided at every count."""
     if any(nodes * shape.devices % shape.model for nodes in counts):
         return None
     group = shape.group if shape.virtual is not None and shape.pipeline > 1 else 1
@@ -194,7 +194,7 @@ def _batch_for_all(shape: ParallelConfig, counts: range) -> int | None:
 
 
 def _longest(good: list[int]) -> range:
-    """The longest range without a gap, of several the one with more nodes."""
+    """Return the longest range without a gap, of several the one with more nodes."""
     best, start = range(0), 0
     for index, nodes in enumerate(good):
         if index and nodes != good[index - 1] + 1:
@@ -213,7 +213,7 @@ def _shown(given: dict[str, int]) -> str:
 
 
 def rank_problems(plan: Plan) -> Iterator[Finding]:
-    """Ranks that a profile is wanted of are those of tasks."""
+    """Find profiled ranks that the job does not have."""
     profile, tasks = plan.job.profile, plan.job.resources.tasks
     if profile is None:
         return

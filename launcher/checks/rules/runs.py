@@ -22,7 +22,7 @@ _ELSEWHERE = (
 
 
 def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Another rate, seed, data or batch is told; another model or tokenizer does not fit the checkpoints."""
+    """Warn of another rate, seed, data or batch; refuse another model or tokenizer for the checkpoints."""
     earlier = facts.earlier
     if earlier is None or not earlier.changes:
         return
@@ -38,7 +38,7 @@ def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def data_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Files of the same name have the content that the training has seen, unless the user accepts another."""
+    """Find files that changed their content since the training read them, unless the user accepts that."""
     earlier = facts.earlier
     if earlier is None or not earlier.data or not earlier.goes_on:
         return
@@ -64,7 +64,7 @@ def _keys(changes: Sequence[Change]) -> list[str]:
 
 
 def singleton_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Slurm's `singleton` goes by the job's name and the user: other directories make no difference to it."""
+    """Find other runs with the same job name: Slurm's `singleton` looks at the name and the user alone."""
     others = facts.same_job_name or ()
     dependency = plan.job.queue.dependency
     if not others or dependency is None or "singleton" not in dependency:

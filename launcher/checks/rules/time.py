@@ -74,13 +74,13 @@ def max_time_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def _as_written(values: Values, name: str) -> str:
-    """The key that a time is from: for NeMo, a launch's own configuration has it in the other place."""
+    """Return the key that a time is from: for NeMo, a launch's configuration has it in the other place."""
     trainers, launches = _MAX_TIMES
     return trainers if name == launches and values.raw(trainers) is None else name
 
 
 def _max_time_seconds(value: Any) -> int | None:
-    """Lightning's DD:HH:MM:SS; YAML reads an unquoted one with two parts as a number."""
+    """Read Lightning's DD:HH:MM:SS; YAML reads an unquoted one with two parts as a number."""
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
@@ -89,7 +89,7 @@ def _max_time_seconds(value: Any) -> int | None:
 
 
 def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The jobs of a chain are enough for the training, which ends within a year.
+    """Find a chain that is shorter than the training, or a training that is longer than a year.
 
     Without a chain nothing is said of the limit: many a run goes on with its user's next launch.
     """
@@ -127,7 +127,7 @@ def _not_told(plan: Plan) -> Iterator[Finding]:
         return
     key = "model.num_moe_experts"
     why = f"{full(key)}={values.raw(key)}: how long experts take is not modelled: estimates.mfu=... says it"
-    told = f"not looked at: how long the training takes ({why})"
+    told = f"not checked: how long the training takes ({why})"
     yield Finding("time.training", Severity.SKIPPED, None, told, why=why)
 
 
@@ -136,7 +136,7 @@ def _length(cost: Cost) -> str:
 
 
 def told_days(seconds: float) -> str:
-    """A duration as people tell it: in days, in hours where it is less than two days, or in minutes."""
+    """Format a duration: in days, in hours below two days, or in minutes."""
     if seconds < 5400:
         return f"{seconds / 60:.1f} minutes"
     if seconds < 2 * _DAY:
@@ -146,7 +146,7 @@ def told_days(seconds: float) -> str:
 
 
 def requeue_problems(plan: Plan) -> Iterator[Finding]:
-    """Of a chain that Slurm requeues too, nobody could say which job is the next."""
+    """Find a chain that Slurm requeues too: which job is the next would be ambiguous."""
     queue, links = plan.job.queue, plan.job.chain.links
     by_flag = "requeue" in queue.further
     if links == 1 or (queue.requeue is False and not by_flag):
@@ -167,7 +167,7 @@ def requeue_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def dependency_problems(plan: Plan) -> Iterator[Finding]:
-    """A next job waits for the one before it, which no alternative may make needless."""
+    """Find alternatives in the dependency of a chain, whose next job must wait for the one before it."""
     dependency, key = plan.job.queue.dependency, f"{plan.job.stage}.run.dependency"
     if plan.job.chain.links > 1 and dependency is not None and "?" in dependency:
         told = "alternatives (?) cannot be waited for together with the job before in a chain"
@@ -175,7 +175,7 @@ def dependency_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def resume_problems(plan: Plan) -> Iterator[Finding]:
-    """Each job of a chain goes on from the last one's checkpoint."""
+    """Find a chain whose jobs do not resume from the last one's checkpoint."""
     values = Values(plan.job.config or {})
     if plan.job.chain.links == 1:
         return
@@ -186,7 +186,7 @@ def resume_problems(plan: Plan) -> Iterator[Finding]:
 
 
 def save_problems(plan: Plan) -> Iterator[Finding]:
-    """The job is told to save before its limit ends it, and not as soon as it begins."""
+    """Find a job that is not told to save before its limit, or is told as soon as it begins."""
     limit_key, given = f"{plan.job.stage}.run.time_limit", plan.job.resources.time_limit
     limit, signal = _limit_seconds(given), plan.job.queue.signal
     found = _SIGNAL.fullmatch(signal or "")

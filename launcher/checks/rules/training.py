@@ -39,7 +39,7 @@ def rampup_problems(plan: Plan) -> Iterable[Finding]:
 
 
 def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Iterator[Finding]:
-    """Start, increment and samples of a growing batch, the last of which Megatron divides by.
+    """Find a start or an increment of a growing batch that Megatron cannot divide.
 
     megatron/core/num_microbatches_calculator.py: the way from the start to the global batch is a whole number
     of increments, at least one, and every batch on it a multiple of micro batch × data parallel. With virtual
@@ -86,14 +86,14 @@ def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Ite
 
 
 def _rampup_fix(batch: int, step: int) -> str:
-    """Both numbers are multiples of the step, and the first is below the global batch: there may be none."""
+    """Suggest multiples of the step, the first below the global batch: there may be none."""
     if step == 0 or batch % step or batch <= step:
         return "null, or fewer nodes or a smaller micro batch"
     return f"null, or a first batch and an increment that are multiples of {step}, such as {step}"
 
 
 def accumulation_problems(values: Values) -> Iterator[Finding]:
-    """NeMo accumulates over micro batches itself (megatron_gpt_model.py, _validate_trainer)."""
+    """Find accumulated batches: NeMo accumulates itself (megatron_gpt_model.py, _validate_trainer)."""
     given = values.raw(_ACCUMULATE)
     if is_whole(given) and given > 1:
         told = "the micro batches of a global batch are accumulated already"
@@ -101,7 +101,7 @@ def accumulation_problems(values: Values) -> Iterator[Finding]:
 
 
 def warmup_problems(values: Values) -> Iterator[Finding]:
-    """Warm-up and constant steps leave something to decay in.
+    """Find warm-up and constant steps that leave nothing to decay in.
 
     NeMo (core/optim/lr_scheduler.py, WarmupAnnealHoldPolicy): decay = max - (warm-up + constant). From the
     end of the warm-up on the rate is `min_lr` where that is not positive.
@@ -136,7 +136,7 @@ def warmup_problems(values: Values) -> Iterator[Finding]:
 
 
 def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
-    """The learning rate falls to `min_lr`, not up to it.
+    """Find a learning rate that would rise to `min_lr`.
 
     NeMo: lr_scheduler.py, CosineAnnealing; our trainer wants that of every schedule.
     """
@@ -151,7 +151,7 @@ def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
 
 
 def validation_problems(values: Values) -> Iterator[Finding]:
-    """A checkpoint is written after each validation, unless `every_n_train_steps` says otherwise."""
+    """Find a training without validation: each writes a checkpoint, unless `every_n_train_steps` does."""
     steps, interval = values.whole(_MAX_STEPS), values.raw(_INTERVAL)
     if steps is None or not is_whole(interval) or interval <= steps:
         return
@@ -165,7 +165,7 @@ def validation_problems(values: Values) -> Iterator[Finding]:
 
 
 def prefix_problems(values: Values) -> Iterator[Finding]:
-    """There is data to read, and weights go with prefixes.
+    """Find missing data, and weights without prefixes.
 
     megatron/core/datasets/utils.py, get_blend_from_list: an odd number of names is read as one without
     weights. blended_dataset.py: each weight is above 0. NeMo (megatron_gpt_model.py) takes a mapping of the

@@ -39,7 +39,7 @@ from tests.doctor.machines import (
 )
 
 
-def test_a_slurm_as_it_should_be() -> None:
+def test_complete_slurm_is_ok() -> None:
     lines = list(slurm_lines(slurm(), ON_PYXIS))
     assert told(lines) == {
         "slurm": "ok!",
@@ -53,7 +53,7 @@ def test_a_slurm_as_it_should_be() -> None:
     assert all(line.fix is None for line in lines)
 
 
-def test_without_slurm() -> None:
+def test_missing_slurm_is_reported_with_its_reason() -> None:
     lines = list(slurm_lines(Slurm(why="no Slurm found on this machine"), ON_PYXIS))
     assert told(lines) == {"slurm": "missing!"}
     assert "slipway sandbox up" in (lines[0].fix or "")
@@ -71,7 +71,7 @@ def test_without_slurm() -> None:
         ("slurm.cgroups", {"TaskPlugin": "task/affinity"}, "cores and GPUs of others"),
     ],
 )
-def test_what_a_slurm_lacks(what: str, settings: dict[str, str], says: str) -> None:
+def test_missing_plugins_of_slurm_are_warnings(what: str, settings: dict[str, str], says: str) -> None:
     lines = list(slurm_lines(slurm(**settings), ON_PYXIS))
     line = one(lines, what)
     assert line.status is Status.WARNING
@@ -80,13 +80,13 @@ def test_what_a_slurm_lacks(what: str, settings: dict[str, str], says: str) -> N
     assert [other.status for other in lines if other.what != what] == [Status.OK] * 4
 
 
-def test_nodes_that_take_no_jobs() -> None:
+def test_partition_without_usable_nodes_is_missing() -> None:
     down = replace(slurm(), nodes={"gpu": (4, 0)})
     assert told(slurm_lines(down, ON_PYXIS))["slurm.nodes"] == "missing!"
     assert told(slurm_lines(replace(slurm(), nodes={}), ON_PYXIS))["slurm.nodes"] == "warning"
 
 
-def test_pyxis_where_jobs_are_submitted() -> None:
+def test_pyxis_of_srun_is_reported() -> None:
     there = machine(plugstack=plugstack(runtime_path="/run/pyxis"))
     (line,) = pyxis_lines(slurm(), ON_PYXIS, there)
     assert (line.status, line.needed) == (Status.OK, True)
@@ -100,7 +100,7 @@ def test_pyxis_where_jobs_are_submitted() -> None:
     assert (line.status, line.needed) == (Status.UNKNOWN, True)
 
 
-def test_a_pyxis_of_another_release_is_configured_and_not_loaded() -> None:
+def test_pyxis_that_is_configured_and_not_loaded_is_missing() -> None:
     (line,) = pyxis_lines(replace(slurm(), pyxis=False), ON_PYXIS, machine(plugstack=plugstack()))
     assert line.status is Status.MISSING
     assert "although plugstack.conf has Pyxis" in line.found
@@ -109,14 +109,14 @@ def test_a_pyxis_of_another_release_is_configured_and_not_loaded() -> None:
     assert "spank_pyxis.so is not there" in (line.fix or "")
 
 
-def test_pyxis_on_nodes() -> None:
+def test_plugin_of_pyxis_is_reported_for_each_node() -> None:
     assert told(pyxis_node_lines(machine(plugstack=plugstack()), ON_PYXIS, FILE)) == {"pyxis.plugin": "ok!"}
     gone = machine(plugstack=replace(plugstack(), there=False))
     assert told(pyxis_node_lines(gone, ON_PYXIS, FILE)) == {"pyxis.plugin": "missing!"}
     assert told(pyxis_node_lines(gone, BARE, None)) == {}
 
 
-def test_an_image_of_a_registry_goes_through_the_memory_of_every_node() -> None:
+def test_image_of_a_registry_in_memory_is_a_warning() -> None:
     run = place("/run/pyxis", kind="tmpfs", point="/run", free=3 * GIB)
     node = machine(places={"pyxis runtime": run})
     (line,) = pyxis_node_lines(node, ON_PYXIS, NEMO)
@@ -125,14 +125,14 @@ def test_an_image_of_a_registry_goes_through_the_memory_of_every_node() -> None:
     assert not list(pyxis_node_lines(node, ON_PYXIS, FILE))  # a file is started from where it lies
 
 
-def test_an_enroot_as_it_should_be() -> None:
+def test_complete_enroot_is_ok() -> None:
     lines = list(enroot_lines(machine(), ON_PYXIS, FILE, is_node=True))
     assert {line.status for line in lines} == {Status.OK}
     assert one(lines, "enroot.data").free == 500 * GIB
     assert "no 50-slurm-pytorch.sh" in one(lines, "enroot.hooks").found
 
 
-def test_nodes_alone_cannot_do_without_enroot() -> None:
+def test_only_nodes_need_enroot() -> None:
     bare = machine(enroot=None)
     assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=True)) == {"enroot": "missing!"}
     assert told(enroot_lines(bare, ON_PYXIS, FILE, is_node=False)) == {"enroot": "missing"}
@@ -141,7 +141,7 @@ def test_nodes_alone_cannot_do_without_enroot() -> None:
     }
 
 
-def test_programs_that_enroot_calls() -> None:
+def test_missing_programs_of_enroot_are_reported() -> None:
     without = machine(without=("jq", "parallel"))
     line = one(enroot_lines(without, ON_PYXIS, FILE, is_node=False), "enroot")
     assert line.status is Status.WARNING
@@ -170,7 +170,9 @@ def test_programs_that_enroot_calls() -> None:
         ("temp", {"writable": False}, "warning", "may not write"),
     ],
 )
-def test_where_enroot_keeps_its_files(name: str, changes: dict[str, object], status: str, says: str) -> None:
+def test_directories_of_enroot_are_reported(
+    name: str, changes: dict[str, object], status: str, says: str
+) -> None:
     node = machine(places={f"enroot {name}": place("/there/enroot", **changes)})
     imports = name in ("cache", "temp")
     image = replace(FILE, path=None) if imports else FILE
@@ -186,7 +188,7 @@ def test_where_enroot_keeps_its_files(name: str, changes: dict[str, object], sta
     assert all(other.status is Status.OK for other in lines if other is not line)
 
 
-def test_an_image_that_asks_for_gpus_where_nothing_gives_them() -> None:
+def test_image_with_gpus_needs_nvidia_container_cli() -> None:
     image = replace(FILE, devices="all")
     enroot = Enroot(hooks=("10-home.sh", "98-nvidia.sh"))
     node = machine(enroot=enroot, without=("nvidia-container-cli",), gpus=None)
@@ -200,7 +202,7 @@ def test_an_image_that_asks_for_gpus_where_nothing_gives_them() -> None:
     assert one(enroot_lines(node, ON_PYXIS, image, is_node=False), "enroot.hooks").status is Status.OK
 
 
-def test_the_queue_of_messages_matters_where_it_is_bound() -> None:
+def test_mqueue_matters_only_where_enroot_binds_it() -> None:
     lines = list(enroot_lines(machine(mqueue=False), ON_PYXIS, FILE, is_node=True))
     assert one(lines, "enroot.mqueue").status is Status.OK
     for enroot in (Enroot(binds_mqueue=True), Enroot(settings={"ENROOT_RESTRICT_DEV": "y"})):
@@ -210,7 +212,7 @@ def test_the_queue_of_messages_matters_where_it_is_bound() -> None:
         assert "mount -t mqueue" in (line.fix or "")
 
 
-def test_gpus_come_into_containers_by_a_hook() -> None:
+def test_gpus_need_the_hook_of_nvidia() -> None:
     with_gpus = machine(gpus=gpus())
     line = one(enroot_lines(with_gpus, ON_PYXIS, FILE, is_node=True), "enroot.hooks")
     assert (line.status, line.needed) == (Status.MISSING, True)
@@ -229,7 +231,7 @@ def test_gpus_come_into_containers_by_a_hook() -> None:
         ({"apparmor_restrict_unprivileged_userns": 1}, "warning", "AppArmor profile"),
     ],
 )
-def test_users_may_not_have_namespaces(sysctls: dict[str, int], status: str, fix: str) -> None:
+def test_sysctls_that_forbid_namespaces_are_reported(sysctls: dict[str, int], status: str, fix: str) -> None:
     node = machine(sysctls=sysctls)
     line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert line.status == status
@@ -239,14 +241,14 @@ def test_users_may_not_have_namespaces(sysctls: dict[str, int], status: str, fix
     assert "others may not" in as_root.found
 
 
-def test_namespaces_that_are_refused_for_another_reason() -> None:
+def test_refused_namespaces_are_reported_with_the_error() -> None:
     node = machine(no_namespaces="unshare failed: Operation not permitted")
     line = one(enroot_lines(node, ON_PYXIS, FILE, is_node=True), "user namespaces")
     assert (line.status, line.needed) == (Status.MISSING, True)
     assert "Operation not permitted" in line.found
 
 
-def test_programs_that_make_images() -> None:
+def test_programs_that_build_images_are_reported() -> None:
     assert set(told(tool_lines(machine())).values()) == {"ok"}
     nothing = list(tool_lines(replace(machine(), tools={}, file_systems=())))
     assert told(nothing) == {
@@ -261,7 +263,7 @@ def test_programs_that_make_images() -> None:
     assert "without lz4 and zstd" in old.found
 
 
-def test_docker_without_a_daemon_builds_nothing() -> None:
+def test_docker_without_a_daemon_is_a_warning() -> None:
     tools = {"docker": machine().tools["buildah"]}
     alone = replace(machine(), tools=tools, docker_daemon="!cannot connect")
     line = one(tool_lines(alone), "images.build")
@@ -273,7 +275,7 @@ def test_docker_without_a_daemon_builds_nothing() -> None:
     assert "/etc/subuid" in line.found
 
 
-def test_a_squashfs_that_cannot_be_mounted() -> None:
+def test_squashfs_without_a_way_to_mount_it_is_reported() -> None:
     node = machine(file_systems=("ext4",), fuse=False)
     assert mounting(node, is_node=True).status is Status.WARNING
     wants = replace(node, plugstack=plugstack(use_squashfuse="1"))
@@ -281,7 +283,7 @@ def test_a_squashfs_that_cannot_be_mounted() -> None:
     assert (line.status, line.needed) == (Status.MISSING, True)
 
 
-def test_apptainer_where_it_starts_the_tasks() -> None:
+def test_apptainer_is_needed_where_it_starts_the_tasks() -> None:
     needs = Requirements(image=True, runtime="apptainer")
     missing = apptainer_line(machine(), needs, is_node=True)
     assert missing is not None
@@ -293,7 +295,7 @@ def test_apptainer_where_it_starts_the_tasks() -> None:
     assert there.status is Status.OK
 
 
-def test_credentials_are_told_by_registry() -> None:
+def test_credentials_are_reported_by_registry() -> None:
     own = Credentials("docker", "/home/me/.docker/config.json", ("ghcr.io", "nvcr.io/nvidia"))
     assert one(credential_lines([own], NEMO), "credentials").status is Status.OK
     (line,) = credential_lines([], NEMO)
@@ -308,7 +310,7 @@ def test_credentials_are_told_by_registry() -> None:
     assert (line.status, line.fix and line.fix[:30]) == (Status.WARNING, "chmod 600 /home/me/.docker/con")
 
 
-def test_the_driver_runs_the_images_cuda() -> None:
+def test_driver_that_runs_the_cuda_of_the_image_is_ok() -> None:
     node = machine(gpus=gpus("560.35.03", "12.6"))
     lines = list(gpu_lines(node, NEMO, is_node=True))
     assert told(lines) == {"gpu": "ok", "gpu.image": "ok"}
@@ -318,7 +320,7 @@ def test_the_driver_runs_the_images_cuda() -> None:
     assert "minor version compatibility" in older.found
 
 
-def test_a_driver_that_is_too_old_for_the_image() -> None:
+def test_driver_that_is_too_old_for_the_image_is_missing() -> None:
     node = machine(gpus=gpus("470.82.01", "11.4"))
     carried = one(gpu_lines(node, NEMO, is_node=True), "gpu.image")
     assert (carried.status, carried.needed) == (Status.WARNING, False)
@@ -333,7 +335,7 @@ def test_a_driver_that_is_too_old_for_the_image() -> None:
     assert "NVIDIA_DISABLE_REQUIRE" in (line.fix or "")
 
 
-def test_a_cuda_that_is_not_known() -> None:
+def test_unknown_cuda_is_unknown() -> None:
     node = machine(gpus=gpus())
     untold = one(gpu_lines(node, Image("x", why="the registry did not answer"), is_node=True), "gpu.image")
     assert (untold.status, untold.needed) == (Status.UNKNOWN, False)
@@ -342,7 +344,7 @@ def test_a_cuda_that_is_not_known() -> None:
     assert ancient.status is Status.UNKNOWN
 
 
-def test_a_node_without_gpus() -> None:
+def test_node_without_gpus_is_a_warning() -> None:
     assert told(gpu_lines(machine(), NEMO, is_node=True)) == {"gpu": "warning"}
     assert told(gpu_lines(machine(), NEMO, is_node=False)) == {}  # a login node has none, as a rule
     broken = machine(gpus=Gpus(trouble="Driver/library version mismatch"))
@@ -350,7 +352,7 @@ def test_a_node_without_gpus() -> None:
     assert (line.status, "version mismatch" in line.found) == (Status.WARNING, True)
 
 
-def test_files_that_each_node_must_have() -> None:
+def test_missing_files_on_a_node_are_reported() -> None:
     node = machine(files={"/images/nemo.sqsh": 10 * GIB, "/venv/bin/python": None})
     assert told(file_lines(node, FILE, "/venv/bin/python")) == {"image": "ok!", "trainer": "missing!"}
     assert told(file_lines(machine(), FILE, None)) == {"image": "missing!"}
@@ -358,7 +360,7 @@ def test_files_that_each_node_must_have() -> None:
     assert told(file_lines(shorter, FILE, None)) == {"image": "warning!"}
 
 
-def test_the_image_as_far_as_it_is_seen_from_here() -> None:
+def test_image_is_reported_as_this_machine_sees_it() -> None:
     assert image_line(FILE).found == "/images/nemo.sqsh: 10 GiB, no CUDA_VERSION in its environment"
     assert image_line(NEMO).found == "nvcr.io#nvidia/nemo:24.07: CUDA 12.5.0.023"
     elsewhere = image_line(replace(FILE, why="no such file or directory"))
@@ -378,7 +380,9 @@ def test_the_image_as_far_as_it_is_seen_from_here() -> None:
         ({"free": None}, "ok", ""),
     ],
 )
-def test_where_the_image_is_copied_to(changes: dict[str, object], status: str, says: str) -> None:
+def test_directory_of_the_copied_image_is_reported(
+    changes: dict[str, object], status: str, says: str
+) -> None:
     node = machine(places={"stage": place("/local/images", **changes)})
     (line,) = stage_lines(node, FILE)
     assert (line.status, says in line.found) == (status, True)
@@ -398,25 +402,25 @@ def test_where_the_image_is_copied_to(changes: dict[str, object], status: str, s
         ("of unknown version", "warning!", True),
     ],
 )
-def test_versions_of_slurm(version: str, status: str, is_noted: bool) -> None:
+def test_untested_slurm_is_noted(version: str, status: str, is_noted: bool) -> None:
     line = one(list(slurm_lines(slurm(SLURM_VERSION=version), ON_PYXIS)), "slurm")
     assert told([line]) == {"slurm": status}
     assert ("; the tests were run on 22.05, 24.11, 26.05" in line.found) == is_noted
 
 
-def test_a_python_that_is_newer_than_the_tests() -> None:
+def test_untested_python_is_a_warning() -> None:
     (line, *_) = python_lines("3.19.0, /bin/python", {}, None)
     assert line.status is Status.WARNING
     assert "the tests were run on 3.11, 3.12, 3.13, 3.14" in line.found
 
 
-def test_the_page_of_versions_has_each(repository: Path) -> None:
+def test_page_of_versions_names_each_tested_release(repository: Path) -> None:
     page = (repository / "docs" / "versions.md").read_text()
     for release in (*SLURM, *PYTHON):
         assert f"| {release}" in page
 
 
-def test_pythons_and_extras() -> None:
+def test_python_and_extras_are_reported() -> None:
     versions = {"enroot-py": None, "matplotlib": "3.9", "plotext": "6.0"}
     refused = (False, "cluster.python=null: does not find torch\n  install it\n  or an image")
     lines = list(python_lines("3.11.7, /bin/python", versions, refused))
@@ -442,7 +446,7 @@ def test_pythons_and_extras() -> None:
         ("25.07", "megatron", Status.MISSING),
     ],
 )
-def test_an_image_has_what_the_engine_runs(tag: str, engine: str, status: Status) -> None:
+def test_engine_of_an_image_is_reported(tag: str, engine: str, status: Status) -> None:
     contents = contents_of("nvcr.io", "nvidia/nemo", tag)
     assert contents is not None
     line = engine_line(contents, engine)

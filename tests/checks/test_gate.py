@@ -1,0 +1,95 @@
+"""The gate: what a launch is refused for, whoever starts it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from launcher.checks.findings import Severity
+from launcher.checks.gate import check_drafts, check_launch, require_passed, show_to_scheduler
+from launcher.drafting import Draft, Request, draft
+from launcher.errors import Mistakes, UserError
+from launcher.launching import launch
+from tests.launching.fake_slurm import FakeSlurm, install, overrides
+
+ODD_BATCH = "training.model.global_batch_size=7"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return install(tmp_path, monkeypatch)
+
+
+def drafted(tmp_path: Path, *more: str) -> tuple[Draft, Request]:
+    request = Request(overrides(tmp_path, *more), ["slipway", "launch"])
+    return draft(request), request
+
+
+def test_a_launch_by_the_library_is_refused_for_its_errors(tmp_path: Path, slurm: FakeSlurm) -> None:
+    with pytest.raises(Mistakes, match=r"\[batch.global\]"):
+        launch(*drafted(tmp_path, ODD_BATCH))
+    assert not (tmp_path / "results").exists()
+    assert slurm.calls() == []
+
+
+def test_a_launch_takes_the_report_that_its_caller_made(tmp_path: Path, slurm: FakeSlurm) -> None:
+    made, request = drafted(tmp_path, ODD_BATCH)
+    (report,) = check_launch([made], ["batch.global", "engine.megatron"])
+    assert launch(made, request, report=report).manifest.job_id == "101"
+
+
+def test_a_report_with_errors_is_no_way_past_the_gate(tmp_path: Path, slurm: FakeSlurm) -> None:
+    made, request = drafted(tmp_path, ODD_BATCH)
+    (report,) = check_drafts([made])
+    with pytest.raises(Mistakes, match=r"\[batch.global\]"):
+        launch(made, request, report=report)
+
+
+def test_a_script_that_the_scheduler_judged_is_not_shown_again(tmp_path: Path, slurm: FakeSlurm) -> None:
+    made, request = drafted(tmp_path)
+    (report,) = check_launch([made])
+    launch(made, request, report=show_to_scheduler(report))
+    assert len([call for call in slurm.calls() if call.startswith("judged ")]) == 1
+
+
+def test_the_refusal_of_the_scheduler_is_an_error_of_its_own(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.judge(gpt3_tiny="Invalid account")
+    (report,) = check_drafts([drafted(tmp_path)[0]])
+    assert "scheduler" not in report.applicable
+    report = show_to_scheduler(report)
+    assert "scheduler" in report.applicable
+    (error,) = report.of(Severity.ERROR)
+    assert (error.id, "Invalid account" in error.message) == ("scheduler", True)
+    with pytest.raises(Mistakes, match=r"Invalid account.*\[scheduler\]"):
+        require_passed([report])
+
+
+def test_a_job_that_would_wait_is_warned_of(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.judge(gpt3_tiny="Requested nodes are busy")
+    (report,) = check_drafts([drafted(tmp_path)[0]])
+    (warning,) = [one for one in show_to_scheduler(report).findings if one.id == "scheduler"]
+    assert warning.severity is Severity.WARNING
+    assert "the job would wait" in warning.message
+
+
+def test_a_scheduler_that_is_no_slurm_is_not_asked_and_that_is_said(tmp_path: Path) -> None:
+    (report,) = check_drafts([drafted(tmp_path, "cluster.scheduler=local")[0]])
+    (skipped,) = [one for one in show_to_scheduler(report).findings if one.id == "scheduler"]
+    assert (skipped.severity, skipped.why) == (Severity.SKIPPED, "cluster.scheduler=local")
+
+
+@pytest.mark.parametrize("name", ["machine", "scheduler"])
+def test_no_launch_goes_past_this_machine_and_the_scheduler(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"--no-check={name}: a launch always applies this check"):
+        check_launch([drafted(tmp_path)[0]], [name])
+
+
+def test_warnings_are_logged_and_errors_of_all_stages_raised_together(
+    tmp_path: Path, slurm: FakeSlurm, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafts = [drafted(tmp_path, word)[0] for word in (ODD_BATCH, "training.model.micro_batch_size=3")]
+    with caplog.at_level(logging.WARNING, "launcher"), pytest.raises(Mistakes) as raised:
+        check_launch(drafts)
+    assert len(raised.value.mistakes) >= 2
