@@ -67,7 +67,7 @@ _LONG = (
 _SLOW_FIXTURES = {"sandbox", "plain_sandbox", "accounting_sandbox", "no_accounting_sandbox", "pool"}
 _SLOW = (
     "tests/cli/test_broken_outputs.py",
-    "tests/cli/test_mistakes.py",
+    "tests/cli/mistakes/",
     "tests/config/test_many.py",
     "tests/config/test_secrets.py",
     "tests/integration/test_replay.py",

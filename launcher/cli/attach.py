@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from launcher.cli.runs import add_run, named_run
+from launcher.cli.runs import add_run, selected_run
 from launcher.errors import UserError
 from launcher.jobs.attaching import Attachment, AttachPoint, attach
 from launcher.slurm.commands import WITHOUT_SLURM
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the command line, and become it."""
     # A printed command line is for a terminal, wherever it is printed.
     is_terminal = (args.tty or not args.command) and (args.print or sys.stdin.isatty())
-    point = AttachPoint(args.rank, args.node, inside=not args.outside)
-    attachment = attach(named_run(args), point, args.command, is_terminal)
+    place = AttachPoint(args.rank, args.node, inside=not args.outside)
+    attachment = attach(selected_run(args), place, args.command, is_terminal)
     print(attachment.line, file=sys.stdout if args.print else sys.stderr, flush=True)
     return 0 if args.print else _become(attachment)
 

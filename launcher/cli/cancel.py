@@ -23,27 +23,26 @@ from launcher.jobs.cancelling import cancel
 from launcher.jobs.status import LaunchStatus
 
 _DESCRIPTION = """\
-Cancel the jobs of runs: the waiting ones first, so that none of them starts in between, then the running
-ones. Launching a run again continues it from its newest checkpoint; progress since then may be lost, unless
---save lets it save first.
+End the running and pending jobs of runs; pending ones first, so that none of them starts in between. To
+launch a run again resumes it from its newest checkpoint; steps since then may be lost, unless --save saves
+them first.
 
-Like scancel and `kubectl delete` this does not ask: it acts on the jobs that you name, and lists them. -i
-asks.
+Like scancel and `kubectl delete` this does not ask: it ends the jobs that you name and lists them. -i asks.
 
 examples:
-  slipway cancel gpt3_126m               all waiting and running launches of the run
-  slipway cancel --save --wait gpt3_126m let the trainer save and leave, and wait until it has
+  slipway cancel gpt3_126m               all pending and running launches of the run
+  slipway cancel --save --wait gpt3_126m let the trainer save and exit, and wait until it has
   slipway cancel gpt3_126m --launch 2    only this launch
   slipway cancel 4711 4712_3             only these jobs; of the array only this task
   slipway cancel --json gpt3_126m | jq -r '.[] | select(.done == "cancelled") | .job_id'
 
 exit code:
-  0    all jobs have ended, or are about to end
+  0    no job is pending or running any more, or all are about to end
   1    the scheduler refused to end some job
   2    there is no such run or launch
-  3    the state of some job is not known, or the scheduler did not answer
+  3    the state of some job is unknown, or the scheduler did not answer
   4    jobs were ended, and the output could not be written: stderr names them
-  130  Ctrl-C while waiting; the jobs end all the same"""
+  130  Ctrl-C while waiting; the jobs still end"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--save",
         action="store_true",
-        help="let running jobs save and leave, as before a time limit; waiting ones are cancelled",
+        help="let running jobs save and exit, as before a time limit; pending ones are cancelled",
     )
     parser.add_argument("--wait", action="store_true", help="wait until the scheduler confirms the end")
     parser.add_argument("-i", "--interactive", action="store_true", help="ask before each job")
@@ -68,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Cancel the jobs."""
     if args.interactive and not sys.stdin.isatty():
-        raise UserError("--interactive: there is no terminal to ask on")
+        raise UserError("--interactive: stdin is not a terminal")
     if args.interactive:
         outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
     else:
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.wait:
         outcomes = _wait(outcomes, args.json)
     elif has_effect(outcomes, Effect.SAVING) and not args.json:
-        _hint("its log tells how it saves: slipway logs -f RUN; launching it again continues it")
+        _hint("to watch it save: slipway logs -f RUN; launching it again resumes it")
     return finish(args, outcomes)
 
 
@@ -94,20 +93,20 @@ def _agrees(target: LaunchStatus) -> bool:
     try:
         answer = sys.stdin.readline()
     finally:
-        if not answer.endswith("\n"):  # also of Ctrl-C: what comes next begins a line
+        if not answer.endswith("\n"):  # also after Ctrl-C: the next output begins a line
             print(file=sys.stderr)
     return answer.strip().lower() in ("y", "yes")
 
 
-def _wait(outcomes: list[Outcome], quietly: bool) -> list[Outcome]:
+def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
     ended = {}
     try:
         for outcome in wait_for_ends(outcomes):
             ended[outcome.target.run_dir, outcome.target.number, outcome.target.task] = outcome
-            if not quietly:
+            if not quiet:
                 print_end(outcome)
     except KeyboardInterrupt:
-        _hint("the jobs end without being waited for")
+        _hint("stopped waiting; the jobs still end")
         raise SystemExit(WATCHING_ENDED) from None
     return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
 

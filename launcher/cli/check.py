@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Check and tell; return the exit code."""
     require_known(args.no_check)
     if args.plot is not None:
-        from launcher.cli.memory_figure import require_suffix
+        from launcher.cli.estimate_views import require_suffix
 
         require_suffix(args.plot)
     drafted = drafts(request_of(args, args.overrides))
@@ -133,7 +133,7 @@ def _looked(report: Report, skipped: Sequence[str], *, only_plan: bool) -> Looke
 
 def _draw(path: Path, looked: Sequence[Looked]) -> bool:
     """Draw the memory of the stage that has one; say so if none has."""
-    from launcher.cli.memory_figure import write_figure
+    from launcher.cli.estimate_views import write_figure
 
     for one in looked:
         if one.overview.memory is not None:

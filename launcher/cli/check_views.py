@@ -9,8 +9,7 @@ from typing import Any
 
 from launcher.checks.findings import Severity
 from launcher.checks.summary import Summary, summarize
-from launcher.cli.cost_view import amount_lines, cost_lines
-from launcher.cli.memory_view import headline, plain_lines, print_table
+from launcher.cli.estimate_views import amount_lines, cost_lines, headline, plain_lines, print_table
 from launcher.drafting import Draft
 from launcher.estimates.overview import Overview
 from launcher.plan import Plan

@@ -1,15 +1,23 @@
-"""`slipway completion`: what bash and zsh need to complete verbs, options, sizes and keys."""
+"""`slipway completion`: the completion of verbs, options, overrides and runs in bash and zsh.
+
+The candidates are quick, so without Hydra: the keys are those of the files that the choices so far lead to.
+An unreadable file has no candidates; the launch reports its error.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from launcher.config.candidates import candidates, images, recipes, runs
+from launcher.config.choices import options_of
+from launcher.config.overrides import GROUPS, STAGES, parse_override
 from launcher.errors import UserError
 
 _EPILOG = """\
@@ -19,18 +27,18 @@ examples:
   slipway completion bash > /etc/bash_completion.d/slipway        for everyone
 
 Then: slipway launch training=gpt3/<TAB>, cluster=<TAB>, training.model.optim.<TAB>, status <TAB>, ...
-Verbs and options are written into the script: print it again after an update.
+The script contains the verbs and options: print it again after an update.
 
 exit code:
   0  printed
   2  there is no such shell
 """
 
-_ASKED = ("words",)
+_QUERIES = ("words",)
 
 _TEMPLATES = Path(__file__).with_name("completions")
 
-# What stands for a verb's words, by the metavar of its positional argument.
+# The kinds of a verb's words, by the metavar of its positional argument.
 _KINDS = {
     "OVERRIDE": "overrides",
     "OVERRIDE|KEY": "overrides",
@@ -43,14 +51,14 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb, or a verb of a verb, as a shell has to know it.
+    """A verb, or a verb of a verb, for the completion of a shell.
 
     Attributes
     ----------
     options, valued
-        All options, and those that a value follows.
+        All options, and those that take a value.
     kind
-        What its other words are: ``overrides``, ``runs``, ``recipes`` and ``images`` with overrides after
+        The kind of its other words: ``overrides``, ``runs``, ``recipes`` and ``images`` with overrides after
         them, the words themselves, or nothing, which is files.
     """
 
@@ -64,23 +72,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the verb."""
     parser = subparsers.add_parser(
         "completion",
-        help="completion for bash and zsh",
-        description="Print the script that makes a shell complete what `slipway` takes.",
+        help="print the completion script for bash or zsh",
+        description="Print the script with which a shell completes verbs, options, overrides and runs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("shell", choices=["bash", "zsh", *_ASKED], metavar="bash|zsh")
-    # `words KIND WORD OTHERS…` is what the scripts ask.
+    parser.add_argument("shell", choices=["bash", "zsh", *_QUERIES], metavar="bash|zsh")
+    # The scripts run `slipway completion words KIND WORD OTHERS…`.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script, or the candidates that it asks for; return the exit code."""
-    if args.shell in _ASKED:
+    """Print the script, or the candidates that it requests; return the exit code."""
+    if args.shell in _QUERIES:
         if len(args.words) < 2:
-            raise UserError("completion words: this is what the printed scripts ask, not a shell")
-        print("\n".join(_asked(args.words[0], args.words[1], args.words[2:])))
+            raise UserError("completion words: only the printed scripts use this, choose bash or zsh")
+        print("\n".join(_completions(args.words[0], args.words[1], args.words[2:])))
         return 0
     script = (_TEMPLATES / f"slipway.{args.shell}").read_text(encoding="utf-8")
     table = "\n".join(_case(command) for command in commands())
@@ -88,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(kind: str, word: str, others: list[str]) -> list[str]:
+def _completions(kind: str, word: str, others: list[str]) -> list[str]:
     if kind == "runs":
         base = _given("--base-results-dir", others) or Path("results")
         return [name for name in runs(base) if name.startswith(word)]
@@ -112,7 +120,7 @@ def _given(option: str, words: list[str]) -> Path | None:
 
 
 def commands() -> Iterator[Command]:
-    """Every verb as its parser knows it. Imports all of them."""
+    """Yield every verb from its parser, importing all modules of verbs."""
     from launcher.cli.app import _VERBS
 
     parser = argparse.ArgumentParser(prog="slipway")
@@ -135,16 +143,134 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[Command]:
             options += [text for text in action.option_strings if text.startswith("--")]
             valued += action.option_strings if action.nargs != 0 else []
         elif action.help != argparse.SUPPRESS:
-            known = " ".join(choice for choice in action.choices or () if choice not in _ASKED)
-            # Overrides come after what else there is.
+            known = " ".join(choice for choice in action.choices or () if choice not in _QUERIES)
+            # Overrides come after the other words.
             kind = kind or known or _KINDS.get(str(action.metavar), "")
     yield Command(name, tuple(options), tuple(valued), kind)
 
 
 def _case(command: Command) -> str:
-    """A branch of a `case`, the same in both shells."""
+    """Return the branch of a `case`, the same in both shells."""
     valued = f"|{'|'.join(command.valued)}|" if command.valued else ""
     return (
         f'    "{command.name}") options="{" ".join(command.options)}"'
         f' valued="{valued}" kind="{command.kind}" ;;'
     )
+
+
+Tree = dict[str, Any]
+
+_DEPTH = 10  # files that build on each other
+
+
+def candidates(word: str, others: Sequence[str], roots: Sequence[Path]) -> list[str]:
+    """Return the words that begin with `word`: choices after ``GROUP=``, else keys, one level at a time.
+
+    A key that has keys below it ends with a dot, one that takes a value with ``=``.
+
+    Parameters
+    ----------
+    others
+        The other words of the command line, whose choices count.
+    roots
+        The trees, the one that is searched first coming first.
+    """
+    match = re.fullmatch(r"(\+\+|\+|~)?([^=]*)(=?)(.*)", word, re.DOTALL)
+    assert match is not None
+    sign, key, equals, value = match[1] or "", match[2], match[3], match[4]
+    if equals:
+        return [f"{sign}{key}={option}" for option in _values(key, roots) if option.startswith(value)]
+    return [f"{sign}{name}" for name in _keys(key, others, roots, "" if sign == "~" else "=")]
+
+
+def _values(key: str, roots: Sequence[Path]) -> list[str]:
+    if key == "stages":
+        return [f"[{stage}]" for stage in STAGES]
+    return options_of(key, roots) if key in GROUPS else []
+
+
+def _keys(start: str, others: Sequence[str], roots: Sequence[Path], ending: str) -> list[str]:
+    *parents, begun = start.split(".")
+    node: Any = _composed(others, roots)
+    for parent in parents:
+        node = node.get(parent) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        return []
+    above = "".join(f"{parent}." for parent in parents)
+    names = [str(name) for name in node if str(name).startswith(begun)]
+    inner = [f"{above}{name}." for name in names if isinstance(node[name], dict)]
+    # A group is chosen as a whole too.
+    leaves = [f"{above}{name}{ending}" for name in names if not isinstance(node[name], dict)]
+    choices = [f"{name}{ending}" for name in names if not parents and name in GROUPS]
+    return sorted({*inner, *leaves, *choices})
+
+
+def _composed(others: Sequence[str], roots: Sequence[Path]) -> Tree:
+    """Return the tree that the words so far select; its values are not resolved."""
+    chosen = {item.key: item.value for item in map(parse_override, others) if item.is_choice}
+    root = _read("config", roots)
+    for default in root.pop("defaults", []):
+        for group, choice in default.items() if isinstance(default, dict) else ():
+            _merge(root, {group: _file(f"{group}/{chosen.get(group) or choice}", roots, _DEPTH)})
+    return root
+
+
+def _file(name: str, roots: Sequence[Path], depth: int) -> Tree:
+    """Merge a file of a group into those that it builds on."""
+    content = _read(name, roots)
+    merged: Tree = {}
+    for default in content.pop("defaults", []):
+        if isinstance(default, str) and default != "_self_" and depth:
+            path, _, package = default.partition("@")
+            below = _file(
+                path[1:] if path[0] == "/" else f"{name.rpartition('/')[0]}/{path}", roots, depth - 1
+            )
+            for part in reversed([] if package in ("", "_here_") else package.split(".")):
+                below = {part: below}
+            _merge(merged, below)
+    _merge(merged, content)
+    return merged
+
+
+def _read(name: str, roots: Sequence[Path]) -> Tree:
+    import yaml
+
+    path = next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
+    if path is None:
+        return {}
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _merge(target: Tree, source: Tree) -> None:
+    for name, value in source.items():
+        if isinstance(value, dict) and isinstance(target.get(name), dict):
+            _merge(target[name], value)
+        else:
+            target[name] = value
+
+
+def recipes(roots: Sequence[Path]) -> list[str]:
+    """Return the names of the images that can be built."""
+    files = (file for root in roots for file in sorted(root.glob("image/*.yaml")))
+    return list(dict.fromkeys(file.stem for file in files if not file.stem.startswith("_")))
+
+
+def images(store: Path) -> list[str]:
+    """Return the images in a directory."""
+    return sorted(file.name for file in store.glob("[!.]*.sqsh"))
+
+
+def runs(base: Path) -> Iterator[str]:
+    """Return the names of the runs below a directory, then of those in known trees, each once."""
+    from launcher.runs.index import Index
+    from launcher.runs.paths import find_runs
+
+    seen: set[str] = set()
+    for tree in (base, *Index().trees()):
+        with contextlib.suppress(OSError):
+            seen.update(names := [run.name for run in find_runs(tree) if run.name not in seen])
+            yield from names

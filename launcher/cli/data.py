@@ -1,4 +1,4 @@
-"""`slipway data`: preparing data is a plan too, run here by default and as a job when asked."""
+"""`slipway data`: prepare training data, on this machine by default or as a job of a cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ examples:
   slipway data tokenize /usr/lib/python3.11 --pattern '*.py' data_dir=/shared/data
   slipway data tokenize corpus/ cluster=bcm cluster.partition=cpu      as a job of the cluster
 
-Writes DATA_DIR/bpe/vocab.json and merges.txt (a tokenizer that is there already is used, not trained again)
-and DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by default.
+Writes DATA_DIR/bpe/vocab.json and merges.txt (an existing tokenizer is used, not trained again) and
+DATA_DIR/corpus_text_document.bin and .idx, which training=... reads by default.
+
+exit code:
+  0    the files were written; with --dry-run: the script was printed
+  1    it failed
+  2    a mistake in the command line or the configuration
+  130  Ctrl-C; a job of a cluster continues
 """
 
 
@@ -30,13 +36,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the verb."""
     parser = subparsers.add_parser(
         "data",
-        help="turn text into what a training reads",
+        help="prepare training data from text files",
         epilog="example: slipway data tokenize books/ --pattern '*.txt' --vocab-size 32000",
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     tokenize = verbs.add_parser(
         "tokenize",
-        help="text files to a BPE tokenizer and Megatron's .bin/.idx",
+        help="train a BPE tokenizer and write text files as Megatron's .bin/.idx",
         description="Train a byte-level BPE tokenizer on text files and write them as Megatron's .bin/.idx.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,13 +54,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="INPUT",
         help="a file, a directory, or an override such as cluster=bcm",
     )
-    tokenize.add_argument("--pattern", help="which files of a directory (default: *.txt)")
+    tokenize.add_argument("--pattern", help="pattern of the files in a directory (default: *.txt)")
     tokenize.add_argument("--vocab-size", type=int, help="size of a new tokenizer (default: 2048)")
-    tokenize.add_argument("--output-prefix", type=Path, help="where the .bin and .idx go, without extension")
-    tokenize.add_argument("--tokenizer-dir", type=Path, help="where vocab.json and merges.txt are")
-    tokenize.add_argument("--max-files", type=int, help="read no more files than this")
-    tokenize.add_argument("--max-bytes", type=int, help="read no more text than this")
-    tokenize.add_argument("--workers", type=int, help="processes that encode (default: 2)")
+    tokenize.add_argument("--output-prefix", type=Path, help="path of the .bin and .idx without extension")
+    tokenize.add_argument("--tokenizer-dir", type=Path, help="directory of vocab.json and merges.txt")
+    tokenize.add_argument("--max-files", type=int, help="read at most so many files")
+    tokenize.add_argument("--max-bytes", type=int, help="read at most so many bytes of text")
+    tokenize.add_argument("--workers", type=int, help="encoding processes (default: 2)")
     add_launch_options(tokenize)
     tokenize.set_defaults(run=run_tokenize)
 
@@ -65,13 +71,19 @@ def run_tokenize(args: argparse.Namespace) -> int:
     overrides = [text for text in args.overrides if "=" in text and not Path(text).exists()]
     inputs = [text for text in args.overrides if text not in overrides]
     _check_inputs(inputs)
-    chosen = ["stages=[data_preparation]", "cluster=local", f"data_preparation.inputs={_hydra_list(inputs)}"]
+    defaults = [
+        "stages=[data_preparation]",
+        "cluster=local",
+        f"data_preparation.inputs={_hydra_list(inputs)}",
+    ]
     for name in _OPTIONS:
         value = getattr(args, name)
         if value is not None:
             text = str(value.absolute() if isinstance(value, Path) else value)
-            chosen.append(f"data_preparation.{name}={text if isinstance(value, int) else hydra_value(text)}")
-    launched = draft_and_launch(args, [*chosen, *overrides])
+            defaults.append(
+                f"data_preparation.{name}={text if isinstance(value, int) else hydra_value(text)}"
+            )
+    launched = draft_and_launch(args, [*defaults, *overrides])
     if launched is None:
         return 0
     return follow_to_end(open_launch(launched.paths.run_dir, launched.paths.number))
@@ -79,7 +91,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
 
 def _check_inputs(inputs: list[str]) -> None:
     if not inputs:
-        raise UserError("no input: which files or directories are to be tokenized?")
+        raise UserError("no input", hint="name the files or directories to tokenize")
     for text in inputs:
         if not file_mode(Path(text)):
             raise UserError(f"{text}: no such file or directory", hint="an override has the form KEY=VALUE")

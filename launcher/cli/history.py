@@ -1,4 +1,4 @@
-"""`slipway history`: the launches of a run, and where the result of one comes from."""
+"""`slipway history`: the launches of a run, and the provenance of one of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.cli.runs import add_run, named_run
+from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN
+from launcher.jobs.launches import open_launch
 from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
 from launcher.ui import formatting
@@ -22,24 +23,23 @@ if TYPE_CHECKING:
     from launcher.jobs.diagnosis import Diagnosis
 
 _DESCRIPTION = """\
-Tell what became of each launch of a run: a line for each, below it why it ended and which overrides differ
-from those of the launch before. A requeued job has a line for each of its lives, an array for each task, a
-chain for each link, with what became of it and why.
+List the launches of a run, each with the reason for its end and the overrides that differ from those of the
+previous launch. A requeued job has a line for each attempt, an array for each task, a chain for each link.
 
-With --launch, or when RUN names a launch (its directory, a file in it, its job's id): where its result comes
-from: its command and overrides, the commit and what was not committed, the image, versions, user and host.
+With --launch, or when RUN names a launch (its directory, a file in it, its job's id), show its provenance:
+its command and overrides, the commit and uncommitted changes, the image, versions, user and host.
 
 examples:
   slipway history gpt3_126m               its launches
-  slipway history gpt3_126m --launch 2    where the result of launch 2 comes from
-  slipway history 4711                    of the launch that became job 4711
+  slipway history gpt3_126m --launch 2    the provenance of launch 2
+  slipway history 4711                    that of the launch that became job 4711
   slipway history gpt3_126m --json | jq -r '.[] | select(.git_dirty) | .launch'
 
-COMMIT has a * where not all was committed; what was not is in the launch's git.diff. STEPS are the step from
-which the launch began and the one to which it came, LOSS is its last training loss in nats.
+COMMIT has a * if there were uncommitted changes, which are in the launch's git.diff. STEPS are the first and
+the last step of the launch, LOSS is its last training loss in nats.
 
 exit code:
-  0  told
+  0  printed
   2  there is no such run or launch
   3  the state of some launch is UNKNOWN"""
 
@@ -47,7 +47,7 @@ _COLUMNS = (
     "LAUNCH", "JOB", "STATE", "LAUNCHED", "BY", "STARTED", "RAN", "NODES", "STEPS", "LOSS", "COMMIT",
 )  # fmt: skip
 _STATE = _COLUMNS.index("STATE")
-# What a narrow terminal does without, the most dispensable first.
+# The columns that a narrow terminal leaves out, the most dispensable first.
 _DROPPED_FIRST = ("STARTED", "NODES", "BY", "RAN", "COMMIT", "LAUNCHED")
 _GAP = 2
 
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "history",
-        help="the launches of a run, and where a result comes from",
+        help="list the launches of a run, or show the provenance of one",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,23 +68,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the launches, or one; return the exit code."""
-    chosen = named_run(args)
-    if chosen.launch is not None:
-        return _tell_origin(chosen.run_dir, chosen.launch, as_json=args.json)
-    rows = history(chosen.run_dir)
+    """Print the launches, or the provenance of one; return the exit code."""
+    selected = selected_run(args)
+    if selected.launch is not None:
+        return _print_provenance(selected.run_dir, selected.launch, as_json=args.json)
+    rows = history(selected.run_dir)
     if args.json:
         print(json.dumps([row.to_json() for row in rows], indent=2))
     elif rows:
         _print(rows)
     else:
-        print(f"the run in {one_line(str(chosen.run_dir))} has no launch yet", file=sys.stderr)
+        print(f"the run in {one_line(str(selected.run_dir))} has no launch yet", file=sys.stderr)
     return NOT_KNOWN if any(row.status.state is State.UNKNOWN for row in rows) else DONE
 
 
-def _tell_origin(run_dir: Path, number: int, *, as_json: bool) -> int:
-    # Imported late: the launches alone need none of it.
-    from launcher.jobs.launches import open_launch
+def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:
     from launcher.monitor.provenance_report import provenance, provenance_rows
     from launcher.ui.tables import print_pairs
 
@@ -109,50 +107,50 @@ def _print(rows: Sequence[LaunchRow]) -> None:
         for life in row.lives:
             table.append(_life_cells(life))
             states.append(State.PENDING if life.state not in State.__members__ else State[life.state])
-            below.append(_why(life))
-        below[-1] += _told_below(row)
+            below.append(_attempt_notes(life))
+        below[-1] += _launch_notes(row)
     print_styled(_lines(table, states, below))
 
 
 def _lines(
     table: Sequence[Sequence[str]], states: Sequence[State | None], below: Sequence[Sequence[str]]
 ) -> Iterable[tuple[tuple[str, str], ...]]:
-    """Aligned lines, with what is told below each, as text and its style."""
+    """Yield aligned lines, each followed by its notes, as texts with their styles."""
     from launcher.ui.tables import colour
 
-    shown = _fitting(table)
-    widths = {index: max(len(row[index]) for row in table) for index in shown}
-    for row, state, further in zip(table, states, below, strict=True):
+    columns = _fitting_columns(table)
+    widths = {index: max(len(row[index]) for row in table) for index in columns}
+    for row, state, notes in zip(table, states, below, strict=True):
         parts = []
-        for index in shown:
+        for index in columns:
             style = "bold" if state is None else colour(state) if index == _STATE else ""
-            gap = " " * (widths[index] - len(row[index]) + _GAP) if index != shown[-1] else ""
+            gap = " " * (widths[index] - len(row[index]) + _GAP) if index != columns[-1] else ""
             parts += [(row[index], style), (gap, "")]
         while not parts[-1][0].strip():
             parts.pop()
         yield tuple(parts)
-        for line in further:
+        for line in notes:
             yield ((f"        {one_line(line)}", "dim"),)
 
 
-def _fitting(table: Sequence[Sequence[str]]) -> list[int]:
-    """The columns that say something and, on a terminal, that it has room for."""
+def _fitting_columns(table: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns that have values and, on a terminal, fit into its width."""
     import shutil
 
     rows = table[1:]
-    shown = [
+    columns = [
         index
         for index, name in enumerate(_COLUMNS)
         if name in ("LAUNCH", "STATE") or any(row[index] not in ("", formatting.UNKNOWN) for row in rows)
     ]
     if not sys.stdout.isatty():
-        return shown
+        return columns
     room = shutil.get_terminal_size().columns
     for name in ("", *_DROPPED_FIRST):
-        shown = [index for index in shown if _COLUMNS[index] != name]
-        if sum(max(len(row[index]) for row in table) + _GAP for index in shown) - _GAP <= room:
+        columns = [index for index in columns if _COLUMNS[index] != name]
+        if sum(max(len(row[index]) for row in table) + _GAP for index in columns) - _GAP <= room:
             break
-    return shown
+    return columns
 
 
 def _cells(row: LaunchRow) -> list[str]:
@@ -176,7 +174,7 @@ def _cells(row: LaunchRow) -> list[str]:
 
 def _life_cells(row: AttemptRow) -> list[str]:
     life = row.life
-    name = life.job_id if life.number == 0 else f"{life.job_id}, life {life.number + 1}"
+    name = life.job_id if life.number == 0 else f"{life.job_id}, attempt {life.number + 1}"
     link = "" if row.link is None else f"link {row.link}"
     values = [
         link, name, row.state, "", "", moment(life.started), formatting.duration(row.elapsed), life.nodes,
@@ -185,23 +183,23 @@ def _life_cells(row: AttemptRow) -> list[str]:
     return [one_line(str(value)) if value == "" else one_line(formatting.text(value)) for value in values]
 
 
-def _why(row: AttemptRow) -> list[str]:
-    """Why a life ended and, of a link, where it was not to run."""
-    avoided = [f"was not to run on {row.life.avoids}"] if row.life.avoids else []
-    damaged = [one.line() for one in row.damaged]
-    return [*avoided, *damaged, *_reasons(row.state, row.reason, row.reading)]
+def _attempt_notes(row: AttemptRow) -> list[str]:
+    """Return the reason for the end of an attempt and, of a link, the nodes that it excluded."""
+    excluded = [f"excluded nodes: {row.life.avoids}"] if row.life.avoids else []
+    damaged = [checkpoint.line() for checkpoint in row.damaged]
+    return [*excluded, *damaged, *_reasons(row.state, row.reason, row.reading)]
 
 
-def _told_below(row: LaunchRow) -> list[str]:
+def _launch_notes(row: LaunchRow) -> list[str]:
     reason, last = row.status.reason, row.lives[-1] if row.lives else None
     if last is not None and last.link is None and reason == last.reason:
-        reason = None  # it stands above
+        reason = None  # it is printed with the attempt
     if reason and last is not None and last.link is not None:
-        reason = reason.removeprefix(last.reason or "").removeprefix("; ")  # it stands above
+        reason = reason.removeprefix(last.reason or "").removeprefix("; ")  # it is printed with the link
         if last.reading is not None and reason == last.reading.why:
             reason = None
-    told = {one for life in row.lives for one in life.damaged}
-    damaged = [one.line() for one in row.damaged if one not in told]
+    printed = {checkpoint for life in row.lives for checkpoint in life.damaged}
+    damaged = [checkpoint.line() for checkpoint in row.damaged if checkpoint not in printed]
     differs = row.differs.lines() if row.differs else []
     return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]
 
@@ -210,5 +208,5 @@ def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[
     if reading is None:
         return [reason] if reason else []
     first, *more = reading.lines()
-    # That it saved is what the state says, too.
+    # The state INTERRUPTED already means that it saved.
     return [f"{reason}; {first}" if reason and state != State.INTERRUPTED.value else first, *more]

@@ -1,4 +1,4 @@
-"""`slipway init`: a small tree of one's own to edit, in front of the one that Slipway ships."""
+"""`slipway init`: a small configuration tree of the user's own, read before the one that Slipway ships."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.runs.paths import short
 
 STARTER = Path(__file__).parents[1] / "starter"
 
-# What is written, and why; in the order in which one edits it.
+# The written files with their purpose, in the order in which one edits them.
 FILES = {
     "conf/cluster/mine.yaml": "your cluster: partition, account, container",
     "conf/training/gpt3/mine.yaml": "a model size of your own",
@@ -23,11 +23,11 @@ FILES = {
 
 _EPILOG = """\
 examples:
-  slipway init                      into the directory where you stand
-  slipway init ~/pretraining        into another one; it is made when it is not there
+  slipway init                      into the current directory
+  slipway init ~/pretraining        into another one, which is created if necessary
   ~/pretraining/launch.sh --dry-run training.trainer.num_nodes=2
 
-What is there already is never written over: if one of the files exists, nothing is written.
+Existing files are never overwritten: if one of the files exists, nothing is written.
 
 exit code:
   0  written
@@ -46,64 +46,69 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "directory", nargs="?", type=Path, default=Path(), metavar="DIR", help="where to (default: here)"
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="target directory (default: the current one)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the tree, and tell what to do with it; return the exit code."""
+    """Write the tree and print the next steps; return the exit code."""
     directory = args.directory.expanduser().absolute()
     write_starter(directory)
-    _tell(directory)
+    _print_next_steps(directory)
     return 0
 
 
 def write_starter(directory: Path) -> None:
-    """Write the starter tree into `directory`: all of it or nothing, and nothing that exists is touched.
+    """Write the starter tree into `directory`, all of it or nothing, without touching existing files.
 
     Raises
     ------
     UserError
         If one of the files exists, or cannot be written.
     """
-    taken = [name for name in FILES if os.path.lexists(directory / name)]
-    if taken:
-        raise _exists(directory, taken)
-    made: list[Path] = []
+    existing = [name for name in FILES if os.path.lexists(directory / name)]
+    if existing:
+        raise _exists(directory, existing)
+    created: list[Path] = []
     try:
         for name in FILES:
-            _make_directories((directory / name).parent, made)
-            _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), made)
+            _create_directories((directory / name).parent, created)
+            _write_new(directory / name, (STARTER / name).read_text(encoding="utf-8"), created)
     except BaseException as error:
-        for path in reversed(made):
-            with suppress(OSError):  # a directory into which someone else wrote meanwhile stays
+        for path in reversed(created):
+            with suppress(OSError):  # a directory with files of others stays
                 path.rmdir() if path.is_dir() else path.unlink()
         if isinstance(error, OSError):
             raise _unwritable(directory, error) from error
         raise
 
 
-def _make_directories(directory: Path, made: list[Path]) -> None:
+def _create_directories(directory: Path, created: list[Path]) -> None:
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir()
-        made.append(path)
+        created.append(path)
 
 
-def _write_new(path: Path, text: str, made: list[Path]) -> None:
-    # "x" refuses a file that came into being since we looked.
+def _write_new(path: Path, text: str, created: list[Path]) -> None:
+    # "x" refuses a file that was created in the meantime.
     with path.open("x", encoding="utf-8") as stream:
-        made.append(path)
+        created.append(path)
         stream.write(text)
     if path.suffix == ".sh":
-        # Executable for those who may read it.
+        # Executable for everyone who may read it.
         path.chmod(path.stat().st_mode | (path.stat().st_mode & 0o444) >> 2)
 
 
-def _exists(directory: Path, taken: list[str]) -> UserError:
+def _exists(directory: Path, existing: list[str]) -> UserError:
     return UserError(
-        f"nothing was written, because in {short(directory)} there is already: {', '.join(taken)}",
+        f"nothing was written, because {short(directory)} already has: {', '.join(existing)}",
         hint="choose another directory: slipway init DIR",
     )
 
@@ -112,7 +117,7 @@ def _unwritable(directory: Path, error: OSError) -> UserError:
     return UserError(f"nothing was written, because {error.filename or directory}: {error.strerror}")
 
 
-def _tell(directory: Path) -> None:
+def _print_next_steps(directory: Path) -> None:
     width = max(map(len, FILES))
     print(f"Written into {short(directory)}:")
     for name, purpose in FILES.items():
@@ -126,6 +131,6 @@ def _tell(directory: Path) -> None:
 
 
 def _typed(path: Path) -> str:
-    """A path as one types it, as a command too."""
+    """Return a path as one types it, also as a command."""
     text = short(path)
     return text if "/" in text else f"./{text}"

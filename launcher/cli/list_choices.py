@@ -1,4 +1,4 @@
-"""What can be chosen, as the trees have it: the tables of `slipway list`."""
+"""The choices in the configuration trees: the tables of `slipway list`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _training(config_dir: Path | None) -> Iterator[Row]:
 
 def _shape(model: dict[str, Any], model_type: str) -> Row:
     vocabulary = vocabulary_size(model)
-    # T5's stacks are alike in all but a few keys; the encoder's stand for both.
+    # T5's two stacks differ in a few keys only; the encoder's values are shown.
     stack = {**model, **(model.get("encoder") or {})}
     names = ("num_layers", "hidden_size", "num_attention_heads")
     return {
@@ -97,7 +97,7 @@ def _few(choices: list[str]) -> list[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     if "error" in row:
         return (row["size"], *([UNKNOWN] * 7))
-    # Of models one says billions, not giga.
+    # Parameters are counted in billions, not giga.
     parameters = count(row["parameters"]).replace("G", "B") + ("" if row["vocabulary"] else "+")
     names = ("num_layers", "hidden_size", "num_attention_heads", "sequence_length", "global_batch_size")
     shape = (f"{row[name]:,}" if isinstance(row[name], int) else UNKNOWN for name in names)

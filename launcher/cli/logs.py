@@ -1,4 +1,4 @@
-"""`slipway logs`: print the log of a launch, and follow it."""
+"""`slipway follow` and `slipway logs`: watch a launch, and print its log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cli.runs import add_run, named_run
+from launcher.cli.runs import add_run, selected_run
 from launcher.errors import UserError, one_line
 from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
 from launcher.jobs.launches import Launch, open_launch
 from launcher.jobs.status import poll
+from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.logs import (
     LogReader,
     follow_log,
@@ -35,27 +36,44 @@ from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.hostlists import compress_tasks
 from launcher.ui.terminal import LogWriter
 
-_DESCRIPTION = """\
-Print the log of a run's job; with -f as it grows, until the job has ended. A job that was requeued goes on in
-the same log; of an array -f goes on to the task that begins next. Of a chain it is the logs of all its links
-in their order; -f goes on from link to link.
+_FOLLOW = """\
+Watch a launch until its job has ended: its state, its progress and its losses, live on a terminal, as lines
+in a pipe. Ctrl-C stops watching; the job continues.
+
+examples:
+  slipway follow gpt3_126m
+  slipway follow gpt3_126m --launch 2
+  slipway follow gpt3_126m | tee progress.txt
+
+exit code:
+  0    the job completed
+  1    the job did not complete
+  2    there is no such run
+  3    its state was unknown for a minute
+  75   the training was interrupted: launching it again resumes it
+  130  Ctrl-C; the job continues"""
+
+_LOGS = """\
+Print the log of a run's job; with -f as it grows, until the job has ended. A requeued job continues in the
+same log. The log of a chain is the logs of all its links in order; with -f each next link follows, and of an
+array the task that starts next.
 
 examples:
   slipway logs gpt3_126m              the log of the newest launch
   slipway logs gpt3_126m -n 50 -f     its last 50 lines, and what follows
   slipway logs gpt3_126m --launch 1   an earlier launch; or by the id of its job: slipway logs 4711
-  slipway logs gpt3_126m --rank 3     what rank 3 logged itself
-  slipway logs 4711_2                 task 2 of an array, as --task 2
-  slipway logs 4712                   of a chain the link that this job is, as --link 2
+  slipway logs gpt3_126m --rank 3     the log that rank 3 wrote itself
+  slipway logs 4711_2                 task 2 of an array, the same as --task 2
+  slipway logs 4712                   the link of a chain that is this job, the same as --link 2
 
 exit code:
   0    the log was printed; with -f: and the job completed
   1    there is no log yet; with -f: the job did not complete
   2    there is no such run, launch, task, link or rank
 with -f:
-  3    the state of the job could not be told for a minute
-  75   the training was interrupted: launching it again continues
-  130  Ctrl-C; the job goes on"""
+  3    the state of the job was unknown for a minute
+  75   the training was interrupted: launching it again resumes it
+  130  Ctrl-C; the job continues"""
 
 _write = LogWriter()
 
@@ -64,44 +82,54 @@ _ONE_LOG_HINT = "the cluster writes stderr to the same log as stdout (cluster.st
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What is printed: `logs` one after the other, of which the last goes on, and then what comes `after` it.
+class LogSelection:
+    """The selected logs: `logs` in their order, and a function that returns the log `after` the current one.
 
-    `task` is the number of an array's, `link` the job of a chain's link, where one is shown alone.
+    `task` is the number of an array's task, `link` the job of a chain's link, if only that one is selected.
     """
 
     logs: Sequence[Path]
-    after: Callable[[Path], Path] = lambda now: now
+    after: Callable[[Path], Path] = lambda current: current
     task: str | None = None
     link: str | None = None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "logs",
-        help="print the log of a launch, and follow it",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Add both verbs."""
+    follow, parser = (
+        subparsers.add_parser(
+            name,
+            help=summary,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for name, summary, description in (
+            ("follow", "watch a launch until its job has ended", _FOLLOW),
+            ("logs", "print the log of a launch, or follow it", _LOGS),
+        )
     )
+    add_run(follow)
+    follow.set_defaults(run=run_follow)
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the job has ended")
     parser.add_argument(
         "-n", "--lines", type=_lines, metavar="N", help="only the last N lines (default: all)"
     )
     parser.add_argument(
-        "--task", type=_number, metavar="N", help="of an array (default: the highest that began)"
+        "--task", type=_number, metavar="N", help="task of an array (default: the highest that has started)"
     )
     parser.add_argument(
         "--link",
         type=_number,
         metavar="N",
-        help="only this job of a chain (default: all, one after the other)",
+        help="link of a chain (default: all, in order)",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--err", action="store_true", help="stderr, where the cluster keeps it apart")
-    which.add_argument("--rank", type=_number, metavar="N", help="the log that global rank N wrote")
-    parser.set_defaults(run=run)
+    which.add_argument(
+        "--err", action="store_true", help="stderr, if the cluster writes it to a separate log"
+    )
+    which.add_argument("--rank", type=_number, metavar="N", help="the log that global rank N wrote itself")
+    parser.set_defaults(run=run_logs)
 
 
 def _lines(text: str) -> int | None:
@@ -118,44 +146,52 @@ def _number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the log."""
-    chosen = named_run(args)
-    launch = open_launch(chosen.run_dir, chosen.launch)
-    task = args.task if args.task is not None or chosen.task is None else int(chosen.task)
+def run_follow(args: argparse.Namespace) -> int:
+    """Follow the launch; return the exit code."""
+    run = selected_run(args)
+    return follow_and_tell(run.run_dir, run.launch)
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    """Print the log; return the exit code."""
+    run = selected_run(args)
+    launch = open_launch(run.run_dir, run.launch)
+    task = args.task if args.task is not None or run.task is None else int(run.task)
     if args.rank is not None:
-        shown = _rank_log(launch, args.rank)
+        selection = _rank_log(launch, args.rank)
     elif launch.is_chain:
-        shown = _chain_log(launch, _link(launch, args.link, chosen.job), args.err)
+        selection = _chain_log(launch, _link(launch, args.link, run.job), args.err)
     else:
         _refuse_link(launch, args.link)
-        shown = _job_log(launch, task, args.err)
+        selection = _job_log(launch, task, args.err)
     if not args.follow:
-        return _print(launch, shown, args.lines)
-    return _follow(launch, shown, args.lines)
+        return _print(launch, selection, args.lines)
+    return _follow(launch, selection, args.lines)
 
 
 def follow_to_end(launch: Launch) -> int:
     """Print the job's log as it grows until the job has ended; return the exit code."""
-    shown = _chain_log(launch, None) if launch.is_chain else _newest(launch)
-    return _follow(launch, shown, None)
+    selection = _chain_log(launch, None) if launch.is_chain else _newest(launch)
+    return _follow(launch, selection, None)
 
 
-def _follow(launch: Launch, shown: Shown, lines: int | None) -> int:
+def _follow(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     try:
-        reader = _write_earlier(shown, lines)
-        status = follow_log(launch, reader, shown.after, _write, _tell, task=shown.task, link=shown.link)
+        reader = _write_earlier(selection, lines)
+        status = follow_log(
+            launch, reader, selection.after, _write, _tell, task=selection.task, link=selection.link
+        )
     except KeyboardInterrupt:
-        _tell(f"\nthe job {launch.job} goes on without being watched")
+        _tell(f"\nstopped following; job {launch.job} continues")
         _tell(f"  cancel it:  {shlex.join(['slipway', 'cancel', short(launch.paths.run_dir)])}")
         return WATCHING_ENDED
-    _tell(f"the job {_job(launch, shown, status)} is {_words(status)}")
+    _tell(f"job {_job(launch, selection, status)} is {_words(status)}")
     return status.state.exit_code
 
 
-def _write_earlier(shown: Shown, lines: int | None) -> LogReader:
-    """Write what of the last lines stands in earlier logs; return the reader of the last one."""
-    starts = [(log, 0) for log in shown.logs] if lines is None else tail_offsets(shown.logs, lines)
+def _write_earlier(selection: LogSelection, lines: int | None) -> LogReader:
+    """Write the last lines that are in earlier logs; return the reader of the last log."""
+    starts = [(log, 0) for log in selection.logs] if lines is None else tail_offsets(selection.logs, lines)
     readers = [LogReader(log, offset) for log, offset in starts]
     for reader in readers[:-1]:
         _tell(f"{reader.path.name}:")
@@ -166,12 +202,12 @@ def _write_earlier(shown: Shown, lines: int | None) -> LogReader:
 
 
 def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
-    """The job of the link that is asked for, by its number or its id."""
+    """Return the job of the requested link, by its number or its id."""
     if number is None:
         return job_id if job_id in launch.jobs else None
     links = launch.links
     if number not in links:
-        known = f"{len(links)} of {launch.manifest.links} are known"
+        known = f"{len(links)} of {launch.manifest.links} links exist so far"
         raise UserError(
             f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} has no such link",
             hint=known,
@@ -182,30 +218,32 @@ def _link(launch: Launch, number: int | None, job_id: str | None) -> str | None:
 def _refuse_link(launch: Launch, number: int | None) -> None:
     if number is not None:
         raise UserError(
-            f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} is no chain",
-            hint="resilience.links makes it one",
+            f"--link {number}: launch {launch.paths.number} of {launch.manifest.run} is not a chain",
+            hint="set resilience.links to launch a chain",
         )
 
 
-def _chain_log(launch: Launch, link: str | None, err: bool = False) -> Shown:
+def _chain_log(launch: Launch, link: str | None, err: bool = False) -> LogSelection:
     extension = "err" if err else "out"
     if err and not job_logs(launch, "err") and job_logs(launch):
         raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
     if link is not None:
-        return Shown([link_log(launch, link, extension)], link=link)
+        return LogSelection([link_log(launch, link, extension)], link=link)
     logs = job_logs(launch, extension) or [launch.log(extension)]
-    return Shown(logs, lambda now: next_log(launch, now, extension))
+    return LogSelection(logs, lambda current: next_log(launch, current, extension))
 
 
-def _job_log(launch: Launch, task: int | None, err: bool) -> Shown:
+def _job_log(launch: Launch, task: int | None, err: bool) -> LogSelection:
     extension = "err" if err else "out"
     tasks = task_logs(launch, extension)
     if task is None and len(tasks) > 1:
         newest = max(tasks)
         others = _list(set(tasks) - {newest})
-        _tell(f"task {newest} of an array; others that began: {others} (--task N)")
+        _tell(f"task {newest} of an array; other tasks that have started: {others} (--task N)")
     if task is not None and not tasks and launch.log().exists():
-        raise UserError(f"launch {launch.paths.number} of {launch.manifest.run} has no task {task}: no array")
+        raise UserError(
+            f"launch {launch.paths.number} of {launch.manifest.run} is not an array: it has no task {task}"
+        )
     log = newest_log(launch, extension)
     if task is not None:
         _check_task(launch, task, tasks)
@@ -213,12 +251,12 @@ def _job_log(launch: Launch, task: int | None, err: bool) -> Shown:
     if err and not log.exists() and newest_log(launch).exists():
         raise UserError(_ONE_LOG.format(launch.paths.number, launch.manifest.run), hint=_ONE_LOG_HINT)
     if task is not None:
-        return Shown([log], task=str(task))
+        return LogSelection([log], task=str(task))
     return _newest(launch, extension)
 
 
-def _newest(launch: Launch, extension: str = "out") -> Shown:
-    return Shown([newest_log(launch, extension)], lambda now: next_log(launch, now, extension))
+def _newest(launch: Launch, extension: str = "out") -> LogSelection:
+    return LogSelection([newest_log(launch, extension)], lambda current: next_log(launch, current, extension))
 
 
 def _check_task(launch: Launch, task: int, with_logs: Collection[int]) -> None:
@@ -235,13 +273,13 @@ def _list(numbers: set[int]) -> str:
     return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
 
 
-def _rank_log(launch: Launch, rank: int) -> Shown:
+def _rank_log(launch: Launch, rank: int) -> LogSelection:
     failure = next((failure for failure in rank_failures(launch) if failure.rank == rank), None)
     if failure:
         _tell(f"rank {rank} failed: {one_line(failure.error)}: {short(failure.path)}")
     logs = rank_logs(launch, rank)
     if logs:
-        return Shown(logs[:1])
+        return LogSelection(logs[:1])
     world = launch.nodes * launch.manifest.tasks_per_node
     raise UserError(
         f"rank {rank} of {launch.manifest.run} has no log in {short(launch.paths.results)}",
@@ -251,20 +289,20 @@ def _rank_log(launch: Launch, rank: int) -> Shown:
     )
 
 
-def _print(launch: Launch, shown: Shown, lines: int | None) -> int:
-    path = shown.logs[-1]
+def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
+    path = selection.logs[-1]
     if not path.is_file():
-        status = of_part(poll([launch])[0].status, shown.task, shown.link)
-        _tell(f"no log yet, the job {_job(launch, shown, status)} is {_words(status)}: {short(path)}")
+        status = of_part(poll([launch])[0].status, selection.task, selection.link)
+        _tell(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
-    read_all(_write_earlier(shown, lines), _write)
+    read_all(_write_earlier(selection, lines), _write)
     return DONE
 
 
-def _job(launch: Launch, shown: Shown, status: JobStatus) -> str:
-    if shown.link is not None:
-        return shown.link
-    return f"{launch.job}_{shown.task}" if shown.task else launch.job_in(status)
+def _job(launch: Launch, selection: LogSelection, status: JobStatus) -> str:
+    if selection.link is not None:
+        return selection.link
+    return f"{launch.job}_{selection.task}" if selection.task else launch.job_in(status)
 
 
 def _words(status: JobStatus) -> str:

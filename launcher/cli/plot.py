@@ -16,32 +16,40 @@ from launcher.ui.tables import print_pairs
 from launcher.ui.terminal import unescaped
 
 _DESCRIPTION = """\
-Sum up a run and draw its losses, in the terminal and as a PNG. All launches of the run make one curve.
+Summarize a run and draw its losses, in the terminal and as a PNG. All launches of the run form one curve.
 
 The held-out loss is compared with the unigram entropy of the same tokens, both in nats per token: a model
-below it has learned more than how often each token occurs.
+below it has learned more than the frequencies of the tokens.
 
 examples:
   slipway plot gpt3_126m                         the table, the plot, and <run directory>/loss.png
   slipway plot gpt3_126m --output loss.png --no-terminal
-  slipway plot gpt3_126m --json                  the table for programs, and no plot"""
+  slipway plot gpt3_126m --json                  the table for programs, without plots
+
+exit code:
+  0  printed
+  2  there is no such run, it has no training step yet, or the plot cannot be written"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "plot",
-        help="sum up a run and draw its losses",
+        help="summarize a run and plot its losses",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_name", metavar="RUN", help=RUN_HELP)
     add_base_results_dir(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="the PNG (default: loss.png in the run's directory)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="PNG file (default: RUN/loss.png)",
     )
     parser.add_argument("--no-terminal", action="store_true", help="no plot in the terminal")
-    parser.add_argument("--json", action="store_true", help="print the summary as one object, and no plot")
+    parser.add_argument("--json", action="store_true", help="print the summary as one object, without plots")
     parser.set_defaults(run=run)
 
 
@@ -68,7 +76,7 @@ def _draw(curves: Curves) -> None:
     from launcher.monitor.plots import draw
 
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    # Of the curves there are numbers in it alone, and the colours are ours.
+    # Unescaped: the plot has numbers alone, and the colours are ours.
     plot = draw(curves, shutil.get_terminal_size().columns, coloured=coloured)
     print(f"\n{plot}", file=unescaped(sys.stdout))
 

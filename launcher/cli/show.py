@@ -1,4 +1,4 @@
-"""`slipway show`: the composed tree, each value with where it comes from."""
+"""`slipway show`: the composed configuration, each value with its source."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ examples:
   slipway show training=gpt3/5b training.trainer.num_nodes=4 training.trainer
   slipway show --json | jq -r '.[] | select(.source | test("5b")) | .key'
 
-A word without = names a node or a key; the others are overrides. What is printed is YAML with comments.
+A word without = names a node or a key; the others are overrides. The output is YAML with comments.
 
 exit code:
   0  printed
-  2  a mistake in what was asked for
+  2  a mistake in the command line or the configuration
 """
 
-# Comments start here where the values leave room.
+# The column of the comments, if the value is short enough.
 _COLUMN = 44
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value of the tree; `source` is where it was set, if that can be told."""
+    """A value of the tree; `source` is the file and line, or the override, that set it, if known."""
 
     path: tuple[str, ...]
     value: Any
@@ -53,9 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the verb."""
     parser = subparsers.add_parser(
         "show",
-        help="the composed configuration, and where each value is from",
-        description="Compose the configuration and print it as it will be used: checked, with each value's "
-        "source, the file and line or the override that decided it.",
+        help="show the composed configuration, with the source of each value",
+        description="Compose and validate the configuration, and print each value with its source: the file"
+        " and line, or the override, that set it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "overrides", nargs="*", metavar="OVERRIDE|KEY", help="such as training=gpt3/126m, or training.model"
     )
     parser.add_argument("--json", action="store_true", help="print a list of {key, value, source}")
-    parser.add_argument("--plain", action="store_true", help="no colours on a terminal either")
+    parser.add_argument("--plain", action="store_true", help="print without colours, also on a terminal")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a conf tree of your own, read first")
     parser.set_defaults(run=run)
 
@@ -71,11 +71,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the tree; return the exit code."""
     overrides = [word for word in args.overrides if _is_override(word)]
-    asked = [word.strip(".") for word in args.overrides if not _is_override(word)]
+    keys = [word.strip(".") for word in args.overrides if not _is_override(word)]
     composition = compose(overrides, args.config_dir)
-    # What was composed: the nodes of stages that were not asked for are left out.
+    # Without the nodes of stages that were not requested.
     tree = composition.config.model_dump(exclude_unset=True)
-    leaves = _leaves(_narrowed(tree, asked), composition.sources(), composition.references)
+    leaves = _leaves(_narrowed(tree, keys), composition.sources(), composition.references)
     if args.json:
         items = [{"key": leaf.key, "value": leaf.value, "source": leaf.source} for leaf in leaves]
         print(json.dumps(items, indent=2))
@@ -89,7 +89,7 @@ def _is_override(word: str) -> bool:
 
 
 def _narrowed(tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the tree with only the requested nodes, each below its parents."""
+    """Return the tree with the requested nodes only, each below its parents."""
     if not keys:
         return tree
     narrowed: dict[str, Any] = {}
@@ -130,11 +130,11 @@ def _leaves(
         else:
             key = ".".join(path)
             source = sources.locate(key)
-            # Of a list an element is the reference.
-            referring = any(f"{reference}.".startswith(f"{key}.") for reference in references)
+            # In a list the reference is an element.
+            is_reference = any(f"{reference}.".startswith(f"{key}.") for reference in references)
             yield Leaf(
                 path,
-                MASK if referring else hidden(key, value),
+                MASK if is_reference else hidden(key, value),
                 source.removeprefix("from ") if source else None,
             )
 
@@ -148,11 +148,11 @@ def _print(leaves: Sequence[Leaf], *, plain: bool) -> None:
 
 
 def _lines(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """YAML, line by line: the parents that are new, then the value and its comment."""
+    """Yield the lines of YAML: the new parents, then the value and its comment."""
     before: tuple[str, ...] = ()
     for leaf in leaves:
         parents = leaf.path[:-1]
-        for depth in range(_shared(before, parents), len(parents)):
+        for depth in range(_common_prefix_length(before, parents), len(parents)):
             yield (("  " * depth, ""), (f"{_yaml(leaf.path[depth])}:", "bold"))
         name, value = f"{'  ' * (len(leaf.path) - 1)}{_yaml(leaf.path[-1])}", _yaml(leaf.value)
         room = " " * max(2, _COLUMN - len(name) - len(value) - 2)
@@ -161,14 +161,14 @@ def _lines(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[str, str], ...]]:
         before = parents
 
 
-def _shared(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the number of names that two paths share at their beginnings."""
+def _common_prefix_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the number of equal names with which two paths begin."""
     pairs = zip(first, second, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _yaml(value: Any) -> str:
-    """Return a value in one line."""
+    """Return a value as YAML in one line."""
     style = '"' if isinstance(value, str) and not value.isprintable() else None
     text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=sys.maxsize)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,4 @@
-"""`slipway launch --smoke`: two steps on one node first, and what is said of them."""
+"""`slipway launch --smoke`: two steps of the training on one node before the launch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def add_smoke(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         OPTION,
         action="store_true",
-        help="first two steps of it on one node, as run <name>_smoke; launch only if they went well. With"
-        " --dry-run: print the script of these",
+        help="run two steps on one node first, as run <name>_smoke, and launch only if they succeed. With"
+        " --dry-run: print the script of the smoke test",
     )
 
 
@@ -44,7 +44,7 @@ def smoke_first(
     Raises
     ------
     UserError
-        If the launch or its smoke would be refused; nothing is written then.
+        If the launch or its smoke test would be refused; nothing is written then.
     """
     from launcher.checks.gate import require_passed, show_to_scheduler
     from launcher.smoke import launch_smoke, plan_smoke
@@ -72,7 +72,7 @@ def smoke_first(
 
 
 def _followed(launched: Launched, *, quiet: bool) -> int:
-    """Follow the smoke to its end; with `quiet` stdout is for programs, and people read stderr."""
+    """Follow the smoke test to its end; with `quiet` on stderr, as stdout is for programs."""
     from launcher.monitor.follow import follow_and_tell
 
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
@@ -93,15 +93,15 @@ def _tell(draft: Draft, launched: Launched, code: int) -> int | None:
     checks: list[RunCheck] = checks_of(launched)
     failed = [check for check in checks if check.verdict is RunVerdict.FAILED]
     if failed or code:
-        for check in failed if code == 0 else ():  # of a job that failed the end of its log was shown
+        for check in failed if code == 0 else ():  # after a failed job, the end of its log was printed
             _say(f"{check.name}: failed: {check.evidence}")
         where = short(launched.paths.run_dir)
-        _say(f"it failed, and {name} was not launched; all that the smoke left is in {where}")
+        _say(f"failed, and {name} was not launched; the files of the smoke test are in {where}")
         return exit_codes.WENT_WRONG
     for check in checks:
         if check.verdict is RunVerdict.UNKNOWN:
             _say(f"{check.name}: cannot tell: {check.evidence}")
-    _say(f"it went well; now {name}")
+    _say(f"passed; launching {name}")
     return None
 
 

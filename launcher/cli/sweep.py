@@ -1,4 +1,4 @@
-"""`slipway sweep`: one training many times, each with other values, as a job array."""
+"""`slipway sweep`: a training launched once for each combination of values, as a job array."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ _INTERVAL = 5.0  # seconds; a controller serves thousands of users
 _SHOWN = 20  # points of the preview; --dry-run shows all
 
 _DESCRIPTION = """\
-Multiply out the overrides that have several values, check every point, and submit them all as one job array.
-Each point is a run of its own, in a directory below the sweep's. Points that ask Slurm for different things,
-such as other numbers of nodes, are put into several arrays; so are more than the site's MaxArraySize.
+Combine the overrides that have several values, check every point, and submit all points as one job array.
+Each point is a run of its own, in a directory below the sweep's. Points with different Slurm options, such as
+numbers of nodes, go into several arrays; so do more points than the site's MaxArraySize.
 
 examples:
   slipway sweep training=gpt3/126m training.model.micro_batch_size=1,2,4 training.model.optim.lr=1e-4,3e-4
   slipway sweep training=gpt3/126m,gpt3/400m_improved 'training.model.optim.lr=choice(1e-4,3e-4)' --dry-run
   slipway sweep training=gpt3/tiny cluster=sandbox 'training.model.seed=range(0,8)' --throttle 4 --wait
   slipway sweep --results gpt3_126m_sweep                     the table, the best point first
-  slipway status results/gpt3_126m_sweep                      all points, as any run
+  slipway status results/gpt3_126m_sweep                      the state of all points
   slipway cancel results/gpt3_126m_sweep                      end all of them
 
-Values are written as Hydra's own sweeper takes them: a,b,c, choice(...), range(START,STOP,STEP), glob(...).
-Of a key whose value is text, such as env_vars.NAME, only choice(...) sweeps.
+Values are written as for Hydra's own sweeper: a,b,c, choice(...), range(START,STOP,STEP), glob(...).
+A key whose value is text, such as env_vars.NAME, is swept by choice(...) only.
 
 exit code:
-  0    submitted; with --wait: every point completed; with --results: every state could be told
-  1    with --wait: a point ended badly
-  2    a mistake in what was asked for; nothing was submitted
+  0    submitted; with --wait: every point completed; with --results: every state is known
+  1    with --wait: a point failed
+  2    a mistake in the command line or the configuration; nothing was submitted
   3    the scheduler stopped answering; with --results: the state of some point is UNKNOWN
-  4    an array was submitted, and not all that was asked for was done: the output could not be written, or a
-       later array was refused; stderr names the array, and it goes on
-  75   with --wait: a point was interrupted, and sweeping again continues
-  130  interrupted; the jobs go on"""
+  4    an array was submitted, but something failed afterwards: the output could not be written, or a later
+       array was refused; stderr names the array, and it continues
+  75   with --wait: a point was interrupted, and sweeping again resumes it
+  130  Ctrl-C; the jobs continue"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
         "sweep",
-        help="one training many times, each with other values",
+        help="launch a training for each combination of values",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as training.model.seed=1,2,3")
     parser.add_argument(
-        "--name", help="the sweep's, and its directory's (default: that of the run, and _sweep)"
+        "--name", help="name of the sweep and its directory (default: the run's name and _sweep)"
     )
-    parser.add_argument("--throttle", type=_count, metavar="N", help="so many points at once, at most")
+    parser.add_argument("--throttle", type=_count, metavar="N", help="run at most so many points at once")
     parser.add_argument(
         "--dry-run", action="store_true", help="show points and scripts; write and submit nothing"
     )
     parser.add_argument(
-        "--wait", action="store_true", help="go on until all points have ended, then the table"
+        "--wait", action="store_true", help="wait until all points have ended, then print the table"
     )
     parser.add_argument(
-        "--results", metavar="SWEEP", help="the table of a sweep, by its name or its directory"
+        "--results", metavar="SWEEP", help="print the table of a sweep, by its name or its directory"
     )
     parser.add_argument(
         "--json", action="store_true", help="print an object, or with --wait or --results a list"
@@ -92,7 +92,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Launch a sweep, or show how one is; return the exit code."""
+    """Launch a sweep, or show the results of one; return the exit code."""
     if args.results is not None:
         return _show_results(args)
     from launcher.sweeps.launching import launch_sweep, prepare_sweep
@@ -110,12 +110,12 @@ def run(args: argparse.Namespace) -> int:
         return _show_scripts(sweep, request)
     ready = prepare_sweep(sweep, request)
     if sweep.again:
-        _tell(f"{len(sweep.again)} of these points were launched before, and go on from their checkpoints")
+        _tell(f"{len(sweep.again)} of these points were launched before, and resume from their checkpoints")
     try:
         launched = launch_sweep(sweep, ready, request)
     except KeyboardInterrupt:
         where = shlex.quote(short(sweep.directory))
-        _tell(f"interrupted; what became jobs: slipway sweep --results {where}")
+        _tell(f"interrupted; to show the submitted jobs: slipway sweep --results {where}")
         raise
     for warning in launched.warnings:
         _tell(warning)
@@ -154,7 +154,7 @@ def _preview(sweep: SweepDraft, *, all_of_them: bool) -> None:
         rows.append((str(number), *values, layout, point.grid_point.name))
     print_listing(("POINT", *labels.values(), "NODES×TASKS", "RUN"), rows)
     rest = len(sweep.points) - len(preview)
-    more = f"; {rest} more are not shown, --dry-run shows all" if rest else ""
+    more = f"; {rest} more points, --dry-run shows all" if rest else ""
     print(f"{counts} = {len(sweep.points)} points, each a run in {short(sweep.directory)}{more}", flush=True)
 
 
@@ -173,7 +173,7 @@ def _tell_launched(
     args: argparse.Namespace, sweep: SweepDraft, arrays: list[Array], launched: LaunchedSweep
 ) -> None:
     if args.json and args.wait:
-        return  # the list at the end has it all
+        return  # the list at the end has everything
     if args.json:
         points = [
             {
@@ -200,7 +200,7 @@ def _tell_launched(
 
 
 def _why_several(flags: list[str]) -> str:
-    return f"the points differ in {', '.join(flags)}" if flags else "Slurm takes no larger ones here"
+    return f"the points differ in {', '.join(flags)}" if flags else "Slurm's MaxArraySize is smaller"
 
 
 def _show_results(args: argparse.Namespace) -> int:
@@ -210,7 +210,7 @@ def _show_results(args: argparse.Namespace) -> int:
     from launcher.sweeps.results import failures, gather
 
     if args.overrides:
-        raise UserError("--results shows a sweep that was launched: it takes no overrides")
+        raise UserError("--results shows a launched sweep: it takes no overrides")
     directory = find_sweep(args.results, args.base_results_dir)
     if args.wait:
         return _wait(args, directory)
@@ -222,7 +222,7 @@ def _show_results(args: argparse.Namespace) -> int:
 
 
 def _wait(args: argparse.Namespace, directory: Path) -> int:
-    """Tell what changes until every point has ended; then the table."""
+    """Print changes until every point has ended, then the table; return the exit code."""
     from launcher.exit_codes import NOT_KNOWN, WATCHING_ENDED, worst_code
     from launcher.slurm.states import worst_exit_code
     from launcher.sweeps.record import broken_records
@@ -239,7 +239,7 @@ def _wait(args: argparse.Namespace, directory: Path) -> int:
                 break
             time.sleep(_INTERVAL)
     except KeyboardInterrupt:
-        print("the jobs go on without being watched", file=sys.stderr)
+        print("stopped waiting; the jobs continue", file=sys.stderr)
         return WATCHING_ENDED
     _print(results, as_json=args.json)
     for line in failures(directory):

@@ -1,4 +1,4 @@
-"""`slipway verify`: whether a run did what it was launched for."""
+"""`slipway verify`: check that a run did its work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher import exit_codes
-from launcher.cli.runs import add_run, named_run
+from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
 from launcher.monitor.evidence import RunEvidence, gather
 from launcher.monitor.verification import RunCheck, RunVerdict, exit_code, verify
@@ -16,23 +16,23 @@ from launcher.ui.tables import align
 from launcher.ui.terminal import open_console
 
 _DESCRIPTION = """\
-Check that a run did what it was launched for, and say of each check what it was told from: the job ended
-well, the last step was reached, every loss is a number, the loss fell, no step is missing, no rank had an
-error, every rank ended, and a complete checkpoint of the last step is there. Of a data preparation: its files
-are there. A run that was launched several times is judged as a whole.
+Check that a run did its work, and print the evidence of each check: the job ended well, the last step was
+reached, every loss is a finite number, the loss fell, no step is missing, no rank had an error, every rank
+ended, and a complete checkpoint of the last step exists. Of a data preparation: its files exist. A run that
+was launched several times is verified as a whole.
 
 examples:
   slipway verify gpt3_126m
-  slipway verify gpt3_126m --launch 2          as it was at the end of its second launch
+  slipway verify gpt3_126m --launch 2          its state at the end of its second launch
   slipway follow gpt3_126m; slipway verify gpt3_126m && slipway launch ...
   slipway verify gpt3_126m --json | jq -r '.checks[] | select(.verdict == "failed") | .evidence'
 
 exit code:
-  0  verified: every check is ok
+  0  verified: every check passed
   1  a check failed
   2  there is no such run
-  3  no check failed, and some cannot tell
-  4  it is still under way"""
+  3  no check failed, but the verdict of some is unknown
+  4  the run is still under way"""
 
 _WORDS = {
     exit_codes.DONE: "verified",
@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "verify",
-        help="whether a run did what it was launched for",
+        help="check that a run did its work",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -63,9 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the checks and the verdict."""
-    asked = named_run(args)
-    gathered = gather(asked.run_dir, asked.launch)
+    """Print the checks and the verdict; return the exit code."""
+    selected = selected_run(args)
+    gathered = gather(selected.run_dir, selected.launch)
     checks = verify(gathered.evidence)
     code = exit_code(gathered.evidence, checks)
     if args.json:
@@ -93,7 +93,7 @@ def _object(gathered: RunEvidence, checks: Sequence[RunCheck], code: int) -> dic
 
 
 def print_checks(checks: Sequence[RunCheck]) -> None:
-    """Print one line for each check, what it says in its colour."""
+    """Print one line for each check, with the verdict in its colour."""
     rows = [(check.name, check.verdict.value, one_line(check.evidence)) for check in checks]
     if not sys.stdout.isatty():
         print(align([("CHECK", "VERDICT", "EVIDENCE"), *rows]))
@@ -124,8 +124,8 @@ def _print_verdict(gathered: RunEvidence, checks: Sequence[RunCheck], code: int)
 
 
 def _why(checks: Sequence[RunCheck], code: int) -> str:
-    wanted = RunVerdict.UNKNOWN if code == exit_codes.NOT_KNOWN else RunVerdict.FAILED
-    names = ", ".join(check.name for check in checks if check.verdict is wanted)
+    deciding = RunVerdict.UNKNOWN if code == exit_codes.NOT_KNOWN else RunVerdict.FAILED
+    names = ", ".join(check.name for check in checks if check.verdict is deciding)
     if not names:
         return ""
-    return f" ({'so far failed: ' if code == exit_codes.UNDER_WAY else ''}{names})"
+    return f" ({'failed so far: ' if code == exit_codes.UNDER_WAY else ''}{names})"

@@ -235,7 +235,7 @@ def test_a_picture_that_cannot_be_had_is_no_success(here: Path, capsys: pytest.C
     assert not (here / "memory.png").exists()
     assert main(["check", *preparing, "--plot", "memory.jpeg"]) == 2
     told = capsys.readouterr()
-    assert "--plot 'memory.jpeg': not a picture's name" in told.err and told.out == ""
+    assert "--plot 'memory.jpeg': unknown picture format" in told.err and told.out == ""
 
 
 def test_175b_on_two_nodes_says_why_not_in_one_screen(

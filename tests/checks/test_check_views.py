@@ -15,9 +15,16 @@ import pytest
 
 from arithmetic.gpus import GPUS
 from launcher.cli.check_views import Looked, print_screen
-from launcher.cli.cost_view import cost_lines
-from launcher.cli.memory_figure import require_suffix, write_figure
-from launcher.cli.memory_view import bar, folded, headline, plain_lines, print_table
+from launcher.cli.estimate_views import (
+    bar,
+    cost_lines,
+    folded,
+    headline,
+    plain_lines,
+    print_table,
+    require_suffix,
+    write_figure,
+)
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
 from launcher.estimates.cost import Cost
@@ -243,7 +250,7 @@ def test_a_long_name_ends_within_the_picture_and_beside_the_legend(
         seen.append(figure)
         return b""
 
-    monkeypatch.setattr("launcher.cli.memory_figure.rendered", caught)
+    monkeypatch.setattr("launcher.cli.estimate_views.rendered", caught)
     name = "40b_h100_precbf16_nodes16_cp1_tp8_pp4_vp12_gbs32_mbs1_ckptNone_seq65536_mmap"
     assumed = CountedGpu(A100.gpu, "assumed: cluster.gpu is null", is_assumed=True)
     stages = replace(memory(stage(0, 60), stage(1, 90)), counted=assumed)
@@ -265,6 +272,6 @@ def test_a_picture_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_pictures_is_refused() -> None:
     require_suffix(Path("Memory.PNG"))
-    with pytest.raises(UserError, match=r"--plot 'memory.jpg': not a picture's name") as raised:
+    with pytest.raises(UserError, match=r"--plot 'memory.jpg': unknown picture format") as raised:
         require_suffix(Path("memory.jpg"))
     assert raised.value.hint == "one that ends with .png, .svg, .pdf"

@@ -11,7 +11,7 @@ from launcher.checks.facts import Facts
 from launcher.checks.findings import Severity
 from launcher.checks.layout_search import LayoutSearch
 from launcher.checks.rules.time import training_problems
-from launcher.cli.cost_view import amount_lines
+from launcher.cli.estimate_views import amount_lines
 from launcher.estimates.cost import Cost, amount_of, estimate_cost, samples_in
 from launcher.estimates.values import Values
 from launcher.plan import Assumptions, Chain, Plan

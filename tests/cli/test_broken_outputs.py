@@ -68,7 +68,7 @@ def test_what_was_submitted_is_told_where_the_output_is_lost(
     assert jobs, told
     assert code == SUBMITTED, told
     assert "Traceback" not in told
-    assert "submitted all the same: job" in told
+    assert "submitted before the failure: job" in told
     assert set(jobs) <= set(re.findall(r"\b1\d\d\b", told)), told
     assert "slipway status 101" in told
     for line_of_record in re.findall(r"on record in (.+)", told):
@@ -112,7 +112,7 @@ def test_a_later_stage_that_is_refused_does_not_deny_the_first(tmp_path: Path, s
     code, told = slipway('"$@"', launches(tmp_path)["stages"], tmp_path)
     assert code == SUBMITTED, told
     assert "Slurm refused the job: no gpt3_tiny" in told
-    assert "submitted all the same: job 101" in told
+    assert "submitted before the failure: job 101" in told
 
 
 def test_a_later_array_that_is_refused_does_not_deny_the_first(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -121,21 +121,21 @@ def test_a_later_array_that_is_refused_does_not_deny_the_first(tmp_path: Path, s
     slurm.refuse("arrays/2/")
     code, told = slipway('"$@"', [*words, "training.trainer.num_nodes=1,2"], tmp_path)
     assert code == SUBMITTED, told
-    assert "submitted all the same: job 101" in told
+    assert "submitted before the failure: job 101" in told
 
 
 def test_where_nothing_was_submitted_the_code_is_2(tmp_path: Path, slurm: FakeSlurm) -> None:
     for words in (launches(tmp_path)["launch"], launches(tmp_path)["stages"]):
         slurm.refuse("gpt3_tiny", "tokenize_text")
         code, told = slipway(FULL, words, tmp_path)
-        assert (code, "submitted all the same" in told) == (2, False), told
+        assert (code, "submitted before the failure" in told) == (2, False), told
 
 
 def test_a_job_of_this_machine_is_told_too(tmp_path: Path) -> None:
     words = ["launch", "training=gpt3/tiny", "cluster=local", "training.model.data.data_impl=mock"]
     code, told = slipway(FULL, [*words, "cluster.python=/bin/true"], tmp_path)
     assert code == SUBMITTED, told
-    (job,) = re.findall(r"how it is: slipway status (\d+)", told)
+    (job,) = re.findall(r"show the state: slipway status (\d+)", told)
     assert slipway('"$@"', ["status", job], tmp_path)[0] in (0, 3)
 
 

@@ -70,7 +70,7 @@ def test_every_run_that_is_known(tmp_path: Path, capsys: Capsys, monkeypatch: py
 def test_nothing_and_mistakes(tmp_path: Path, capsys: Capsys) -> None:
     assert listed(capsys, "--all", "--base-results-dir", tmp_path) == []
     assert main(["list", "--all", "--base-results-dir", str(tmp_path)]) == 0
-    assert "no run was launched in the directories that are known yet" in capsys.readouterr().err
+    assert "no run was launched in the known directories yet" in capsys.readouterr().err
     assert main(["list", "training", "--all"]) == 2
     assert "slipway list --all" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ def test_the_launch_goes_on_after_its_smoke(trained: tuple[Path, subprocess.Comp
     run, done = trained
     smoke = run.with_name("sound_smoke")
     assert "2 steps on 1 of 2 nodes, global batch 16 instead of 32" in done.stderr
-    assert "smoke: it went well; now sound" in done.stderr
+    assert "smoke: passed; launching sound" in done.stderr
     (start, *_) = told(smoke)
     assert (start["world_size"], start["data"], start["max_steps"]) == (1, 1, 2)
     assert [event["step"] for event in told(smoke) if event["kind"] in ("train", "validation")] == [1, 2, 2]
@@ -161,7 +161,7 @@ def test_after_a_smoke_that_fails_nothing_is_launched(
         SLIPWAY, "launch", "cluster=local", *SMALL, *data, "--smoke", "--json", cwd=workplace, check=1
     )
     assert "broken.idx" in done.stderr
-    assert "smoke: it failed, and broken was not launched" in done.stderr
+    assert "smoke: failed, and broken was not launched" in done.stderr
     assert done.stdout == ""
     assert not (workplace / "results" / "broken").exists()
 
@@ -182,7 +182,7 @@ def test_in_an_allocation_the_smoke_is_on_its_first_node(
     launch = [SLIPWAY, "launch", "cluster=interactive", *stand_in, "env_vars.LOSS=5.0", "--smoke", "--follow"]
     salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"]
     done = run_command(*salloc, *launch, cwd=tmp_path, **conf)
-    assert "smoke: it went well; now gpt3_tiny" in done.stderr
+    assert "smoke: passed; launching gpt3_tiny" in done.stderr
     places = {
         run: sorted(path.read_text().split() for path in (tmp_path / "results" / run).glob("results/rank*"))
         for run in ("gpt3_tiny_smoke", "gpt3_tiny")

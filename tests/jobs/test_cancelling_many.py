@@ -304,7 +304,7 @@ def test_what_was_done_is_told_where_the_output_is_lost(
         (slurm.here / "reasons" / "1").write_text("JobHeldUser")
     code, err = slipway(line, [*verb.split(), *names])
     assert code == 4, err
-    assert f"slipway: done all the same: {told}\n" in err
+    assert f"slipway: done before the failure: {told}\n" in err
     assert "Traceback" not in err
 
 
@@ -315,7 +315,7 @@ def test_where_nothing_was_done_the_code_says_so(slurm: CountedSlurm) -> None:
     assert code == 1, err  # each refusal is told on stderr
     code, err = slipway(_FULL, ["release", *names])
     assert code == 2, err
-    assert "all the same" not in err
+    assert "before the failure" not in err
 
 
 def slipway(line: str, words: Sequence[str]) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.config.candidates import candidates
+from launcher.cli.completion import candidates
 from launcher.config.compose import CONF_DIR
 from launcher.config.overrides import hydra_value
 from launcher.drafting import Draft, Request, drafts

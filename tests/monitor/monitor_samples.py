@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.cli import follow, logs, plot, status
+from launcher.cli import logs, plot, status
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.schedulers.base import JobRef, JobStatus
@@ -156,7 +156,7 @@ def slipway(runs: Runs, *arguments: str) -> int:
     """Run a verb about runs through its parser; return its exit code."""
     parser = argparse.ArgumentParser(prog="slipway")
     subparsers = parser.add_subparsers(required=True)
-    for verb in (status, logs, plot, follow):
+    for verb in (status, logs, plot):
         verb.add_parser(subparsers)
     args = parser.parse_args([*arguments, "--base-results-dir", str(runs.base)])
     return int(args.run(args))

@@ -54,7 +54,7 @@ def test_logs_before_there_is_one(runs: Runs, scheduler: FakeScheduler, capsys: 
     runs.launch()
     scheduler.set("11", PENDING)
     assert slipway(runs, "logs", "gpt3_tiny") == 1
-    assert "no log yet, the job 11 is PENDING (Resources)" in capsys.readouterr().err
+    assert "no log yet, job 11 is PENDING (Resources)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("final", "code"), [(COMPLETED, 0), (FAILED, 1), (INTERRUPTED, 75)])
@@ -147,18 +147,18 @@ def test_logs_of_an_array(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) 
     assert slipway(runs, "logs", "gpt3_tiny") == 0
     told = capsys.readouterr()
     assert told.out == "task 10\n"
-    assert "task 10 of an array; others that began: 0, 2" in told.err
+    assert "task 10 of an array; other tasks that have started: 0, 2" in told.err
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "2") == 0
     assert capsys.readouterr().out == "task 2\n"
     scheduler.set("11", JobStatus(State.RUNNING, tasks={"0": State.COMPLETED, "4": State.PENDING}))
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "4") == 1
-    assert "no log yet, the job 11_4 is PENDING" in capsys.readouterr().err
+    assert "no log yet, job 11_4 is PENDING" in capsys.readouterr().err
     (directory / "x_submission.sh").write_text("#SBATCH --array=0-10%1\n")
     with pytest.raises(UserError, match="launch 1 of gpt3_tiny has no task 11"):
         slipway(runs, "logs", "gpt3_tiny", "--task", "11", "-f")
     # Task 0 has ended, whatever the others do.
     assert slipway(runs, "logs", "gpt3_tiny", "--task", "0", "-f") == 0
-    assert "the job 11_0 is COMPLETED" in capsys.readouterr().err
+    assert "job 11_0 is COMPLETED" in capsys.readouterr().err
 
 
 def test_following_an_array_goes_on_to_the_next_task(
@@ -177,12 +177,12 @@ def test_following_an_array_goes_on_to_the_next_task(
         timer.join()
     told = capsys.readouterr()
     assert told.out == "task 1\ntask 2\n"
-    assert f"{log(directory, '11_2').name}:" in told.err and "the job 11 is COMPLETED" in told.err
+    assert f"{log(directory, '11_2').name}:" in told.err and "job 11 is COMPLETED" in told.err
 
 
 def test_no_task_of_a_job_that_is_no_array(runs: Runs, scheduler: FakeScheduler) -> None:
     log(runs.launch()).write_text("one\n")
-    with pytest.raises(UserError, match="launch 1 of gpt3_tiny has no task 1"):
+    with pytest.raises(UserError, match="launch 1 of gpt3_tiny is not an array: it has no task 1"):
         slipway(runs, "logs", "gpt3_tiny", "--task", "1")
 
 
@@ -225,4 +225,4 @@ def test_ctrl_c_ends_the_following_alone(
     monkeypatch.setattr(log_reading, "read_all", interrupt)
     assert slipway(runs, "logs", "gpt3_tiny", "-f") == 130
     told = capsys.readouterr().err
-    assert "the job 11 goes on" in told and "cancel it:  slipway cancel" in told
+    assert "job 11 continues" in told and "cancel it:  slipway cancel" in told

@@ -272,7 +272,7 @@ def test_sweeping_again_goes_on_with_the_same_runs(site: Site, under_way: dict[s
     words = [*PREPARE, "cluster.job_name_prefix=sweeps-", f"cluster.python={site.directory}/payload"]
     words += ["data_preparation.vocab_size=1000,5000", "--name=prepared", "--wait", "--json"]
     done = site.slipway("sweep", *words, code=1, FAULTS=str(plan(site.faults("prepared"), ())))
-    assert "1 of these points were launched before, and go on from their checkpoints" in done.stderr
+    assert "1 of these points were launched before, and resume from their checkpoints" in done.stderr
     found = {point["point"]: point for point in json.loads(done.stdout)}
     launches = {name: point["launch"] for name, point in found.items()}
     assert (launches["vocab_size=1000"], launches["vocab_size=5000"], launches["vocab_size=4000"]) == (

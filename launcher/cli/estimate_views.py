@@ -1,22 +1,83 @@
-"""The memory of a GPU by pipeline stage: lines in a pipe, a table with bars on a terminal."""
+"""Views of the estimates of a training: its time, compute and disk space, and the memory of its GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from launcher.checks.rules.files import told_bytes
+from launcher.checks.rules.time import told_days
+from launcher.errors import UserError, shown
+from launcher.estimates.cost import Cost, TrainingAmount
 from launcher.estimates.memory import StageMemory
 from launcher.estimates.overview import MemoryEstimate
+from launcher.plan import Plan
+from launcher.ui.formatting import count
+from launcher.ui.plotting import FAINT, INK, new_figure, rendered, style_axes, write_picture
 from launcher.ui.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+
+def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
+    """Yield the lines of time, compute and space, each with its name."""
+    yield "time", _time(plan, cost)
+    yield "compute", _compute(plan, cost)
+    yield "space", _space(cost)
+
+
+def amount_lines(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+    """Yield the lines without the time, for a training whose step time is not modelled."""
+    yield "compute", _amount(amount)
+    yield "space", _space(amount)
+
+
+def _time(plan: Plan, cost: Cost) -> str:
+    time = f"{told_days(cost.seconds)}: {cost.steps:,} steps of {cost.seconds_per_step:.3g} s"
+    limit = plan.job.resources.time_limit
+    if cost.links is None or limit is None:
+        return time
+    jobs = "one job" if cost.links == 1 else f"{cost.links:,} jobs"
+    return f"{time}; {jobs} of {limit}"
+
+
+def _compute(plan: Plan, cost: Cost) -> str:
+    mfu = f"MFU {cost.mfu:.0%} of {cost.peak / 1e12:,.0f} TFLOP/s ({cost.mfu_source})"
+    work = f"{_amount(cost)} at {mfu}: {_hours(cost.gpu_hours)} GPU-hours"
+    price = plan.assumptions.gpu_hour_price
+    return work if cost.price is None or price is None else f"{work}, {cost.price:,.0f} at {price:g} each"
+
+
+def _amount(amount: TrainingAmount) -> str:
+    return (
+        f"{count(amount.parameters)} parameters, {count(amount.tokens)} tokens, {amount.flops:.3g} FLOPs"
+        f" on {amount.gpus:,} GPUs"
+    )
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def _space(cost: TrainingAmount) -> str:
+    size_of_one = f"a checkpoint {told_bytes(cost.checkpoint_bytes)}"
+    kept = cost.kept_checkpoints
+    if cost.checkpoint_bytes == 0:
+        return "no checkpoint is written"
+    if kept is None:
+        return f"{size_of_one}, and all of them are kept"
+    if kept == 1:
+        return size_of_one
+    return f"{size_of_one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}"
+
+
 GIB = 2**30
 _MIB = 2**20
 
-# A longer pipeline is told by its ends and its fullest stage.
+# Of a longer pipeline only the first, the last and the fullest stages are shown.
 MOST_ROWS = 10
 _FIRST, _LAST = 3, 2
 
@@ -25,7 +86,7 @@ _GAP = 2  # between two columns of a rich table
 
 
 class Part(NamedTuple):
-    """A part of a stage's memory: its field, its short name, and how it looks in a bar."""
+    """A part of a stage's memory: its field, its short name, and its colour and shade in a bar."""
 
     name: str
     short: str
@@ -34,7 +95,7 @@ class Part(NamedTuple):
     meaning: str
 
 
-# The shades tell the parts from each other where there are no colours.
+# The shades distinguish the parts without colours.
 PARTS = (
     Part("weights", "weights", "#2f6db5", "█", "weights"),
     Part("gradients", "grads", "#35a7a0", "▓", "gradients"),
@@ -48,14 +109,14 @@ Row = StageMemory | tuple[StageMemory, ...]
 
 
 def headline(memory: MemoryEstimate) -> str:
-    """What the fullest stage takes of which GPU, in one line."""
+    """Return the memory of the fullest stage and of its GPU in one line."""
     fullest, (gpu, source, _) = memory.fullest, memory.counted
     where = (
         f"stage {fullest.stage} is the fullest of {len(memory.stages)}: " if len(memory.stages) > 1 else ""
     )
     over = fullest.total - memory.capacity
     if over > 0:
-        held = f", {size(over)} more than the {size(memory.capacity)} that a GPU has"
+        held = f", {size(over)} more than the {size(memory.capacity)} of a GPU"
     else:
         held = f" of {size(memory.capacity)}"
         held += f", {size(memory.capacity - memory.usable)} of them margin" if memory.margin else ""
@@ -68,7 +129,7 @@ def size(number: int) -> str:
 
 
 def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
-    """A line for each row of the table."""
+    """Yield a line for each row of the table."""
     unit, name = _unit(memory)
     for row in folded(memory.stages):
         if isinstance(row, tuple):
@@ -97,11 +158,11 @@ def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
 
 
 def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int) -> list[tuple[int, int]]:
-    """Where the parts of a bar end, in cells, and what comes after them.
+    """Return the parts of a bar in cells.
 
     Returns
     -------
-    Pairs of a part's index and its cells; after the parts −1 is what is free, −2 the margin that is free.
+    Pairs of a part's index and its cells; after the parts, −1 is free memory and −2 the free margin.
     """
     ends, total = [], 0
     for part in parts:
@@ -116,7 +177,7 @@ def bar(parts: Sequence[int], usable: int, capacity: int, width: int, scale: int
 
 
 def _scale(memory: MemoryEstimate) -> int:
-    """The bytes of a bar's whole width."""
+    """Return the bytes of a bar's full width."""
     return max(memory.capacity, memory.fullest.total)
 
 
@@ -167,7 +228,7 @@ def _cells_of(row: Row, unit: int) -> list[str]:
 
 
 def _drawn(stage: StageMemory, memory: MemoryEstimate, width: int, console: Console) -> Text:
-    """A bar; the line in it is where the GPU's memory ends."""
+    """Draw a bar with a line at the end of the GPU's memory."""
     from rich.text import Text
 
     scale = _scale(memory)
@@ -200,7 +261,7 @@ def _legend(memory: MemoryEstimate, console: Console) -> Text:
 
 
 def _unit(memory: MemoryEstimate) -> tuple[int, str]:
-    """All rows in one unit, by the fullest of them."""
+    """Return the unit of all rows, by the fullest of them, and its name."""
     return (GIB, "GiB") if memory.fullest.total >= GIB else (_MIB, "MiB")
 
 
@@ -215,3 +276,85 @@ def _stages(stages: Sequence[StageMemory]) -> str:
 
 def _layers(stage: StageMemory) -> str:
     return f"{stage.layers} layer{'s' * (stage.layers != 1)}"
+
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_OVER_INK = "#c22f2f"
+# Totals are printed above at most so many bars.
+_MOST_LABELLED = 24
+
+
+def require_suffix(path: Path) -> None:
+    """Refuse a file name without the suffix of a supported picture format.
+
+    Raises
+    ------
+    UserError
+        If the suffix is not one of them.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UserError(
+            f"--plot {shown(str(path))}: unknown picture format",
+            hint=f"choose a name that ends with {', '.join(_SUFFIXES)}",
+        )
+
+
+def write_figure(path: Path, run: str, memory: MemoryEstimate) -> None:
+    """Draw the stages' memory against the GPU's into a file, replacing an older one at once.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is missing, or the file cannot be written.
+    """
+    figure = new_figure(max(9.0, min(16.0, 3.5 + 0.5 * len(memory.stages))), 5.2)
+    axes = figure.add_subplot()
+    _draw_stages(axes, memory)
+    _draw_capacity(axes, memory)
+    style_axes(axes, run, headline(memory))
+    axes.set_xlabel("pipeline stage", color=INK)
+    axes.set_ylabel("memory of a GPU at its peak [GiB]", color=INK)
+    axes.set_xlim(-0.6, len(memory.stages) - 0.4)
+    axes.set_ylim(0, 1.08 * max(memory.capacity, memory.fullest.total) / GIB)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    handles, labels = axes.get_legend_handles_labels()
+    # In the order in which the parts are stacked, beside the axes: the title's lines are longer than these.
+    figure.legend(
+        handles[::-1], labels[::-1], loc="outside right center", frameon=False, labelcolor=INK, fontsize=9.5
+    )
+    write_picture(path, rendered(figure, run, path.suffix.lower().removeprefix(".")))
+
+
+def _draw_stages(axes: Any, memory: MemoryEstimate) -> None:
+    at = [stage.stage for stage in memory.stages]
+    below = [0.0] * len(at)
+    for part in PARTS:
+        heights = [getattr(stage, part.name) / GIB for stage in memory.stages]
+        axes.bar(at, heights, width=0.72, bottom=below, color=part.colour, label=part.meaning, linewidth=0)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    if len(at) <= _MOST_LABELLED:
+        _label(axes, at, below, memory.capacity / GIB)
+
+
+def _label(axes: Any, at: Sequence[int], totals: Sequence[float], capacity: float) -> None:
+    for stage, total in zip(at, totals, strict=True):
+        axes.annotate(
+            f"{total:.1f}", (stage, total), xytext=(0, 3), textcoords="offset points", ha="center",
+            fontsize=8.5, fontweight="bold", color=_OVER_INK if total > capacity else INK,
+        )  # fmt: skip
+
+
+def _draw_capacity(axes: Any, memory: MemoryEstimate) -> None:
+    gpu, usable = memory.counted.gpu, memory.usable / GIB
+    capacity = memory.capacity / GIB
+    axes.axhline(capacity, color=_OVER_INK, linewidth=1.8, label=f"{gpu.name}: {capacity:.1f} GiB")
+    if memory.margin:
+        axes.axhspan(
+            usable,
+            capacity,
+            color=FAINT,
+            alpha=0.12,
+            linewidth=0,
+            label=f"margin {memory.margin:.0%}",
+            zorder=0,
+        )
