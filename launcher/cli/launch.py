@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             return code
         request = replace(request, command=without_smoke(list(request.command)))
     launched = _launch(args, drafted, reports, request)
-    tell_all(launched, as_json=args.json)
+    print_outcomes(launched, as_json=args.json)
     return _follow(launched) if args.follow else 0
 
 
@@ -233,7 +233,7 @@ def _follow(launched: Sequence[Launched]) -> int:
     return worst_code(codes)
 
 
-def tell_all(launched: Sequence[Launched], *, as_json: bool) -> None:
+def print_outcomes(launched: Sequence[Launched], *, as_json: bool) -> None:
     """Print what was submitted: as JSON an object, or a list of them for several stages."""
     if not as_json:
         for launch in launched:

@@ -24,8 +24,8 @@ from launcher.errors import UserError
 from launcher.estimates.overview import overview
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.runs.files import copy_package
 from launcher.runs.paths import CODE, TASK_PACKAGES
+from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
 
