@@ -54,8 +54,8 @@ def per_gpu(recipe: dict[str, Any]) -> PerGpu:
     split = stages_of(read)
     assert split is not None
     sizes = [parameters_of(read.parts, stage) for stage in split]
-    dense = max(size.on_rank(read.shape.tensor) for size in sizes)
-    routed = max(size.routed for size in sizes) // (read.shape.expert * read.shape.expert_tensor)
+    dense = max(size.on_rank(read.parallel.tensor) for size in sizes)
+    routed = max(size.routed for size in sizes) // (read.parallel.expert * read.parallel.expert_tensor)
     each = bytes_per_parameter(read)
     fixed = each.weight + each.gradient
     total = dense * (fixed + each.optimizer / each.shared_by)
