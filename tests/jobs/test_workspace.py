@@ -146,6 +146,6 @@ def test_without_slurm(local_project: Project) -> None:
     words = [*_WORDS, "cluster=local", "container=/x.sqsh"]
     done = piped("echo $PWD; exit 9\n", SLIPWAY, "launch", *words)
     assert (done.returncode, done.stdout) == (9, f"{here}\n"), done.stderr
-    assert "container=/x.sqsh is not used" in done.stderr
+    assert "container='/x.sqsh': not used" in done.stderr
     shown, code = typed("tty; exit 8\n", SLIPWAY, "launch", *words)
     assert code == 8 and "/dev/pts/" in shown
