@@ -22,9 +22,8 @@ from launcher.errors import UserError, did_you_mean, explain_os_error
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered, render
 from launcher.runs import provenance
-from launcher.runs.manifest import read_manifest
+from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
-from launcher.runs.reading import read_stored_text
 from launcher.runs.trust import why_untrusted
 from launcher.stages.planning import by_stage, plan_launch, run_directory
 from launcher.stages.workspace import STAGE as WORKSPACE

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from supervisor import exit_rules, log_rules  # noqa: E402
+from supervisor import failure_rules  # noqa: E402
 from supervisor.rules import Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
@@ -40,11 +40,11 @@ last MiB of the job's log. A log can name no node but the job's own: of a line t
 or the node of the rank that it names.
 """
 _PARTS = (
-    ("How it ended", exit_rules.FIRST),
-    ("A broken machine", log_rules.HARDWARE),
-    ("A limit", exit_rules.LIMITS),
-    ("Its tasks", log_rules.TASKS),
-    ("Nothing else tells", exit_rules.LAST),
+    ("How it ended", failure_rules.FIRST),
+    ("A broken machine", failure_rules.HARDWARE),
+    ("A limit", failure_rules.LIMITS),
+    ("Its tasks", failure_rules.TASKS),
+    ("Nothing else tells", failure_rules.LAST),
 )
 
 

@@ -119,8 +119,8 @@ class LeaveJob(NamedTuple):
 Effect = Union[SubmitNext, ExcludeNodes, EndChain, LeaveJob]
 
 
-class Step(NamedTuple):
-    """A transition: the state that it leads to, the failures so far, and what is to be done."""
+class Transition(NamedTuple):
+    """A transition of a link: the phase that it leads to, the failures so far, and its effects."""
 
     phase: Phase
     failures: int
@@ -128,10 +128,12 @@ class Step(NamedTuple):
     ending: Optional[Ending] = None
 
 
-def look_back(settings: ChainSettings, link: int, before: Optional[Before], has_successor: bool) -> Step:
+def look_back(
+    settings: ChainSettings, link: int, before: Optional[Before], has_successor: bool
+) -> Transition:
     """Decide what a link does when it begins; `before` is ``None`` for the first link."""
     if before is None:
-        return Step(Phase.RUNS, 0, _submission(settings, link, has_successor))
+        return Transition(Phase.RUNS, 0, _submission(settings, link, has_successor))
     ending = before.ending
     is_failure = ending.is_failure and before.state != "PREEMPTED"
     failures = 0 if before.got_on else before.failures + before.links - (not is_failure)
@@ -142,16 +144,16 @@ def look_back(settings: ChainSettings, link: int, before: Optional[Before], has_
     if ending.is_final:
         why = f"job {before.job}: {ending.why}"
         leave = LeaveJob("the chain has ended with " + why, ending.verdict == "done")
-        return Step(Phase.OVER, failures, (EndChain(why), leave), ending)
+        return Transition(Phase.OVER, failures, (EndChain(why), leave), ending)
     exclusion: Tuple[Effect, ...] = ()
     if before.is_judged_now and ending.nodes:
         exclusion = (ExcludeNodes(ending.nodes, ending.why, before.job),)
-    return Step(Phase.RUNS, failures, exclusion + _submission(settings, link, has_successor), ending)
+    return Transition(Phase.RUNS, failures, exclusion + _submission(settings, link, has_successor), ending)
 
 
 def after_end(
     settings: ChainSettings, link: int, ending: Ending, failures: int, got_on: bool, has_successor: bool
-) -> Step:
+) -> Transition:
     """Decide what follows when the tasks of a link have ended.
 
     Parameters
@@ -164,9 +166,9 @@ def after_end(
     failures = 0 if got_on else failures + ending.is_failure
     ending = limited(settings, ending, failures, got_on)
     if ending.is_final:
-        return Step(Phase.OVER, failures, (EndChain(ending.why),), ending)
+        return Transition(Phase.OVER, failures, (EndChain(ending.why),), ending)
     exclusion: Tuple[Effect, ...] = (ExcludeNodes(ending.nodes, ending.why),) if ending.nodes else ()
-    return Step(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
+    return Transition(Phase.PASSED, failures, exclusion + _submission(settings, link, has_successor), ending)
 
 
 def limited(settings: ChainSettings, ending: Ending, failures: int, got_on: bool) -> Ending:

@@ -7,16 +7,16 @@ Slipway that did not judge.
 import re
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from supervisor import exit_rules, log_rules
+from supervisor import failure_rules
 from supervisor.evidence import named_in
 from supervisor.rules import Rule
 
 RULES: Tuple[Rule, ...] = (
-    *exit_rules.FIRST,
-    *log_rules.HARDWARE,
-    *exit_rules.LIMITS,
-    *log_rules.TASKS,
-    *exit_rules.LAST,
+    *failure_rules.FIRST,
+    *failure_rules.HARDWARE,
+    *failure_rules.LIMITS,
+    *failure_rules.TASKS,
+    *failure_rules.LAST,
 )
 _BY_NAME: Mapping[str, Rule] = {rule.name: rule for rule in RULES}
 _PATTERNS = [re.compile(rule.pattern) for rule in RULES]

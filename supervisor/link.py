@@ -14,7 +14,7 @@ from supervisor.chain import Before, Effect, Ending
 from supervisor.excluded import ExcludedNode, append_excluded, read_excluded
 from supervisor.files import plain
 from supervisor.job import Job, Leave
-from supervisor.marks import ChainEnd, Life
+from supervisor.marks import ChainEnd, JobAttempt
 from supervisor.settings import SLURM
 from supervisor.slurm import JobRecord, Slurm, submitted_id
 from supervisor.slurm_states import state_at_end
@@ -44,7 +44,7 @@ class Link:
         self._next_job: Optional[str] = None
         self._restarts = int(job.life.rpartition(".")[2])
         # The last life of the link before, and what was found of its end, where it left no word of it.
-        self._judged_before: Tuple[Optional[Life], Dict[str, Any]] = (None, {})
+        self._judged_before: Tuple[Optional[JobAttempt], Dict[str, Any]] = (None, {})
 
     # --- what the supervisor calls ---
 
@@ -125,8 +125,8 @@ class Link:
         directory, tags = self._job.directory, (self._settings.tag,)
         jobs: Dict[int, Optional[str]] = {1: marks.job_of(directory)}
         jobs.update(marks.later_jobs(directory, tags))
-        lives: Dict[int, Life] = {}
-        for one in marks.read_lives(directory, tags=tags):
+        lives: Dict[int, JobAttempt] = {}
+        for one in marks.read_attempts(directory, tags=tags):
             # Not one of a script that was submitted by hand; of a job that was requeued the last.
             if one.link < self._job.link and jobs.get(one.link) in (None, one.job_id):
                 lives[one.link] = one
@@ -151,7 +151,7 @@ class Link:
         got_on = checkpoints.is_newer(self._before, began_with)
         return Before(job_id, ending, is_judged_now, state, failures, last - marked + bool(marked), got_on)
 
-    def _judge_before(self, job_id: str, life: Optional[Life], state: str) -> Ending:
+    def _judge_before(self, job_id: str, life: Optional[JobAttempt], state: str) -> Ending:
         hosts = life.nodes.split(",") if life and life.nodes else []
         facts = self._facts(
             job_id,

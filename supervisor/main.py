@@ -183,7 +183,7 @@ def _claim(job: Job) -> None:
         end = marks.chain_end(job.directory)
         said = f": {plain(f'{end.by} ended the chain: {end.why}')[:_SAID]}" if end else ""
         # What waits for the success of this job waits for that of the run.
-        done = any(life.verdict == "done" for life in marks.read_lives(job.directory))
+        done = any(life.verdict == "done" for life in marks.read_attempts(job.directory))
         raise Leave(_LEAVES.format(path + said), code=0 if done else 1)
 
 

@@ -58,7 +58,7 @@ _LATER_CLAIM = rf"{JOB}\.([2-9]|[1-9][0-9]{{1,5}})"
 _EMPTY_CLAIM = rf"{_LATER_CLAIM}\.([0-9]{{1,12}})"
 
 
-class Life(NamedTuple):
+class JobAttempt(NamedTuple):
     """One life of a job, from its start to its end; times in Unix seconds; ``None`` is not known.
 
     Attributes
@@ -141,7 +141,9 @@ class Life(NamedTuple):
         return not tags or self.tag is None or self.tag in tags
 
 
-def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collection[str] = ()) -> List[Life]:
+def read_attempts(
+    launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collection[str] = ()
+) -> List[JobAttempt]:
     """Read the lives of a launch's job in the order in which they began.
 
     Parameters
@@ -164,11 +166,11 @@ def read_lives(launch_dir: AnyPath, job_id: Optional[str] = None, tags: Collecti
     )
 
 
-def _in_order(lives: Iterable[Life]) -> List[Life]:
+def _in_order(lives: Iterable[JobAttempt]) -> List[JobAttempt]:
     """Sort by when they began; but a job's own by their numbers, because the clocks of hosts differ."""
     numbered = sorted(lives, key=lambda life: life.number)
     newest: Dict[str, float] = {}
-    begun: Dict[Life, float] = {}
+    begun: Dict[JobAttempt, float] = {}
     for life in numbered:
         moment = life.started or life.ended or 0.0
         begun[life] = newest[life.job_id] = max(moment, newest.get(life.job_id, 0.0))
@@ -202,13 +204,13 @@ def leave(
     Parameters
     ----------
     life
-        The job's id and the number of its requeues, ``17.0`` or ``17_2.0``: `Life.stem`.
+        The job's id and the number of its requeues, ``17.0`` or ``17_2.0``: `JobAttempt.stem`.
     name
         `STARTED` or `ENDED`.
     tag
         That of the launch.
     fields
-        What `Life` has them for; those that are ``None`` or empty are left out.
+        What `JobAttempt` has them for; those that are ``None`` or empty are left out.
     once
         Write over no mark: return False if there is one.
     sync
@@ -300,7 +302,7 @@ def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str
     """Return the same without the first, which the launcher knows, by the numbers of their links.
 
     A claim that could not be written, as on a full disk, hides none after it: an empty one or its job's own
-    marks stand in. `tags` is as in `read_lives`.
+    marks stand in. `tags` is as in `read_attempts`.
     """
     names = names_in(_path(launch_dir))
     matches = (re.fullmatch(_LATER_CLAIM, name) for name in names)
@@ -313,7 +315,7 @@ def later_jobs(launch_dir: AnyPath, tags: Collection[str] = ()) -> Dict[int, str
     marked = {name.partition(".")[0] for name in names if re.fullmatch(_LIFE_MARK, name)}
     unclaimed = marked - {job_of(launch_dir), *jobs.values()}
     if unclaimed:
-        for life in read_lives(launch_dir, tags=tags):
+        for life in read_attempts(launch_dir, tags=tags):
             if life.job_id in unclaimed and life.link > 1:  # a script that was submitted by hand says 1
                 jobs.setdefault(life.link, life.job_id)
     return dict(sorted(jobs.items()))
@@ -386,11 +388,11 @@ def _read(path: AnyPath) -> Mapping[str, Any]:
         return {}
 
 
-def _life(stem: str, content: Mapping[str, Any]) -> Optional[Life]:
+def _life(stem: str, content: Mapping[str, Any]) -> Optional[JobAttempt]:
     job_id, _, number = stem.rpartition(".")
     if not (is_job_id(job_id) and re.fullmatch(_COUNT, number) and content):
         return None
-    return Life(
+    return JobAttempt(
         job_id=job_id,
         number=int(number),
         started=unix_time(content.get("started")),

@@ -24,8 +24,8 @@ _PATIENCE = 60
 _EVERY = 30.0
 
 
-class Step(NamedTuple):
-    """The tasks' step in the job's log, which has what was written before `start` of others.
+class StepLog(NamedTuple):
+    """The part of the job's log that belongs to the tasks' step.
 
     Attributes
     ----------
@@ -73,16 +73,16 @@ class Step(NamedTuple):
         ]
 
 
-def begin_step(job: Job) -> Step:
+def begin_step(job: Job) -> StepLog:
     """Return the step of the tasks that are about to start."""
     for extension in (".err", ".out"):
         path = job.settings.log + job.id + extension
         try:
             with open_regular(path) as stream:
-                return Step(path, stream.seek(0, 2))
+                return StepLog(path, stream.seek(0, 2))
         except OSError:
             continue
-    return Step(job.settings.log + job.id + ".out", 0)
+    return StepLog(job.settings.log + job.id + ".out", 0)
 
 
 class Patience:
@@ -91,7 +91,7 @@ class Patience:
     It begins anew as long as anything is written: the words may be those of a task's own srun.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: StepLog) -> None:
         self._deadline = 0.0
         self._size = -1
         self._is_over = False

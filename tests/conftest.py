@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _TOGETHER = {
     "tests/chains/": ("tests/chains/",),
     "zoos": tuple(
-        f"tests/tracking/test_{name}_on_slurm.py" for name in ("acting", "arrays", "forgotten", "states")
+        f"tests/jobs/on_slurm/test_{name}_on_slurm.py" for name in ("acting", "arrays", "forgotten", "states")
     ),
 }
 # They take more than a minute each: while the last one ends, the other workers have nothing to do.
@@ -78,7 +78,7 @@ _SLOW = (
     "tests/resilience/",
     "tests/runs/test_settling.py",
     "tests/supervisor/test_every_python.py",
-    "tests/tracking/test_finding.py",
+    "tests/jobs/test_finding.py",
 )
 for name in (*sum(_TOGETHER.values(), ()), *_LONG, *_SLOW):
     assert (REPOSITORY / name).exists(), f"{name}, which tests/conftest.py names, has moved"

@@ -1,4 +1,4 @@
-"""What the verbs that act on jobs share: which jobs they are about, and how they tell what came of it."""
+"""Shared parts of the verbs that act on jobs: their targets, and the messages about the outcomes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from launcher.cli.runs import RUN_HELP, add_base_results_dir, find_all
-from launcher.control.acting import Done, Outcome, exit_code, in_order
-from launcher.control.targets import Target
-from launcher.control.targets import targets as targets_of
 from launcher.errors import UserError
+from launcher.jobs.acting import Effect, Outcome, exit_code, in_order
+from launcher.jobs.lookup import RunRef
+from launcher.jobs.status import LaunchStatus, named_statuses
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import newest_events
 from launcher.monitor.run_status import links_to_json
@@ -30,54 +30,57 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each job")
 
 
-def chosen(args: argparse.Namespace) -> list[Target]:
-    """The jobs that were asked for, in the order in which to act on them.
+def chosen(args: argparse.Namespace) -> list[LaunchStatus]:
+    """Return the jobs that the command line names, in the order in which to act on them.
 
     Raises
     ------
     UserError
         If one of them is not known: then nothing is done to the others either.
     """
-    found = find_all(args.runs, args.base_results_dir)
+    refs = find_all(args.runs, args.base_results_dir)
     if args.launch is not None:
-        if len(found) > 1:
-            raise UserError(f"--launch {args.launch}: of which run? {len(found)} are named")
-        found = [type(one)(one.run_dir, args.launch) for one in found]
-    return in_order(targets_of(found))
+        if len(refs) > 1:
+            raise UserError(f"--launch {args.launch}: of which run? {len(refs)} are named")
+        refs = [RunRef(ref.run_dir, args.launch) for ref in refs]
+    return in_order(named_statuses(refs))
 
 
-def hold_and_tell(
-    args: argparse.Namespace, act: Callable[[Sequence[Target]], list[Outcome]], verb: str
+def act_on_all(
+    args: argparse.Namespace, act: Callable[[Sequence[LaunchStatus]], list[Outcome]], verb: str
 ) -> int:
-    """Hold or release the jobs that were asked for, and tell what came of it; return the exit code."""
+    """Act on the jobs that the command line names, and print the outcomes; return the exit code."""
     outcomes = act(chosen(args))
-    tell_all(args, outcomes, verb)
+    print_outcomes(args, outcomes, verb)
     return finish(args, outcomes)
 
 
-def act_and_tell(
-    args: argparse.Namespace, targets: Sequence[Target], act: Callable[[Target], Outcome], verb: str
+def act_one_by_one(
+    args: argparse.Namespace,
+    targets: Sequence[LaunchStatus],
+    act: Callable[[LaunchStatus], Outcome],
+    verb: str,
 ) -> list[Outcome]:
-    """Act on each job and tell at once what came of it.
+    """Act on each job, and print its outcome at once.
 
     Parameters
     ----------
     verb
-        What is done to a job, as in `was not cancelled`.
+        The participle of the action, as in `was not cancelled`.
     """
     outcomes = []
     for target in targets:
         outcome = act(target)
         outcomes.append(outcome)
         if not args.json:
-            tell(outcome, verb)
+            print_outcome(outcome, verb)
     return outcomes
 
 
-def tell_all(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
-    """Tell what came of acting on jobs at once; `verb` is as in `act_and_tell`."""
+def print_outcomes(args: argparse.Namespace, outcomes: Iterable[Outcome], verb: str) -> None:
+    """Print the outcomes of acting on jobs; `verb` is as in `act_one_by_one`."""
     for outcome in () if args.json else outcomes:
-        tell(outcome, verb)
+        print_outcome(outcome, verb)
 
 
 def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
@@ -87,58 +90,57 @@ def finish(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> int:
     return exit_code(outcomes)
 
 
-def tell(outcome: Outcome, verb: str) -> None:
-    """Print one line: on stderr, if it is not what was asked for."""
-    name, how, words = name_of(outcome.target), how_it_was(outcome.target), outcome.words
-    match outcome.done:
-        case Done.HELD | Done.RELEASED if outcome.target.links and outcome.target.runs:
-            line = (
-                f"{outcome.done.value} job {outcome.target.waiting_id}, the next link of {name}: it is {how}"
-            )
-        case Done.HELD | Done.RELEASED if outcome.target.runs:
-            line = f"{outcome.done.value} the waiting tasks of {name}: it was {how}"
-        case Done.CANCELLED | Done.HELD | Done.RELEASED:
-            line = f"{outcome.done.value} {name}: it was {how}"
-        case Done.SAVING:
+def print_outcome(outcome: Outcome, verb: str) -> None:
+    """Print one line: on stderr, if the request failed."""
+    name, how, message = name_of(outcome.target), describe(outcome.target), outcome.message
+    match outcome.effect:
+        case Effect.HELD | Effect.RELEASED if outcome.target.chain and outcome.target.runs:
+            waiting = outcome.target.waiting_id
+            line = f"{outcome.effect.value} job {waiting}, the next link of {name}: it is {how}"
+        case Effect.HELD | Effect.RELEASED if outcome.target.runs:
+            line = f"{outcome.effect.value} the waiting tasks of {name}: it was {how}"
+        case Effect.CANCELLED | Effect.HELD | Effect.RELEASED:
+            line = f"{outcome.effect.value} {name}: it was {how}"
+        case Effect.SAVING:
             line = f"told {name} to save and leave: it is {how}"
-        case Done.AS_ASKED:
-            line = f"{name}: {words}: {how}"
-        case Done.GIVEN_UP:
-            line = f"gave up {name}: {words}"
-        case Done.LEFT:
-            line = f"left {name} alone: it is {how}" + (f"; {words}" if words else "")
-        case Done.NOT_VALID:
-            return _complain(f"{name} cannot be {verb}: it is {how}", words)
-        case Done.REFUSED:
+        case Effect.AS_ASKED:
+            line = f"{name}: {message}: {how}"
+        case Effect.GIVEN_UP:
+            line = f"gave up {name}: {message}"
+        case Effect.LEFT:
+            line = f"left {name} alone: it is {how}" + (f"; {message}" if message else "")
+        case Effect.NOT_VALID:
+            return _complain(f"{name} cannot be {verb}: it is {how}", message)
+        case Effect.REFUSED:
             return _complain(f"{name} was not {verb}: {_without_name(outcome, verb)}")
-        case Done.UNKNOWN:
-            return _complain(f"{name}: whether it could be {verb} is not known", words)
+        case Effect.UNKNOWN:
+            return _complain(f"{name}: whether it could be {verb} is not known", message)
     return print(line, flush=True)
 
 
-def tell_end(outcome: Outcome) -> None:
-    """Print how a job ended that was waited for."""
+def print_end(outcome: Outcome) -> None:
+    """Print how a job ended, after waiting for it."""
     name = name_of(outcome.target)
     if outcome.end is None:
-        return _complain(f"{name}: whether it has ended is not known", outcome.words)
+        return _complain(f"{name}: whether it has ended is not known", outcome.message)
     after = f" after {outcome.end.elapsed}" if outcome.end.elapsed and outcome.target.runs else ""
     reason = f" ({outcome.end.reason})" if outcome.end.reason else ""
     return print(f"{name} has ended: {outcome.end.state.value}{reason}{after}", flush=True)
 
 
-def name_of(target: Target) -> str:
-    """The job for people."""
-    link = f", link {target.links}" if target.links else ""
+def name_of(target: LaunchStatus) -> str:
+    """Return the job's name for people."""
+    link = f", link {target.chain}" if target.chain else ""
     launch = f" (launch {target.number}{link})" if target.number else ""
     return f"job {target.job_id} of {target.run}{launch}" if target.job_id else f"{target.run}{launch}"
 
 
-def how_it_was(target: Target) -> str:
-    """How the job was when it was looked at: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
-    status = target.tracked.status
+def describe(target: LaunchStatus) -> str:
+    """Describe a job's status: ``RUNNING on n[1-2] for 00:01:30, step 120/300``."""
+    status = target.status
     parts = [target.state.value]
     if status.reason and not target.task:
-        # Of why it waits Slurm's word is enough here, and of the tasks of an array how many.
+        # Slurm's word is enough for why it waits, and the counts for the tasks of an array.
         end = ";" if status.tasks else ":"
         is_short = target.state is State.PENDING or (status.tasks and target.state.is_live)
         parts.append(f"({status.reason.partition(end)[0] if is_short else status.reason})")
@@ -150,36 +152,36 @@ def how_it_was(target: Target) -> str:
     return " ".join(parts) + ("" if step == formatting.UNKNOWN else f", step {step}")
 
 
-def _steps(target: Target) -> tuple[int | None, int | None]:
+def _steps(target: LaunchStatus) -> tuple[int | None, int | None]:
     if target.launch is None or target.state in (State.PENDING, State.NOT_SUBMITTED):
         return None, None
-    restarted = target.tracked.status.has_restarted
+    restarted = target.status.has_restarted
     progress = Progress(newest_events(target.launch, restarted=restarted))
     return progress.step, progress.max_steps
 
 
 def _without_name(outcome: Outcome, verb: str) -> str:
-    """A refusal without what was said of the job already."""
-    return (outcome.words or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
+    """Return the message of a refusal without the job's name."""
+    return (outcome.message or "").removeprefix(f"job {outcome.target.job_id} was not {verb}: ")
 
 
-def _complain(line: str, words: str | None = None) -> None:
-    lines = [*line.splitlines(), *(words or "").splitlines()]
-    print("slipway: " + "\n  ".join(one.strip() for one in lines), file=sys.stderr, flush=True)
+def _complain(line: str, message: str | None = None) -> None:
+    lines = [*line.splitlines(), *(message or "").splitlines()]
+    print("slipway: " + "\n  ".join(line.strip() for line in lines), file=sys.stderr, flush=True)
 
 
 def _to_json(outcome: Outcome) -> dict[str, Any]:
-    target, status, end = outcome.target, outcome.target.tracked.status, outcome.end
+    target, status, end = outcome.target, outcome.target.status, outcome.end
     step, max_steps = _steps(target)
     return {
         "run": target.run,
-        "run_dir": str(target.tracked.run_dir),
+        "run_dir": str(target.run_dir),
         "launch": target.number,
         "job_id": target.job_id,
-        "link": target.links.current if target.links else None,
-        "links": links_to_json(target.links),
-        "done": outcome.done.value,
-        "words": outcome.words,
+        "link": target.chain.current if target.chain else None,
+        "links": links_to_json(target.chain),
+        "done": outcome.effect.value,
+        "words": outcome.message,
         "state": target.state.value,
         "reason": status.reason,
         "node_list": status.nodes,
@@ -190,6 +192,6 @@ def _to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def told_any(outcomes: Iterable[Outcome], done: Done) -> bool:
-    """Whether something came of acting on some job."""
-    return any(outcome.done is done for outcome in outcomes)
+def has_effect(outcomes: Iterable[Outcome], effect: Effect) -> bool:
+    """Return True if acting on some job had an effect."""
+    return any(outcome.effect is effect for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""`slipway cancel`: end the jobs of runs, at once or with a checkpoint."""
+"""`slipway cancel`: cancel the jobs of runs, at once or with a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import argparse
 import sys
 
 from launcher.cli.acting import (
-    act_and_tell,
+    act_one_by_one,
     add_targets,
     chosen,
+    describe,
     finish,
-    how_it_was,
+    has_effect,
     name_of,
-    tell_all,
-    tell_end,
-    told_any,
+    print_end,
+    print_outcomes,
 )
-from launcher.control.acting import Done, Outcome, wait_for_ends
-from launcher.control.cancelling import cancel
-from launcher.control.targets import Target
 from launcher.errors import UserError
 from launcher.exit_codes import WATCHING_ENDED
+from launcher.jobs.acting import Effect, Outcome, wait_for_ends
+from launcher.jobs.cancelling import cancel
+from launcher.jobs.status import LaunchStatus
 
 _DESCRIPTION = """\
 End the running and pending jobs of runs; pending ones first, so that none of them starts in between. To
@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "cancel",
-        help="end the jobs of runs",
+        help="cancel the jobs of runs",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,26 +69,26 @@ def run(args: argparse.Namespace) -> int:
     if args.interactive and not sys.stdin.isatty():
         raise UserError("--interactive: stdin is not a terminal")
     if args.interactive:
-        outcomes = act_and_tell(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
+        outcomes = act_one_by_one(args, chosen(args), lambda target: _ask_first(target, args), "cancelled")
     else:
         outcomes = cancel(chosen(args), args.save)
-        tell_all(args, outcomes, "cancelled")
+        print_outcomes(args, outcomes, "cancelled")
     if args.wait:
         outcomes = _wait(outcomes, args.json)
-    elif told_any(outcomes, Done.SAVING) and not args.json:
+    elif has_effect(outcomes, Effect.SAVING) and not args.json:
         _hint("to watch it save: slipway logs -f RUN; launching it again resumes it")
     return finish(args, outcomes)
 
 
-def _ask_first(target: Target, args: argparse.Namespace) -> Outcome:
+def _ask_first(target: LaunchStatus, args: argparse.Namespace) -> Outcome:
     if target.may_live and not _agrees(target):
-        return Outcome(target, Done.LEFT)
+        return Outcome(target, Effect.LEFT)
     (outcome,) = cancel([target], args.save)
     return outcome
 
 
-def _agrees(target: Target) -> bool:
-    print(f"cancel {name_of(target)}, {how_it_was(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
+def _agrees(target: LaunchStatus) -> bool:
+    print(f"cancel {name_of(target)}, {describe(target)}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
     try:
         answer = sys.stdin.readline()
@@ -102,13 +102,13 @@ def _wait(outcomes: list[Outcome], quiet: bool) -> list[Outcome]:
     ended = {}
     try:
         for outcome in wait_for_ends(outcomes):
-            ended[outcome.target.tracked.run_dir, outcome.target.number, outcome.target.task] = outcome
+            ended[outcome.target.run_dir, outcome.target.number, outcome.target.task] = outcome
             if not quiet:
-                tell_end(outcome)
+                print_end(outcome)
     except KeyboardInterrupt:
         _hint("stopped waiting; the jobs still end")
         raise SystemExit(WATCHING_ENDED) from None
-    return [ended.get((o.target.tracked.run_dir, o.target.number, o.target.task), o) for o in outcomes]
+    return [ended.get((o.target.run_dir, o.target.number, o.target.task), o) for o in outcomes]
 
 
 def _hint(text: str) -> None:

@@ -10,7 +10,7 @@ from launcher.cli.logs import follow_to_end
 from launcher.cli.requests import add_launch_options
 from launcher.config.overrides import hydra_value
 from launcher.errors import UserError, file_mode
-from launcher.tracking.launches import open_launch
+from launcher.jobs.launches import open_launch
 
 _EPILOG = """\
 examples:

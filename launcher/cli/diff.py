@@ -15,9 +15,8 @@ from launcher.cli.requests import add_tree_options
 from launcher.config.stored import config_text, stored_text
 from launcher.drafting import Draft, Request, drafts
 from launcher.errors import UserError, explain_os_error, one_line
-from launcher.runs.manifest import Manifest, read_manifest
+from launcher.runs.manifest import Manifest, read_manifest, read_yaml
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
-from launcher.runs.reading import read_yaml
 from launcher.ui.tables import print_styled
 from supervisor.files import read_text
 

@@ -14,7 +14,7 @@ from launcher.cli.requests import add_examining_verb, request_of
 from launcher.errors import UserError, one_line
 
 if TYPE_CHECKING:
-    from launcher.doctor.gpu_check import Report
+    from launcher.doctor.gpu_check import GpuReport
 
 _DESCRIPTION = """\
 Check what the GPUs of a machine compute, by small trainings with engine=megatron: versions, GPU against CPU,
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.ok else _FAILED
 
 
-def content(report: Report) -> dict[str, Any]:
+def content(report: GpuReport) -> dict[str, Any]:
     """Return the report for programs."""
     return {
         "ok": report.ok,
@@ -107,7 +107,7 @@ def content(report: Report) -> dict[str, Any]:
     }
 
 
-def table(report: Report) -> Iterator[str]:
+def table(report: GpuReport) -> Iterator[str]:
     """Yield the table's lines: a check, its state, and below a failed one its remedy."""
     from launcher.doctor.gpu_check import STATES, beside_estimate
 
@@ -121,7 +121,7 @@ def table(report: Report) -> Iterator[str]:
     yield f"all that they wrote: {report.directory}"
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: GpuReport) -> str:
     if not report.finished:
         return "FAILED: the checks were ended before the last of them: see what they said above"
     if report.failed:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN
+from launcher.jobs.launches import open_launch
 from launcher.monitor.history import AttemptRow, LaunchRow, history
 from launcher.slurm.states import State
 from launcher.ui import formatting
@@ -19,7 +20,7 @@ from launcher.ui.formatting import moment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.failures import Reading
+    from launcher.jobs.diagnosis import Diagnosis
 
 _DESCRIPTION = """\
 List the launches of a run, each with the reason for its end and the overrides that differ from those of the
@@ -83,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_provenance(run_dir: Path, number: int, *, as_json: bool) -> int:
     from launcher.monitor.provenance_report import provenance, provenance_rows
-    from launcher.tracking.launches import open_launch
     from launcher.ui.tables import print_pairs
 
     launch = open_launch(run_dir, number)
@@ -204,7 +204,7 @@ def _launch_notes(row: LaunchRow) -> list[str]:
     return [*damaged, *_reasons(row.status.state.value, reason, row.reading), *differs, *row.changes.lines()]
 
 
-def _reasons(state: str, reason: str | None, reading: Reading | None) -> list[str]:
+def _reasons(state: str, reason: str | None, reading: Diagnosis | None) -> list[str]:
     if reading is None:
         return [reason] if reason else []
     first, *more = reading.lines()

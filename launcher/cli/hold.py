@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from launcher.cli.acting import add_targets, hold_and_tell
-from launcher.control.holding import hold, release
+from launcher.cli.acting import act_on_all, add_targets
+from launcher.jobs.acting import hold, release
 
 _EXIT_CODES = """
 exit code:
@@ -34,6 +34,21 @@ examples:
   slipway release 4711                  only this job
 """
 
+_RELEASE = """\
+Let the jobs of runs start that `slipway hold` kept from starting. A job that is not held just waits on; a job
+that an administrator holds only an administrator can release.
+
+examples:
+  slipway release gpt3_126m             all held launches of the run
+  slipway release 4711                  only this job
+
+exit code:
+  0  released
+  1  the scheduler refused
+  2  there is no such run, or nothing of it waits
+  3  the state of some job is not known, or the scheduler did not answer
+  4  jobs were released, and the output could not be written: stderr names them"""
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add both verbs."""
@@ -53,9 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_hold(args: argparse.Namespace) -> int:
     """Hold the jobs; return the exit code."""
-    return hold_and_tell(args, hold, "held")
+    return act_on_all(args, hold, "held")
 
 
 def run_release(args: argparse.Namespace) -> int:
     """Release the jobs; return the exit code."""
-    return hold_and_tell(args, release, "released")
+    return act_on_all(args, release, "released")

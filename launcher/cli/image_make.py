@@ -329,7 +329,7 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
         If there is no queue for it, or the scheduler refuses.
     """
     # Imported late: most images are made on this machine.
-    from launcher.cli.launch import tell_all
+    from launcher.cli.launch import print_outcomes
     from launcher.cli.requests import print_drafts, request_of
     from launcher.drafting import draft
     from launcher.launching import launch
@@ -343,7 +343,7 @@ def _submit(args: argparse.Namespace, words: Sequence[str], target: Path, overri
         print_drafts([job], [job.rendered.script], "bash")
         return 0
     launched = launch(job, request)
-    tell_all([launched], as_json=args.json)
+    print_outcomes([launched], as_json=args.json)
     if not args.json:
         print(f"  then       container={one_line(str(target))}")
     return 0

@@ -12,9 +12,9 @@ from typing import Any
 
 from launcher.cli.runs import add_base_results_dir
 from launcher.errors import UserError, one_line
+from launcher.jobs.locator import RunLocator
 from launcher.runs.index import Entry
 from launcher.runs.paths import short
-from launcher.tracking.known import Known
 from launcher.ui.formatting import moment, text
 from launcher.ui.tables import print_listing
 
@@ -124,7 +124,7 @@ class Listed:
 
 def list_runs(base_results_dir: Path, *, everywhere: bool, as_json: bool) -> int:
     """Print the runs, the newest first; return the exit code."""
-    known = Known(base_results_dir)
+    known = RunLocator(base_results_dir)
     entries = known.launches(None if everywhere else [base_results_dir])
     listed = _by_run(known.originals(entries) if everywhere else entries)
     if as_json:

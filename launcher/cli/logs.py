@@ -12,6 +12,8 @@ from pathlib import Path
 from launcher.cli.runs import add_run, selected_run
 from launcher.errors import UserError, one_line
 from launcher.exit_codes import DONE, WATCHING_ENDED, WENT_WRONG
+from launcher.jobs.launches import Launch, open_launch
+from launcher.jobs.status import poll
 from launcher.monitor.follow import follow_and_tell
 from launcher.monitor.logs import (
     LogReader,
@@ -32,8 +34,6 @@ from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import declared_tasks
 from launcher.slurm.hostlists import compress_tasks
-from launcher.tracking.launches import Launch, open_launch
-from launcher.tracking.polling import ask
 from launcher.ui.terminal import LogWriter
 
 _FOLLOW = """\
@@ -292,7 +292,7 @@ def _rank_log(launch: Launch, rank: int) -> LogSelection:
 def _print(launch: Launch, selection: LogSelection, lines: int | None) -> int:
     path = selection.logs[-1]
     if not path.is_file():
-        status = of_part(ask([launch])[0], selection.task, selection.link)
+        status = of_part(poll([launch])[0].status, selection.task, selection.link)
         _tell(f"no log yet, job {_job(launch, selection, status)} is {_words(status)}: {short(path)}")
         return WENT_WRONG
     read_all(_write_earlier(selection, lines), _write)

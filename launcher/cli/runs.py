@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, one_line
+from launcher.jobs.lookup import RunRef, find_run
 from launcher.runs.paths import short
 from launcher.sweeps.record import points_of, read_records
-from launcher.tracking.finding import Found, find
 
 RUN_HELP = "a run's name, a path in it, or the id of one of its jobs"
 RUNS_HELP = f"{RUN_HELP}; a sweep stands for all of its points"
@@ -41,13 +41,13 @@ def add_base_results_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def selected_run(args: argparse.Namespace) -> Found:
+def selected_run(args: argparse.Namespace) -> RunRef:
     """Return the run that the arguments name; `launch` is the requested number, or that of the job."""
     run = find_one(args.run_name, args.base_results_dir)
     return run if args.launch is None else replace(run, launch=args.launch)
 
 
-def find_all(words: Sequence[str], base_results_dir: Path) -> list[Found]:
+def find_all(words: Sequence[str], base_results_dir: Path) -> list[RunRef]:
     """Return the runs that the words name, in their order, and print notes about ambiguous words.
 
     A sweep, or the id of its job array, stands for all of its points.
@@ -58,7 +58,7 @@ def find_all(words: Sequence[str], base_results_dir: Path) -> list[Found]:
     return runs
 
 
-def find_one(word: str, base_results_dir: Path) -> Found:
+def find_one(word: str, base_results_dir: Path) -> RunRef:
     """Return the one run that a word names.
 
     Raises
@@ -77,16 +77,16 @@ def find_one(word: str, base_results_dir: Path) -> Found:
     return runs[0]
 
 
-def _named(word: str, base_results_dir: Path) -> list[Found]:
+def _named(word: str, base_results_dir: Path) -> list[RunRef]:
     """Return the runs that one word names."""
     points = _points(word, base_results_dir)
     if points:
         return points
-    run = find(word, base_results_dir)
-    return _array(run) or [run] if run.job == word else [run]
+    ref = find_run(word, base_results_dir)
+    return _array(ref) or [ref] if ref.job == word else [ref]
 
 
-def _array(point: Found) -> list[Found]:
+def _array(point: RunRef) -> list[RunRef]:
     """Return all points of the array that a point belongs to, each with the launch that was its task."""
     sweep_dir, own = point.run_dir.parent, (point.run_dir.name, point.launch)
     for record in read_records(sweep_dir):
@@ -96,9 +96,9 @@ def _array(point: Found) -> list[Found]:
     return []
 
 
-def _points(word: str, base_results_dir: Path) -> list[Found]:
+def _points(word: str, base_results_dir: Path) -> list[RunRef]:
     """Return the points of the sweep that a word names, by its path or below the base directory."""
     for directory in (Path(word), base_results_dir / word):
         if word and (points := points_of(directory)):
-            return [Found(run_dir) for run_dir in points]
+            return [RunRef(run_dir) for run_dir in points]
     return []

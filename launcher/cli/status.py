@@ -1,4 +1,4 @@
-"""`slipway status`: how runs are, once or watched."""
+"""`slipway status`: show the state of runs, once or continuously."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from pathlib import Path
 from launcher.cli.runs import RUNS_HELP, add_base_results_dir, find_all
 from launcher.errors import one_line
 from launcher.exit_codes import DONE, NOT_KNOWN, WATCHING_ENDED
-from launcher.monitor.run_status import RunStatus, as_table, collect_status, gone
+from launcher.jobs.lookup import RunRef, runs_in
+from launcher.monitor.run_status import StatusRow, as_table, collect_status, gone
 from launcher.runs.paths import short
 from launcher.slurm.states import State, worst_exit_code
 from launcher.sweeps.record import sweeps_in
-from launcher.tracking.finding import Found, runs_in
 from launcher.ui.tables import print_table
 
 _INTERVAL, _LEAST_INTERVAL = 5.0, 2.0  # seconds; a controller serves thousands of users
 
 _DESCRIPTION = """\
-Tell how runs are: what the scheduler says of the launches of each that wait or run, or else of its newest,
-and how far its trainer came. However many runs there are, the scheduler is asked once.
+Show the state of runs: the scheduler's state of the waiting and running launches of each, or else of its
+newest, and the progress of its trainer. However many runs there are, the scheduler is asked once.
 
 examples:
-  slipway status                      the runs in results/, those launched last coming first
+  slipway status                      the runs in results/, the last launched first
   slipway status gpt3_126m            one run, by its name or its directory
   slipway status 4711                 one launch, by the id of its job
   slipway status --watch              all of them, until everything has ended
   slipway status --json | jq '.[] | select(.state == "FAILED") | .run'
   slipway status a b --watch >/dev/null && echo both completed
 
-A state that cannot be told is UNKNOWN. In a pipe --watch prints each change in a line, as JSON with --json.
+A state that is not known is UNKNOWN. In a pipe --watch prints a line per change, as JSON with --json.
 
 exit code:
-  0    the state of every run could be told; with --exit-code or --watch: and all completed
+  0    the state of every run is known; with --exit-code or --watch: and all completed
   2    there is no such run
   3    the state of some run is UNKNOWN
 with --exit-code, and at the end of --watch, the worst of all runs, in this order:
-  1    a run ended otherwise than it should have
+  1    a run failed, or ended before its end
   3    the state of some run is UNKNOWN
   75   a training was interrupted: launching it again continues
   4    a run waits or goes on
@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SECONDS",
         help=f"how often --watch asks (default: {_INTERVAL:g}, at least {_LEAST_INTERVAL:g})",
     )
-    parser.add_argument("--exit-code", action="store_true", help="exit with what stands for the states")
+    parser.add_argument("--exit-code", action="store_true", help="exit with the code of the worst state")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     parser.set_defaults(run=run)
 
@@ -83,26 +83,26 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, once or again and again."""
+    """Print the table, once or continuously."""
     look = partial(_look, find_all(args.runs, args.base_results_dir), args.base_results_dir)
     if args.watch:
         return _watch(args, look)
-    seen = look()
+    rows = look()
     if args.json:
-        print(json.dumps([item.to_json() for item in seen], indent=2))
-    elif seen:
-        print_table(*as_table(seen), [item.status.state for item in seen])
+        print(json.dumps([row.to_json() for row in rows], indent=2))
+    elif rows:
+        print_table(*as_table(rows), [row.status.state for row in rows])
     else:
-        _tell_none(args.base_results_dir)
+        _print_no_runs(args.base_results_dir)
     if not args.runs:
-        _tell_sweeps(args.base_results_dir)
-    states = [item.status.state for item in seen]
+        _print_sweeps(args.base_results_dir)
+    states = [row.status.state for row in rows]
     if args.exit_code:
         return worst_exit_code(states)
     return NOT_KNOWN if State.UNKNOWN in states else DONE
 
 
-def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
+def _look(wanted: Sequence[RunRef], base: Path) -> Sequence[StatusRow]:
     """Look at what was asked for; by default at all runs that there are by now."""
     if not wanted:
         return collect_status(runs_in(base))
@@ -117,12 +117,12 @@ def _look(wanted: Sequence[Found], base: Path) -> Sequence[RunStatus]:
     return [*seen, *(gone(run_dir) for run_dir in run_dirs if run_dir not in there)]
 
 
-def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
+def _watch(args: argparse.Namespace, look: partial[Sequence[StatusRow]]) -> int:
     from launcher.monitor.watching import StatusPoller, watch
 
     poller = StatusPoller(look, args.interval)
     if not poller.snapshot().rows:
-        _tell_none(args.base_results_dir)
+        _print_no_runs(args.base_results_dir)
         return DONE
     try:
         last = watch(poller, args.interval, lines_of_json=args.json)
@@ -132,14 +132,14 @@ def _watch(args: argparse.Namespace, look: partial[Sequence[RunStatus]]) -> int:
     return worst_exit_code(last.states)
 
 
-def _tell_sweeps(base: Path) -> None:
+def _print_sweeps(base: Path) -> None:
     """Name the sweeps: a hundred points would hide all other runs."""
     for directory, count in sweeps_in(base):
         where = one_line(shlex.quote(short(directory)))
         print(f"slipway: a sweep of {count} points: slipway sweep --results {where}", file=sys.stderr)
 
 
-def _tell_none(base: Path) -> None:
+def _print_no_runs(base: Path) -> None:
     if sweeps_in(base):
         return
     print(f"no run was launched in {base} yet", file=sys.stderr)

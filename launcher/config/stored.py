@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.config.overrides import without_interpolation
 from launcher.config.schema import RunConfig, parse
 from launcher.errors import UserError, one_line
-from launcher.runs.reading import parse_yaml
+from launcher.runs.manifest import parse_yaml
 from launcher.secrecy import hidden, is_secret_name
 
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")

@@ -24,8 +24,8 @@ from launcher.errors import UserError
 from launcher.estimates.overview import overview
 from launcher.images.tools import ending_cleanly
 from launcher.plan import Plan
-from launcher.runs.files import copy_package
 from launcher.runs.paths import CODE, TASK_PACKAGES
+from launcher.runs.write import copy_package
 from launcher.slurm.commands import WITHOUT_SLURM
 from launcher.stages import common
 
@@ -46,7 +46,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class GpuReport:
     """A machine's table; `estimate` is that of `slipway check` for the measured configuration.
 
     Without `finished` the checks ended before the last of them, by a time limit for example.
@@ -69,7 +69,7 @@ class Report:
         return [row.check for row in self.rows if row.state == "failed"]
 
 
-def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) -> Report:
+def check_gpus(draft: Draft, directory: Path, only: str | None, minutes: int) -> GpuReport:
     """Run the checks for a draft, on this machine or on a node of its cluster, and wait for them.
 
     Parameters
@@ -132,7 +132,7 @@ def batch_overrides(config: Mapping[str, Any] | None) -> list[str]:
     return overrides
 
 
-def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
+def read_report(result: Path, estimate: Mapping[str, Any]) -> GpuReport:
     """Read the table that the trainer's side wrote.
 
     Raises
@@ -143,7 +143,7 @@ def read_report(result: Path, estimate: Mapping[str, Any]) -> Report:
     try:
         content = json.loads(result.read_text(encoding="utf-8"))
         rows = tuple(CheckResult(**row) for row in content["rows"])
-        return Report(content["machine"], rows, estimate, result.parent, content.get("finished") is True)
+        return GpuReport(content["machine"], rows, estimate, result.parent, content.get("finished") is True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{result}: no table of the checks: {error}") from error
 

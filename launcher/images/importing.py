@@ -39,8 +39,8 @@ from launcher.images.store import (
     stored,
 )
 from launcher.images.tools import ending_cleanly
-from launcher.runs.files import umask
 from launcher.runs.trust import user_name
+from launcher.runs.write import umask
 from supervisor.files import sync_directory
 
 # In the hidden names of an image that is being written, and of one that was replaced.

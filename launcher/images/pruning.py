@@ -14,10 +14,10 @@ from launcher.images.importing import PARTIAL_PREFIX, REPLACED_PREFIX
 from launcher.images.references import SQUASHFS_SUFFIXES
 from launcher.images.scratch import is_locked, locked
 from launcher.images.store import Stored, sidecar_path, stored
+from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.locator import RunLocator
+from launcher.jobs.status import poll
 from launcher.slurm.states import State
-from launcher.tracking.known import Known
-from launcher.tracking.launches import Launch, adopt, read_launch
-from launcher.tracking.polling import ask
 
 _DAY_SECONDS = 86400
 _UNITS = {"m": 60, "h": 3600, "d": _DAY_SECONDS, "w": 7 * _DAY_SECONDS}
@@ -56,7 +56,7 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
     pairs = list(_launches_in(directory.resolve(), base_results_dir))
     launches = adopt([launch for launch, _ in pairs])
     jobs = [launch for launch in launches if not launch.is_without_job]
-    states = {launch.paths.directory: status.state for launch, status in zip(jobs, ask(jobs), strict=True)}
+    states = {launch.paths.directory: status.state for launch, status in zip(jobs, poll(jobs), strict=True)}
     uses: dict[Path, list[ImageUse]] = defaultdict(list)
     for launch, (_, image) in zip(launches, pairs, strict=True):
         state = states.get(launch.paths.directory)
@@ -68,7 +68,7 @@ def images_in_use(base_results_dir: Path, directory: Path) -> dict[Path, list[Im
 
 
 def _launches_in(directory: Path, base_results_dir: Path) -> Iterator[tuple[Launch, Path]]:
-    known = Known(base_results_dir)
+    known = RunLocator(base_results_dir)
     entries = known.originals(known.launches())
     if known.index.trouble:
         raise UserError(f"the known runs cannot be listed: {known.index.trouble}")

@@ -35,9 +35,8 @@ from launcher.config.image import RecipeComposition, RecipeConfig, compose_recip
 from launcher.errors import UserError, check_directory, did_you_mean, nearest, nearest_files, one_line, shown
 from launcher.images.references import Kind, Reference, absolute_path
 from launcher.rendering.quoting import RawShell, one_per_line, quote
-from launcher.runs.checkouts import checkout_of
 from launcher.runs.paths import TASK_PACKAGES
-from launcher.runs.provenance import user
+from launcher.runs.provenance import checkout_of, user
 
 __all__ = ["Recipe", "build_labels", "read_recipe", "recipe_names"]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UserError
+from launcher.jobs.launches import Launch, by_scheduler, read_launch, scheduler_of
 from launcher.launching.submission import keep_one
 from launcher.launching.writing import record_job
 from launcher.runs import provenance
 from launcher.runs.manifest import Manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers, short
-from launcher.tracking.launches import Launch, by_scheduler, read_launch, scheduler_of
 from supervisor.marks import GIVEN_UP, claim, job_of
 
 _logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import shortened
+from launcher.jobs.launches import Launch
 from launcher.runs.paths import LaunchPaths, short
-from launcher.tracking.launches import Launch
 from supervisor.checkpoints import LAST, MARKER, TRACKER, UNFINISHED, step_of
 from supervisor.files import open_regular, read_json, read_text, unix_time, whole
 

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
+from launcher.jobs.launches import Launch, adopt, open_launch, read_launch
+from launcher.jobs.status import LaunchStatus, current_statuses, poll
 from launcher.monitor.checkpoints import SavedCheckpoint, find_saved
 from launcher.monitor.curves import Curves
 from launcher.monitor.log_errors import LogErrors, find_errors
 from launcher.monitor.logs import began, job_logs, modified, rank_failures
 from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events
+from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
-from launcher.runs.reading import read_yaml
 from launcher.schedulers.base import JobStatus
-from launcher.tracking.current import Tracked, look
-from launcher.tracking.launches import Launch, adopt, open_launch, read_launch
-from launcher.tracking.polling import ask
 from supervisor.files import open_regular, read_text, whole
 
 
@@ -130,11 +129,11 @@ def gather(run_dir: Path, number: int | None = None) -> RunEvidence:
     return RunEvidence(launch, read(launch, status))
 
 
-def _tracked(run_dir: Path, number: int | None) -> Tracked:
-    if number is None and (launches := look([run_dir])):
+def _tracked(run_dir: Path, number: int | None) -> LaunchStatus:
+    if number is None and (launches := current_statuses([run_dir])):
         return launches[0]
     launch = open_launch(run_dir, number)
-    return Tracked(run_dir, launch, ask([launch])[0])
+    return poll([launch])[0]
 
 
 def _read_training(launch: Launch, status: JobStatus) -> Evidence:

@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from launcher.errors import one_line
 from launcher.exit_codes import WATCHING_ENDED
+from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import End, Event, HeldOut, Start, Train, Validation
 from launcher.monitor.logs import last_lines, newest_log, rank_failures
 from launcher.monitor.polling import JobPoller
@@ -20,7 +21,6 @@ from launcher.monitor.readers import open_reader
 from launcher.runs.paths import short
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch, open_launch
 from launcher.ui import formatting
 
 _FAILURE_LINES = 20

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.failures import Reading, read_life
+from launcher.jobs.diagnosis import Diagnosis, diagnose
+from launcher.jobs.launches import Launch, adopt, read_launch
+from launcher.jobs.status import LaunchStatus, poll
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints
 from launcher.monitor.events import Event, HeldOut, Start
 from launcher.monitor.logs import FAILURES, link_log
@@ -23,10 +25,8 @@ from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.schedulers.job_status import exit_reason
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch, adopt, read_launch
-from launcher.tracking.polling import ask
 from launcher.ui import formatting
-from supervisor.marks import Life
+from supervisor.marks import JobAttempt
 
 # Slurm's word for a job that was put back into the queue; a job does not stay in this state.
 REQUEUED = "REQUEUED"
@@ -56,12 +56,12 @@ class AttemptRow:
     Times are in Unix seconds. `reading` is the diagnosis of its end, with a remedy.
     """
 
-    life: Life
+    life: JobAttempt
     state: str
     reason: str | None
     steps: Steps
     link: int | None = None
-    reading: Reading | None = None
+    reading: Diagnosis | None = None
     damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
@@ -104,7 +104,7 @@ class LaunchRow:
     lives: Sequence[AttemptRow] = ()
     started: float | None = None
     changes: Changes = field(default_factory=Changes)
-    reading: Reading | None = None
+    reading: Diagnosis | None = None
     damaged: Sequence[DamagedCheckpoint] = ()
 
     @property
@@ -162,12 +162,14 @@ def history(run_dir: Path) -> list[LaunchRow]:
         except UserError as error:
             broken[number] = LaunchRow(number, None, JobStatus(State.UNKNOWN, error.message))
     launches = adopt(read)
-    rows = {row.number: row for row in map(_row, launches, ask(launches), [None, *launches])}
+    rows = {row.number: row for row in map(_row, poll(launches), [None, *launches])}
     return [(broken | rows)[number] for number in sorted(broken | rows)]
 
 
-def _row(launch: Launch, status: JobStatus, before: Launch | None) -> LaunchRow:
-    lives = launch.lives
+def _row(item: LaunchStatus, before: Launch | None) -> LaunchRow:
+    launch, status = item.launch, item.status
+    assert launch is not None
+    lives = launch.attempts
     several = len(lives) > 1 or launch.is_chain
     whole = _Stretch()
     # Tasks of an array run at once, and their events cannot be told apart.
@@ -215,7 +217,7 @@ class _Stretch:
         return Steps(self._first, self._progress.step, self._progress.loss)
 
 
-def _stretches(lives: Sequence[Life]) -> list[_Stretch]:
+def _stretches(lives: Sequence[JobAttempt]) -> list[_Stretch]:
     """Return the stretch of each attempt, until the next one began."""
     begins = _life_begins(lives)
     return [_Stretch(begin, end) for begin, end in itertools.pairwise([*begins, None])]
@@ -233,7 +235,7 @@ def _divide(events: Iterable[Event], whole: _Stretch, parts: Sequence[_Stretch])
 
 
 def _lives(
-    launch: Launch, lives: Sequence[Life], status: JobStatus, stretches: Sequence[_Stretch]
+    launch: Launch, lives: Sequence[JobAttempt], status: JobStatus, stretches: Sequence[_Stretch]
 ) -> list[AttemptRow]:
     last = {life.job_id: life for life in lives}
     rows = []
@@ -247,13 +249,13 @@ def _lives(
     return rows
 
 
-def _reading(launch: Launch, life: Life, status: JobStatus) -> Reading | None:
+def _reading(launch: Launch, life: JobAttempt, status: JobStatus) -> Diagnosis | None:
     """Return the diagnosis of a link's end; ``None`` if its state says enough."""
     if status.state.is_live or status.state.is_good:
         return None
     logs = [link_log(launch, life.job_id, extension) for extension in ("out", "err")]
     is_known = status.state.is_final
-    return read_life(
+    return diagnose(
         life,
         logs,
         launch.paths.results / FAILURES,
@@ -264,7 +266,7 @@ def _reading(launch: Launch, life: Life, status: JobStatus) -> Reading | None:
     )
 
 
-def _end_of(life: Life, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
+def _end_of(life: JobAttempt, status: JobStatus, *, is_last: bool) -> tuple[str, str | None]:
     if not is_last:
         return REQUEUED, "no mark of its end" if life.exit_code is None else exit_reason(life.exit_code)
     if life.task is None:
@@ -276,13 +278,13 @@ def _end_of(life: Life, status: JobStatus, *, is_last: bool) -> tuple[str, str |
     return (state or (State.FAILED if life.exit_code else State.COMPLETED)).value, reason
 
 
-def _life_begins(lives: Sequence[Life]) -> list[float | None]:
+def _life_begins(lives: Sequence[JobAttempt]) -> list[float | None]:
     """Return the time from which each attempt's events are; marks have whole seconds."""
     befores = [None, *lives]
     return [_begins(before, life) for before, life in zip(befores, lives, strict=False)]
 
 
-def _begins(before: Life | None, life: Life) -> float | None:
+def _begins(before: JobAttempt | None, life: JobAttempt) -> float | None:
     if before is None or before.ended is None or life.started is None:
         return life.started
     return max(life.started, before.ended + 1)

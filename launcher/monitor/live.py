@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.errors import one_line
+from launcher.jobs.launches import Launch
 from launcher.monitor.events import Event, Train
 from launcher.monitor.progress import Progress
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch
 from launcher.ui import formatting
 from launcher.ui.tables import colour
 from launcher.ui.terminal import open_console

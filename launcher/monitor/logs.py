@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import one_line
+from launcher.jobs.launches import Launch
 from launcher.monitor.polling import JobPoller
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch
 from supervisor.files import open_regular, read_json, unix_time, whole
 
 FAILURES = "failures"
@@ -114,7 +114,7 @@ def began(launch: Launch) -> float:
 
     Errors before it are no longer current.
     """
-    lives = launch.lives
+    lives = launch.attempts
     return (lives[-1].started or 0.0) if len(lives) > 1 else 0.0
 
 

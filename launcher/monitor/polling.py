@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from launcher.jobs.launches import Launch
+from launcher.jobs.status import poll
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch
-from launcher.tracking.polling import ask
 
 T = TypeVar("T")
 
@@ -27,13 +27,13 @@ class Poller(Generic[T]):
         Returns the seconds to wait after an answer; ``None`` to stop asking.
     """
 
-    def __init__(self, ask: Callable[[], T], pause: Callable[[T], float | None]) -> None:
-        self._ask = ask
+    def __init__(self, poll: Callable[[], T], pause: Callable[[T], float | None]) -> None:
+        self._ask = poll
         self._pause = pause
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
-        self._newest = ask()
+        self._newest = poll()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -119,7 +119,7 @@ class JobPoller:
         self._seen = time.monotonic()
 
     def _ask(self) -> JobStatus:
-        status = ask([self._launch])[0]
+        status = poll([self._launch])[0].status
         if status.state is State.UNKNOWN:
             self._failures += 1
         else:

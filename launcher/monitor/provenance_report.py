@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import shown
+from launcher.jobs.launches import Launch
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import short
 from launcher.secrecy import recorded, redacted
-from launcher.tracking.launches import Launch
 from launcher.ui import formatting
 from launcher.ui.formatting import moment
 from supervisor.files import open_regular, read_json, whole

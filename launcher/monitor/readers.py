@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from launcher.jobs.launches import Launch
 from launcher.monitor.events import Event, EventReader, newest, read_head_and_tail
 from launcher.monitor.logs import job_logs, newest_log
 from launcher.monitor.nemo import NemoReader, read_nemo_end, tokens_per_step
-from launcher.tracking.launches import Launch
 
 
 class Reader(Protocol):

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import one_line
+from launcher.jobs.launches import Launch
+from launcher.jobs.status import LaunchStatus, current_statuses
 from launcher.monitor.checkpoints import DamagedCheckpoint, damaged_checkpoints, summary
 from launcher.monitor.events import Event
 from launcher.monitor.progress import Progress
@@ -22,12 +24,10 @@ from launcher.runs.provenance import user
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
 from launcher.slurm.times import parse_time_limit
-from launcher.tracking.current import Tracked, look
-from launcher.tracking.launches import Launch
 from launcher.ui import formatting
 from launcher.ui.formatting import since
 from launcher.ui.tables import REASON
-from supervisor.marks import Life, cancelled_at, chain_end
+from supervisor.marks import JobAttempt, cancelled_at, chain_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     job_id = status.chain.job_id if status.chain else launch.manifest.job_id
     if job_id is None:
         return Transitions(submitted=created)
-    lives = [life for life in launch.lives if job_id in (life.job_id, life.job_id.partition("_")[0])]
+    lives = [life for life in launch.attempts if job_id in (life.job_id, life.job_id.partition("_")[0])]
     newest = list({life.job_id: life for life in lives}.values())  # of each task, or of the one job
     if status.state is State.PENDING:
         # The job may have been requeued, or the previous link has just ended.
-        return Transitions(created, last=_latest([created, *(life.ended for life in launch.lives)]))
+        return Transitions(created, last=_latest([created, *(life.ended for life in launch.attempts)]))
     started, ended = _started(newest, status), None
     if status.state.is_final:
         ended = _ended(launch, job_id, newest, status, started)
@@ -73,7 +73,7 @@ def transitions_of(launch: Launch, status: JobStatus) -> Transitions:
     return Transitions(created, started, last=None if status.state is State.UNKNOWN else started)
 
 
-def _started(lives: Sequence[Life], status: JobStatus) -> float | None:
+def _started(lives: Sequence[JobAttempt], status: JobStatus) -> float | None:
     starts = [life.started for life in lives if life.started is not None]
     # An attempt that is over is not the running one.
     if starts and (status.state.is_final or not all(life.is_over for life in lives)):
@@ -83,7 +83,7 @@ def _started(lives: Sequence[Life], status: JobStatus) -> float | None:
 
 
 def _ended(
-    launch: Launch, job_id: str, lives: Sequence[Life], status: JobStatus, started: float | None
+    launch: Launch, job_id: str, lives: Sequence[JobAttempt], status: JobStatus, started: float | None
 ) -> float | None:
     """Return the end on record: the job's own, its cancellation, start plus elapsed time, or Slurm's end."""
     if lives and all(life.ended is not None for life in lives):
@@ -151,24 +151,12 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class RunStatus:
-    """A launch with its status from the scheduler and its progress from the trainer.
+class StatusRow(LaunchStatus):
+    """The status of a launch, with the progress of its trainer."""
 
-    `launch` is ``None`` if it could not be read; the status then has the reason. `unanswered` is the
-    scheduler's error if it did not answer.
-    """
-
-    run_dir: Path
-    launch: Launch | None
-    status: JobStatus
-    progress: Progress
-    unanswered: str | None = None
+    progress: Progress = field(default_factory=Progress)
     transitions: Transitions = field(default_factory=Transitions)
     damaged: Sequence[DamagedCheckpoint] = ()
-
-    @property
-    def run(self) -> str:
-        return self.launch.manifest.run if self.launch else self.run_dir.name
 
     @property
     def eta(self) -> float | None:
@@ -235,11 +223,7 @@ class RunStatus:
             "run_dir": str(self.run_dir),
             "launch": self.launch.paths.number if self.launch else None,
             "stage": manifest.stage if manifest else None,
-            "job_id": self.status.chain.job_id
-            if self.status.chain
-            else manifest.job_id
-            if manifest
-            else None,
+            "job_id": self.job_id,
             "state": self.status.state.value,
             "reason": self.status.reason,
             "why": self.status.why,
@@ -277,7 +261,7 @@ def finite(number: float | None) -> float | str | None:
     return number if number is None or math.isfinite(number) else str(number)
 
 
-def as_table(rows: Sequence[RunStatus]) -> tuple[Sequence[str], list[list[str]]]:
+def as_table(rows: Sequence[StatusRow]) -> tuple[Sequence[str], list[list[str]]]:
     """Return the columns and their values; the column of links only if some row is a chain."""
     names = [name for name in COLUMNS if name != LINK or any(row.status.chain for row in rows)]
     cells = [dict(zip(COLUMNS, row.cells(), strict=True)) for row in rows]
@@ -301,19 +285,19 @@ def links_to_json(links: ChainJobs | None) -> list[dict[str, Any]]:
     ]
 
 
-def gone(run_dir: Path) -> RunStatus:
+def gone(run_dir: Path) -> StatusRow:
     """Return the status of a requested run without a launch: it must not look as if it had completed."""
-    return RunStatus(run_dir, None, _GONE, Progress())
+    return StatusRow(run_dir, None, _GONE)
 
 
 def collect_status(
     run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
-) -> list[RunStatus]:
-    """Look at runs, in their order; the parameters are those of `launcher.tracking.current.look`."""
-    return [_with_progress(item) for item in look(run_dirs, only)]
+) -> list[StatusRow]:
+    """Look at runs, in their order; the parameters are those of `launcher.jobs.status.current_statuses`."""
+    return [_with_progress(item) for item in current_statuses(run_dirs, only)]
 
 
-def _with_progress(item: Tracked) -> RunStatus:
+def _with_progress(item: LaunchStatus) -> StatusRow:
     events: list[Event] = []
     transitions = Transitions()
     damaged: Sequence[DamagedCheckpoint] = ()
@@ -323,4 +307,12 @@ def _with_progress(item: Tracked) -> RunStatus:
         with contextlib.suppress(OSError):  # another user's run that may not be read
             events = newest_events(item.launch, restarted=item.status.has_restarted)
     progress = Progress(events)
-    return RunStatus(item.run_dir, item.launch, item.status, progress, item.unanswered, transitions, damaged)
+    return StatusRow(
+        item.run_dir,
+        item.launch,
+        item.status,
+        item.unanswered,
+        progress=progress,
+        transitions=transitions,
+        damaged=damaged,
+    )

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
+from launcher.jobs.launches import Launch, open_launches
+from launcher.jobs.status import poll
 from launcher.monitor.curves import Curves
 from launcher.monitor.events import Start
 from launcher.monitor.readers import all_events
 from launcher.monitor.run_status import finite
-from launcher.tracking.launches import Launch, open_launches
-from launcher.tracking.polling import ask
 from launcher.ui import formatting
 
 
@@ -116,7 +116,7 @@ def summarize(run_dir: Path) -> tuple[RunSummary, Curves]:
 
 def _summary(launches: Sequence[Launch], curves: Curves) -> RunSummary:
     manifest = launches[-1].manifest
-    status = ask(launches[-1:])[0]
+    status = poll(launches[-1:])[0].status
     first, last, validations = curves.point(0), curves.point(-1), curves.validations
     start, entropy = curves.start, curves.entropy
     held_out = validations[-1][1] if validations else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from launcher.errors import one_line
 from launcher.monitor.polling import Poller, backoff
-from launcher.monitor.run_status import RunStatus, as_table
+from launcher.monitor.run_status import StatusRow, as_table
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
 from launcher.ui import formatting
@@ -44,7 +44,7 @@ class Snapshot:
     `is_over` is True if there is nothing more to wait for.
     """
 
-    rows: Sequence[RunStatus]
+    rows: Sequence[StatusRow]
     silent: float | None
     why: str | None
     is_over: bool
@@ -68,7 +68,7 @@ class StatusPoller:
 
     def __init__(
         self,
-        collect: Callable[[], Sequence[RunStatus]],
+        collect: Callable[[], Sequence[StatusRow]],
         interval: float,
         patience: float = PATIENCE,
         blind_patience: float = BLIND_PATIENCE,
@@ -79,7 +79,7 @@ class StatusPoller:
         self._failures = 0
         # The times of the last answer, and of the last answer about a live job.
         self._answered = self._seen_live = time.monotonic()
-        self._last: dict[Path, RunStatus] = {}
+        self._last: dict[Path, StatusRow] = {}
         self._poller = Poller(self._ask, lambda _: backoff(self._interval, self._failures))
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class StatusPoller:
         given_up = age > self._blind_patience or (not is_silent and now - self._seen_live > self._patience)
         return Snapshot(rows, age if is_silent else None, why, not has_unfinished or given_up)
 
-    def _ask(self) -> Sequence[RunStatus]:
+    def _ask(self) -> Sequence[StatusRow]:
         rows = self._collect()
         now = time.monotonic()
         if any(row.unanswered for row in rows):
@@ -117,7 +117,7 @@ class StatusPoller:
             self._seen_live = now
         return rows
 
-    def _as_known(self, row: RunStatus, is_old: bool) -> RunStatus:
+    def _as_known(self, row: StatusRow, is_old: bool) -> StatusRow:
         last = self._last.get(_directory(row))
         is_unanswered = row.unanswered is not None or is_old
         if row.status.state.is_final or not is_unanswered or last is None:
@@ -129,7 +129,7 @@ class StatusPoller:
         return replace(row, status=known)
 
 
-def _directory(row: RunStatus) -> Path:
+def _directory(row: StatusRow) -> Path:
     return row.launch.paths.directory if row.launch else row.run_dir
 
 
@@ -145,7 +145,7 @@ def watch(poller: StatusPoller, interval: float, *, lines_of_json: bool = False)
     return watch_on_screen(poller, interval) if sys.stdout.isatty() else watch_in_lines(poller, as_line)
 
 
-def watch_in_lines(poller: StatusPoller, write: Callable[[RunStatus], str]) -> Snapshot:
+def watch_in_lines(poller: StatusPoller, write: Callable[[StatusRow], str]) -> Snapshot:
     """Print a line for each launch, and again whenever its state, its reason or its nodes change."""
     printed: dict[str, tuple[object, ...]] = {}
     with poller:
@@ -161,7 +161,7 @@ def watch_in_lines(poller: StatusPoller, write: Callable[[RunStatus], str]) -> S
             time.sleep(_REDRAW_SECONDS)
 
 
-def as_line(row: RunStatus) -> str:
+def as_line(row: StatusRow) -> str:
     """Return a change as a line for people."""
     status, progress = row.status, row.progress
     link = f" (link {status.chain})" if status.chain else ""
@@ -182,7 +182,7 @@ def as_line(row: RunStatus) -> str:
     return one_line("  ".join(part for part in parts if part))
 
 
-def as_json(row: RunStatus) -> str:
+def as_json(row: StatusRow) -> str:
     """Return a change as a line of JSON."""
     return json.dumps(row.to_json())
 
@@ -239,15 +239,15 @@ def _heading(snapshot: Snapshot) -> Text:
     return head
 
 
-def _most_important(rows: Sequence[RunStatus], room: int) -> list[RunStatus]:
+def _most_important(rows: Sequence[StatusRow], room: int) -> list[StatusRow]:
     indices = sorted(range(len(rows)), key=lambda index: rows[index].status.state.is_final)[: max(room, 1)]
     return [rows[index] for index in sorted(indices)]
 
 
-def _launch(row: RunStatus) -> int | None:
+def _launch(row: StatusRow) -> int | None:
     return row.launch.paths.number if row.launch else None
 
 
-def _shown(row: RunStatus) -> tuple[object, ...]:
+def _shown(row: StatusRow) -> tuple[object, ...]:
     status = row.status
     return status.state, status.reason, status.nodes, status.restarts, str(status.chain)

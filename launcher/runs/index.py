@@ -1,27 +1,76 @@
-"""What this user has seen of runs: a cache for quick look-ups, made again from manifests at any time.
+"""The runs that this user has seen: a cache for quick look-ups, rebuilt from manifests at any time.
 
-It knows directories in which runs were (trees), and launches by their tags. It is never the truth: whoever
-finds something in it looks at the manifest. So nothing that happens to it is an error: it may be deleted,
-broken, of another version, or on a full disk.
+It knows directories with runs (trees), and launches by their tags. It is never the truth: each result is
+compared with the manifest. Nothing that happens to the cache is an error: it may be deleted, broken, of
+another version, or on a full disk. It lies on this machine's own disk, in a directory that nobody else can
+write: ``$SLIPWAY_CACHE_DIR``, else ``/var/tmp/slipway-<uid>``. The home is often on the network, where a
+database's locks are slow or do not work.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import UserError
-from launcher.runs.cache_dir import NotTrusted, cache_directory
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LAUNCHES, MANIFEST
 from launcher.runs.trust import usable_slurm_conf
 
 if TYPE_CHECKING:
     import sqlite3
+
+CACHE_VARIABLE = "SLIPWAY_CACHE_DIR"
+_SHARED = Path("/var/tmp")
+
+
+class NotTrusted(Exception):
+    """The cache's directory belongs to somebody else, or is open to others; the message says what to do."""
+
+
+def cache_directory() -> Path:
+    """Return the directory of the cache; create it if it is missing.
+
+    Raises
+    ------
+    NotTrusted
+        If others can write it: they may have put anything there.
+    OSError
+        If it cannot be created.
+    """
+    path = os.environ.get(CACHE_VARIABLE)
+    if path:
+        # The user's own choice, so links in it are followed.
+        directory = Path(path).expanduser().absolute()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = directory.resolve()
+    else:
+        directory = _SHARED / f"slipway-{os.geteuid()}"
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+    _require_private(directory)
+    return directory
+
+
+def _require_private(directory: Path) -> None:
+    """Raise `NotTrusted` unless the directory is private; follow no link, which others may have made."""
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotTrusted(_untrusted(directory, "is not a directory"))
+    if status.st_uid != os.geteuid():
+        raise NotTrusted(_untrusted(directory, "belongs to somebody else"))
+    if status.st_mode & 0o022:
+        raise NotTrusted(_untrusted(directory, "can be written by others"))
+
+
+def _untrusted(directory: Path, why: str) -> str:
+    return f"{directory} {why}, so runs are not remembered there: {CACHE_VARIABLE} names another directory"
+
 
 T = TypeVar("T")
 
@@ -43,9 +92,9 @@ CREATE INDEX IF NOT EXISTS by_run ON launches (run);
 CREATE INDEX IF NOT EXISTS by_dir ON launches (run_dir);
 """
 
-_PATIENCE = 5.0  # seconds that another process may keep it locked
-# SQLite's codes of a file that is none of ours: an error in the statement (another schema), a type that does
-# not fit, a broken file, no database.
+_LOCK_SECONDS = 5.0  # for which another process may keep it locked
+# SQLite's codes of an unusable file: an error in the statement (another schema), a wrong type, a broken file,
+# no database.
 _BROKEN = (1, 20, 11, 26)
 _BUSY = 5
 _AT_ONCE = 500  # rows in one question; SQLite takes at least 999 parameters
@@ -53,9 +102,9 @@ _AT_ONCE = 500  # rows in one question; SQLite takes at least 999 parameters
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A launch as it was last seen; `job_id` is that of the job or the array, of a point ``17_2``.
+    """A launch as it was last seen; `job_id` is that of the job or the array, or ``17_2`` for a point.
 
-    `slurm_conf` was trusted then, and is looked at again before it is used: `usable_slurm_conf`.
+    `slurm_conf` was trusted then, and is checked again before it is used: `usable_slurm_conf`.
     """
 
     tag: str
@@ -70,12 +119,12 @@ class Entry:
 
     @property
     def usable_slurm_conf(self) -> str | None:
-        """The configuration of its Slurm; ``None``, the site's, where it is not to be trusted."""
+        """Return the configuration of its Slurm; ``None``, the site's, if it is not trusted."""
         return usable_slurm_conf(self.run_dir / LAUNCHES / str(self.number) / MANIFEST, self.slurm_conf)
 
     @property
     def is_there(self) -> bool:
-        """Whether the launch still lies where it was seen."""
+        """Return True if the launch is still where it was seen."""
         try:
             return read_manifest(self.run_dir / LAUNCHES / str(self.number)).tag == self.tag
         except UserError:
@@ -83,12 +132,12 @@ class Entry:
 
 
 def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None) -> Entry:
-    """What is remembered of a launch, where it lies now.
+    """Return the entry of a launch at its present place.
 
     Parameters
     ----------
     job_id
-        The job that it became, also where the manifest does not know it.
+        The job that it became, also if the manifest does not know it.
     """
     return Entry(
         tag=manifest.tag,
@@ -104,55 +153,55 @@ def entry_of(run_dir: Path, number: int, manifest: Manifest, job_id: str | None)
 
 
 class Index:
-    """The cache of this user. No method raises: what cannot be read is empty, what cannot be written is lost.
+    """The cache of this user. No method raises: unreadable data are empty, unwritable data are lost.
 
     Attributes
     ----------
     trouble
-        Why it is done without, where the user should know.
+        Why the cache is not used, if the user should know.
     """
 
     def __init__(self) -> None:
         self.trouble: str | None = None
-        # Waited for once, not at each question.
+        # A lock is waited for once, and not by each question.
         self._is_locked = False
 
     def trees(self) -> list[Path]:
-        """The directories in which runs were seen, in no order."""
+        """Return the directories in which runs were seen, in no order."""
         return [_path(row[0]) for row in self._ask("SELECT path FROM trees ORDER BY path")]
 
     def entries(self) -> list[Entry]:
-        """All launches, the oldest first."""
+        """Return all launches, the oldest first."""
         return self._entries("TRUE ORDER BY created, tag")
 
     def with_job(self, job_id: str) -> list[Entry]:
-        """The launches that had a job of this id, or that are points of an array of this id.
+        """Return the launches that had a job of this id, or that are points of an array of this id.
 
-        Also those of other jobs, where ids were used again.
+        Ids are reused: the launches may be of different jobs.
         """
-        # Of bytes that begin with the id and "_" the next are those that begin with the id and "`".
+        # The bytes after all that begin with the id and "_" begin with the id and "`".
         condition = "job_id = ? OR (job_id > ? AND job_id < ?) ORDER BY created"
         return self._entries(condition, (job_id, f"{job_id}_", f"{job_id}`"))
 
     def with_name(self, run: str) -> list[Entry]:
-        """The launches of all runs of a name."""
+        """Return the launches of all runs of a name."""
         return self._entries("run = ? ORDER BY created", (run,))
 
     def with_tags(self, tags: Sequence[str]) -> dict[str, Entry]:
-        """The launches of these tags, by tag."""
-        found: list[Entry] = []
+        """Return the launches of these tags, by tag."""
+        entries: list[Entry] = []
         for start in range(0, len(tags), _AT_ONCE):
             some = tags[start : start + _AT_ONCE]
-            found += self._entries(f"tag IN ({', '.join('?' * len(some))})", some)
-        return {entry.tag: entry for entry in found}
+            entries += self._entries(f"tag IN ({', '.join('?' * len(some))})", some)
+        return {entry.tag: entry for entry in entries}
 
     def silent_since(self, moment: float) -> dict[str, float]:
-        """The clusters, by their configurations, that did not answer since a moment, each with when."""
+        """Return when clusters did not answer, by their configurations, since a moment."""
         question = f"SELECT slurm_conf, since FROM silent WHERE since > {float(moment)!r}"
         return {os.fsdecode(row[0]): float(row[1]) for row in self._ask(question)}
 
     def note_silence(self, slurm_conf: str, moment: float | None) -> None:
-        """Remember that a cluster did not answer at a moment; with ``None`` that it did."""
+        """Remember when a cluster did not answer; ``None`` means that it did."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM silent WHERE slurm_conf = ?", (_blob(slurm_conf),))
@@ -162,9 +211,9 @@ class Index:
         self._do(write, None)
 
     def remember(self, entries: Iterable[Entry], trees: Iterable[Path] = ()) -> None:
-        """Take in launches that were seen just now, and the directories that their runs lie in.
+        """Add launches that were seen just now, and the directories of their runs.
 
-        A launch that is known from another place is a copy, as long as it still is there too.
+        A launch that is known from another place is a copy, while the other one exists.
         """
         seen = {entry.tag: entry for entry in entries}
         known = self.with_tags(list(seen))
@@ -174,7 +223,7 @@ class Index:
             self._do(lambda connection: _write(connection, changed, paths), None)
 
     def forget(self, run_dirs: Iterable[Path] = (), trees: Iterable[Path] = ()) -> None:
-        """Drop what is no longer where it was."""
+        """Drop runs and trees that are gone."""
         runs, gone = [(_blob(path),) for path in run_dirs], [(_blob(path),) for path in trees]
 
         def drop(connection: sqlite3.Connection) -> None:
@@ -194,7 +243,7 @@ class Index:
         return self._do(lambda connection: connection.execute(question, values).fetchall(), nothing)
 
     def _do(self, action: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Act on the file in one transaction; a broken one is removed, and made anew."""
+        """Act on the file in one transaction; replace a broken file."""
         if self.trouble is not None or self._is_locked:
             return otherwise
         try:
@@ -204,7 +253,6 @@ class Index:
             return otherwise
         except OSError:
             return otherwise
-        # Imported late: few verbs need it.
         import sqlite3
 
         for _ in range(2):
@@ -225,8 +273,8 @@ class Index:
 def _in_transaction(path: Path, action: Callable[[sqlite3.Connection], T]) -> T:
     import sqlite3
 
-    with contextlib.closing(sqlite3.connect(os.fspath(path), timeout=_PATIENCE)) as connection:
-        # All that is in it can be had again: no waiting for the disk.
+    with contextlib.closing(sqlite3.connect(os.fspath(path), timeout=_LOCK_SECONDS)) as connection:
+        # The data can be rebuilt: no waiting for the disk.
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(_SCHEMA)
         with connection:
@@ -257,7 +305,7 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 def _blob(value: str | Path | None) -> bytes | None:
-    # A manifest may hold what no text can: the same letters with a question mark are as good a key.
+    # A manifest may hold characters that cannot be encoded: question marks make as good a key.
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The manifest of a launch, ``launcher.json``: what was launched, from what, and as which job."""
+"""The records of a launch: its manifest, ``launcher.json``, and the configuration that it stored."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from launcher.errors import UserError, one_line, shortened
 from launcher.runs.paths import LAUNCHES, MANIFEST, launch_numbers
-from supervisor.files import UnfitFile, is_job_id, read_json, write_atomic
+from supervisor.files import UnfitFile, is_job_id, read_json, read_text, write_atomic
 
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[^/\0]+")
-# As long as the name of a file can be, less what a log's has around it.
+# The longest name of a file, without the prefix and suffix of a log.
 _LONGEST_NAME = 240
 _LONGEST_TEXT = 4096
-_WORDS = ("error", "unanswered")
-# Of what is counted from, or with.
+_MESSAGES = ("error", "unanswered")
+# The ranges of numbers with which the launcher counts.
 _RANGES = {
     "launch": (1, 10**9),
     "nodes": (1, 10**6),
@@ -33,29 +33,27 @@ _RANGES = {
     "launcher_pid": (1, 2**22),
 }
 _LARGEST_NUMBER = 10**9
-_FIRST_YEAR, _LAST_YEAR = 1971, 5000  # a time zone away from these every date can still be told
+_FIRST_YEAR, _LAST_YEAR = 1971, 5000  # in every time zone these are valid dates
 _TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of one launch; the truth about it, beside the run.
+    """The record of one launch: the truth about it, beside the run.
 
-    `job_id` is ``None`` between the writing of the intent and the scheduler's answer; `error` holds the
-    scheduler's words when it refused, and `unanswered` why it is not known whether it took the job.
-    `launcher_pid` is the process on `host` that submits. `packages` are the versions of what composed and
-    rendered; `git_diff` names the file of this launch with what was not committed, and `config_git` tells the
-    same of the checkout of the user's own tree (`directory`, `commit`, `dirty`, `diff`). `image_digest` is
-    what the name of the image states, or the record beside its file; else that of a file is found out by the
-    job. Of a point of a sweep,
-    `sweep` is the sweep's name and `array_task` its number in the job array whose script was given
-    `array_tag`; its `job_id` is that of the task, ``17_2``.
-    `links` is how many jobs its chain has at most, which submit each other where `from_job` is set, and
-    otherwise were submitted with it; `after` is what a stage waits for, such as ``afterok:17``; `excluded`
-    are the nodes that it was to avoid when it was launched (`supervisor.excluded`). `nodes` is the least
-    that it takes where `max_nodes` is set. `data` is the identity of the files that the training reads, as
-    far as the launching machine sees them (`launcher.checks.gathering.data`). `differs` has the keys
-    by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
+    `job_id` is ``None`` until the scheduler answers; `error` holds the scheduler's words when it refused, and
+    `unanswered` why it is not known if it accepted the job. `launcher_pid` is the process on `host` that
+    submits. `packages` are the versions of what composed and rendered; `git_diff` names the file of this
+    launch with the uncommitted changes, and `config_git` describes the checkout of the user's own tree
+    (`directory`, `commit`, `dirty`, `diff`). `image_digest` is that in the image's name, or of the record
+    beside its file; else the job computes that of the file. For a point of a sweep, `sweep` is the sweep's
+    name and `array_task` its number in the job array whose script has `array_tag`; its `job_id` is that of
+    the task, ``17_2``. `links` is the largest number of jobs of its chain, which submit each other if
+    `from_job` is set, and otherwise were submitted with it; `after` is the dependency of a stage, such as
+    ``afterok:17``; `excluded` are the nodes to avoid at the launch (`supervisor.excluded`). `nodes` is the
+    least number of nodes if `max_nodes` is set. `data` is the identity of the files that the training reads,
+    as far as the launching machine sees them (`launcher.checks.gathering.data`). `differs` has the
+    keys by which it is another training than that of an earlier launch of the run: ``{"launch": 1, "changes":
     [{"key": ..., "old": ..., "new": ...}]}``.
     """
 
@@ -102,22 +100,22 @@ class Manifest:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that a script of its job may have: its own, and of a point of a sweep the array's."""
+        """Return the tags that a script of its job may have: its own, and for a point the array's."""
         return (self.tag,) if self.array_tag is None else (self.tag, self.array_tag)
 
     def submitted_as(self, job_id: str) -> Manifest:
-        """The manifest with its job; of a point of a sweep with its task of that array."""
+        """Return the manifest with its job; for a point of a sweep with its task of that array."""
         return replace(self, job_id=self.id_in(job_id), unanswered=None)
 
     def id_in(self, job_id: str) -> str:
-        """What this launch is called where that job, or array, is the one that it became."""
+        """Return the id of this launch in the job, or array, that it became."""
         return job_id if self.array_task is None else f"{job_id}_{self.array_task}"
 
     def refused(self, error: str) -> Manifest:
         return replace(self, error=error, unanswered=None)
 
     def lost(self, why: str) -> Manifest:
-        """Nobody knows whether this launch became a job."""
+        """Return the manifest of a launch of which nobody knows if it became a job."""
         return replace(self, unanswered=why)
 
     def to_json(self) -> str:
@@ -129,12 +127,12 @@ def write_manifest(launch_dir: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(launch_dir: Path) -> Manifest:
-    """Read a launch's manifest; keys that a later version added are passed over.
+    """Read a launch's manifest; ignore keys that a later version added.
 
     Raises
     ------
     UserError
-        If the manifest is missing or is not one.
+        If the manifest is missing or invalid.
     """
     path = launch_dir / MANIFEST
     try:
@@ -154,7 +152,7 @@ def read_manifest(launch_dir: Path) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse what would only break far from here, where it would hide the other runs of a shared tree."""
+    """Raise for values that would fail later, where they would hide the other runs of a shared tree."""
     for item in fields(Manifest):
         name, _, optional = str(item.type).partition(" | ")
         value, kind = getattr(manifest, item.name), _TYPES[name.partition("[")[0]]
@@ -179,8 +177,8 @@ def _is_in_range(field_name: str, value: Any) -> bool:
     least, most = _RANGES.get(field_name, (0, _LARGEST_NUMBER))
     if isinstance(value, int):
         return least <= value <= most
-    # The scheduler's words for a refusal may be long; what else is one text is shown in a table.
-    return not isinstance(value, str) or field_name in _WORDS or len(value) <= _LONGEST_TEXT
+    # The scheduler's message may be long; all other texts are shown in a table.
+    return not isinstance(value, str) or field_name in _MESSAGES or len(value) <= _LONGEST_TEXT
 
 
 def _is_name(name: str) -> bool:
@@ -199,9 +197,51 @@ def _check_created(created: str) -> None:
 
 
 def newest_submitted(run_dir: Path) -> int | None:
-    """The number of a run's newest launch that is known to be a job."""
+    """Return the number of a run's newest launch that is known to be a job."""
     for number in reversed(launch_numbers(run_dir)):
         with contextlib.suppress(UserError):  # a broken launch hides no other
             if read_manifest(run_dir / LAUNCHES / str(number)).job_id is not None:
                 return number
     return None
+
+
+# A YAML parser takes a second for this much.
+_YAML_LIMIT = 1 << 19
+_YAML_DEPTH = 64
+# The escape of a path that is not UTF-8: libyaml does not read it, and the parser in Python is slow.
+_ODD_ESCAPE = re.compile(r"\\uD[89A-F]", re.IGNORECASE)
+_SLOW_YAML_LIMIT = 1 << 17
+
+
+def read_stored_text(path: Path) -> str:
+    """Read the text of a configuration that the launcher wrote, in which a path may not be UTF-8."""
+    return read_text(path, _YAML_LIMIT, "surrogateescape")
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a configuration that the launcher wrote; see `parse_yaml`."""
+    return parse_yaml(read_text(path, _YAML_LIMIT))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML that the launcher wrote, which has no aliases: these can expand without limit.
+
+    Raises
+    ------
+    ValueError
+        If it is no YAML, or has aliases.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if len(text) <= _SLOW_YAML_LIMIT and _ODD_ESCAPE.search(text):
+        loader = yaml.SafeLoader
+    try:
+        depth = 0
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _YAML_DEPTH:
+                raise ValueError("it has aliases, or is nested too deeply")
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error

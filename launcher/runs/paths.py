@@ -1,4 +1,4 @@
-"""Every path and file name of a run in one place.
+"""The paths and file names of a run, all in one place.
 
 A run directory, with the names that users of the NeMo Megatron launcher know (links to the newest launch)::
 
@@ -79,7 +79,7 @@ class LaunchPaths:
 
     @property
     def log_prefix(self) -> str:
-        """Log files are this, the job's id, and ``.out`` or ``.err``."""
+        """Return the name of a log up to the job's id, which ``.out`` or ``.err`` follows."""
         return _log_prefix(self.job_name)
 
     def log_name(self, job_id: str, extension: str = "out") -> str:
@@ -91,12 +91,12 @@ class LaunchPaths:
 
     @property
     def root_config(self) -> Path:
-        """The whole configuration, of which `config` is the part that the job reads."""
+        """Return the whole configuration; the job reads `config`, a part of it."""
         return self.directory / ROOT_CONFIG
 
     @property
     def templates(self) -> Path:
-        """The user's own templates that the launch was rendered with."""
+        """Return the directory of the user's own templates that the launch was rendered with."""
         return self.directory / TEMPLATES
 
     @property
@@ -109,32 +109,32 @@ class LaunchPaths:
 
     @property
     def binding(self) -> Path:
-        """Functions that the task script reads."""
+        """Return the file with functions for the task script."""
         return self.directory / "binding.sh"
 
     @property
     def megatron_lm(self) -> Path:
-        """What finds Megatron-LM's script in the job."""
+        """Return the program that finds Megatron-LM's script in the job."""
         return self.directory / "megatron_lm.py"
 
     @property
     def stage_image(self) -> Path:
-        """What copies the image to a node's own disk."""
+        """Return the script that copies the image to a node's own disk."""
         return self.directory / "stage_image.sh"
 
     @property
     def supervisor(self) -> Path:
-        """The program that keeps the job."""
+        """Return the program that keeps the job."""
         return self.directory / SUPERVISOR
 
     @property
     def supervisor_settings(self) -> Path:
-        """What it is told of this launch."""
+        """Return the supervisor's settings of this launch."""
         return self.directory / supervisor_settings.NAME
 
     @property
     def attach_script(self) -> Path:
-        """What `slipway attach` runs on a node."""
+        """Return the script that `slipway attach` runs on a node."""
         return self.directory / "attach.sh"
 
     @property
@@ -155,7 +155,7 @@ class LaunchPaths:
 
     @property
     def marks(self) -> Path:
-        """What the job tells of itself: `supervisor.marks`."""
+        """Return the directory of the job's marks: `supervisor.marks`."""
         return self.directory / MARKS
 
     @property
@@ -184,7 +184,7 @@ def launch_dir_of(script: Path) -> Path:
 
 
 def log_prefix_beside(script: Path) -> Path:
-    """A log's path up to the job's id, for a scheduler that knows the job by its script alone."""
+    """Return a log's path up to the job's id, for a scheduler that knows the job by its script alone."""
     return script.with_name(_log_prefix(script.name.removesuffix(SCRIPT_SUFFIX)))
 
 
@@ -193,14 +193,14 @@ def _log_prefix(job_name: str) -> str:
 
 
 def short(path: Path) -> str:
-    """A path as the user would type it where they stand."""
+    """Return a path as the user would type it in the working directory."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
 def launch_numbers(run_dir: Path) -> list[int]:
-    """The numbers of the launches of a run, ascending; empty where there is no such run."""
-    # Not looked at before it is read: each look is a question to a file server, and a run may be gone then.
+    """Return the numbers of the launches of a run, ascending; empty if there is no such run."""
+    # No check before reading: each is a question to a file server, and the run may be gone afterwards.
     try:
         names = [entry.name for entry in (run_dir / LAUNCHES).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -214,9 +214,9 @@ def next_launch_number(run_dir: Path) -> int:
 
 
 def find_runs(base_results_dir: Path) -> list[Path]:
-    """The run directories directly below `base_results_dir`, those launched last coming first.
+    """Return the run directories directly below `base_results_dir`, the last launched first.
 
-    What may not be looked into is passed over, as is a run that is removed meanwhile.
+    Unreadable directories are skipped, as is a run that is removed meanwhile.
     """
     try:
         entries = list(base_results_dir.iterdir())
@@ -225,7 +225,7 @@ def find_runs(base_results_dir: Path) -> list[Path]:
     runs: list[tuple[float, Path]] = []
     for entry in entries:
         with contextlib.suppress(OSError):
-            found = (entry / LAUNCHES).stat()
-            if stat.S_ISDIR(found.st_mode):
-                runs.append((found.st_mtime, entry))
+            status = (entry / LAUNCHES).stat()
+            if stat.S_ISDIR(status.st_mode):
+                runs.append((status.st_mtime, entry))
     return [run for _, run in sorted(runs, reverse=True)]

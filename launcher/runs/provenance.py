@@ -1,18 +1,21 @@
-"""Where a launch comes from: who, which machine, which commit and what was not committed, which packages.
-
-A dry run needs the tag alone, so what the others need is imported by them.
-"""
+"""The origin of a launch: user, machine, commit, uncommitted changes, packages."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
+import socket
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import __version__
+from launcher.errors import one_line
+from launcher.secrecy import MASK, known_values, suspect_lines, without_secrets
 
 GIT_DIFF = "git.diff"
 CONFIG_GIT_DIFF = "config_git.diff"
@@ -21,41 +24,39 @@ _PACKAGES = ("hydra-core", "omegaconf", "jinja2", "pydantic", "submitit")
 
 
 def now() -> str:
-    """The time in UTC, to the second, as ISO 8601."""
+    """Return the time in UTC, to the second, as ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def new_tag() -> str:
-    """A name that no other launch has."""
+    """Return a name that no other launch has."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
 def user() -> str:
-    import pwd
-
+    """Return the name of the user."""
     try:
-        # Not getpass: LOGNAME may say anything, and the scheduler goes by the user id.
+        # Not getpass: LOGNAME may be anything, and the scheduler uses the user id.
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a user id without a name, as in some containers
         return str(os.getuid())
 
 
 def host() -> str:
-    import socket
-
+    """Return the name of this machine."""
     return socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a launch was made from.
+    """The origin of a launch.
 
     Attributes
     ----------
     fields
-        The fields of the manifest that tell it.
+        The fields of the manifest about it.
     files
-        Files of the launch, by name: what was not committed.
+        Files of the launch, by name: uncommitted changes.
     """
 
     fields: dict[str, Any]
@@ -63,7 +64,7 @@ class Origin:
 
 
 def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
-    """Find out what a launch is made from. Nothing that cannot be told stops it.
+    """Collect the origin of a launch; leave out what cannot be read.
 
     Parameters
     ----------
@@ -72,10 +73,8 @@ def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
     config_dir
         The user's own tree of configurations.
     image
-        That of the container, as it was asked for.
+        The image of the container, as the configuration names it.
     """
-    from launcher.runs.checkouts import checkout_of
-
     files = {}
     ours = checkout_of(code)
     theirs = checkout_of(config_dir) if config_dir is not None else None
@@ -104,25 +103,163 @@ def gather(code: Path, config_dir: Path | None, image: str | None) -> Origin:
 
 
 def of_image(origin: Origin, image: str | None) -> Origin:
-    """The same origin of a launch that runs in another image."""
+    """Return the origin with another image."""
     return Origin({**origin.fields, "image": image, "image_digest": _digest(image)}, origin.files)
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of what composes, renders and submits; what is not installed is left out."""
+    """Return the versions of the packages that compose, render and submit; leave out missing ones."""
     import platform
     from importlib import metadata
 
-    found = {"python": platform.python_version(), "slipway": __version__}
+    versions = {"python": platform.python_version(), "slipway": __version__}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _digest(image: str | None) -> str | None:
-    """The digest that an image's name states; that of a file is found out by the job."""
-    matched = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
-    return matched[1] if matched else None
+    """Return the digest in an image's name; the job computes that of a file."""
+    match = re.search(r"@(sha256:[0-9a-f]{64})$", image or "")
+    return match[1] if match else None
+
+
+_GIT_SECONDS = 30.0  # the time limit of one git command
+# Larger ones are data that somebody forgot to ignore; the commit alone is recorded.
+_LARGEST_DIFF = 8 << 20
+_MOST_UNTRACKED = 1000
+
+# A diff for `git apply`, whatever the user's settings of git.
+_PLAIN = ["--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"]
+# In programs `name = value` may be anything, and a secret is a quoted string; elsewhere it is a setting.
+_PROGRAMS = (
+    *(".py", ".pyx", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".java", ".kt"),
+    *(".js", ".jsx", ".mjs", ".ts", ".tsx", ".lua", ".rb", ".pl", ".php", ".swift", ".scala", ".jl", ".R"),
+)
+_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), re.compile(r"-----END ")
+# A line of a private key that begins outside the diff.
+_KEY_LINE = re.compile(r"[+ -](?=.*[a-z])(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9+/]{64}")
+_KEY_LENGTH = 65
+_HEADINGS = ("diff --git ", "@@ ", "GIT binary patch")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """The present state of a git checkout.
+
+    Attributes
+    ----------
+    top
+        Its directory.
+    dirty
+        True if tracked files were changed since the commit; ``None`` if git could not tell.
+    diff
+        The changes for `git apply`, after the names of untracked files; ``None`` without changes.
+    """
+
+    top: Path
+    commit: str
+    dirty: bool | None
+    diff: str | None
+
+
+def checkout_of(directory: Path) -> Checkout | None:
+    """Return the checkout that contains `directory`.
+
+    ``None`` outside a checkout, also for an installed package below another project's checkout.
+    """
+    if _git(directory, "ls-files", "--error-unmatch", ".") is None:
+        return None
+    lines = (_git(directory, "rev-parse", "--show-toplevel", "HEAD") or "").splitlines()
+    if len(lines) != 2:
+        return None
+    top, commit = Path(lines[0]), lines[1]
+    status = _git(top, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal")
+    if status is None:
+        return Checkout(top, commit, None, None)
+    entries = [entry for entry in status.split("\0") if entry]
+    untracked = [entry[3:] for entry in entries if entry.startswith("?? ")]
+    dirty = len(untracked) < len(entries)
+    diff = _diff(top, commit, untracked, dirty) if entries else None
+    return Checkout(top, commit, dirty, diff)
+
+
+def _diff(top: Path, commit: str, untracked: list[str], dirty: bool) -> str:
+    lines = [f"# {one_line(str(top))}, as it differed from commit {commit}"]
+    text = _bounded_diff(top) if dirty else ""
+    if text is None:
+        lines.append(f"# the changes are not here: git could not tell them within {_GIT_SECONDS:.0f} s and")
+        lines.append(f"# {_LARGEST_DIFF >> 20} MiB")
+        text = ""
+    shown = _without_secrets(text)
+    if shown != text:
+        lines.append(
+            "# the values of secrets are masked; git does not apply a hunk with one of them as it was"
+        )
+    if untracked:
+        lines.append("# not tracked, and not in here:")
+        lines += [f"#   {one_line(without_secrets(name))}" for name in untracked[:_MOST_UNTRACKED]]
+        more = len(untracked) - _MOST_UNTRACKED
+        lines += [f"#   ... and {more} more"] if more > 0 else []
+    return "\n".join(lines) + "\n" + shown
+
+
+def _bounded_diff(top: Path) -> str | None:
+    command = ["git", "-C", str(top), "diff", "HEAD", *_PLAIN]
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            content = process.stdout.read(_LARGEST_DIFF + 1)
+            if len(content) > _LARGEST_DIFF:
+                process.kill()
+                return None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if process.wait(_GIT_SECONDS) == 0:
+                    # Bytes of any encoding are kept.
+                    return content.decode("utf-8", "surrogateescape")
+            process.kill()
+    except OSError:
+        pass
+    return None
+
+
+def _without_secrets(diff: str) -> str:
+    """Return a diff with secrets masked; each line stays a line."""
+    known = known_values()
+    suspects = suspect_lines(diff, known)
+    found, program, binary, in_key = [], False, False, False
+    for number, line in enumerate(diff.split("\n")):
+        if line.startswith(_HEADINGS):
+            binary, in_key = line == "GIT binary patch", False
+            if line.startswith("diff --git "):
+                program = line.rstrip('"').endswith(_PROGRAMS)
+        if binary:
+            found.append(line)
+        elif in_key or (len(line) == _KEY_LENGTH and _KEY_LINE.fullmatch(line)):
+            in_key = in_key and not _KEY_ENDS.search(line)
+            found.append(line[:1] + MASK)
+        elif number not in suspects:
+            found.append(line)
+        else:
+            begins = _KEY_BEGINS.search(line)
+            in_key = bool(begins) and not _KEY_ENDS.search(line)
+            start = 1 if line[:1] in ("+", "-", " ") else 0
+            found.append(line[:start] + without_secrets(line[start:], literals=program, known=known))
+    return "\n".join(found)
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments],
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,8 +1,8 @@
-"""Whose word counts: which configuration of Slurm that a manifest names may be used.
+"""Trust in the configurations of Slurm that manifests name.
 
-A manifest is the data of whoever wrote it, and Slurm's commands load plugins from the directory that their
-configuration names. One that a manifest names is therefore used only if nobody but the caller, root and
-Slurm's own user could have written the manifest or the configuration, or can exchange either.
+Anybody may have written a manifest, and Slurm's commands load plugins from the directory that their
+configuration names. A manifest's configuration is therefore used only if nobody but the caller, root and
+Slurm's own user could have written the manifest or the configuration, or can replace either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
     """Return the configuration of Slurm that a manifest names, or ``None``, the site's, if it is not trusted.
 
-    That it is not trusted is logged, once for each configuration.
+    An untrusted configuration is logged once.
     """
     if slurm_conf is None or slurm_conf == os.environ.get("SLURM_CONF"):
         return slurm_conf
@@ -42,14 +42,14 @@ def usable_slurm_conf(manifest: Path, slurm_conf: str | None) -> str | None:
     return None
 
 
-# The configurations of which it was said that they are not used: hundreds of runs may name the same.
-_told: set[str] = set()
+# The configurations that were logged: hundreds of runs may name the same.
+_logged: set[str] = set()
 
 
 def _warn(slurm_conf: str, manifest: Path, why: str) -> None:
-    if slurm_conf in _told:
+    if slurm_conf in _logged:
         return
-    _told.add(slurm_conf)
+    _logged.add(slurm_conf)
     logger.warning(
         "%s names the cluster of SLURM_CONF=%s, which is not trusted (%s): this machine's own is asked",
         *map(one_line, (str(manifest), slurm_conf, why)),
@@ -57,10 +57,10 @@ def _warn(slurm_conf: str, manifest: Path, why: str) -> None:
 
 
 def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
-    """Say who else could have written a file, or could exchange it; ``None`` if nobody could.
+    """Return who else could have written or could replace a file; ``None`` if nobody could.
 
-    Every directory and every link on the way to the file is looked at. In a directory with the sticky bit,
-    such as ``/tmp``, others can make files, and not exchange those of somebody else.
+    Every directory and every link on the way to the file is checked. In a directory with the sticky bit, such
+    as ``/tmp``, others can create files, but not replace those of somebody else.
     """
     if not path.is_absolute() or "\0" in str(path):
         return f"{path} is no absolute path"
@@ -71,22 +71,22 @@ def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
             if name == "..":
                 at = os.path.dirname(at)  # noqa: PTH120  # `at` is without links
                 continue
-            here = os.path.join(at, name)  # noqa: PTH118
+            entry = os.path.join(at, name)  # noqa: PTH118
             try:
-                found = os.lstat(here)
+                status = os.lstat(entry)
             except FileNotFoundError:
-                if may_be_missing:  # as that of a Slurm that was taken down
+                if may_be_missing:  # that of a Slurm that was taken down, say
                     return _why_creatable(at)
                 raise
-            if why := _why_open(here, found):
+            if why := _why_open(entry, status):
                 return why
-            if not stat.S_ISLNK(found.st_mode):
-                at = here
+            if not stat.S_ISLNK(status.st_mode):
+                at = entry
                 continue
             links += 1
             if links > _MOST_LINKS:
                 return f"{path} leads through too many links"
-            target = Path(here).readlink()
+            target = Path(entry).readlink()
             at = "/" if target.is_absolute() else at
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     except OSError as error:
@@ -95,19 +95,19 @@ def why_untrusted(path: Path, *, may_be_missing: bool = False) -> str | None:
 
 
 def _why_creatable(directory: str) -> str | None:
-    """Say who else could make what is missing in a directory; ``None`` if nobody could."""
+    """Return who else could create a missing file in a directory; ``None`` if nobody could."""
     mode = os.lstat(directory).st_mode
     return f"everybody may write {directory}" if mode & stat.S_IWOTH else None
 
 
-def _why_open(path: str, found: os.stat_result) -> str | None:
-    if found.st_uid not in _trusted_users():
-        return f"{path} belongs to {user_name(found.st_uid)}"
-    if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+def _why_open(path: str, status: os.stat_result) -> str | None:
+    if status.st_uid not in _trusted_users():
+        return f"{path} belongs to {user_name(status.st_uid)}"
+    if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return None
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return f"everybody may write {path}"
-    if found.st_mode & stat.S_IWGRP and not _is_own_group(path, found.st_gid):
+    if status.st_mode & stat.S_IWGRP and not _is_own_group(path, status.st_gid):
         return f"a group may write {path}"
     return None
 
@@ -132,21 +132,21 @@ def _trusted_users() -> frozenset[int]:
 
 @functools.cache
 def _slurm_users(slurm_conf: str | None) -> frozenset[int]:
-    """Return the user that the caller's Slurm runs as; ``slurm`` where its configuration does not tell."""
+    """Return the user that the caller's Slurm runs as; ``slurm`` if its configuration does not tell."""
     names: list[str] = []
     for path in (slurm_conf, *_SITE_CONFIGURATIONS):
         if path and not names:
             with contextlib.suppress(OSError):
                 names = _SLURM_USER.findall(read_text(Path(path), errors="replace"))
-    found = set()
+    users = set()
     for name in names or ["slurm"]:
         with contextlib.suppress(KeyError):
-            found.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
-    return frozenset(found)
+            users.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
+    return frozenset(users)
 
 
 def user_name(user: int) -> str:
-    """Return the name of a user's number, as far as it has one."""
+    """Return the name of a user's number, if it has one."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

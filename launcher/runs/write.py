@@ -1,4 +1,4 @@
-"""A rendered launch to its directory: complete or not there at all, and never over an older one."""
+"""Write launch directories, links and copies: complete or not there at all, and never over older ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,66 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import explain_os_error, file_mode
-from launcher.runs.files import copy_package, link_atomic
 from launcher.runs.manifest import newest_submitted
 from launcher.runs.paths import LAUNCHES, NEWEST, LaunchPaths, next_launch_number
 from supervisor.files import sync_directory, write_atomic
 
+
+def umask() -> int:
+    """Return the permissions that the user gives to nobody; reading them needs setting them."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def link_or_copy(link: Path, target: Path) -> None:
+    """Link to a file from a folder, created if needed; copy the file if links are not possible.
+
+    A link that exists already is left alone.
+    """
+    link.parent.mkdir(exist_ok=True)
+    try:
+        link.symlink_to(os.path.relpath(target, link.parent))
+    except FileExistsError:
+        return
+    except OSError:
+        write_atomic(link, target.read_text(encoding="utf-8", errors="surrogateescape"))
+
+
+def link_atomic(link: Path, target: Path) -> None:
+    """Point a symbolic link at `target` (relative to the link's folder), replacing an older link.
+
+    A regular file or directory of that name is left alone: it is the user's.
+    """
+    if link.exists() and not link.is_symlink():
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    temporary.replace(link)
+
+
+def copy_package(source: Path, target: Path) -> None:
+    """Copy the files of a Python package, and make the copy durable.
+
+    Bytecode and hidden files are left out: those of editors may be dangling links.
+    """
+    target.mkdir(parents=True)
+    for entry in sorted(source.iterdir()):
+        if entry.name == "__pycache__" or entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            copy_package(entry, target / entry.name)
+            continue
+        with (target / entry.name).open("wb") as stream:
+            stream.write(entry.read_bytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+    sync_directory(target)
+
+
 _TEMPORARY = ".new-"
-# What a launcher that was killed left behind is old after a day, in seconds: no launcher takes as long.
-_LEFT_BEHIND = 86400.0
+# In seconds; no launcher takes as long: older temporary directories are those of killed launchers.
+_STALE_AGE = 86400.0
 
 
 def reserve_number(run_dir: Path, key: str) -> int:
@@ -104,7 +156,7 @@ def write_launch(
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that nobody knows of yet, and make its content durable."""
+    """Write a new file, and make its content durable."""
     with path.open("xb") as stream:
         stream.write(content)
         stream.flush()
@@ -112,18 +164,18 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def discard_launch(paths: LaunchPaths, directories: Iterable[Path]) -> None:
-    """Remove a launch that never was submitted, with what was made for it and holds nothing."""
+    """Remove a launch that was never submitted, and the empty directories that were created for it."""
     shutil.rmtree(paths.directory, ignore_errors=True)
     remove_empty([*directories, paths.run_dir / LAUNCHES, paths.run_dir])
 
 
 def missing_directories(path: Path) -> list[Path]:
-    """Return those of a directory and its parents that are not there yet, the innermost first."""
+    """Return the missing ones of a directory and its parents, the innermost first."""
     return [directory for directory in (path, *path.parents) if not file_mode(directory)]
 
 
 def remove_empty(directories: Iterable[Path]) -> None:
-    """Remove directories, the innermost first, unless somebody has put something there."""
+    """Remove directories, the innermost first, unless they hold something."""
     for directory in directories:
         with contextlib.suppress(OSError):
             directory.rmdir()
@@ -134,18 +186,18 @@ def _is_about(error: OSError, code: Sequence[Path]) -> bool:
 
 
 def _sweep(launches: Path) -> None:
-    """Remove what killed launchers left under temporary names."""
+    """Remove the temporary directories of killed launchers."""
     for path in launches.glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # of another user's, or gone by now
-            if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+        with contextlib.suppress(OSError):  # another user's, or gone by now
+            if time.time() - path.stat().st_mtime > _STALE_AGE:
                 shutil.rmtree(path)
 
 
 def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) -> None:
-    """Let the familiar names at the top of the run directory show the newest launch that became a job.
+    """Point the familiar names at the top of the run directory to the newest launch that became a job.
 
-    They go through one link, ``newest``, so that they never show files of different launches. The logs of
-    this launch, whose names no other has, stay for good.
+    They go through one link, ``newest``, so that they never show files of different launches. The links to
+    the logs of this launch, whose names are unique, stay.
     """
     for log in logs:
         link_atomic(paths.run_dir / log.name, log)
@@ -155,7 +207,7 @@ def link_newest(paths: LaunchPaths, names: Iterable[str], logs: Iterable[Path]) 
 
 
 def _point_newest(run_dir: Path) -> None:
-    # Without a lock: whoever sets the link looks again afterwards, so the last one to set it is right.
+    # Without a lock: every process that sets the link checks again afterwards, so the last one is right.
     number = newest_submitted(run_dir)
     while True:
         link_atomic(run_dir / NEWEST, run_dir / LAUNCHES / str(number))

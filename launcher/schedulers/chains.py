@@ -11,7 +11,7 @@ from dataclasses import replace
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
 from launcher.schedulers.job_status import ANOTHER_JOB, from_marks, status_of_attempt
 from launcher.slurm.states import State
-from supervisor.marks import ChainEnd, Life, chain_end, read_lives
+from supervisor.marks import ChainEnd, JobAttempt, chain_end, read_attempts
 
 # The prefix of a job's id in the mark that ends a chain.
 _JOB = "job "
@@ -55,13 +55,13 @@ def status_of_chain(ref: JobRef, statuses: Sequence[JobStatus]) -> JobStatus:
     return _with(status, f"link {links.current} of {ref.links}, and the next one is not known")
 
 
-def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, dict[str, Life]]:
+def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, dict[str, JobAttempt]]:
     """Return the jobs of a chain without those of another launch, and the last attempt of each that began.
 
     A run may have been removed while its chain waited, and launched again: a job of the old chain then has
     the directory of the new launch.
     """
-    lives = read_lives(ref.launch_dir)
+    lives = read_attempts(ref.launch_dir)
     own = {life.job_id: life for life in lives if life.is_of(ref.tags)}
     foreign = {life.job_id for life in lives}.difference(own)
     known = {
@@ -75,18 +75,18 @@ def _own_links(ref: JobRef, statuses: Sequence[JobStatus]) -> tuple[ChainJobs, d
 def _unless_it_was_done(status: JobStatus, ref: JobRef) -> JobStatus:
     if status.state is not State.NODE_FAIL:
         return status
-    lives = [life for life in read_lives(ref.launch_dir, ref.job_id) if life.is_of(ref.tags)]
+    lives = [life for life in read_attempts(ref.launch_dir, ref.job_id) if life.is_of(ref.tags)]
     return _or_done(status, lives[-1] if lives else None)
 
 
-def _or_done(status: JobStatus, life: Life | None) -> JobStatus:
+def _or_done(status: JobStatus, life: JobAttempt | None) -> JobStatus:
     """Return the status of a job; that of its mark if a node failed when all was done."""
     if status.state is State.NODE_FAIL and life is not None and life.verdict == "done":
         return replace(status_of_attempt(life), restarts=status.restarts)
     return status
 
 
-def _unless_it_left(status: JobStatus, life: Life | None, end: ChainEnd | None) -> JobStatus:
+def _unless_it_left(status: JobStatus, life: JobAttempt | None, end: ChainEnd | None) -> JobStatus:
     """Return the status of a link; CANCELLED if it left without doing anything, whatever its exit code.
 
     Parameters
@@ -126,7 +126,7 @@ def may_go_on(ref: JobRef, status: JobStatus) -> bool:
 
 
 def _current(
-    jobs: Sequence[str], statuses: Sequence[JobStatus], lives: dict[str, Life], end: ChainEnd | None
+    jobs: Sequence[str], statuses: Sequence[JobStatus], lives: dict[str, JobAttempt], end: ChainEnd | None
 ) -> int:
     """Return the index of the current link."""
     waits = [index for index, status in enumerate(statuses) if status.state is State.PENDING]
@@ -140,7 +140,7 @@ def _current(
     return waits[0] if waits else len(jobs) - 1
 
 
-def _ended_by_user_between(status: JobStatus, life: Life | None, end: ChainEnd) -> bool:
+def _ended_by_user_between(status: JobStatus, life: JobAttempt | None, end: ChainEnd) -> bool:
     """Return True if somebody ended a chain while its next link waited and none ran."""
     if end.by.startswith(_JOB) or not status.state.is_final or status.state.is_good:
         return False

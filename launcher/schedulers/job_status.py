@@ -18,7 +18,7 @@ from launcher.slurm.hostlists import compress_tasks, expand_tasks
 from launcher.slurm.records import LAUNCH_FAILURE, Record
 from launcher.slurm.states import State, why_waiting
 from supervisor.files import open_regular
-from supervisor.marks import Life, cancelled_by, read_lives
+from supervisor.marks import JobAttempt, cancelled_by, read_attempts
 from supervisor.rules import EXIT_INTERRUPTED
 from supervisor.slurm_states import END_REASONS, FINAL, STATES, plain_word
 
@@ -197,7 +197,7 @@ def _by_task(records: Sequence[Record]) -> dict[int | None, JobStatus]:
 
 def _marked(launch_dir: Path, job_id: str | None) -> dict[int | None, JobStatus]:
     """Return the last attempt of each task by its marks; of several jobs that of the last one."""
-    attempts = read_lives(launch_dir, job_id)
+    attempts = read_attempts(launch_dir, job_id)
     last = attempts[-1].job_id.partition("_")[0] if attempts else None
     statuses: dict[int | None, JobStatus] = {}
     for attempt in attempts:
@@ -270,7 +270,7 @@ def exit_reason(code: int) -> str:
         return f"exit code {code}"
 
 
-def status_of_attempt(life: Life) -> JobStatus:
+def status_of_attempt(life: JobAttempt) -> JobStatus:
     """Return the status that the marks of one attempt of a job tell."""
     code = life.exit_code
     ended_by_slurm = _ended_by_slurm(life.state)
@@ -307,7 +307,7 @@ _SAY_NOTHING = ("cancelled", "done", "failed", "preempted", "saved")
 _ENDED_BY_USER = "ended_by_user"
 
 
-def _why(life: Life) -> str | None:
+def _why(life: JobAttempt) -> str | None:
     """Return the job's own judgement of its end."""
     return life.why if life.rule not in (None, *_SAY_NOTHING) else None
 

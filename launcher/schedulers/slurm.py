@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import UserError, file_mode
-from launcher.runs.files import link_or_copy
 from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
+from launcher.runs.write import link_or_copy
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
 from launcher.schedulers.chains import status_of_chain
 from launcher.schedulers.job_status import status_of_job
@@ -33,7 +33,7 @@ from launcher.slurm.environment import clean_environment, describe_ignored, inhe
 from launcher.slurm.hostlists import expand_tasks
 from launcher.slurm.job_questions import JobQuestions
 from launcher.slurm.records import Record, by_job, script_of
-from supervisor.marks import cancelled_at, read_lives
+from supervisor.marks import cancelled_at, read_attempts
 
 # Messages of `sbatch --test-only` about jobs that sbatch itself queues: nodes are drained, busy or too few.
 _WOULD_WAIT = (
@@ -250,7 +250,7 @@ def _left_no_mark(ref: JobRef, status: JobStatus) -> bool:
     if not status.state.is_final or status.elapsed not in (None, "00:00:00"):
         return False
     launch_dir, job_id = ref.launch_dir, ref.job_id
-    return cancelled_at(launch_dir, job_id) is None and not read_lives(launch_dir, job_id)
+    return cancelled_at(launch_dir, job_id) is None and not read_attempts(launch_dir, job_id)
 
 
 def _queue_tells_all(ref: JobRef, records: Sequence[Record]) -> bool:

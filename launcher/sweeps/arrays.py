@@ -24,11 +24,12 @@ from launcher.rendering.sbatch_flags import header_lines
 from launcher.rendering.supervision import supervisor_archive
 from launcher.runs import paths as names
 from launcher.runs import provenance
-from launcher.runs.files import copy_package, link_atomic
 from launcher.runs.manifest import Manifest
 from launcher.runs.paths import log_prefix_beside
 from launcher.runs.write import (
+    copy_package,
     discard_launch,
+    link_atomic,
     make_directories,
     release_number,
     remove_empty,

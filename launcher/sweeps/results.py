@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import one_line
-from launcher.monitor.run_status import RunStatus, collect_status, gone
+from launcher.monitor.run_status import StatusRow, collect_status, gone
 from launcher.runs.paths import short
 from launcher.slurm.states import State
 from launcher.sweeps.record import broken_records, read_records
@@ -25,7 +25,7 @@ class Result:
 
     name: str
     values: dict[str, str]
-    status: RunStatus
+    status: StatusRow
 
     @property
     def state(self) -> State:
@@ -87,7 +87,7 @@ def gather(sweep_dir: Path) -> Results:
         labels |= record.labels
         values |= {str(point["name"]): point["values"] for point in record.points}
     run_dirs = [sweep_dir / name for name in values]
-    statuses: dict[Path, RunStatus] = {}
+    statuses: dict[Path, StatusRow] = {}
     for status in collect_status(run_dirs):
         # Of several launches that live the newest: it comes first.
         statuses.setdefault(status.run_dir, status)
@@ -111,7 +111,7 @@ def failures(sweep_dir: Path) -> list[str]:
     return [*refused, *broken]
 
 
-def _measured(status: RunStatus) -> list[str]:
+def _measured(status: StatusRow) -> list[str]:
     progress = status.progress
     return [
         status.status.state.value,

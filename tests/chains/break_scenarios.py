@@ -9,7 +9,7 @@ import time
 from supervisor.marks import ChainEnd, end_chain
 from tests.chains.chain_yard import CHAIN, PREFIX, Yard
 from tests.fakes.programs import write_programs
-from tests.tracking.zoo import Done
+from tests.jobs.on_slurm.zoo import Done
 
 # Who ends the chain of `unbegun`.
 SOMEBODY = "somebody"

@@ -18,8 +18,8 @@ from launcher.runs.paths import launch_numbers
 from launcher.sandbox import Sandbox, processes
 from launcher.sandbox.processes import Process
 from launcher.sandbox.state import load
-from supervisor.marks import ChainEnd, Life, chain_end, link_jobs, read_lives
-from tests.tracking.zoo import Done, Zoo
+from supervisor.marks import ChainEnd, JobAttempt, chain_end, link_jobs, read_attempts
+from tests.jobs.on_slurm.zoo import Done, Zoo
 from tests.warm import WarmPool
 
 PREFIX = "chain-"
@@ -179,9 +179,9 @@ class Yard(Zoo):
         """The job of a link that has begun."""
         return self.begun(run)[link - 1]
 
-    def lives(self, run: str) -> list[Life]:
+    def lives(self, run: str) -> list[JobAttempt]:
         """What the links of a chain left, in their order."""
-        return sorted(read_lives(self.launch_directory(run)), key=lambda life: life.link)
+        return sorted(read_attempts(self.launch_directory(run)), key=lambda life: life.link)
 
     def links(self, run: str) -> list[str]:
         return link_jobs(self.launch_directory(run))

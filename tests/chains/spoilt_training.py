@@ -12,7 +12,7 @@ from tests.chains import spoiling_trainer
 from tests.chains.chain_training import CHECKPOINTS, TRAINING
 from tests.chains.chain_yard import Yard
 from tests.chains.spoiling_trainer import RECORD, SPOIL, STEPS
-from tests.tracking.zoo import Done
+from tests.jobs.on_slurm.zoo import Done
 
 SPOILT, UNSPOILT = "spoilt", "unspoilt"
 # How often; 20 take three minutes.

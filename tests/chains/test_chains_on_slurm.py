@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from supervisor.marks import Life
+from supervisor.marks import JobAttempt
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 
 
-def codes(lives: list[Life]) -> list[int | None]:
+def codes(lives: list[JobAttempt]) -> list[int | None]:
     return [life.exit_code for life in lives]
 
 
-def verdicts(lives: list[Life]) -> list[str | None]:
+def verdicts(lives: list[JobAttempt]) -> list[str | None]:
     return [life.verdict for life in lives]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.checks.facts import Change, Facts, PathFacts
+from launcher.checks.facts import Change, Facts, HostFacts, Interpreter, PathFacts, SubmissionFacts
 from tests.checks.cases import (
     LIMIT,
     PREFIX,
@@ -118,6 +118,32 @@ JOB_CASES = [
         facts=replace(KNOWN, supervisor_python="this machine has no /usr/bin/python3"),
     ),
     good("job.python", {}),
+    # further cases are in test_host.py and test_gate.py
+    bad(
+        "machine",
+        {},
+        "cluster.python='/python': there is no such file",
+        facts=replace(
+            KNOWN,
+            host=HostFacts(False, interpreter=Interpreter("/python", False, problem="there is no such file")),
+        ),
+    ),
+    good("machine", {}, facts=replace(KNOWN, host=HostFacts(in_allocation=False))),
+    bad(
+        "scheduler",
+        {},
+        "Invalid account",
+        facts=replace(
+            KNOWN, submission=SubmissionFacts(True, "Slurm would refuse this job: Invalid account")
+        ),
+    ),
+    warns(
+        "scheduler",
+        {},
+        "the job would wait",
+        facts=replace(KNOWN, submission=SubmissionFacts(False, "as the cluster is now, the job would wait")),
+    ),
+    good("scheduler", {}, facts=replace(KNOWN, submission=SubmissionFacts(False))),
     warns(
         "run.singleton",
         {},

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.failures import Reading, read_life
-from supervisor.marks import Life
+from launcher.jobs.diagnosis import Diagnosis, diagnose
+from supervisor.marks import JobAttempt
 from tests.failures.failure_samples import RECORDED
 
-JUDGED = Life(
+JUDGED = JobAttempt(
     "17", 0, "n1,n2", 1000.0, 1010.0, 1, rank=1, host="n2", rule="gpu_memory", verdict="exclude",
     excluded="n2", why="the memory of a GPU has an error that cannot be corrected (ECC)",
 )  # fmt: skip
@@ -25,7 +25,7 @@ def leave(failures: Path, rank: int, time: float, error: str) -> None:
 
 
 def test_what_the_job_judged_is_told_with_advice(tmp_path: Path) -> None:
-    found = read_life(JUDGED, failures=tmp_path / "failures")
+    found = diagnose(JUDGED, failures=tmp_path / "failures")
     assert found is not None
     assert found.lines() == [
         "the memory of a GPU has an error that cannot be corrected (ECC) (at fault: n2)",
@@ -45,7 +45,7 @@ def test_what_the_job_judged_is_told_with_advice(tmp_path: Path) -> None:
 def test_the_first_rank_tells_why_itself(tmp_path: Path) -> None:
     leave(tmp_path, 0, 1005.0, "RuntimeError: Connection reset by peer")
     leave(tmp_path, 3, 1004.0, "AcceleratorError: CUDA error: uncorrectable ECC error encountered")
-    found = read_life(JUDGED, failures=tmp_path)
+    found = diagnose(JUDGED, failures=tmp_path)
     assert found is not None
     assert found.first == (
         "rank 3 on n4 failed first: AcceleratorError: CUDA error: uncorrectable ECC error encountered"
@@ -55,7 +55,7 @@ def test_the_first_rank_tells_why_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("time", [999.0, 1012.0])
 def test_what_a_rank_of_another_link_left_is_not_told(time: float, tmp_path: Path) -> None:
     leave(tmp_path, 0, time, "RuntimeError: another link's")
-    found = read_life(JUDGED, failures=tmp_path)
+    found = diagnose(JUDGED, failures=tmp_path)
     assert found is not None
     assert found.first == "rank 1 on n2 failed first"
 
@@ -65,14 +65,14 @@ def test_a_rank_is_not_blamed_for_what_slurm_did(tmp_path: Path) -> None:
     preempted = JUDGED._replace(
         rule="preempted", verdict="continue", excluded=None, why="another job took its nodes"
     )
-    found = read_life(preempted, failures=tmp_path)
+    found = diagnose(preempted, failures=tmp_path)
     assert found is not None
     assert found.lines() == ["another job took its nodes"]
 
 
 def test_a_chain_that_stopped_says_so_in_its_jobs_words() -> None:
     why = "3 links in a row ended without a new checkpoint: its tasks failed"
-    found = read_life(JUDGED._replace(rule="failed", verdict="stop", excluded=None, why=why))
+    found = diagnose(JUDGED._replace(rule="failed", verdict="stop", excluded=None, why=why))
     assert found is not None
     assert (found.verdict, found.why, found.advice) == (
         "stop",
@@ -82,15 +82,15 @@ def test_a_chain_that_stopped_says_so_in_its_jobs_words() -> None:
 
 
 def test_a_rule_of_another_slipway_is_told_without_advice() -> None:
-    found = read_life(JUDGED._replace(rule="of_the_future", verdict="of_the_future", why="it fell"))
-    assert found == Reading("of_the_future", "continue", "it fell", ("n2",), "rank 1 on n2 failed first")
+    found = diagnose(JUDGED._replace(rule="of_the_future", verdict="of_the_future", why="it fell"))
+    assert found == Diagnosis("of_the_future", "continue", "it fell", ("n2",), "rank 1 on n2 failed first")
 
 
 def test_a_life_that_did_not_judge_itself_is_judged_by_its_log(tmp_path: Path) -> None:
-    life = Life("17", 0, "n3,n4", 1000.0)
+    life = JobAttempt("17", 0, "n3,n4", 1000.0)
     log = RECORDED / "node_failed.log"
-    assert read_life(life, [log]) is None  # it may live
-    found = read_life(life, [log, tmp_path / "none.err"], tmp_path, state="NODE_FAIL")
+    assert diagnose(life, [log]) is None  # it may live
+    found = diagnose(life, [log, tmp_path / "none.err"], tmp_path, state="NODE_FAIL")
     assert found is not None
     assert (found.rule, found.verdict, found.nodes) == ("node_failed", "exclude", ("n4",))
     assert found.lines() == ["a node of it failed (at fault: n4)"]
@@ -98,7 +98,7 @@ def test_a_life_that_did_not_judge_itself_is_judged_by_its_log(tmp_path: Path) -
 
 @pytest.mark.parametrize(("save", "rule"), [("USR1", "diverged"), ("TERM", "failed"), (None, "failed")])
 def test_exit_code_3_is_our_trainers_word_alone(save: str | None, rule: str) -> None:
-    found = read_life(Life("17", 0, "n1", 1000.0, 1010.0, 3), state="FAILED", save=save)
+    found = diagnose(JobAttempt("17", 0, "n1", 1000.0, 1010.0, 3), state="FAILED", save=save)
     assert found is not None
     assert found.rule == rule
 
@@ -109,6 +109,6 @@ def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "globalrank-2.json").mkdir()
     log = tmp_path / "job.out"
     log.write_bytes(b"\xff\xfe\0 \x80 no text at all\n" + os.urandom(2000))
-    found = read_life(Life("17", 0, "n1", 1000.0, 1010.0, 1), [log, tmp_path], tmp_path)
+    found = diagnose(JobAttempt("17", 0, "n1", 1000.0, 1010.0, 1), [log, tmp_path], tmp_path)
     assert found is not None
     assert (found.rule, found.first) == ("failed", None)

@@ -15,9 +15,9 @@ from tests.sandbox.fixtures import skip_without_slurm
 # A launch that is found and told of; identity and lost answers, with accounting and without; chains and a
 # requeue; what is done to jobs; an answer of sbatch that is lost. None of them needs torch.
 SELECTED = [
-    "tests/tracking/test_found_again_on_slurm.py",
+    "tests/jobs/on_slurm/test_found_again_on_slurm.py",
     "tests/schedulers/test_identity_on_slurm.py",
-    "tests/tracking/test_tracked_chains.py",
+    "tests/jobs/on_slurm/test_tracked_chains.py",
     "tests/schedulers/test_slurm_verbs.py",
     "tests/runs/test_killed_launchers.py::test_an_answer_that_is_lost_is_no_refusal",
 ]

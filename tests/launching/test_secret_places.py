@@ -13,7 +13,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.runs import provenance
-from launcher.runs.checkouts import checkout_of
+from launcher.runs.provenance import checkout_of
 from tests.launching.fake_slurm import install, overrides
 
 # In two parts: where this file is not committed, a launch keeps it in its git.diff.

@@ -22,7 +22,7 @@ import yaml
 from hypothesis import strategies as st
 
 from launcher import drafting
-from launcher.cli import diff, show, sweep
+from launcher.cli import show, sweep
 from launcher.cli.app import main
 from launcher.config.compose import Composition, compose
 from launcher.config.stored import stored_text
@@ -374,7 +374,7 @@ def in_a_moment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (follow, log_reading, watching, sweep):
             patch.setattr(module, "time", _Clock())
-        for module in (diff, drafting, show):
+        for module in (drafting, show):
             patch.setattr(module, "compose", compose_once)
         yield
 

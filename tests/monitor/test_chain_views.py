@@ -24,6 +24,7 @@ from monitor_samples import (
 )
 
 from launcher.cli.app import main
+from launcher.jobs.launches import Launch, open_launch
 from launcher.monitor.events import Train
 from launcher.monitor.history import history
 from launcher.monitor.logs import rank_failures, tail_offsets
@@ -31,7 +32,6 @@ from launcher.monitor.progress import Progress
 from launcher.monitor.readers import all_events, newest_events
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch, open_launch
 from supervisor.marks import ChainEnd, claim, end_chain
 
 Capsys = pytest.CaptureFixture[str]

@@ -11,10 +11,10 @@ import pytest
 from monitor_samples import RUNNING, FakeScheduler, Runs, append, start, train
 
 from launcher.cli.app import main
+from launcher.jobs.launches import open_launch
 from launcher.monitor.checkpoints import FILE_NAME, damaged_checkpoints, find_saved
 from launcher.schedulers.base import ChainJobs, JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import open_launch
 from supervisor.marks import claim
 from trainer.report.metrics import DAMAGED_FILE_NAME
 

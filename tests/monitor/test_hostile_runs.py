@@ -159,7 +159,7 @@ def planted(tree: Tree, hostile: HostileRun) -> Iterator[None]:
         shutil.rmtree(tree.base / "theirs")
         shutil.rmtree(tree.here / "cache", ignore_errors=True)
         (tree.here / "configurations").unlink(missing_ok=True)
-        trust._told.clear()
+        trust._logged.clear()
 
 
 def check(tree: Tree, verbs: Sequence[tuple[str, ...]]) -> None:

@@ -28,13 +28,13 @@ from monitor_samples import (
 
 from launcher.cli.status import _look as look
 from launcher.errors import UserError
+from launcher.jobs.lookup import find_run
 from launcher.monitor.polling import backoff
 from launcher.monitor.run_status import collect_status
 from launcher.monitor.watching import StatusPoller, draw
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.finding import find
 from launcher.ui.tables import colour
 from tests.job_marks import leave
 
@@ -196,7 +196,7 @@ def test_a_run_that_is_removed_has_not_completed(runs: Runs, scheduler: FakeSche
     runs.launch("gone", job_id="2")
     scheduler.set("1", COMPLETED)
     scheduler.set("2", RUNNING)
-    wanted = [find(name, runs.base) for name in ("kept", "gone")]
+    wanted = [find_run(name, runs.base) for name in ("kept", "gone")]
     shutil.rmtree(runs.base / "gone")
     seen = {row.run: row.status.state for row in look(wanted, runs.base)}
     assert seen == {"kept": State.COMPLETED, "gone": State.UNKNOWN}

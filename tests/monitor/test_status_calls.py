@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from monitor_samples import JOB_NAME, Runs
 
-from launcher.runs.files import link_or_copy
 from launcher.runs.paths import submitted_name
+from launcher.runs.write import link_or_copy
 from launcher.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm

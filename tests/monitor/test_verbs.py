@@ -27,11 +27,11 @@ from monitor_samples import (
 )
 
 from launcher.errors import UserError
+from launcher.jobs.launches import open_launch
 from launcher.monitor import polling
 from launcher.monitor.follow import LinesView
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
-from launcher.tracking.launches import open_launch
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.plan import Queue
-from supervisor.marks import claim, link_jobs, read_lives
+from supervisor.marks import claim, link_jobs, read_attempts
 from tests.resilience.scripted_chain import TAG, write_chain
 
 
@@ -32,7 +32,7 @@ def test_failed_node_is_excluded_where_others_suffice(tmp_path: Path) -> None:
     assert line.split("\t")[0::2] == ["n2", "17"]
     chain.run("2", TAG, job="18", ANSWER="19")
     assert "--exclude=n9,n2 " in chain.submitted()[0]
-    assert read_lives(chain.directory)[-1].avoids == "n9,n2"
+    assert read_attempts(chain.directory)[-1].avoids == "n9,n2"
 
 
 def test_needed_node_is_not_excluded(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import cache_dir as places
-from launcher.runs.cache_dir import NotTrusted, cache_directory
-from launcher.runs.index import FILE_NAME, Entry, Index, entry_of
+from launcher.runs import index as places
+from launcher.runs.index import FILE_NAME, Entry, Index, NotTrusted, cache_directory, entry_of
 from launcher.runs.manifest import Manifest, write_manifest
 
 
@@ -145,7 +144,7 @@ def test_odd_manifests_are_no_errors(tmp_path: Path) -> None:
 def test_another_process_has_it_locked(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.runs.index._PATIENCE", 0.05)
+    monkeypatch.setattr("launcher.runs.index._LOCK_SECONDS", 0.05)
     entry, other = launched(tmp_path), launched(tmp_path, number=2)
     Index().remember([entry])
     holder = sqlite3.connect(cache_dir / FILE_NAME)
@@ -153,7 +152,7 @@ def test_another_process_has_it_locked(
     Index().remember([other])
     waited = Index()
     assert waited.entries() == []
-    monkeypatch.setattr("launcher.runs.index._PATIENCE", 60.0)
+    monkeypatch.setattr("launcher.runs.index._LOCK_SECONDS", 60.0)
     assert waited.entries() == [], "and does not wait again"
     holder.rollback()
     holder.close()

@@ -17,20 +17,18 @@ import pytest
 import launcher.drafting
 from launcher.drafting import Request, draft
 from launcher.errors import UserError
+from launcher.jobs.launches import open_launch
+from launcher.jobs.status import poll
 from launcher.launching import Launched, launch
 from launcher.plan import Plan
 from launcher.rendering.render import Rendered
-from launcher.runs.checkouts import checkout_of
-from launcher.runs.files import link_atomic
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.paths import LaunchPaths, launch_numbers
-from launcher.runs.provenance import host
-from launcher.runs.write import link_newest, release_number, reserve_number, write_launch
+from launcher.runs.provenance import checkout_of, host
+from launcher.runs.write import link_atomic, link_newest, release_number, reserve_number, write_launch
 from launcher.schedulers.base import JobRef, PendingSubmission
 from launcher.schedulers.local import LocalScheduler
 from launcher.slurm.states import State
-from launcher.tracking.launches import open_launch
-from launcher.tracking.polling import ask
 from supervisor.files import write_atomic
 
 
@@ -321,6 +319,6 @@ def test_nobody_is_told_that_there_is_no_job_while_the_scheduler_cannot_be_asked
     lost = replace(made.manifest, job_id=None, created="2020-01-01T00:00:00Z", scheduler="slurm")
     write_manifest(made.paths.directory, replace(lost, slurm_conf=str(tmp_path / "gone.conf")))
     found = open_launch(made.paths.run_dir)
-    (told,) = ask([found])
+    told = poll([found])[0].status
     assert told.state is State.UNKNOWN
     assert "gone.conf" in (told.reason or "")

@@ -14,9 +14,8 @@ import pytest
 
 from launcher.drafting import Request, draft
 from launcher.launching.writing import write_draft
-from launcher.runs import checkouts
-from launcher.runs.checkouts import checkout_of
-from launcher.runs.provenance import gather, package_versions
+from launcher.runs import provenance as checkouts
+from launcher.runs.provenance import checkout_of, gather, package_versions
 from launcher.runs.write import reserve_number
 from supervisor.files import write_atomic
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.reading import read_yaml
+from launcher.runs.manifest import read_yaml
 from supervisor.files import (
     TEXT_LIMIT,
     UnfitFile,

@@ -37,7 +37,7 @@ def manifest(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_told", set())
+    monkeypatch.setattr(trust, "_logged", set())
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
 

@@ -22,7 +22,7 @@ from supervisor.marks import (
     end_chain,
     later_jobs,
     link_jobs,
-    read_lives,
+    read_attempts,
 )
 
 S = State
@@ -225,8 +225,8 @@ def test_jobs_of_another_launch_are_no_links(tmp_path: Path) -> None:
     told = [JobStatus(S.RUNNING), JobStatus(S.COMPLETED), JobStatus(S.UNKNOWN, ANOTHER_JOB)]
     status = status_of_chain(links, told)
     assert (status.state, status.chain) == (S.RUNNING, ChainJobs(1, 5, {"17": told[0]}, (1,)))
-    assert [life.job_id for life in read_lives(tmp_path, tags=("a-tag",))] == ["17"]
-    assert [life.tag for life in read_lives(tmp_path)] == [None, "of-old"]
+    assert [life.job_id for life in read_attempts(tmp_path, tags=("a-tag",))] == ["17"]
+    assert [life.tag for life in read_attempts(tmp_path)] == [None, "of-old"]
 
 
 def test_the_first_who_ends_a_chain_is_on_record(tmp_path: Path) -> None:

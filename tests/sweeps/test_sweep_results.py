@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.app import main
-from launcher.monitor.progress import Progress
-from launcher.monitor.run_status import RunStatus
+from launcher.monitor.run_status import StatusRow
 from launcher.monitor.watching import as_line
 from launcher.schedulers.base import JobStatus
 from launcher.slurm.states import State
@@ -68,7 +67,7 @@ def test_an_array_whose_record_is_broken_is_told(
 def test_why_a_point_failed_is_told(tmp_path: Path) -> None:
     """What the job found out about its end, and not the exit code alone."""
     status = JobStatus(State.FAILED, "exit code 1", exit_code=1, why="a library was missing")
-    row = RunStatus(tmp_path / "seed=7", None, status, Progress())
+    row = StatusRow(tmp_path / "seed=7", None, status)
     (cells,) = Results({SEED: "seed"}, [Result("seed=7", {SEED: "7"}, row)]).rows()
     assert cells[-1] == "exit code 1: a library was missing"
     assert "FAILED (exit code 1: a library was missing)" in as_line(row)

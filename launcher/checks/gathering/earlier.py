@@ -14,11 +14,10 @@ from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.drafting import Draft
 from launcher.errors import UserError
 from launcher.estimates.values import Values, full
-from launcher.runs.manifest import Manifest, newest_submitted, read_manifest
+from launcher.runs.manifest import Manifest, newest_submitted, read_manifest, read_yaml
 from launcher.runs.paths import LAUNCHES, LaunchPaths
-from launcher.runs.reading import read_yaml
 from launcher.secrecy import hidden
-from supervisor.marks import cancelled_by, read_lives
+from supervisor.marks import cancelled_by, read_attempts
 
 # What the shapes of the weights depend on, in either stack of a T5's.
 _SHAPE = re.compile(
@@ -106,7 +105,7 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
         return False
     # A job that failed, or was cancelled, before its first checkpoint leaves nothing.
     launch_dir = resolver.plan.paths.run_dir / LAUNCHES / str(manifest.launch)
-    lives = read_lives(launch_dir)
+    lives = read_attempts(launch_dir)
     if manifest.job_id is not None and cancelled_by(launch_dir, manifest.job_id) is not None:
         return any(not life.is_over for life in lives)
     return not lives or any(life.exit_code in (None, 0) for life in lives)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.programs import write_programs
 from tests.job_marks import ends
-from tests.tracking.scenarios import SCENARIOS, STRANGER, Scenario
-from tests.tracking.zoo import Row, Zoo
+from tests.jobs.on_slurm.scenarios import SCENARIOS, STRANGER, Scenario
+from tests.jobs.on_slurm.zoo import Row, Zoo
 
 pytestmark = pytest.mark.slurm
 

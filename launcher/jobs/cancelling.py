@@ -1,4 +1,4 @@
-"""Ending many jobs with few questions to their schedulers, in an order in which none of them starts."""
+"""Cancel many jobs with few questions to their schedulers, in an order in which none of them starts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.control.acting import Done, Outcome, again, by_scheduler, give_up, is_unanswered, over
-from launcher.control.targets import Target
 from launcher.errors import UserError
+from launcher.jobs.acting import Effect, Outcome, by_scheduler, give_up, is_unanswered, over, refreshed
+from launcher.jobs.launches import Launch
+from launcher.jobs.status import LaunchStatus
 from launcher.runs.provenance import user
 from launcher.runs.receipts import note_act
 from launcher.schedulers.base import ChainJobs, Scheduler
 from launcher.slurm.states import State
-from launcher.tracking.launches import Launch
 from supervisor.marks import ChainEnd, claim, end_chain, note_cancelled, take_back_end
 
 _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
@@ -23,14 +23,14 @@ _Many = Callable[[Sequence[str]], Mapping[str, UserError]]
 
 @dataclass
 class _Ending:
-    """A job that is to end, and what went wrong with that.
+    """A job to end, and the error of that.
 
-    `is_over` is set where it has ended already, and only `further` links of its chain may live; `cancelled`
-    are those that were ended. `is_marked` is unset where the mark that ends the chain could not be left, and
-    `is_ended_now` set where it was not there before.
+    `is_over` means that it has ended already, and only `further` links of its chain may live; `cancelled` are
+    those that were ended. `is_marked` is False if the mark that ends the chain could not be left;
+    `is_ended_now` means that the mark is new.
     """
 
-    target: Target
+    target: LaunchStatus
     job_id: str
     saves: bool
     is_over: bool = False
@@ -48,35 +48,35 @@ class _Ending:
     @property
     def saves_first(self) -> bool:
         """Return True for a chain whose link is to save before any other is ended."""
-        return self.saves and self.target.links is not None
+        return self.saves and self.target.chain is not None
 
     @property
     def tasks_that_wait(self) -> list[str]:
         """Return the waiting tasks of an array whose running task saves: none may start after it.
 
-        Of one that is suspended none: that it saves will be refused.
+        None for a suspended task, whose saving will be refused.
         """
-        tasks = {} if self.target.task or not self.saves else self.target.tracked.status.tasks
+        tasks = {} if self.target.task or not self.saves else self.target.status.tasks
         waiting = [f"{self.job_id}_{task}" for task, state in tasks.items() if state is State.PENDING]
         return waiting if State.RUNNING in tasks.values() else []
 
 
-# Jobs that are ended at once, each with what it is ended for.
+# Jobs to end at once, each with its ending.
 _Wave = list[tuple[_Ending, str]]
 
 
-def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
-    """End jobs, or with `save` let what runs of them save and leave; what waits is ended in any case.
+def cancel(targets: Sequence[LaunchStatus], save: bool = False) -> list[Outcome]:
+    """Cancel jobs, or with `save` let running ones save and leave; waiting ones are always cancelled.
 
-    What waits is ended before what runs; of one run the later launches and the later links of a chain first,
-    each when those before it have ended: so none starts where another ended. Jobs of different runs are ended
-    at once. But a chain whose link is to save is ended after the scheduler has taken that: where it is
-    refused, nothing is done.
+    Waiting jobs are cancelled before running ones; of one run the later launches and the later links of a
+    chain first, each when those before it have ended: none starts where another ended. Jobs of different runs
+    are cancelled at once. A chain whose link is to save is ended after the scheduler has accepted that: if it
+    is refused, nothing is done.
     """
-    settled = [_settled(target) for target in targets]
+    decided = [_without_live_job(target) for target in targets]
     endings = [
         _Ending(target, target.job_id, save and target.runs, is_over=outcome is not None)
-        for target, outcome in zip(targets, settled, strict=True)
+        for target, outcome in zip(targets, decided, strict=True)
         if target.job_id is not None and (outcome is None or _is_chain_without_end(target, outcome))
     ]
     for group in by_scheduler(endings, lambda ending: ending.target):
@@ -90,24 +90,24 @@ def cancel(targets: Sequence[Target], save: bool = False) -> list[Outcome]:
     }
     return [
         outcomes.get(id(target)) or outcome or over(target)
-        for target, outcome in zip(targets, settled, strict=True)
+        for target, outcome in zip(targets, decided, strict=True)
     ]
 
 
-def _settled(target: Target) -> Outcome | None:
+def _without_live_job(target: LaunchStatus) -> Outcome | None:
     """Return the outcome of a target without a job to end; ``None`` if it has one."""
     if not target.may_live:
         return over(target)
     if target.job_id is None:
         return give_up(target)
     if target.state is State.UNKNOWN:
-        return Outcome(target, Done.UNKNOWN, target.tracked.status.reason)
+        return Outcome(target, Effect.UNKNOWN, target.status.reason)
     return over(target) if target.state is State.COMPLETING else None
 
 
-def _is_chain_without_end(target: Target, outcome: Outcome) -> bool:
-    """Return True for a chain that seems to be over: a link of it may live of which nobody knows."""
-    return target.links is not None and outcome.done is Done.AS_ASKED
+def _is_chain_without_end(target: LaunchStatus, outcome: Outcome) -> bool:
+    """Return True for a chain that seems to be over: an unknown link of it may live."""
+    return target.chain is not None and outcome.effect is Effect.AS_ASKED
 
 
 def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
@@ -119,7 +119,7 @@ def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
     for wave in _waves(others, _that_run):
         _run(scheduler.cancel_all, wave)
     _run(scheduler.save_all, [(ending, ending.job_id) for ending in endings if ending.saves])
-    # The next link sees the mark: it begins long after this one was told to save.
+    # The next link sees the mark: it begins long after this one was asked to save.
     saving = [ending for ending in saving if ending.error is None]
     _end_chains(scheduler, saving)
     for wave in _waves(saving, _that_wait):
@@ -127,11 +127,11 @@ def _end(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
 
 
 def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
-    """Let no further link of the chains do anything; find those that wait, also without a claim."""
+    """Let no further link of the chains do anything; find the waiting ones, also without a claim."""
     chains = [
         (ending, launch, links)
         for ending in endings
-        if (launch := ending.target.launch) and (links := ending.target.links)
+        if (launch := ending.target.launch) and (links := ending.target.chain)
     ]
     for ending, _, _ in chains:
         try:
@@ -143,35 +143,35 @@ def _end_chains(scheduler: Scheduler, endings: Sequence[_Ending]) -> None:
         for _, launch, links in chains
         if len(links.jobs) < links.max_links
     ]
-    found: Mapping[str, Mapping[int, Sequence[str]]] = {}
+    jobs_of_tag: Mapping[str, Mapping[int, Sequence[str]]] = {}
     is_known = True
     if growing:
-        # Also links of which the answer to their submission, or their claim, was lost.
+        # Also links whose claim, or the answer to whose submission, was lost.
         try:
-            found = scheduler.find_links(growing)
+            jobs_of_tag = scheduler.find_links(growing)
         except UserError:
             is_known = False
     for ending, launch, links in chains:
-        jobs_of = sorted(found.get(launch.submission.tag, {}).items())
+        jobs_of = sorted(jobs_of_tag.get(launch.submission.tag, {}).items())
         lost = {link: [job for job in jobs if job not in links.jobs] for link, jobs in jobs_of}
         _claim(launch, links, {link: jobs[0] for link, jobs in lost.items() if jobs})
         known = [job_id for job_id in links.after_current if not links.jobs[job_id].state.is_final]
         ending.further = [*known, *(job for jobs in lost.values() for job in jobs)]
         if ending.is_ended_now and is_known and not ending.further and ending.target.state.is_final:
-            take_back_end(ending.directory)  # it was over: nobody cancelled it
+            take_back_end(ending.directory)  # it was over before: nobody cancelled it
             ending.is_ended_now = False
 
 
 def _claim(launch: Launch, known: ChainJobs, lost: Mapping[int, str]) -> None:
-    """Put links on record whose claims are missing, so that their ends can be waited for, and told."""
-    on_record = launch.links
+    """Record links whose claims are missing, so that their ends can be waited for and shown."""
+    recorded = launch.links
     for link, job_id in {**lost, **dict(zip(known.numbers, known.jobs, strict=True))}.items():
-        if link not in on_record:
+        if link not in recorded:
             claim(launch.paths.directory, job_id, link)
 
 
 def _that_wait(ending: _Ending) -> Iterator[list[str]]:
-    """The jobs that wait, those that are ended at once together: of a chain the last link first."""
+    """Yield the waiting jobs in groups to cancel at once: of a chain the last link first."""
     yield from ([job_id] for job_id in reversed(ending.further))
     if ending.tasks_that_wait:
         yield ending.tasks_that_wait
@@ -185,10 +185,10 @@ def _that_run(ending: _Ending) -> Iterator[list[str]]:
 
 
 def _waves(endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[str]]]) -> Iterator[_Wave]:
-    """Jobs that can be ended at once: the first of each run, the second of each, and so on."""
+    """Yield jobs to end at once: the first of each run, the second of each, and so on."""
     runs: dict[Path, list[_Wave]] = defaultdict(list)
     for ending in endings:
-        runs[ending.target.tracked.run_dir] += [
+        runs[ending.target.run_dir] += [
             [(ending, job_id) for job_id in together] for together in jobs(ending)
         ]
     for row in itertools.zip_longest(*runs.values(), fillvalue=()):
@@ -196,16 +196,16 @@ def _waves(endings: Sequence[_Ending], jobs: Callable[[_Ending], Iterator[list[s
 
 
 def _run(act: _Many, wave: _Wave) -> None:
-    """Act on a wave but for what failed before, and note what came of it."""
+    """Act on a wave without jobs that failed before, and note the results."""
     wave = [(ending, job_id) for ending, job_id in wave if ending.error is None]
     if not wave:
         return
     try:
-        wrong = act([job_id for _, job_id in wave])
+        errors = act([job_id for _, job_id in wave])
     except UserError as error:
-        wrong = {job_id: error for _, job_id in wave}
+        errors = {job_id: error for _, job_id in wave}
     for ending, job_id in wave:
-        _note(ending, job_id, wrong.get(job_id))
+        _note(ending, job_id, errors.get(job_id))
 
 
 def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
@@ -224,25 +224,25 @@ def _note(ending: _Ending, job_id: str, error: UserError | None) -> None:
 
 def _outcomes(endings: Sequence[_Ending]) -> list[Outcome]:
     refused = [ending for ending in endings if ending.error and not is_unanswered(ending.error)]
-    # They may have ended between the question and the act.
+    # They may have ended between the question and the action.
     now = {
         id(ending): target
-        for ending, target in zip(refused, again([one.target for one in refused]), strict=True)
+        for ending, target in zip(refused, refreshed([ending.target for ending in refused]), strict=True)
     }
     return [_outcome(ending, now.get(id(ending))) for ending in endings]
 
 
-def _outcome(ending: _Ending, now: Target | None) -> Outcome:
+def _outcome(ending: _Ending, now: LaunchStatus | None) -> Outcome:
     if ending.error is None and ending.is_over:
-        words = "it is over" if ending.target.state.is_final else "it is ending"
-        found = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
-        return Outcome(ending.target, Done.AS_ASKED, words + (found if ending.cancelled else ""))
+        message = "it is over" if ending.target.state.is_final else "it is ending"
+        further = f", but not job {', '.join(ending.cancelled)} of its chain, cancelled now"
+        return Outcome(ending.target, Effect.AS_ASKED, message + (further if ending.cancelled else ""))
     if ending.error is None:
-        return Outcome(ending.target, Done.SAVING if ending.saves else Done.CANCELLED)
+        return Outcome(ending.target, Effect.SAVING if ending.saves else Effect.CANCELLED)
     if now is None:
-        return Outcome(ending.target, Done.UNKNOWN, ending.error.message)
+        return Outcome(ending.target, Effect.UNKNOWN, ending.error.message)
     if not now.may_live or now.state is State.COMPLETING:
         return over(now)
     if ending.is_ended_now and not ending.cancelled:
         take_back_end(ending.directory)
-    return Outcome(now, Done.REFUSED, str(ending.error))
+    return Outcome(now, Effect.REFUSED, str(ending.error))

@@ -12,8 +12,8 @@ import pytest
 from control_project import manifest_of
 
 from launcher.cli.app import main
-from launcher.control import acting
 from launcher.errors import UserError
+from launcher.jobs import acting
 from launcher.schedulers.base import JobRef, JobStatus, NoAnswer
 from launcher.slurm.job_actions import one_by_one
 from launcher.slurm.states import State

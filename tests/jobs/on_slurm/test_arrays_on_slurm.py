@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.tracking.zoo import Row, Zoo
+from tests.jobs.on_slurm.zoo import Row, Zoo
 
 pytestmark = pytest.mark.slurm
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tracking.scenarios import REFUSED, STRANGER
-from tests.tracking.zoo import Zoo
+from tests.jobs.on_slurm.scenarios import REFUSED, STRANGER
+from tests.jobs.on_slurm.zoo import Zoo
 
 pytestmark = pytest.mark.slurm
 

@@ -9,8 +9,8 @@ from itertools import groupby
 
 import pytest
 
-from tests.tracking.scenarios import GRACE_IS_PREEMPTION, IS_REQUEUED_TWICE, REFUSED
-from tests.tracking.zoo import Zoo
+from tests.jobs.on_slurm.scenarios import GRACE_IS_PREEMPTION, IS_REQUEUED_TWICE, REFUSED
+from tests.jobs.on_slurm.zoo import Zoo
 
 pytestmark = pytest.mark.slurm
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.jobs.on_slurm.scenarios import populate
+from tests.jobs.on_slurm.zoo import Zoo, open_zoo
 from tests.sandbox.fixtures import booted
-from tests.tracking.scenarios import populate
-from tests.tracking.zoo import Zoo, open_zoo
 
 
 @pytest.fixture(scope="session")

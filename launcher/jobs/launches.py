@@ -8,22 +8,23 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from launcher import schedulers
 from launcher.errors import UserError
 from launcher.runs.manifest import Manifest, read_manifest
 from launcher.runs.paths import LAUNCHES, METRICS, LaunchPaths, launch_numbers
 from launcher.runs.trust import usable_slurm_conf
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission, Scheduler
-from supervisor.marks import Life, job_of, later_jobs, read_lives
+from supervisor.marks import JobAttempt, job_of, later_jobs, read_attempts
 
-# Longer than any scheduler takes to answer a launcher: after that nobody is submitting any more.
+# Longer than any scheduler takes to answer: a launcher that takes longer is dead.
 _SUBMITTING_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a run: where it is, and what was launched.
+    """One launch of a run: its files and its manifest.
 
-    `unanswered` says why it could not be asked whether there is a job that the manifest does not know.
+    `unanswered` says why the scheduler could not be asked for a job that the manifest does not know.
     """
 
     paths: LaunchPaths
@@ -32,14 +33,14 @@ class Launch:
 
     @property
     def is_without_job(self) -> bool:
-        """Whether this launch never became a job, and will not: refused, or its launcher died before."""
+        """Return True if this launch will never become a job: refused, or its launcher died before."""
         if self.manifest.job_id is not None or self.unanswered is not None:
             return False
         return self.manifest.error is not None or _age(self.manifest) > _SUBMITTING_SECONDS
 
     @property
     def may_live(self) -> bool:
-        """Whether this launch became a job, or may have."""
+        """Return True if this launch became a job, or may have."""
         return self.manifest.error is None
 
     @property
@@ -48,16 +49,16 @@ class Launch:
 
     @property
     def slurm_conf(self) -> str | None:
-        """The configuration of its Slurm; ``None``, the site's, where the manifest's is not to be trusted."""
+        """Return the configuration of its Slurm; ``None``, the site's, if the manifest is not trusted."""
         return usable_slurm_conf(self.paths.manifest, self.manifest.slurm_conf)
 
     @property
     def job(self) -> str:
-        """The job's id for people; of a chain that of its first link."""
+        """Return the job's id for people; of a chain that of its first link."""
         return self.manifest.job_id or "-"
 
     def job_in(self, status: JobStatus) -> str:
-        """The id for people of the job that a status is about: of a chain the current link's."""
+        """Return the id for people of the job that a status is about: of a chain the current link's."""
         return status.chain.job_id if status.chain else self.job
 
     @property
@@ -66,7 +67,7 @@ class Launch:
 
     @property
     def links(self) -> dict[int, str]:
-        """The ids of its jobs that are known by now, by the numbers of their links; of no chain just one."""
+        """Return the ids of its known jobs by the numbers of their links; only one if it is no chain."""
         if self.manifest.job_id is None:
             return {}
         later = later_jobs(self.paths.directory, self.manifest.tags) if self.is_chain else {}
@@ -75,23 +76,26 @@ class Launch:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """The ids of its jobs: of a chain those of all links that are known by now."""
+        """Return the ids of its jobs: of a chain those of all known links."""
         return tuple(self.links.values())
 
     @property
     def nodes(self) -> int:
-        """How many nodes it has: of a range those that its newest job began on, and before that the least."""
-        begun = [life.nodes for life in self.lives if life.nodes] if self.manifest.max_nodes else []
-        return len(begun[-1].split(",")) if begun else self.manifest.nodes
+        """Return the number of its nodes: of a range that of its newest job, or the least before that."""
+        lists = [attempt.nodes for attempt in self.attempts if attempt.nodes]
+        if self.manifest.max_nodes is None or not lists:
+            return self.manifest.nodes
+        return len(lists[-1].split(","))
 
     @property
-    def lives(self) -> list[Life]:
-        """The lives of its jobs, in the order in which they began."""
+    def attempts(self) -> list[JobAttempt]:
+        """Return the attempts of its jobs, in the order in which they began."""
         job_id = None if self.is_chain else self.manifest.job_id
-        return read_lives(self.paths.directory, job_id, self.manifest.tags)
+        return read_attempts(self.paths.directory, job_id, self.manifest.tags)
 
     @property
     def ref(self) -> JobRef | None:
+        """Return the reference to its job; ``None`` without a job."""
         manifest = self.manifest
         if manifest.job_id is None:
             return None
@@ -107,20 +111,20 @@ class Launch:
 
     @property
     def submission(self) -> PendingSubmission:
-        """What its job is looked for by, while the manifest does not know it."""
+        """Return the description by which its job is found while the manifest does not know it."""
         tag = self.manifest.array_tag or self.manifest.tag
         return PendingSubmission(tag, self.paths.script, self.manifest.user, self.manifest.created)
 
     @property
     def may_be_unknown_job(self) -> bool:
-        """Whether there may be a job that the manifest does not know.
+        """Return True if there may be a job that the manifest does not know.
 
-        Its launcher died, or is at it, or lost the answer.
+        Its launcher died, or is submitting, or lost the answer.
         """
         return self.manifest.job_id is None and self.manifest.error is None
 
     def log(self, extension: str = "out") -> Path:
-        """The job's log, of a chain that of its first link; it need not exist yet.
+        """Return the job's log, of a chain that of its first link; it need not exist yet.
 
         Raises
         ------
@@ -136,12 +140,12 @@ class Launch:
 
 
 def read_launch(run_dir: Path, number: int) -> Launch:
-    """Read one launch as it lies on disk; no scheduler is asked.
+    """Read one launch from disk; no scheduler is asked.
 
     Raises
     ------
     UserError
-        If there is no manifest, or it is none.
+        If there is no valid manifest.
     """
     manifest = read_manifest(run_dir / LAUNCHES / str(number))
     return Launch(LaunchPaths(run_dir, manifest.run, manifest.job_name, number), manifest)
@@ -153,7 +157,7 @@ def open_launch(run_dir: Path, number: int | None = None) -> Launch:
     Raises
     ------
     UserError
-        If the run has no such launch; the message lists those there are.
+        If the run has no such launch; the message lists the launches.
     """
     numbers = launch_numbers(run_dir)
     chosen = number if number is not None else (numbers[-1] if numbers else None)
@@ -175,16 +179,16 @@ def open_launches(run_dir: Path) -> list[Launch]:
 
 
 def adopt(launches: Sequence[Launch]) -> list[Launch]:
-    """Find the jobs that manifests do not know: by their own marks, else with one question a scheduler."""
+    """Find the jobs that manifests do not know: by their marks, else with one question per scheduler."""
     marked = [_adopt_marked(launch) for launch in launches]
-    told: dict[Path, Launch] = {}
+    adopted: dict[Path, Launch] = {}
     for group in by_scheduler([launch for launch in marked if launch.may_be_unknown_job]):
-        told.update(_adopt_asked(group))
-    return [told.get(launch.paths.directory, launch) for launch in marked]
+        adopted.update(_adopt_asked(group))
+    return [adopted.get(launch.paths.directory, launch) for launch in marked]
 
 
 def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
-    """Launches in groups of one scheduler each."""
+    """Group launches by their schedulers."""
     groups: dict[tuple[str, str | None], list[Launch]] = defaultdict(list)
     for launch in launches:
         groups[launch.manifest.scheduler, launch.slurm_conf].append(launch)
@@ -192,11 +196,8 @@ def by_scheduler(launches: Sequence[Launch]) -> list[list[Launch]]:
 
 
 def scheduler_of(launch: Launch) -> Scheduler:
-    """The scheduler that a launch was submitted to."""
-    # Imported late: most launches need none.
-    from launcher.schedulers import open_scheduler
-
-    return open_scheduler(replace(launch.manifest, slurm_conf=launch.slurm_conf))
+    """Return the scheduler that a launch was submitted to."""
+    return schedulers.open_scheduler(replace(launch.manifest, slurm_conf=launch.slurm_conf))
 
 
 def _adopt_marked(launch: Launch) -> Launch:
@@ -208,7 +209,7 @@ def _adopt_marked(launch: Launch) -> Launch:
 
 def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
     try:
-        found: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find(
+        jobs_of: Mapping[str, Sequence[str]] = scheduler_of(group[0]).find(
             [launch.submission for launch in group]
         )
     except UserError as error:
@@ -217,7 +218,7 @@ def _adopt_asked(group: Sequence[Launch]) -> dict[Path, Launch]:
     return {
         launch.paths.directory: _as_job(launch, jobs[0])
         for launch in group
-        if (jobs := found.get(launch.submission.tag))
+        if (jobs := jobs_of.get(launch.submission.tag))
     }
 
 

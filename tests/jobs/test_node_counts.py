@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.tracking.launches import open_launch
+from launcher.jobs.launches import open_launch
 from tests.job_marks import leave
-from tests.tracking.run_trees import launch
+from tests.jobs.run_trees import launch
 
 
 def test_a_range_is_as_many_as_the_newest_link_got(tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ import pytest
 from run_trees import Cluster, launch
 
 from launcher.errors import UserError
+from launcher.jobs import locator as scanning
+from launcher.jobs.locator import RunLocator, _Cluster
+from launcher.jobs.lookup import RunRef, find_run, runs_in
 from launcher.runs import provenance
 from launcher.runs.index import Index, entry_of
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import submitted_name
-from launcher.tracking import scanning
-from launcher.tracking.finding import Found, find, runs_in
-from launcher.tracking.known import Known, _Cluster
 
 BASE = Path("results")
-_CLUSTERS = Known.__dict__["_clusters"]  # those that there are, in place of which most tests have one
+_CLUSTERS = RunLocator.__dict__["_clusters"]  # those that there are, in place of which most tests have one
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The only scheduler there is."""
     fake = Cluster()
     only = _Cluster(None, fake, 5.0)  # type: ignore[arg-type]  # it can do what is asked here
-    monkeypatch.setattr(Known, "_clusters", [only])
+    monkeypatch.setattr(RunLocator, "_clusters", [only])
     return fake
 
 
@@ -75,28 +75,28 @@ def test_any_path_of_a_run_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         elsewhere: 1,
         f"{elsewhere}/launcher.json": 1,
     }
-    found = {word: find(str(word), BASE) for word in named}
+    found = {word: find_run(str(word), BASE) for word in named}
     assert {word: item.launch for word, item in found.items()} == named
     assert {item.run_dir for item in found.values()} == {run}
-    assert find("runs", BASE) == find("runs", Path("nowhere")) == Found(run), "it is remembered"
+    assert find_run("runs", BASE) == find_run("runs", Path("nowhere")) == RunRef(run), "it is remembered"
     monkeypatch.chdir(first)
-    assert find(".", BASE) == find("results", BASE) == Found(run, 1)
+    assert find_run(".", BASE) == find_run("results", BASE) == RunRef(run, 1)
     monkeypatch.chdir(run)
-    assert find(".", BASE) == Found(run)
-    assert find("../runs", BASE) == Found(run)
+    assert find_run(".", BASE) == RunRef(run)
+    assert find_run("../runs", BASE) == RunRef(run)
 
 
 def test_a_directory_called_launches_is_no_run_of_what_lies_beside_it(tmp_path: Path, here: Path) -> None:
     (tmp_path / "launches" / "of ships").mkdir(parents=True)
     (here / "notes").touch()
     with pytest.raises(UserError, match="no run 'notes'"):
-        find("notes", BASE)
+        find_run("notes", BASE)
 
 
 def test_a_tree_is_no_run(here: Path) -> None:
     launch(here / "mine" / "a")
     with pytest.raises(UserError, match="no run 'mine'") as raised:
-        find("mine", BASE)
+        find_run("mine", BASE)
     assert "slipway status --base-results-dir mine" in str(raised.value)
 
 
@@ -107,16 +107,16 @@ def test_a_name_from_any_directory(tmp_path: Path) -> None:
     run = tmp_path / "x" / "gpt3_126m"
     launch(run)
     remembered(run)
-    assert find("gpt3_126m", BASE).run_dir == run
-    assert find("gpt3_126m", tmp_path / "x") == Found(run)
+    assert find_run("gpt3_126m", BASE).run_dir == run
+    assert find_run("gpt3_126m", tmp_path / "x") == RunRef(run)
 
 
 def test_trees_that_are_always_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch(tmp_path / "x" / "deep" / "er" / "a")
     launch(tmp_path / "y" / "b")
     monkeypatch.setenv("SLIPWAY_RESULTS_DIR", f"{tmp_path / 'nowhere'}:{tmp_path / 'x'}::{tmp_path / 'y'}")
-    assert find("a", BASE).run_dir == tmp_path / "x/deep/er/a"
-    assert find("b", BASE).run_dir == tmp_path / "y/b"
+    assert find_run("a", BASE).run_dir == tmp_path / "x/deep/er/a"
+    assert find_run("b", BASE).run_dir == tmp_path / "y/b"
 
 
 def test_the_base_comes_first_then_ones_own(tmp_path: Path, here: Path) -> None:
@@ -125,9 +125,9 @@ def test_the_base_comes_first_then_ones_own(tmp_path: Path, here: Path) -> None:
     launch(mine, user=provenance.user())
     remembered(theirs)
     remembered(mine)
-    assert find("a", BASE).run_dir == mine
+    assert find_run("a", BASE).run_dir == mine
     launch(base)
-    assert find("a", BASE).run_dir == base
+    assert find_run("a", BASE).run_dir == base
 
 
 def test_several_of_one_name_are_listed(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_several_of_one_name_are_listed(tmp_path: Path) -> None:
         launch(tmp_path / tree / "a", user=f"user-{tree}")
         remembered(tmp_path / tree / "a")
     with pytest.raises(UserError, match="several runs 'a'") as raised:
-        find("a", BASE)
+        find_run("a", BASE)
     told = str(raised.value)
     assert f"{tmp_path}/x/a  (user-x, 2026-11-21T12:00:01Z)" in told
     assert f"{tmp_path}/y/a  (user-y" in told
@@ -146,13 +146,13 @@ def test_a_name_that_is_not_there(tmp_path: Path, cluster: Cluster) -> None:
     remembered(tmp_path / "x" / "gpt3_126m")
     cluster.error = "the controller does not answer"
     with pytest.raises(UserError, match="no run 'gtp3_126m'") as raised:
-        find("gtp3_126m", BASE)
+        find_run("gtp3_126m", BASE)
     told = str(raised.value)
     assert "did you mean 'gpt3_126m'?" in told
     assert f"looked in results, {tmp_path}/x" in told
     assert "the controller does not answer" in told
     with pytest.raises(UserError, match="names no run"):
-        find("", BASE)
+        find_run("", BASE)
 
 
 _SILENT = """#!/bin/sh
@@ -168,8 +168,8 @@ exec sleep 60
 def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Known, "_clusters", _CLUSTERS)
-    monkeypatch.setattr("launcher.tracking.known._SECONDS", 2.0)
+    monkeypatch.setattr(RunLocator, "_clusters", _CLUSTERS)
+    monkeypatch.setattr("launcher.jobs.locator._SECONDS", 2.0)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     confs = [tmp_path / f"{name}.conf" for name in ("dead", "gone", "is-awake")]
     for conf in confs:
@@ -183,7 +183,7 @@ def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with pytest.raises(UserError, match="no run 'unheard-of'") as raised:
-        find("unheard-of", BASE)
+        find_run("unheard-of", BASE)
     told = str(raised.value)
     for conf in confs[:2]:
         assert f"SLURM_CONF={conf}: Slurm does not answer: nothing within 2 s" in told
@@ -192,16 +192,16 @@ def test_clusters_are_asked_at_once_and_the_silent_ones_are_named(
     # The next time the silent ones are left alone; the others are not.
     (tmp_path / "together").unlink()
     with pytest.raises(UserError) as raised:
-        find("unheard-of", BASE)
+        find_run("unheard-of", BASE)
     for conf in confs[:2]:
         assert f"SLURM_CONF={conf} did not answer at " in str(raised.value)
         assert f"and was not asked again; to ask it: export SLURM_CONF={conf}" in str(raised.value)
     assert (tmp_path / "together").read_text().split() == [str(confs[2])]
     # One that this shell is of is asked in any case.
     monkeypatch.setenv("SLURM_CONF", str(confs[0]))
-    monkeypatch.setattr("launcher.tracking.known._OWN_SECONDS", 0.5)
+    monkeypatch.setattr("launcher.jobs.locator._OWN_SECONDS", 0.5)
     with pytest.raises(UserError) as raised:
-        find("unheard-of", BASE)
+        find_run("unheard-of", BASE)
     assert f"SLURM_CONF={confs[0]}: Slurm does not answer: nothing within 0 s" in str(raised.value)
 
 
@@ -223,8 +223,8 @@ def test_a_job_that_is_remembered(tmp_path: Path, cluster: Cluster) -> None:
     launch(run, job_id="16")
     launch(run, 2, job_id="17")
     remembered(run, 2)
-    assert find("17", BASE) == Found(run, 2)
-    assert find("17_3", BASE) == Found(run, 2, "3")
+    assert find_run("17", BASE) == RunRef(run, 2)
+    assert find_run("17_3", BASE) == RunRef(run, 2, "3")
     assert cluster.questions == []
 
 
@@ -233,7 +233,7 @@ def test_a_job_whose_id_only_its_own_mark_tells(tmp_path: Path) -> None:
     directory = launch(run)
     (directory / "marks").mkdir()
     (directory / "marks" / "job").write_text("17\n")
-    assert find("17", tmp_path / "x") == Found(run, 1)
+    assert find_run("17", tmp_path / "x") == RunRef(run, 1)
 
 
 def test_a_job_of_a_colleague_is_found_by_its_script(tmp_path: Path, cluster: Cluster) -> None:
@@ -242,14 +242,14 @@ def test_a_job_of_a_colleague_is_found_by_its_script(tmp_path: Path, cluster: Cl
     launch(run, 4, job_id="19")
     cluster.jobs["17"] = directory / "job-a_submission.sh"
     cluster.jobs["18"] = tmp_path / "no_slipway.sh"
-    assert find("17", BASE) == Found(run, 3)
+    assert find_run("17", BASE) == RunRef(run, 3)
     cluster.questions.clear()
-    assert find("17", BASE) == Found(run, 3)
-    assert find("a", BASE) == Found(run)
+    assert find_run("17", BASE) == RunRef(run, 3)
+    assert find_run("a", BASE) == RunRef(run)
     assert cluster.questions == []
     with pytest.raises(UserError, match="no launch of a job of that id") as told:
-        find("18", BASE)
-    assert f"there is a job 18, of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
+        find_run("18", BASE)
+    assert f"there is a job 18 of {tmp_path}/no_slipway.sh, which is in no run" in str(told.value)
 
 
 def test_a_job_of_a_launch_that_was_removed_is_not_the_next_one(tmp_path: Path, cluster: Cluster) -> None:
@@ -257,9 +257,9 @@ def test_a_job_of_a_launch_that_was_removed_is_not_the_next_one(tmp_path: Path, 
     run = tmp_path / "theirs" / "a"
     script = launch(run, job_id="17", tag="new") / "job-a_submission.sh"
     cluster.jobs |= {"18": submitted_name(script, "new", 2), "12": submitted_name(script, "old", 2)}
-    assert find("18", BASE) == Found(run, 1)
+    assert find_run("18", BASE) == RunRef(run, 1)
     with pytest.raises(UserError, match="job 12 is of a launch that was removed: "):
-        find("12", BASE)
+        find_run("12", BASE)
 
 
 def test_an_id_that_was_used_again(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_an_id_that_was_used_again(tmp_path: Path) -> None:
     launch(old, job_id="17", created="2025-01-01T12:00:00Z")
     remembered(new)
     remembered(old)
-    found = find("17", BASE)
+    found = find_run("17", BASE)
     assert (found.run_dir, found.launch) == (new, 1)
     assert found.notes == (
         f"several launches had a job 17; the newest is taken, not that of {old} (2025-01-01T12:00:00Z)",
@@ -285,13 +285,13 @@ def test_the_array_of_a_sweep_is_known_by_its_points(tmp_path: Path, cluster: Cl
         remembered(sweep / f"seed={task}")
     launch(tmp_path / "z" / "other", job_id="170_1")
     remembered(tmp_path / "z" / "other")
-    found = find("17", BASE)
+    found = find_run("17", BASE)
     assert (found.run_dir.parent, found.launch, found.job, found.notes) == (sweep, 1, "17", ())
-    assert find("17_1", BASE) == Found(sweep / "seed=1", 1)
+    assert find_run("17_1", BASE) == RunRef(sweep / "seed=1", 1)
     with pytest.raises(UserError, match="no launch of a job of that id"):
-        find("17_9", BASE)
+        find_run("17_9", BASE)
     remembered(old)
-    (note,) = find("17", BASE).notes
+    (note,) = find_run("17", BASE).notes
     assert note.endswith(f"not that of {old} (2026-11-21T11:00:00Z)")
     assert cluster.questions == ["scripts"], "who knows the id asks nobody"
 
@@ -299,7 +299,7 @@ def test_the_array_of_a_sweep_is_known_by_its_points(tmp_path: Path, cluster: Cl
 def test_a_run_may_be_called_a_number(here: Path) -> None:
     launch(here / "results" / "17")
     launch(here / "results" / "a", job_id="17")
-    assert find("17", BASE).run_dir == here / "results" / "17"
+    assert find_run("17", BASE).run_dir == here / "results" / "17"
 
 
 # what became of things
@@ -313,15 +313,15 @@ def test_the_index_is_gone(tmp_path: Path, here: Path, cluster: Cluster, cache_d
     remembered(below)
     remembered(far)
     shutil.rmtree(cache_dir)
-    assert find("17", BASE) == Found(below, 1)
+    assert find_run("17", BASE) == RunRef(below, 1)
     with pytest.raises(UserError):
-        find("b", BASE)
+        find_run("b", BASE)
     cluster.own = [script, tmp_path / "something.sh", far / "launches/9/not_there.sh"]
-    assert find("b", BASE) == Found(far)
+    assert find_run("b", BASE) == RunRef(far)
     shutil.rmtree(cache_dir)
-    assert find("18", BASE) == Found(far, 1)
+    assert find_run("18", BASE) == RunRef(far, 1)
     cluster.own = []
-    assert find("b", BASE) == Found(far), "what was found is remembered"
+    assert find_run("b", BASE) == RunRef(far), "what was found is remembered"
 
 
 def test_a_tree_that_was_moved(tmp_path: Path, here: Path) -> None:
@@ -329,14 +329,14 @@ def test_a_tree_that_was_moved(tmp_path: Path, here: Path) -> None:
     launch(run, job_id="17")
     remembered(run)
     (tmp_path / "before").rename(here / "results")
-    assert find("a", BASE) == Found(here / "results" / "a")
-    assert find("17", BASE) == Found(here / "results" / "a", 1)
+    assert find_run("a", BASE) == RunRef(here / "results" / "a")
+    assert find_run("17", BASE) == RunRef(here / "results" / "a", 1)
     with pytest.raises(UserError):
-        find("nowhere", BASE)
+        find_run("nowhere", BASE)
     assert Index().trees() == [here / "results"]
     (here / "results" / "a").rename(here / "results" / "b")
-    assert find("17", BASE) == Found(here / "results" / "b", 1)
-    assert find("b", BASE) == find("a", BASE) == Found(here / "results" / "b")
+    assert find_run("17", BASE) == RunRef(here / "results" / "b", 1)
+    assert find_run("b", BASE) == find_run("a", BASE) == RunRef(here / "results" / "b")
 
 
 def test_a_run_that_was_moved_between_known_trees(tmp_path: Path) -> None:
@@ -346,12 +346,12 @@ def test_a_run_that_was_moved_between_known_trees(tmp_path: Path) -> None:
     run = launch(tmp_path / "x" / "a", job_id="17").parents[1]
     remembered(run)
     run.rename(tmp_path / "y" / "a")
-    assert find("17", BASE).run_dir == find("a", BASE).run_dir == tmp_path / "y" / "a"
+    assert find_run("17", BASE).run_dir == find_run("a", BASE).run_dir == tmp_path / "y" / "a"
     shutil.rmtree(tmp_path / "y" / "a")
     shutil.rmtree(tmp_path / "y" / "stays_in_y")
     for word in ("17", "a"):
         with pytest.raises(UserError, match="no run"):
-            find(word, BASE)
+            find_run(word, BASE)
     assert [entry.run for entry in Index().entries()] == ["stays_in_x"]
 
 
@@ -362,14 +362,14 @@ def test_a_copy_is_the_same_launch(tmp_path: Path, here: Path) -> None:
     shutil.copytree(tmp_path / "x", tmp_path / "backup")
     launch(run, 2, job_id="18")
     assert runs_in(tmp_path / "backup") == [tmp_path / "backup" / "a"]
-    assert find("a", BASE) == Found(run)
-    assert find("17", BASE) == Found(run, 1), "nothing is told of the copy"
+    assert find_run("a", BASE) == RunRef(run)
+    assert find_run("17", BASE) == RunRef(run, 1), "nothing is told of the copy"
     copy = tmp_path / "backup" / "a"
-    assert find(str(copy), BASE) == Found(copy)
-    assert find("a", tmp_path / "backup") == Found(copy)
-    assert find("17", BASE) == Found(run, 1)
+    assert find_run(str(copy), BASE) == RunRef(copy)
+    assert find_run("a", tmp_path / "backup") == RunRef(copy)
+    assert find_run("17", BASE) == RunRef(run, 1)
     shutil.rmtree(tmp_path / "x")
-    assert find("17", BASE) == Found(copy, 1)
+    assert find_run("17", BASE) == RunRef(copy, 1)
 
 
 # trees as they are
@@ -380,9 +380,9 @@ def test_a_walk_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (tmp_path / "data" / str(number)).mkdir(parents=True)
     launch(tmp_path / "data" / "a_run_among_data")
     launch(tmp_path / "runs" / "b")
-    monkeypatch.setattr(scanning, "_MOST_ENTRIES", 20)
+    monkeypatch.setattr(scanning, "_MAX_ENTRIES", 20)
     assert [run.name for run in scanning.runs_below([tmp_path])] == ["b"]
-    monkeypatch.setattr(scanning, "_MOST_DIRECTORIES", 2)
+    monkeypatch.setattr(scanning, "_MAX_DIRECTORIES", 2)
     assert list(scanning.runs_below([tmp_path])) == []
 
 
@@ -390,9 +390,9 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     run = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9sultats \xff")) / "a b\n"
     launch(run, job_id="17")
     remembered(run)
-    assert find("a b\n", BASE).run_dir == find("17", BASE).run_dir == run
+    assert find_run("a b\n", BASE).run_dir == find_run("17", BASE).run_dir == run
     with pytest.raises(UserError) as raised:
-        find("a c\n", BASE)
+        find_run("a c\n", BASE)
     told = str(raised.value).splitlines()
     assert all(line.isprintable() for line in told)
     assert "did you mean 'a b\\n'?" in told[1]
@@ -402,7 +402,7 @@ def test_links_that_go_in_circles_name_no_run(here: Path) -> None:
     (here / "loop").symlink_to("loop")
     for word in ("loop", "../here/loop"):
         with pytest.raises(UserError, match="there is no run"):
-            find(word, BASE)
+            find_run(word, BASE)
 
 
 def test_what_stands_in_the_way_of_a_walk(tmp_path: Path) -> None:
@@ -416,18 +416,18 @@ def test_what_stands_in_the_way_of_a_walk(tmp_path: Path) -> None:
     (tree / "broken" / "launches" / "1").mkdir(parents=True)
     (tree / "broken" / "launches" / "1" / "launcher.json").write_text("{")
     launch(tree / "odd", job_id=17, run=None, tag=["x"])
-    found = {entry.run_dir.relative_to(tree).as_posix() for entry in Known(tree).launches([tree])}
+    found = {entry.run_dir.relative_to(tree).as_posix() for entry in RunLocator(tree).launches([tree])}
     assert found == {"a", "1/2/3/c"}
-    assert find("odd", tree).run_dir == tree / "odd"
-    assert find("broken", tree).run_dir == tree / "broken"
+    assert find_run("odd", tree).run_dir == tree / "odd"
+    assert find_run("broken", tree).run_dir == tree / "broken"
 
 
 FIND = """
 import sys
 from pathlib import Path
 from launcher.errors import UserError
-from launcher.tracking.finding import find
-from launcher.tracking.known import Known, _Cluster
+from launcher.jobs.lookup import find
+from launcher.jobs.locator import Known, _Cluster
 Known._clusters = []
 for word in sys.argv[2:]:
     try:
@@ -481,13 +481,13 @@ def test_two_users_in_one_tree(tmp_path: Path, stranger: Callable[..., list[str]
     told = stranger(tree, "open", "2", "half", "4", "5", "3", "theirs", "6")
     assert told == ["open:None", "open:1", "half:None", "half:1", "-", "-", "theirs:None", "theirs:1"]
     assert stranger(tmp_path / "nowhere", "open", "6") == ["open:None", "theirs:1"]
-    assert find("6", tree) == Found(theirs, 1)
+    assert find_run("6", tree) == RunRef(theirs, 1)
 
 
 def test_two_thousand_launches(tmp_path: Path) -> None:
     for number in range(2000):
         launch(tmp_path / "x" / f"run_{number // 4}", number % 4 + 1, job_id=str(number + 1))
-    assert find("2000", tmp_path / "x") == Found(tmp_path / "x" / "run_499", 4)
+    assert find_run("2000", tmp_path / "x") == RunRef(tmp_path / "x" / "run_499", 4)
     assert len(Index().entries()) == 2000
-    assert find("8", BASE) == Found(tmp_path / "x" / "run_1", 4)
-    assert find("run_250", BASE) == Found(tmp_path / "x" / "run_250")
+    assert find_run("8", BASE) == RunRef(tmp_path / "x" / "run_1", 4)
+    assert find_run("run_250", BASE) == RunRef(tmp_path / "x" / "run_250")

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.runs.manifest import Manifest, read_manifest, write_manifest
-from supervisor.marks import read_lives
+from supervisor.marks import read_attempts
 from tests.job_marks import ends
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -95,7 +95,7 @@ class Project:
 
     def nodes(self, number: int = 1) -> list[str]:
         """Where a launch runs: a node that another test has just left may not be free yet."""
-        return str(read_lives(self.launch_dir(number))[-1].nodes).split(",")
+        return str(read_attempts(self.launch_dir(number))[-1].nodes).split(",")
 
     def ended(self, number: int = 1, name: str = "run") -> list[dict[str, Any]]:
         return ends(self.launch_dir(number, name))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.fakes.programs import write_programs
+from tests.jobs.on_slurm.zoo import PATIENCE_SECONDS, Zoo
 from tests.sandbox.fixtures import slurm_is_at_least
-from tests.tracking.zoo import PATIENCE_SECONDS, Zoo
 
 LIFE = 'echo "life ${SLURM_RESTART_COUNT:-0}"\n'
 SLEEP = LIFE + "exec sleep 3600\n"

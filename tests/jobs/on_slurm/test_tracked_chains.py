@@ -13,8 +13,8 @@ import pytest
 
 from launcher.sandbox import Sandbox
 from supervisor.marks import chain_end, link_jobs
-from tests.tracking.scenarios import REQUEUE, begin_again
-from tests.tracking.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
+from tests.jobs.on_slurm.scenarios import REQUEUE, begin_again
+from tests.jobs.on_slurm.zoo import HEADER, PATIENCE_SECONDS, PREFIX, Row, Zoo, open_zoo
 
 pytestmark = pytest.mark.slurm
 

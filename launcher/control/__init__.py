@@ -1,1 +1,0 @@
-"""What users do to jobs that they launched: end them, hold them back, look inside."""

@@ -1,0 +1,1 @@
+"""The jobs of launches: find them, ask about them, act on them."""

@@ -1,0 +1,357 @@
+"""Where runs are: in the trees of this call, in trees seen before, and in those of jobs that schedulers know.
+
+A tree is a directory with runs. Walks are bounded, and skip what may not be read.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.errors import UserError, one_line
+from launcher.runs.index import Entry, Index, entry_of
+from launcher.runs.manifest import read_manifest
+from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
+from launcher.schedulers.base import Scheduler
+from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.slurm import SlurmScheduler
+from launcher.slurm.commands import Retry, SchedulerSilent
+from supervisor.marks import job_of
+
+T = TypeVar("T")
+
+RESULTS_VARIABLE = "SLIPWAY_RESULTS_DIR"
+_MAX_CLUSTERS = 4  # to ask for a job: a user has few, but throw-away clusters leave many
+# The time limits of the cluster of this shell, and of those that are remembered.
+_OWN_SECONDS, _SECONDS = 10.0, 5.0
+# A remembered cluster that was silent is not asked again for this long.
+_REST_SECONDS = 600.0
+
+_DEPTH = 4  # levels of directories below a tree in which a run may lie
+# A directory with more entries holds data, and no runs.
+_MAX_ENTRIES = 20_000
+_MAX_DIRECTORIES = 20_000  # of one walk: a tree may be the top of a file system
+
+_Identity = tuple[int, int]
+
+
+class RunLocator:
+    """The runs that this call can find.
+
+    Attributes
+    ----------
+    always
+        The trees that are always searched: the base first, then ``$SLIPWAY_RESULTS_DIR``.
+    remarks
+        Answers of schedulers that lead to no run: why they could not be asked, or that they have a job whose
+        script is in no run, or whose run is gone.
+    """
+
+    def __init__(self, base: Path) -> None:
+        paths = os.environ.get(RESULTS_VARIABLE, "").split(":")
+        self.always = _unique([base, *(Path(path).expanduser() for path in paths if path)])
+        self.index = Index()
+        self.remarks: list[str] = []
+        self._silent: set[str | None] = set()
+        self._entries: dict[Path, list[Entry]] = {}
+        self._all: list[Entry] | None = None
+
+    @cached_property
+    def trees(self) -> list[Path]:
+        """Return all trees, those of this call first; forget those that are gone."""
+        remembered = self.index.trees()
+        gone = [tree for tree in remembered if _is_gone(tree)]
+        self.index.forget(trees=gone)
+        return _unique([*self.always, *(tree for tree in remembered if tree not in gone)])
+
+    def launches(self, trees: Iterable[Path] | None = None) -> list[Entry]:
+        """Return all launches in some trees (default: all trees); remember them, and forget what is gone."""
+        if trees is None and self._all is not None:
+            return self._all  # the walk is slow on a file server
+        entries = [
+            entry
+            for run_dir in runs_below(self.trees if trees is None else trees)
+            for entry in self._read(run_dir)
+        ]
+        self.index.remember(entries)
+        if trees is None:
+            self._all = entries
+            unseen = {entry.run_dir for entry in self.index.entries()} - {entry.run_dir for entry in entries}
+            self.index.forget(run_dirs=[run_dir for run_dir in unseen if _is_gone(run_dir)])
+        return entries
+
+    def _read(self, run_dir: Path) -> list[Entry]:
+        if run_dir not in self._entries:
+            self._entries[run_dir] = entries_of(run_dir)
+        return self._entries[run_dir]
+
+    def still_there(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the entries of the index that are still valid; drop the others from it."""
+        valid: list[Entry] = []
+        gone: list[Entry] = []
+        for entry in entries:
+            (valid if entry.is_there else gone).append(entry)
+        run_dirs = {entry.run_dir for entry in gone}
+        self.index.forget(run_dirs, {run.parent for run in run_dirs if _is_gone(run.parent)})
+        return valid
+
+    def originals(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return entries without copies: a tag in several places is one launch, where it was seen first."""
+        known = self.index.with_tags([entry.tag for entry in entries])
+        by_tag: dict[str, Entry] = {}
+        for entry in entries:
+            first = known.get(entry.tag)
+            if entry.tag not in by_tag or (first is not None and first.run_dir == entry.run_dir):
+                by_tag[entry.tag] = entry
+        return list(by_tag.values())
+
+    def located(self, job_id: str) -> list[Entry]:
+        """Return the launch whose script a scheduler says the job has, whoever submitted it.
+
+        Raises
+        ------
+        UserError
+            If its launch was removed, and another has its directory now: no other job of that id is meant.
+        """
+        removed: Path | None = None
+        for script in self._ask_all(lambda scheduler: scheduler.locate(job_id)):
+            entry = _launch_of(script) if script is not None else None
+            if entry is not None:
+                self.index.remember([entry])
+                return [entry]
+            if script is not None and _run_of(script):
+                removed = script
+            elif script is not None:
+                self.remarks.append(f"there is a job {job_id} of {one_line(str(script))}, which is in no run")
+        if removed is not None:
+            message = f"job {job_id} is of a launch that was removed: {one_line(str(removed))}"
+            raise UserError(message, hint=f"to end it: scancel {job_id}")
+        return []
+
+    def trees_of_jobs(self) -> list[Path]:
+        """Return the trees of this user's jobs in the schedulers, without those that are known already."""
+        scripts = [script for some in self._ask_all(lambda scheduler: scheduler.scripts()) for script in some]
+        trees = [run_dir.parent for script in scripts if (run_dir := _run_of(script)) is not None]
+        return [tree for tree in _unique(trees) if tree not in self.trees]
+
+    def _ask_all(self, question: Callable[[Scheduler], T]) -> Iterator[T]:
+        """Ask all schedulers at once, except silent ones; yield the answers in their order."""
+        clusters = [cluster for cluster in self._clusters if cluster.slurm_conf not in self._silent]
+        answers: list[T | UserError] = [_silence(cluster) for cluster in clusters]
+
+        def ask(number: int) -> None:
+            try:
+                answers[number] = question(clusters[number].scheduler)
+            except UserError as error:
+                answers[number] = error
+
+        # Daemons: a command that cannot be killed keeps nobody waiting.
+        threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(clusters))]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for number, (cluster, thread) in enumerate(zip(clusters, threads, strict=True)):
+            thread.join(max(0.0, start + cluster.seconds - time.monotonic()))
+            answer = answers[number]
+            if isinstance(answer, UserError):
+                self._note_failure(cluster, answer)
+            else:
+                self._note_answer(cluster)
+                yield answer
+
+    @cached_property
+    def _clusters(self) -> list[_Cluster]:
+        def slurm(conf: str | None, seconds: float) -> _Cluster:
+            retry = Retry(last_start=0, answer_timeout=seconds)
+            return _Cluster(conf, SlurmScheduler(conf, retry), seconds)
+
+        own = os.environ.get("SLURM_CONF")
+        remembered = [entry for entry in reversed(self.index.entries()) if entry.scheduler == "slurm"]
+        present = [entry for entry in remembered if _has_configuration(entry)]
+        confs = dict.fromkeys(entry.usable_slurm_conf for entry in present)
+        others = [conf for conf in confs if conf is not None and conf != own][: _MAX_CLUSTERS - 1]
+        return [
+            _Cluster("", LocalScheduler(), _SECONDS),
+            slurm(own, _OWN_SECONDS),
+            *(slurm(conf, _SECONDS) for conf in others if not self._was_silent(conf)),
+        ]
+
+    def _was_silent(self, slurm_conf: str) -> bool:
+        """Return True, with a remark, if a cluster was silent a moment ago and is not asked again."""
+        since = self._silent_clusters.get(slurm_conf)
+        if since is None:
+            return False
+        at = time.strftime("%H:%M", time.localtime(since))
+        remark = f"SLURM_CONF={one_line(slurm_conf)} did not answer at {at}, and was not asked again"
+        self.remarks.append(f"{remark}; to ask it: export SLURM_CONF={one_line(shlex.quote(slurm_conf))}")
+        return True
+
+    @cached_property
+    def _silent_clusters(self) -> dict[str, float]:
+        return self.index.silent_since(time.time() - _REST_SECONDS)
+
+    def _note_answer(self, cluster: _Cluster) -> None:
+        if cluster.slurm_conf and cluster.slurm_conf in self._silent_clusters:
+            self.index.note_silence(cluster.slurm_conf, None)
+
+    def _note_failure(self, cluster: _Cluster, error: UserError) -> None:
+        # A machine without Slurm is worth no remark.
+        if not isinstance(error, SchedulerSilent):
+            return
+        self._silent.add(cluster.slurm_conf)
+        if cluster.slurm_conf:
+            self.index.note_silence(cluster.slurm_conf, time.time())
+        where = f"SLURM_CONF={one_line(cluster.slurm_conf)}: " if cluster.slurm_conf else ""
+        self.remarks.append(where + error.message.splitlines()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """A scheduler to ask for a job, and the seconds to wait for it.
+
+    `slurm_conf` is the configuration of a Slurm, ``None`` for the machine's own; empty without Slurm.
+    """
+
+    slurm_conf: str | None
+    scheduler: Scheduler
+    seconds: float
+
+
+def _silence(cluster: _Cluster) -> UserError:
+    return SchedulerSilent(f"Slurm does not answer: nothing within {cluster.seconds:.0f} s")
+
+
+def _has_configuration(entry: Entry) -> bool:
+    try:
+        return entry.slurm_conf is None or Path(entry.slurm_conf).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _run_of(script: Path) -> Path | None:
+    """Return the run that a script belongs to, by its path."""
+    launch_dir = launch_dir_of(script.absolute())
+    inside = launch_dir.parent.name == LAUNCHES and launch_dir.name.isdigit()
+    return launch_dir.parents[1] if inside and is_run(launch_dir.parents[1]) else None
+
+
+def _launch_of(script: Path) -> Entry | None:
+    run_dir = _run_of(script)
+    entries = entries_of(run_dir) if run_dir is not None else []
+    # A run may have been removed, and launched again, while the job of the earlier launch waits.
+    tag = submitted_tag(script)
+    number = launch_dir_of(script).name
+    return next(
+        (entry for entry in entries if str(entry.number) == number and tag in (None, entry.tag)), None
+    )
+
+
+def _is_gone(tree: Path) -> bool:
+    # Only if that is certain: a file system that does not answer may come back.
+    try:
+        return not stat.S_ISDIR(tree.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
+def _unique(paths: Iterable[Path]) -> list[Path]:
+    return list(dict.fromkeys(path.absolute() for path in paths))
+
+
+def is_run(directory: Path) -> bool:
+    """Return True if a directory is that of a run; False if it may not be read."""
+    try:
+        return (directory / LAUNCHES).is_dir()
+    except OSError:
+        return False
+
+
+def runs_below(trees: Iterable[Path]) -> Iterator[Path]:
+    """Yield the directories of the runs below some trees, each once, those nearer to the top first.
+
+    Run directories and hidden ones are not walked. Links are followed, but not in circles: a directory met
+    by its own name is not yielded again through a link.
+    """
+    seen: set[_Identity] = set()
+    waiting = deque((tree, 0) for tree in trees)
+    for _ in range(_MAX_DIRECTORIES):
+        if not waiting:
+            return
+        directory, depth = waiting.popleft()
+        identity = _identity(directory)
+        if identity is None or identity in seen:
+            continue
+        seen.add(identity)
+        if is_run(directory):
+            yield directory
+        elif depth < _DEPTH:
+            waiting.extend((path, depth + 1) for path in _directories(directory))
+
+
+def entries_of(run_dir: Path, newest: int | None = None) -> list[Entry]:
+    """Return the launches of a run by their manifests, oldest first, without broken ones.
+
+    Parameters
+    ----------
+    newest
+        The number of newest launches to read (default: all).
+    """
+    try:
+        numbers = launch_numbers(run_dir)
+    except OSError:
+        return []
+    entries = (_entry(run_dir, number) for number in (numbers if newest is None else numbers[-newest:]))
+    return [entry for entry in entries if entry is not None]
+
+
+def _entry(run_dir: Path, number: int) -> Entry | None:
+    directory = run_dir / LAUNCHES / str(number)
+    try:
+        manifest = read_manifest(directory)
+    except UserError:
+        return None
+    job_id = manifest.job_id
+    if job_id is None and (claimed := job_of(directory)):
+        job_id = manifest.id_in(claimed)
+    return entry_of(run_dir, number, manifest, job_id)
+
+
+def _identity(path: Path) -> _Identity | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _directories(directory: Path) -> list[Path]:
+    """Return the directories that may be or hold runs, links last."""
+    names: list[tuple[bool, str]] = []
+    try:
+        with os.scandir(directory) as entries:
+            for count, entry in enumerate(entries):
+                if count >= _MAX_ENTRIES:
+                    return []
+                if not entry.name.startswith(".") and _is_directory(entry):
+                    names.append((entry.is_symlink(), entry.name))
+    except OSError:
+        return []
+    return [directory / name for _, name in sorted(names)]
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

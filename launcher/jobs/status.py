@@ -1,0 +1,361 @@
+"""The status of launches: asked of each scheduler once for all of its jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, scheduler_of
+from launcher.jobs.lookup import RunRef
+from launcher.runs.paths import LAUNCHES, launch_numbers
+from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
+from launcher.schedulers.chains import from_marks_alone, may_go_on
+from launcher.slurm.hostlists import compress_tasks
+from launcher.slurm.states import State
+from supervisor.marks import chain_end, read_attempts
+
+# A launch that waits longer than this for its requeue does not count beside a newer one of its run.
+_REQUEUE_SECONDS = 14 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStatus:
+    """A launch and the status of its job.
+
+    Attributes
+    ----------
+    launch
+        ``None`` if it could not be read; the status then says why.
+    unanswered
+        Why the scheduler could not be asked, if it could not.
+    task
+        One task of the launch's array, if a command line names only that.
+    """
+
+    run_dir: Path
+    launch: Launch | None
+    status: JobStatus
+    unanswered: str | None = None
+    task: str | None = None
+
+    @property
+    def run(self) -> str:
+        return self.launch.manifest.run if self.launch else self.run_dir.name
+
+    @property
+    def number(self) -> int | None:
+        return self.launch.paths.number if self.launch else None
+
+    @property
+    def chain(self) -> ChainJobs | None:
+        return self.status.chain
+
+    @property
+    def job_id(self) -> str | None:
+        """Return the scheduler's id of the job; of a chain that of the current link."""
+        if self.chain is not None:
+            return self.chain.job_id
+        job_id = self.launch.manifest.job_id if self.launch else None
+        return f"{job_id}_{self.task}" if job_id and self.task else job_id
+
+    @property
+    def waiting_id(self) -> str | None:
+        """Return the id of the job that can be held: of a chain the next link, if one waits."""
+        return next(iter(self.chain.waiting), None) if self.chain else self.job_id
+
+    @property
+    def waiting_status(self) -> JobStatus:
+        """Return the status of the job that can be held."""
+        chain = self.chain
+        return chain.jobs[chain.waiting[0]] if chain and chain.waiting else self.status
+
+    @property
+    def state(self) -> State:
+        return state_of_task(self.status, self.task)
+
+    @property
+    def waits(self) -> bool:
+        """Return True if the job, one of its tasks or a further link has not begun."""
+        if self.chain is not None and self.state.is_live:
+            return bool(self.chain.waiting)
+        tasks = {} if self.task else self.status.tasks
+        return State.PENDING in (self.state, *tasks.values())
+
+    @property
+    def runs(self) -> bool:
+        """Return True if the job, or one of its tasks, runs."""
+        tasks = {} if self.task else self.status.tasks
+        return not {State.RUNNING, State.SUSPENDED}.isdisjoint((self.state, *tasks.values()))
+
+    @property
+    def may_live(self) -> bool:
+        """Return True if the scheduler has the job, or could not be asked."""
+        if self.state.is_live:
+            return True
+        is_lost = self.launch is not None and self.launch.manifest.job_id is None
+        return self.state is State.UNKNOWN and (is_lost or self.unanswered is not None)
+
+    def scheduler(self) -> Scheduler:
+        """Return the scheduler that has the job.
+
+        Raises
+        ------
+        UserError
+            If the launch could not be read.
+        """
+        if self.launch is None:
+            raise UserError(self.status.reason or f"{self.run_dir}: no launch of it can be read")
+        return scheduler_of(self.launch)
+
+
+def state_of_task(status: JobStatus, task: str | None) -> State:
+    """Return the state of a job, or of one task of an array."""
+    return status.state if task is None else status.tasks.get(task, status.state)
+
+
+def poll(launches: Sequence[Launch]) -> list[LaunchStatus]:
+    """Ask each scheduler once for all of its jobs; return the statuses of launches in their order.
+
+    If a scheduler cannot be asked, its jobs have the status of their marks, or are UNKNOWN with the reason.
+    """
+    statuses: dict[Path, LaunchStatus] = {}
+    # Read anew each time: a chain gets further links while it is watched.
+    refs = {launch.paths.directory: launch.ref for launch in launches}
+    for group in by_scheduler(launches):
+        known = [ref for launch in group if (ref := refs[launch.paths.directory])]
+        statuses.update(_ask_scheduler(group, known))
+    return [
+        statuses.get(launch.paths.directory)
+        or LaunchStatus(launch.paths.run_dir, launch, _without_job(launch), launch.unanswered)
+        for launch in launches
+    ]
+
+
+def _ask_scheduler(launches: Sequence[Launch], refs: Sequence[JobRef]) -> Iterable[tuple[Path, LaunchStatus]]:
+    if not refs:
+        return []
+    refs = _with_unique_tags(refs)
+    unanswered = None
+    try:
+        scheduler = scheduler_of(launches[0])
+        statuses = {**scheduler.statuses(refs)}
+        if more := _with_lost_links(scheduler, launches, refs, statuses):
+            statuses |= scheduler.statuses(more)
+        unknown = JobStatus(State.UNKNOWN, "the scheduler did not tell of this job")
+    except UserError as error:
+        unanswered = error.message.splitlines()[0]
+        statuses, unknown = {}, JobStatus(State.UNKNOWN, unanswered)
+    by_directory = {launch.paths.directory: launch for launch in launches}
+    return [
+        (
+            ref.launch_dir,
+            LaunchStatus(
+                by_directory[ref.launch_dir].paths.run_dir,
+                by_directory[ref.launch_dir],
+                statuses.get(ref.tag) or _by_marks(ref, unknown),
+                unanswered,
+            ),
+        )
+        for ref in refs
+    ]
+
+
+def _with_unique_tags(refs: Sequence[JobRef]) -> list[JobRef]:
+    """Give each reference its own tag: a manifest may be a copy, or claim another's tag."""
+    seen: set[str] = set()
+    unique = []
+    for number, ref in enumerate(refs):
+        if ref.tag in seen:
+            ref = replace(ref, tag=f"{ref.tag} {number}", array_tag=ref.submitted_tag)
+        seen.add(ref.tag)
+        unique.append(ref)
+    return unique
+
+
+def _with_lost_links(
+    scheduler: Scheduler,
+    launches: Sequence[Launch],
+    refs: Sequence[JobRef],
+    statuses: Mapping[str, JobStatus],
+) -> list[JobRef]:
+    """Return chains that seem to have ended, with a further link whose submission was not answered."""
+    submissions = {launch.paths.directory: launch.submission for launch in launches}
+    open_ended = [ref for ref in refs if (status := statuses.get(ref.tag)) and may_go_on(ref, status)]
+    if not open_ended:
+        return []
+    # All links: the claims of several in a row may be missing.
+    jobs_of = scheduler.find_links([replace(submissions[ref.launch_dir], link=None) for ref in open_ended])
+    extended = []
+    for ref in open_ended:
+        links = dict(zip(ref.numbers, ref.jobs, strict=True))
+        more = {link: jobs[0] for link, jobs in jobs_of.get(ref.tag, {}).items() if link not in links}
+        if more:
+            extended.append(ref.with_links(links | more))
+    return extended
+
+
+def _by_marks(ref: JobRef, unknown: JobStatus) -> JobStatus:
+    marked = from_marks_alone(ref)
+    return marked if marked and marked.state.is_final else unknown
+
+
+def _without_job(launch: Launch) -> JobStatus:
+    if launch.unanswered:
+        return JobStatus(State.UNKNOWN, f"whether it became a job cannot be asked: {launch.unanswered}")
+    if launch.manifest.error:
+        return JobStatus(State.NOT_SUBMITTED, launch.manifest.error.strip().partition("\n")[0])
+    if launch.is_without_job:
+        why = launch.manifest.unanswered or "its launcher ended before it submitted"
+        return JobStatus(State.NOT_SUBMITTED, why)
+    why = launch.manifest.unanswered or "being submitted, or its launcher died"
+    return JobStatus(State.UNKNOWN, f"{why}: no job of it is known yet")
+
+
+def current_statuses(
+    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
+) -> list[LaunchStatus]:
+    """Return of each run all live launches, the newest first, or else the newest launch.
+
+    However many runs there are, each scheduler is asked once. One broken run hides no other.
+
+    Parameters
+    ----------
+    only
+        The launches of these runs to return instead, by their numbers, in any state.
+    """
+    only = only or {}
+    return [
+        item
+        for run_dir, items in possible_statuses(run_dirs, only).items()
+        for item in (items if run_dir in only else _current(items))
+    ]
+
+
+def possible_statuses(
+    run_dirs: Sequence[Path], only: Mapping[Path, Sequence[int]] | None = None
+) -> dict[Path, list[LaunchStatus]]:
+    """Return of each run all launches that may live, the newest first, and always the newest launch.
+
+    `only` is as in `current_statuses`.
+    """
+    only = only or {}
+    read = {
+        run_dir: _read(run_dir, only[run_dir]) if run_dir in only else _candidates(run_dir)
+        for run_dir in run_dirs
+    }
+    opened = adopt([item for items in read.values() for item in items if isinstance(item, Launch)])
+    statuses = dict(zip((launch.paths.directory for launch in opened), poll(opened), strict=True))
+    return {
+        run_dir: [
+            statuses[item.paths.directory]
+            if isinstance(item, Launch)
+            else LaunchStatus(run_dir, None, JobStatus(State.UNKNOWN, item.message))
+            for item in items
+        ]
+        for run_dir, items in read.items()
+    }
+
+
+def _candidates(run_dir: Path) -> list[Launch | UserError]:
+    """Return the newest readable launch, and older ones that may be live; newest first."""
+    items: list[Launch | UserError] = []
+    try:
+        numbers = launch_numbers(run_dir)
+    except OSError as error:
+        return [UserError(f"its launches cannot be read: {(error.strerror or str(error)).lower()}")]
+    for number in reversed(numbers):
+        has_newer = any(isinstance(item, Launch) and not item.manifest.error for item in items)
+        if not has_newer or not _is_over(run_dir / LAUNCHES / str(number)):
+            items += _read(run_dir, [number])
+    return items
+
+
+def _read(run_dir: Path, numbers: Sequence[int]) -> list[Launch | UserError]:
+    items: list[Launch | UserError] = []
+    for number in numbers:
+        try:
+            items.append(read_launch(run_dir, number))
+        except UserError as error:
+            items.append(error)
+    return items
+
+
+def _is_over(launch_dir: Path) -> bool:
+    """Return True if the marks alone tell that a job is over: a failed one may wait for its requeue."""
+    attempts = read_attempts(launch_dir)
+    if not attempts or attempts[-1].task is not None:
+        return False
+    last = attempts[-1]
+    if last.is_over and chain_end(launch_dir) is not None:
+        return True
+    return last.exit_code == 0 or (last.is_over and time.time() - (last.ended or 0.0) > _REQUEUE_SECONDS)
+
+
+def _current(items: Sequence[LaunchStatus]) -> list[LaunchStatus]:
+    alive = [item for item in items if item.status.state.is_live]
+    if alive:
+        return alive
+    read = [item for item in items if item.launch]
+    submitted = [item for item in read if item.status.state is not State.NOT_SUBMITTED]
+    newest = next(iter(submitted or read or items), None)
+    return [newest] if newest else []
+
+
+def named_statuses(refs: Sequence[RunRef]) -> list[LaunchStatus]:
+    """Return the launches that a command line names, in its order, the newest of each run first.
+
+    A run stands for all launches that live or may live, else its newest; a launch only for itself.
+
+    Raises
+    ------
+    UserError
+        If a run has no such launch, or was never launched.
+    """
+    for ref in refs:
+        _require_launch(ref)
+    whole = {ref.run_dir for ref in refs if ref.launch is None}
+    only: dict[Path, list[int]] = {}
+    for ref in refs:
+        if ref.launch is not None and ref.run_dir not in whole:
+            only.setdefault(ref.run_dir, []).append(ref.launch)
+    by_run = possible_statuses(list(dict.fromkeys(ref.run_dir for ref in refs)), only)
+    named: dict[tuple[Path, int | None, str | None], LaunchStatus] = {}
+    for ref in refs:
+        for item in _named_by(ref, by_run[ref.run_dir], ref.run_dir in whole):
+            named.setdefault((ref.run_dir, item.number, item.task), item)
+    return list(named.values())
+
+
+def _named_by(ref: RunRef, items: Sequence[LaunchStatus], whole: bool) -> list[LaunchStatus]:
+    if not whole:
+        named = [replace(item, task=ref.task) for item in items if item.number in (ref.launch, None)]
+        for item in named:
+            _require_task(item)
+        return named
+    living = [item for item in items if item.may_live]
+    submitted = [item for item in items if item.state is not State.NOT_SUBMITTED and item.launch]
+    return living or submitted[:1] or list(items[:1])
+
+
+def _require_task(item: LaunchStatus) -> None:
+    tasks = item.status.tasks
+    if item.task is not None and tasks and item.task not in tasks:
+        job_id = item.launch.manifest.job_id if item.launch else None
+        raise UserError(
+            f"job {job_id} of {item.run} has no task {item.task}",
+            hint=f"its tasks: {compress_tasks(list(map(int, tasks)))}",
+        )
+
+
+def _require_launch(ref: RunRef) -> None:
+    numbers = launch_numbers(ref.run_dir)
+    if not numbers:
+        raise UserError(f"the run in {ref.run_dir} has no launch yet")
+    if ref.launch is not None and ref.launch not in numbers:
+        raise UserError(
+            f"the run in {ref.run_dir} has no launch {ref.launch}",
+            hint=f"launches: {', '.join(map(str, numbers))}",
+        )

@@ -1,1 +1,0 @@
-"""Launches on disk and the jobs that they became: found, and asked about."""
