@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """The findings about a draft, the worst first, with the facts that they rest on.
 
     `skipped` are the ids of checks that were not to be applied.
@@ -51,7 +51,9 @@ class Report:
         return as_mistakes(self.draft, self.of(severity))
 
 
-def check_launch(drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True) -> list[Report]:
+def check_launch(
+    drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True
+) -> list[CheckReport]:
     """Check drafts before anything is written: log warnings, let errors stop all of them.
 
     Parameters
@@ -94,7 +96,7 @@ def require_skippable(skipped: Sequence[str]) -> None:
 
 def check_drafts(
     drafts: Sequence[Draft], skipped: Sequence[str] = (), *, look: bool = True, **known: Any
-) -> list[Report]:
+) -> list[CheckReport]:
     """Check drafts; what several of them need to know is asked once.
 
     Parameters
@@ -114,13 +116,15 @@ def check_drafts(
     for draft, verdict in zip(drafts, verdicts, strict=True):
         facts = gather(draft, look=look, verdict=verdict, cluster_of=cluster_of, host_of=host_of)
         facts = replace(facts, **known)
-        reports.append(Report(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped)))
+        reports.append(
+            CheckReport(draft, facts, tuple(run_checks(draft.plan, facts, skipped)), tuple(skipped))
+        )
     return reports
 
 
 def show_to_scheduler(
-    report: Report, validate: Callable[[str], str | None] | None = None, *, must_answer: bool = True
-) -> Report:
+    report: CheckReport, validate: Callable[[str], str | None] | None = None, *, must_answer: bool = True
+) -> CheckReport:
     """Return a report with the scheduler's answer to the script, the last of the facts.
 
     Parameters
@@ -167,7 +171,7 @@ def _ask(script: str, validate: Callable[[str], str | None], must_answer: bool) 
         return SubmissionFacts(is_refused=True, message=error.message, fix=error.hint)
 
 
-def require_passed(reports: Sequence[Report]) -> None:
+def require_passed(reports: Sequence[CheckReport]) -> None:
     """Let the errors of reports stop a launch.
 
     Raises

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.checks.findings import Severity
-from launcher.checks.gate import Report, as_mistakes, check_drafts, show_to_scheduler
+from launcher.checks.gate import CheckReport, as_mistakes, check_drafts, show_to_scheduler
 from launcher.checks.registry import CHECKS
 from launcher.checks.rules.memory import why_not_told
 from launcher.checks.rules.resources import CHECK as GPUS
@@ -103,7 +103,7 @@ def _training(made: Sequence[Draft]) -> list[Draft]:
     return training
 
 
-def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[Report]:
+def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[CheckReport]:
     """Apply the checks that need to know of nothing but the plan."""
     # Who plans on a laptop has not chosen an image yet: the one that is there is the cluster's default.
     reports = check_drafts(drafted, skipped, look=False, image=None)
@@ -114,7 +114,7 @@ def _estimates(drafted: Sequence[Draft], skipped: Sequence[str]) -> list[Report]
     ]
 
 
-def _looked(report: Report, skipped: Sequence[str], *, only_plan: bool) -> Looked:
+def _looked(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> Looked:
     plan, facts = report.draft.plan, report.facts
     applied = [check.id for check in CHECKS if (has_all if only_plan else is_applicable)(check, facts)]
     mistakes = as_mistakes(report.draft, report.findings)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.checks.gate import Report, check_launch
+from launcher.checks.gate import CheckReport, check_launch
 from launcher.cli.requests import add_launch_options, is_workspace, print_drafts, request_of
 from launcher.cli.smoke import add_smoke, smoke_first, without_smoke
 from launcher.drafting import Draft, Request, drafts
@@ -134,13 +134,13 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
     return launched[0] if launched else None
 
 
-def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[Report]:
+def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[CheckReport]:
     if request.launch_dir is not None:  # which was checked when it was launched
         return []
     return check_launch(drafted, args.no_check, look=not _is_dry(args, drafted))
 
 
-def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[Report], Request]:
+def _built(args: argparse.Namespace, request: Request) -> tuple[list[Draft], list[CheckReport], Request]:
     """Check a launch and make its image, or draft the job that makes it first."""
     # Imported late: most launches make no image.
     from launcher.launching.building import draft_with_image
@@ -193,7 +193,7 @@ def _is_dry(args: argparse.Namespace, drafted: Sequence[Draft]) -> bool:
 
 
 def _launch(
-    args: argparse.Namespace, drafted: Sequence[Draft], reports: Sequence[Report], request: Request
+    args: argparse.Namespace, drafted: Sequence[Draft], reports: Sequence[CheckReport], request: Request
 ) -> list[Launched]:
     if _is_dry(args, drafted):
         print_drafts(drafted, [draft.rendered.script for draft in drafted], "bash")

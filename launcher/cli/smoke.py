@@ -16,7 +16,7 @@ from launcher.runs.receipts import note_ended
 from launcher.ui.tables import print_code
 
 if TYPE_CHECKING:
-    from launcher.checks.gate import Report
+    from launcher.checks.gate import CheckReport
     from launcher.launching import Launched
 
 OPTION = "--smoke"
@@ -33,8 +33,8 @@ def add_smoke(parser: argparse.ArgumentParser) -> None:
 
 
 def smoke_first(
-    args: argparse.Namespace, reports: Sequence[Report], request: Request, *, dry: bool
-) -> tuple[list[Report], int | None]:
+    args: argparse.Namespace, reports: Sequence[CheckReport], request: Request, *, dry: bool
+) -> tuple[list[CheckReport], int | None]:
     """Run the smoke of a launch and say how it went.
 
     Returns

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 
 from launcher.checks.findings import Severity
-from launcher.checks.gate import Report, check_launch, require_passed, show_to_scheduler
+from launcher.checks.gate import CheckReport, check_launch, require_passed, show_to_scheduler
 from launcher.checks.rules.host import SCHEDULER
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
@@ -77,14 +77,14 @@ class _Ready:
         return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
 
 
-def launch(draft: Draft, request: Request, *, report: Report | None = None) -> Launched:
+def launch(draft: Draft, request: Request, *, report: CheckReport | None = None) -> Launched:
     """Launch a draft: see `launch_stages`."""
     (launched,) = launch_stages([draft], request, reports=[report] if report is not None else None)
     return launched
 
 
 def launch_stages(
-    drafts: Sequence[Draft], request: Request, *, reports: Sequence[Report] | None = None
+    drafts: Sequence[Draft], request: Request, *, reports: Sequence[CheckReport] | None = None
 ) -> list[Launched]:
     """Launch stages one after the other, each waiting for the one before.
 
@@ -121,7 +121,7 @@ def launch_stages(
     return _submit_stages(ready, manifests)
 
 
-def _prepare(report: Report, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
+def _prepare(report: CheckReport, undo: contextlib.ExitStack, reservations: contextlib.ExitStack) -> _Ready:
     """Check everything that can refuse a launch, and reserve its number."""
     draft, plan = report.draft, report.draft.plan
     scheduler = scheduler_for(plan.scheduler, plan.slurm_conf)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from launcher.checks.findings import Severity
-from launcher.checks.gate import Report, require_passed, show_to_scheduler
+from launcher.checks.gate import CheckReport, require_passed, show_to_scheduler
 from launcher.checks.rules.host import SCHEDULER
 from launcher.errors import UserError
 from launcher.plan import Plan
@@ -24,7 +24,7 @@ _IN_PARENTHESES = re.compile(r"#!.*\n\( #.*\n((?s:.*\n))\)\n*")
 _PROGRAMS = {"slurm": "salloc", "allocation": "srun"}
 
 
-def open_workspace(report: Report) -> NoReturn:
+def open_workspace(report: CheckReport) -> NoReturn:
     """Become the shell: its exit code is that of this process.
 
     Raises
@@ -42,7 +42,7 @@ def open_workspace(report: Report) -> NoReturn:
     os.execvp("bash", ["bash", "-c", in_place(script)])
 
 
-def _prepare(report: Report) -> list[str]:
+def _prepare(report: CheckReport) -> list[str]:
     """Check what the shell needs of this machine, and make its directories; return warnings."""
     draft, plan = report.draft, report.draft.plan
     program = _PROGRAMS.get(plan.scheduler)

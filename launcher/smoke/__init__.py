@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.checks.gate import Report, check_drafts, require_passed
+from launcher.checks.gate import CheckReport, check_drafts, require_passed
 from launcher.checks.rules.host import MACHINE
 from launcher.drafting import Draft, Request, draft
 from launcher.errors import UserError
@@ -27,7 +27,7 @@ _OF_WHOLE_TRAININGS = ("schedule.warmup", "schedule.validation")
 class Smoke:
     """A smoke that is planned, and nowhere written yet; `told` says how it differs from the launch."""
 
-    report: Report
+    report: CheckReport
     request: Request
     told: Sequence[str]
 

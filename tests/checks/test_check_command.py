@@ -74,7 +74,7 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_on_which_stage(
     assert main(asked) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("memory: stage 0 is the fullest of 4: ")
-    assert " GiB more than the 40.0 GiB that a GPU has (a100-40gb; cluster.gpu)" in lines[1]
+    assert " GiB more than the 40.0 GiB of a GPU (a100-40gb; cluster.gpu)" in lines[1]
     (line,) = [line for line in lines if line.startswith("error: ")]
     assert "pipeline stage 0 of 4" in line and line.endswith("[memory.fits]")
     assert any(line.startswith("  would fit: ") for line in lines)

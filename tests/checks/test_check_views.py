@@ -77,7 +77,7 @@ def test_the_headline_names_the_fullest_stage_and_whose_memory_it_is() -> None:
     )
     assert headline(memory(stage(0), margin=0.0)) == "52.0 GiB of 80.0 GiB (a100-80gb; cluster.gpu)"
     assert headline(memory(stage(0, 60, logits=8))) == (
-        "100.0 GiB, 20.0 GiB more than the 80.0 GiB that a GPU has (a100-80gb; cluster.gpu)"
+        "100.0 GiB, 20.0 GiB more than the 80.0 GiB of a GPU (a100-80gb; cluster.gpu)"
     )
 
 
@@ -274,4 +274,4 @@ def test_a_name_that_is_no_pictures_is_refused() -> None:
     require_suffix(Path("Memory.PNG"))
     with pytest.raises(UserError, match=r"--plot 'memory.jpg': unknown picture format") as raised:
         require_suffix(Path("memory.jpg"))
-    assert raised.value.hint == "one that ends with .png, .svg, .pdf"
+    assert raised.value.hint == "choose a name that ends with .png, .svg, .pdf"

@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 
 def account_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The job is charged to an account that the user has, and that its partition takes."""
+    """Find an account that the user does not have, or that its partition does not take."""
     assert facts.cluster is not None and facts.cluster.settings is not None
     settings, mine = facts.cluster.settings, facts.cluster.associations or ()
     given, names = plan.job.queue.account, sorted({one.account for one in mine})
@@ -106,7 +106,7 @@ def _is_closed(name: str, taken: Sequence[str] | None, denied: Sequence[str]) ->
 
 
 def qos_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """The quality of service is there, is one that the account may use, and gives what the job wants."""
+    """Find a QOS that does not exist, that the account may not use, or that gives less than requested."""
     assert facts.cluster is not None and facts.cluster.settings is not None
     settings, names = facts.cluster.settings, [one.name for one in facts.cluster.qos or ()]
     given, found = plan.job.queue.qos, associations_of(plan, facts)
@@ -134,7 +134,7 @@ def qos_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def _holding(plan: Plan, facts: Facts) -> list[Qos]:
-    """The QOS whose limits hold, the first before the other: that of its one partition, and the job's.
+    """Return the QOS whose limits hold, the first before the other: that of its one partition, and the job's.
 
     The order is that of Slurm's "Resource Limits" page: partition QOS, job QOS, association; a QOS with
     OverPartQOS comes first.
@@ -178,7 +178,7 @@ def _closed_to(plan: Plan, facts: Facts, name: str) -> Iterator[Finding]:
 
 
 def _beyond(check: str, plan: Plan, facts: Facts, who: str, limits: Limits, key: str) -> Iterator[Finding]:
-    """What a job wants of more than it is given, each for itself."""
+    """Find each request of a job that is beyond its limits."""
     seconds, limit = wanted_seconds(plan), f"{plan.job.stage}.run.time_limit"
     if seconds is not None and limits.max_seconds is not None and seconds > limits.max_seconds:
         most = format_time_limit(limits.max_seconds)
