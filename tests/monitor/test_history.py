@@ -74,7 +74,9 @@ def test_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> N
     assert "not a launch's manifest" in third["reason"]
 
 
-def test_history_has_each_attempt_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_history_has_each_attempt_of_a_requeued_job(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     directory = runs.launch()
     leave(directory, "11", started=1000.0, nodes="n1")
     leave(directory, "11", life=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
