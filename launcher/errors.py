@@ -1,4 +1,4 @@
-"""The errors that a user can mend: no traceback, exit code 2."""
+"""The errors that a user can fix: no traceback, exit code 2."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ _LONGEST = 160
 
 
 class UserError(Exception):
-    """A mistake of the user's, told so that it can be mended.
+    """A mistake of the user's, with what is needed to fix it.
 
     Parameters
     ----------
     message
         What is wrong, as ``KEY=VALUE: what is wrong with it``.
     key
-        The key of the configuration that it is about, such as ``cluster.gres``; where it was set is found
-        on the way out.
+        The key of the configuration that it is about, such as ``cluster.gres``; its source is added later.
     also
-        Further keys that have a part in it.
+        Further keys that are involved.
     source
-        Where the value is from: a file and its line, or an override.
+        The source of the value: a file and its line, or an override.
     hint
-        What to do next: the nearest spelling, a command to run.
+        The next step: the nearest spelling, a command to run.
     """
 
     exit_code = 2
@@ -53,7 +52,7 @@ class UserError(Exception):
 
     @property
     def mistakes(self) -> tuple[UserError, ...]:
-        """The single mistakes that this is made of."""
+        """The single mistakes of this error."""
         return (self,)
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ class UserError(Exception):
 
 
 class Mistakes(UserError):
-    """Several mistakes that were found at once, each with its own key and source."""
+    """Several mistakes, each with its own key and source."""
 
     def __init__(self, mistakes: Sequence[UserError]) -> None:
         super().__init__("\n".join(mistake.message for mistake in mistakes))
@@ -77,7 +76,7 @@ class Mistakes(UserError):
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str | None:
-    """Name the nearest valid spelling, or list what is valid when nothing is near."""
+    """Return a hint with the nearest valid spelling, or with all valid ones if none is near."""
     options = sorted(valid)
     found = nearest(name, options)
     if found:
@@ -86,25 +85,25 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 1) -> list[str]:
-    """The nearest spellings, whatever their case; empty when nothing is near."""
+    """Return the nearest spellings, ignoring case; an empty list if none is near."""
     by_lower = {option.lower(): option for option in valid}
     return [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)]
 
 
 def nearest_files(path: Path, suffixes: str | tuple[str, ...] = "", most: int = 3) -> str:
-    """The names beside a path that are nearest to its own; any if none is near."""
+    """Return a hint with the names beside a path that are nearest to its own, or with any if none is near."""
     try:
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.endswith(suffixes))
     except FileNotFoundError:
         return f"there is no {path.parent}"
-    except OSError:  # one may look for a file there, and not list them
+    except OSError:  # a directory that may be searched, and not listed
         names = []
     listed = nearest(path.name, names, most) or names[:most]
     return f"in {path.parent}: {', '.join(listed)}" if listed else f"there is none in {path.parent}"
 
 
 def shown(value: Any) -> str:
-    """A value as the user would write it, in one line and without the secrets in it."""
+    """Return a value as the user would write it, in one line and with secrets masked."""
     return shortened(_shown(value))
 
 
@@ -134,13 +133,13 @@ def _shown_at(key: str, value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text with what would break the line, or cannot be printed, escaped."""
+    """Return text with line breaks and unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-# What can be done about it, by the reason for which the system refuses to write.
+# The remedies by the system's reason to refuse a write.
 _REMEDIES = {
     errno.EACCES: "you may not: choose another place, {key}=..., or have its owner let you in",
     errno.EPERM: "you may not: choose another place, {key}=..., or have its owner let you in",
@@ -155,27 +154,27 @@ _REMEDIES = {
 
 
 def explain_os_error(error: OSError, path: Path, key: str, *, verb: str = "write") -> UserError:
-    """Why the system does not let us use a path, and what can be done.
+    """Return the user's error for the system's refusal of a path, with a remedy.
 
     Parameters
     ----------
     path
-        What was to be written; the first part of it that exists is what the user can look at.
+        The refused path; the remedy names the nearest directory above it that exists.
     key
         The key of the configuration that the path comes from.
     verb
-        What we wanted to do with it.
+        The refused action.
     """
     remedy = _REMEDIES.get(error.errno or 0, "choose another place, {key}=...")
-    told = (error.strerror or str(error)).lower()
+    reason = (error.strerror or str(error)).lower()
     return UserError(
-        f"cannot {verb} {shortened(one_line(str(path)))}: {told}",
+        f"cannot {verb} {shortened(one_line(str(path)))}: {reason}",
         key=key,
         hint=remedy.format(key=key, there=_existing(path)),
     )
 
 
-# The system's refusals that a user can do something about; others are for us to mend.
+# The system's refusals that a user can resolve; others are bugs.
 _REFUSALS = {
     errno.EACCES: "you may not: have its owner let you in, or name another",
     errno.EPERM: "you may not: have its owner let you in, or name another",
@@ -189,7 +188,7 @@ _REFUSALS = {
 
 
 def explain_refusal(error: OSError) -> UserError | None:
-    """What the system says of a path of the user's, or of the output; ``None`` if that is none of it."""
+    """Return the user's error for a refused path or output; ``None`` for any other error."""
     hint = _REFUSALS.get(error.errno or 0)
     if hint is None:
         return None
@@ -198,12 +197,12 @@ def explain_refusal(error: OSError) -> UserError | None:
 
 
 def check_directory(option: str, path: Path) -> None:
-    """Refuse a directory of the user's that is not there, or that cannot be read: it must not be passed over.
+    """Refuse a directory of the user's that does not exist or cannot be read: it must not be skipped.
 
     Raises
     ------
     UserError
-        Naming the option that it was given with.
+        With the option that names it.
     """
     if not stat.S_ISDIR(file_mode(path)):
         raise UserError(f"{option} {one_line(str(path))}: no such directory")
@@ -211,7 +210,7 @@ def check_directory(option: str, path: Path) -> None:
         raise UserError(f"{option} {one_line(str(path))}: permission denied", hint=_REFUSALS[errno.EACCES])
 
 
-# What means that nothing is there; whatever else the system says, something may be.
+# The errors which mean that there is no file; with any other error there may be one.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EBADF)
 
 

@@ -1,4 +1,4 @@
-"""File systems: which of them this machine has for itself, and how much may still be written there."""
+"""File systems: local or shared with other machines, and the room that the user has on them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOUNTS = Path("/proc/self/mountinfo")
-# What this machine's own disks give to others: the head node of a small cluster often has /home itself.
+# The directories that this machine exports: the head node of a small cluster often has /home itself.
 EXPORTS = (Path("/etc/exports"), Path("/etc/exports.d"), Path("/var/lib/nfs/etab"))
 
-# Those of one machine. All others are taken for shared: nfs, lustre, gpfs, beegfs, ceph, wekafs, fuse.* ...
+# The types of one machine. All others count as shared: nfs, lustre, gpfs, beegfs, ceph, wekafs, fuse.* ...
 _LOCAL = {
     *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "ntfs3", "reiserfs", "vfat"),
     *("xfs", "zfs", "squashfs", "overlay", "devtmpfs", "ramfs", "rootfs", "tmpfs", "fuseblk", "iso9660"),
-    # What the kernel tells of its own machine.
+    # The kernel's own.
     *("cgroup", "cgroup2", "configfs", "debugfs", "devpts", "hugetlbfs", "mqueue", "proc", "securityfs"),
     *("sysfs", "tracefs"),
 }
@@ -30,7 +30,7 @@ _QUOTA_PATIENCE_SECONDS = 5
 _KIB = 1024
 
 
-class Mount(NamedTuple):
+class MountedFileSystem(NamedTuple):
     """A mounted file system: its type, where it is mounted, and what it is of."""
 
     kind: str
@@ -43,14 +43,14 @@ class Mount(NamedTuple):
 
 
 class Room(NamedTuple):
-    """How many bytes a user may still write, and what ends there: the ``file system``, or the ``quota``."""
+    """The bytes that a user may still write, and their limit: the ``file system``, or the ``quota``."""
 
     free_bytes: int
     by: str
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest directory above it that is there, without links."""
+    """Return the path, or the nearest directory above it that exists, with links resolved."""
     for candidate in (path, *path.parents):
         try:
             if candidate.exists():
@@ -60,8 +60,8 @@ def existing(path: Path) -> Path:
     return Path("/")
 
 
-def mount_of(path: Path) -> Mount | None:
-    """The file system that a path is on, or would be."""
+def mount_of(path: Path) -> MountedFileSystem | None:
+    """Return the file system that a path is on, or would be."""
     place = existing(path)
     found = None
     for mount in _mounts():
@@ -73,8 +73,8 @@ def mount_of(path: Path) -> Mount | None:
     return found
 
 
-def local_mount(path: Path) -> Mount | None:
-    """The file system of a path, if this machine has it for itself."""
+def local_mount(path: Path) -> MountedFileSystem | None:
+    """Return the file system of a path if it is local to this machine; else ``None``."""
     mount = mount_of(path)
     if mount is None or not mount.is_local or _is_exported(existing(path)):
         return None
@@ -82,12 +82,12 @@ def local_mount(path: Path) -> Mount | None:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a path is on a file system that other machines have too, as far as this one can tell."""
+    """Return True if a path is on a file system that other machines share, as far as this one knows."""
     return mount_of(path) is not None and local_mount(path) is None
 
 
-def _mounts() -> Iterator[Mount]:
-    """Of Linux, proc_pid_mountinfo(5): the fields after the lone dash are the type and the source."""
+def _mounts() -> Iterator[MountedFileSystem]:
+    """Yield Linux's mounts, proc_pid_mountinfo(5): type and source are the fields after the lone dash."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -96,7 +96,7 @@ def _mounts() -> Iterator[Mount]:
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
         if len(place) > 4 and len(kind) > 1:
-            yield Mount(kind[0], Path(_unescaped(place[4])), _unescaped(kind[1]))
+            yield MountedFileSystem(kind[0], Path(_unescaped(place[4])), _unescaped(kind[1]))
 
 
 def _unescaped(text: str) -> str:
@@ -104,7 +104,7 @@ def _unescaped(text: str) -> str:
 
 
 def _is_exported(place: Path) -> bool:
-    """Whether other machines mount it from here, as exports(5) says."""
+    """Return True if this machine exports a path to others, see exports(5)."""
     return any(place.is_relative_to(directory) for directory in _exported())
 
 
@@ -123,7 +123,7 @@ def _exported() -> Iterator[Path]:
 
 
 def room_at(path: Path) -> Room | None:
-    """What the user may still write at a path; ``None`` if the file system does not say."""
+    """Return the room that the user has at a path; ``None`` if the file system does not report it."""
     place = existing(path)
     try:
         found, group = os.statvfs(place), _group_of_new(place)
@@ -138,13 +138,13 @@ def room_at(path: Path) -> Room | None:
 
 
 def _group_of_new(place: Path) -> int:
-    """The group of what the user writes there."""
+    """Return the group of files that the user writes to a directory."""
     found = place.stat()
     return found.st_gid if found.st_mode & stat.S_ISGID else os.getgid()
 
 
-def _quota_left(mount: Mount, group: int) -> int | None:
-    """What the quotas of the user and of a group leave, in bytes; ``None`` if there are none."""
+def _quota_left(mount: MountedFileSystem, group: int) -> int | None:
+    """Return the bytes that the quotas of the user and of a group leave; ``None`` without quotas."""
     if mount.kind == "lustre":
         who = (("-u", os.getuid()), ("-g", group))
         answers = [
@@ -159,7 +159,7 @@ def _quota_left(mount: Mount, group: int) -> int | None:
 
 
 def _rows(answer: str, group: int) -> Iterator[list[str]]:
-    """The rows of the user and of a group: there are those of all groups that the user is in."""
+    """Yield the rows of the user and of one group, among those of all groups of the user."""
     counts = True
     for line in answer.splitlines():
         heading = _OF_GROUP.search(line)
@@ -170,7 +170,7 @@ def _rows(answer: str, group: int) -> Iterator[list[str]]:
 
 
 def _left(numbers: Iterable[str]) -> int | None:
-    """Of KiB used (with a star beyond the limit), the soft limit and the hard one; 0 is none."""
+    """Return the bytes left, from KiB used (starred beyond the limit), soft and hard limit; 0 is none."""
     values = [text.rstrip("*") for text in numbers]
     if len(values) != 3 or not all(value.isdecimal() for value in values):
         return None
@@ -184,14 +184,14 @@ def _words(command: list[str]) -> list[str]:
 
 
 def _output(command: list[str]) -> str:
-    """What a command says; nothing if there is no such command, or it does not answer."""
+    """Return the output of a command; an empty text if it does not exist or does not answer."""
     program = shutil.which(command[0])
     return _answer(program, *command[1:]) if program is not None else ""
 
 
 @cache
 def _answer(*command: str) -> str:
-    """Asked once: the points of a sweep are written to the same disks, and it may take seconds."""
+    """Return the output of a command, cached: it may take seconds, and a sweep's points share their disks."""
     try:
         # `quota` exits with 1 where a limit is passed.
         done = subprocess.run(

@@ -56,7 +56,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is known of an image; ``None`` is not known.
+    """The known contents of an image; ``None`` is unknown.
 
     Attributes
     ----------

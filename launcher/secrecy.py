@@ -1,4 +1,4 @@
-"""What is a secret, by its name, its form or its origin, and text without the secrets in it.
+"""Secrets, recognized by their name, form or origin, and texts with secrets masked.
 
 A secret is known by the name that it is given to (`is_secret_name`), by its form, such as that of a token of
 Hugging Face or a password in an address, or because a variable of this process with a secret's name has the
@@ -136,7 +136,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_key(key: str) -> bool:
-    """Return the same of a key with its parents; a variable's name may be in small letters."""
+    """Return whether a key with its parents holds a secret; a variable's name may be in lower case."""
     *parents, name = key.split(".")
     variable = bool(parents) and parents[-1] in _VARIABLES
     return is_secret_name(name.upper() if variable else name)

@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 class Ending(NamedTuple):
-    """How a link ended: as it judged itself, or as the next link judges it.
+    """The end of a link: as it judged itself, or as the next link judges it.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Ending(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What is known of the links before one that begins.
+    """The known facts about the links before one that begins.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ _STEP = re.compile(
 
 
 class Left(NamedTuple):
-    """What a rank left when it failed, at `time` in Unix seconds; `line` is all of it."""
+    """The record that a rank left when it failed, at `time` in Unix seconds; `line` is all of it."""
 
     time: float
     rank: int

@@ -37,7 +37,7 @@ _LEAD_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO, er
 
 
 class UnfitFile(FileNotFoundError):
-    """What lies there is no regular file, or too large to be what it is named."""
+    """The path is no regular file, or too large to be what it is named."""
 
 
 def open_regular(path: AnyPath, *, buffering: int = -1) -> BinaryIO:

@@ -96,7 +96,7 @@ def stage(job: Job, container: ContainerSettings, on_each_node: Sequence[str], s
 
 
 def _modified(state: os.stat_result) -> str:
-    """The time of the last change, as ``stat --format=%.9Y`` prints it."""
+    """Return the time of the last change, as ``stat --format=%.9Y`` prints it."""
     seconds, nanoseconds = divmod(state.st_mtime_ns, 10**9)
     return f"{seconds}.{nanoseconds:09d}"
 

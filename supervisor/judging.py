@@ -32,7 +32,7 @@ def rule_named(name: Optional[str]) -> Optional[Rule]:
 
 
 class Facts(NamedTuple):
-    """How a job ended, in Slurm's words; ``None`` is not known.
+    """The end of a job, in Slurm's words; ``None`` is not known.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Judgement(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What follows; there is nothing to exclude where no node is known."""
+        """Return the consequence; nothing can be excluded if no node is known."""
         return "continue" if self.rule.verdict == "exclude" and not self.nodes else self.rule.verdict
 
 

@@ -254,7 +254,7 @@ def cancelled_at(launch_dir: AnyPath, job_id: str) -> Optional[float]:
 
 
 class ChainEnd(NamedTuple):
-    """Why no further link of a chain does anything, who decided it, ``job 17`` or a user's name, and when.
+    """The end of a chain: why no further link does anything, by whom (``job 17`` or a user's name), and when.
 
     The time is in Unix seconds; ``None`` is now.
     """

@@ -1,4 +1,4 @@
-"""What jobs that were killed left of NeMo's checkpoints, set aside before NeMo starts.
+"""Set aside the unfinished NeMo checkpoints of killed jobs before NeMo starts.
 
 NeMo refuses to start beside a second ``-last``, or where the only one is half done, and deletes what is half
 done: all that goes into a directory beside, where nothing is overwritten. NeMo continues from a ``-last``

@@ -1,4 +1,4 @@
-"""What a rule about the end of a job says; `supervisor.judging` has the table of them.
+"""The form of a rule about the end of a job; `supervisor.judging` has the table of rules.
 
 A rule is of the job's ``end``, a line of facts::
 

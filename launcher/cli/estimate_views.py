@@ -140,7 +140,7 @@ def plain_lines(memory: MemoryEstimate) -> Iterator[str]:
 
 
 def folded(stages: Sequence[StageMemory], most: int = MOST_ROWS) -> list[Row]:
-    """The rows of a table: a stage, or several neighbours that take a row together."""
+    """Return the rows of a table: a stage, or several neighbours that share a row."""
     if len(stages) <= most:
         return list(stages)
     fullest = max(stages, key=lambda stage: stage.total)

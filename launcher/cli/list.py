@@ -68,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
     if args.all and args.what not in (None, _RUNS):
         raise UserError(f"--all lists runs: slipway list --all, not slipway list {args.what} --all")
     if args.all or args.what == _RUNS:
-        from launcher.cli.list import list_runs
-
         return list_runs(args.base_results_dir, everywhere=args.all, as_json=args.json)
     return _list_choices(args)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.file_systems import Mount
+from launcher.file_systems import MountedFileSystem
 from launcher.releases import Contents
 
 
@@ -35,7 +35,7 @@ class Directory:
     @property
     def is_local(self) -> bool:
         """True on a disk of the machine's own."""
-        return Mount(self.kind, Path(self.point), self.source).is_local
+        return MountedFileSystem(self.kind, Path(self.point), self.source).is_local
 
     @property
     def is_memory(self) -> bool:

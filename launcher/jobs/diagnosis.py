@@ -1,4 +1,4 @@
-"""Why an attempt of a job ended, for the user: by the job's own judgement, or by its logs and marks."""
+"""The diagnosis of an ended attempt of a job: by its own judgement, or by its logs and marks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_OF_RANKS = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why an attempt ended.
+    """The cause of the end of an attempt.
 
     Attributes
     ----------

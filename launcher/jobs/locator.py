@@ -1,6 +1,6 @@
-"""Where runs are: in the trees of this call, in trees seen before, and in those of jobs that schedulers know.
+"""The places of runs: trees of this call, trees seen before, and trees of jobs that schedulers know.
 
-A tree is a directory with runs. Walks are bounded, and skip what may not be read.
+A tree is a directory with runs. Walks are bounded, and skip unreadable directories.
 """
 
 from __future__ import annotations

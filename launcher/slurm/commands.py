@@ -189,7 +189,7 @@ def _random() -> float:
 
 @dataclass(slots=True)
 class Retry:
-    """How long to go on asking a Slurm that does not answer; all times in seconds.
+    """The limits of asking a Slurm that does not answer again; all times in seconds.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What the verbs print with: tables, plots, numbers and times in words, and the stream to the terminal."""
+"""Output of the verbs: tables, plots, formatted numbers and times, and the terminal."""

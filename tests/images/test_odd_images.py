@@ -11,7 +11,7 @@ import pytest
 
 from launcher.cli.app import main
 from launcher.errors import UserError
-from launcher.file_systems import Mount
+from launcher.file_systems import MountedFileSystem
 from launcher.images import backends, building, importing, rootfs
 from launcher.images.building import Builder
 from launcher.images.importing import ImportOptions, import_image
@@ -88,7 +88,9 @@ def test_a_replaced_image_of_a_colleague_is_kept_on_nfs(
         raise PermissionError(errno.EPERM, "Operation not permitted", str(new))
 
     monkeypatch.setattr("os.link", refuse)
-    monkeypatch.setattr(importing, "mount_of", lambda path: Mount("nfs4", tmp_path, "server:/images"))
+    monkeypatch.setattr(
+        importing, "mount_of", lambda path: MountedFileSystem("nfs4", tmp_path, "server:/images")
+    )
     (tmp_path / "x.sqsh").write_text("theirs")
     importing._keep_for_jobs(tmp_path / "x.sqsh")
     [kept] = tmp_path.glob(".x.sqsh.old-*")

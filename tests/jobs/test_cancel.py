@@ -162,4 +162,4 @@ def test_without_slurm(local_project: Project) -> None:
     assert "has ended: CANCELLED (by " in out
     wait_until(lambda: project.ended(2))
     code, _, err = project.slipway("cancel", "run", "-i")
-    assert code == 2 and "no terminal" in err
+    assert code == 2 and "not a terminal" in err

@@ -74,7 +74,9 @@ def test_for_programs(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> N
     assert "not a launch's manifest" in third["reason"]
 
 
-def test_each_life_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, capsys: Capsys) -> None:
+def test_history_has_each_attempt_of_a_requeued_job(
+    runs: Runs, scheduler: FakeScheduler, capsys: Capsys
+) -> None:
     directory = runs.launch()
     leave(directory, "11", started=1000.0, nodes="n1")
     leave(directory, "11", life=1, started=1100.0, ended=1130.0, code=143, nodes="n2")
@@ -99,7 +101,7 @@ def test_each_life_of_a_requeued_job(runs: Runs, scheduler: FakeScheduler, capsy
     assert slipway(runs, "gpt3_tiny") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:2] == ["11", "REQUEUED"]
-    assert lines[4].split()[:4] == ["11,", "life", "2", "REQUEUED"]
+    assert lines[4].split()[:4] == ["11,", "attempt", "2", "REQUEUED"]
     assert "00:00:30" in lines[4]
     assert all(line == line.rstrip() for line in lines)
 

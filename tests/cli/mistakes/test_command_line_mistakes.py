@@ -39,8 +39,8 @@ OTHER_VERBS: Rows = [
     (["sandbox", "up", "--nodes=0"], ["--nodes 0"]),
     (["lanch"], ["lanch: there is no such verb", "did you mean 'launch'"]),
     (["training=gpt3/5b"], ["slipway launch training=gpt3/5b"]),
-    (["launch", "--cluster=bcm"], ["--cluster=bcm", "no dashes in front: cluster=bcm"]),
-    (["launch", "-training=gpt3/5b"], ["no dashes in front: training=gpt3/5b"]),
+    (["launch", "--cluster=bcm"], ["--cluster=bcm", "write overrides without dashes: cluster=bcm"]),
+    (["launch", "-training=gpt3/5b"], ["write overrides without dashes: training=gpt3/5b"]),
     (["launch", "--nodes"], ["unrecognized arguments: --nodes"]),
 ]
 
