@@ -31,6 +31,7 @@ from launcher.runs.write import (
     discard_launch,
     link_atomic,
     make_directories,
+    missing_directories,
     release_number,
     remove_empty,
     reserve_number,
@@ -237,6 +238,7 @@ def _write_point(
     """Write the launch of a point under the next number of its run."""
     run_dir = point.plan.paths.run_dir
     with ExitStack() as reservation:
+        undo.callback(remove_empty, missing_directories(run_dir / names.LAUNCHES))
         number = reserve_number(run_dir, KEY)
         reservation.callback(release_number, run_dir, number)
         point = as_task(point, array.job_name, number)
