@@ -43,7 +43,8 @@ test: .venv/test.done
 
 # Once by itself, so that not each worker translates the assertions of all tests.
 pytest: .venv/test.done
-	@$(BIN)/pytest --ignore=tests/nemo --collect-only --quiet --quiet >/dev/null
+	@mkdir -p .cache
+	@$(BIN)/pytest --ignore=tests/nemo --collect-only --quiet --quiet >.cache/collected || { cat .cache/collected; false; }
 	$(BIN)/pytest --ignore=tests/nemo -n $(WORKERS)
 
 test-fast: .venv/test.done
@@ -68,6 +69,7 @@ lint: .venv/test.done
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.14
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/structure.py
 	$(BIN)/vermin --target=3.6- --violations --eval-annotations --no-tips supervisor tests/supervisor/programs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 

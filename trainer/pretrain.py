@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass
 class _Process:
-    """This process, and what becomes known of it on the way."""
+    """The process of a rank, and what becomes known of it on the way."""
 
     world: World
     signals: StopSignals

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.facts import Lack
-from launcher.checks.gathering.images import fetched_at_once, lost_image
-from launcher.checks.gathering.path_resolver import Ground
+from launcher.checks.facts import MissingPath
+from launcher.checks.gathering.images import fetched_at_once, missing_image
+from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.cli.app import main
 from launcher.drafting import Draft, Request, choice_of, draft
 from launcher.errors import UserError
@@ -120,8 +120,8 @@ def test_a_wrong_container_is_named_with_its_source(container: str, words: list[
 # --- what the checks say
 
 
-def lost(made: Draft) -> Lack:
-    found = lost_image(Ground(made))
+def lost(made: Draft) -> MissingPath:
+    found = missing_image(PathResolver(made))
     assert found is not None
     (one,) = found
     return one
@@ -139,7 +139,7 @@ def test_a_missing_image_is_named_with_the_command_that_makes_it(container: str,
     assert one.fix == f"slipway image {verb}; or the same launch with --build"
     assert "there is no such file" in one.why
     there(Path(image_of(drafted(container))))
-    assert lost_image(Ground(drafted(container))) == ()
+    assert missing_image(PathResolver(drafted(container))) == ()
 
 
 def test_a_torn_image_is_found_by_the_checks(here: Path) -> None:
@@ -150,17 +150,17 @@ def test_a_torn_image_is_found_by_the_checks(here: Path) -> None:
 
 
 def test_a_registry_image_on_many_nodes_is_a_warning(here: Path) -> None:
-    (one,) = fetched_at_once(Ground(drafted(NEMO))) or ()
+    (one,) = fetched_at_once(PathResolver(drafted(NEMO))) or ()
     assert not one.certain
     assert one.why == "each of the job's 8 nodes fetches and unpacks it by itself, all at once"
     assert one.fix is not None
     assert f"slipway image import '{NEMO}'" in one.fix
     there(here / "images/nvidia+nemo+24.07.sqsh")
-    (one,) = fetched_at_once(Ground(drafted(NEMO))) or ()
+    (one,) = fetched_at_once(PathResolver(drafted(NEMO))) or ()
     assert one.fix == f"it is a file already: container={here}/images/nvidia+nemo+24.07.sqsh"
     for more in ("training.trainer.num_nodes=1", "container_options.name=nemo"):
-        assert fetched_at_once(Ground(drafted(NEMO, more))) == ()
-    assert fetched_at_once(Ground(drafted("/apps/nemo.sqsh"))) is None
+        assert fetched_at_once(PathResolver(drafted(NEMO, more))) == ()
+    assert fetched_at_once(PathResolver(drafted("/apps/nemo.sqsh"))) is None
 
 
 def test_the_digest_is_read_from_the_record(here: Path) -> None:

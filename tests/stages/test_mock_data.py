@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.gathering.path_resolver import Ground
-from launcher.checks.gathering.paths import lost_mounts
+from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.gathering.paths import missing_mounts
 from launcher.config.compose import compose
 from launcher.drafting import Request, draft
 from launcher.stages.planning import plan_launch
@@ -41,7 +41,7 @@ def test_a_data_dir_that_is_not_there_is_no_lost_mount(tmp_path: Path) -> None:
 
     def lost(*overrides: str) -> list[str]:
         made = draft(Request([*places, *overrides], []))
-        return [lack.key for lack in lost_mounts(Ground(made)) or ()]
+        return [lack.key for lack in missing_mounts(PathResolver(made)) or ()]
 
     assert lost("engine=megatron") == ["data_dir"]
     assert lost("engine=megatron", MOCK) == []

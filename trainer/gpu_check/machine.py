@@ -92,7 +92,7 @@ class Trained:
 
 
 class Machine:
-    """This machine, on which trainings run in a directory of their own."""
+    """The machine at hand, on which trainings run in a directory of their own."""
 
     def __init__(self, directory: Path, described: Mapping[str, Any], patience: float) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""This rank's part of a model, and the number of parameters of the whole."""
+"""Part of a model on one rank, and the number of parameters of the whole."""
 
 from __future__ import annotations
 
