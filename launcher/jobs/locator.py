@@ -22,8 +22,6 @@ from launcher.runs.index import Entry, Index, entry_of
 from launcher.runs.manifest import read_manifest
 from launcher.runs.paths import LAUNCHES, launch_dir_of, launch_numbers, submitted_tag
 from launcher.schedulers.base import Scheduler
-from launcher.schedulers.local import LocalScheduler
-from launcher.schedulers.slurm import SlurmScheduler
 from launcher.slurm.commands import Retry, SchedulerSilent
 from supervisor.marks import job_of
 
@@ -170,6 +168,10 @@ class RunLocator:
 
     @cached_property
     def _clusters(self) -> list[_Cluster]:
+        # Imported late: a list of runs asks no scheduler.
+        from launcher.schedulers.local import LocalScheduler
+        from launcher.schedulers.slurm import SlurmScheduler
+
         def slurm(conf: str | None, seconds: float) -> _Cluster:
             retry = Retry(last_start=0, answer_timeout=seconds)
             return _Cluster(conf, SlurmScheduler(conf, retry), seconds)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from launcher.runs.manifest import Manifest
 from launcher.schedulers.base import Scheduler
-from launcher.schedulers.local import LocalScheduler
-from launcher.schedulers.slurm import SlurmScheduler
 
 
 def scheduler_for(name: str, slurm_conf: str | None, host: str = "") -> Scheduler:
     """Return the scheduler that `cluster.scheduler` names; without Slurm that of a host."""
+    # Imported late: most commands need one of the two, and a list of runs none.
     if name == "slurm":
+        from launcher.schedulers.slurm import SlurmScheduler
+
         return SlurmScheduler(slurm_conf)
+    from launcher.schedulers.local import LocalScheduler
+
     return LocalScheduler(in_allocation=name == "allocation", host=host)
 
 
