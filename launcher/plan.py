@@ -198,7 +198,7 @@ class Chain:
     checkpoints: str | None = None
 
 
-# What the job's script exports for all its tasks.
+# What the supervisor exports for all tasks.
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 

@@ -21,10 +21,10 @@ PAGE = ROOT / "docs" / "failures.md"
 _INTRODUCTION = """\
 # Failure rules: why a job ended
 
-<!-- Written by scripts/failures_page.py from supervisor/{exit,log}_rules.py: change the rules there. -->
+<!-- Written by scripts/failures_page.py from supervisor/failure_rules.py: change the rules there. -->
 
 The supervisor of each job judges it at its end, and writes into `marks/JOB.0.ended.json` what it found: exit
-code, Slurm's state, the first rank that failed and its node, the last step, the *rule* that its end is after,
+code, Slurm's state, the first rank that failed and its node, the last step, the *rule* that matched,
 and the *verdict*. `slipway history` tells it, and what you can do. In a chain the verdict decides:
 
 | verdict | the chain |
@@ -36,8 +36,8 @@ and the *verdict*. `slipway history` tells it, and what you can do. In a chain t
 
 The first rule that matches counts. One of the *end* looks at the exit code, at what the script was sent, and
 at what `scontrol show job` says; one of the *log* at what ranks left when they failed, and then at the
-last MiB of the job's log. A log can name no node but the job's own: of a line the first that it names counts,
-or the node of the rank that it names.
+last MiB of the job's log. A log can name no node but the job's own: if a line names several, the first
+counts, or the node of the rank that it names.
 """
 _PARTS = (
     ("How it ended", failure_rules.FIRST),

@@ -1,6 +1,6 @@
 """Write docs/reference.md: every key that Slipway reads strictly, from the schema and the tree.
 
-    python scripts/reference_page.py [--check]
+    python -m scripts.reference_page [--check]
 
 Names and types are the schema's, defaults and meanings those of the file that states a key first: its comment
 at the end of the line, or else the one above the lines that it stands with.

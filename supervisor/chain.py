@@ -1,6 +1,6 @@
-"""The decisions of a chain of jobs: a state machine that asks nobody and does nothing itself.
+"""The decisions of a chain of jobs: a state machine that asks nobody; `supervisor.link` carries them out.
 
-A link is in one of three states, and two events move it::
+A link that has begun is in one of three states, and two events move it::
 
                     look_back                     after_end
     [waits] ──────────────────────► RUNS ──────────────────────► PASSED   the next link goes on
@@ -14,8 +14,8 @@ Each transition returns the next state and its effects, in the order in which th
 successor is submitted when a link begins, so that a node that dies does not end the chain, and only where
 there is none.
 
-A failure is a link that ended without a newer checkpoint than it began with; one that another job or an
-administrator took from its nodes is none. A newer checkpoint forgives all failures before it.
+A failure is a link that ended without a newer checkpoint than it began with. Links that were preempted or
+requeued do not count. A newer checkpoint forgives all failures before it.
 """
 
 from enum import Enum
@@ -40,7 +40,7 @@ class Ending(NamedTuple):
     verdict
         ``done``, ``continue``, ``exclude`` (and continue) or ``stop``.
     rule
-        Name of the rule that it is after.
+        Name of the rule that matched.
     why
         The reason, a sentence without its full stop.
     nodes
@@ -71,7 +71,7 @@ class Before(NamedTuple):
     ending
         How that ended.
     is_judged_now
-        It did not judge itself: what follows from `ending` has not been done yet.
+        This link judged it in its place: the effects of `ending` are still to be carried out.
     state
         Slurm's word for it now that it is over.
     failures

@@ -43,7 +43,8 @@ class Hook(NamedTuple):
     every: float = 60.0
 
 
-# Filled by the modules that look after a job; in the order in which they are called.
+# For the modules that look after a job, in the order in which they are called. None uses them yet; the watch
+# of srun is handed over by `supervisor.main`.
 BEFORE: List[Hook] = []
 WHILE: List[Hook] = []
 AFTER: List[Hook] = []

@@ -8,7 +8,7 @@ from supervisor.settings import Settings
 
 
 class Job(NamedTuple):
-    """One life of a job.
+    """One attempt of a job: a requeue begins another.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """The judge of a job's end: the first rule that matches counts.
 
-A job judges itself at its end. Whoever looks back judges a job that did not come to its end, or is of a
-Slipway that did not judge.
+A job judges itself at its end. The next link judges a job that died before it could, or that an
+older Slipway ran, which did not judge.
 """
 
 import re

@@ -95,7 +95,7 @@ class Link:
         return True
 
     def end(self, code: int, hosts: Sequence[str], signalled: Optional[str]) -> None:
-        """Judge how the link ended, leave the mark of it, and see to the next link."""
+        """Judge how the link ended, leave its mark, and submit the next link if `begin` could not."""
         fields = dict(self.fields(), exit_code=code, ended=int(time.time()), signal=signalled)
         self._leave(fields)  # should Slurm not answer in time
         record = self._own_record()

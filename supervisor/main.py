@@ -188,7 +188,7 @@ def _claim(job: Job) -> None:
 
 
 def _keep(job: Job, command: Sequence[str], signals: Signals) -> int:
-    """Run the tasks of a job that is the launch's own, and see to what comes next.
+    """Run one link: submit its successor, run the tasks, and judge the end.
 
     Raises
     ------

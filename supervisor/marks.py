@@ -59,7 +59,7 @@ _EMPTY_CLAIM = rf"{_LATER_CLAIM}\.([0-9]{{1,12}})"
 
 
 class JobAttempt(NamedTuple):
-    """One life of a job, from its start to its end; times in Unix seconds; ``None`` is not known.
+    """One attempt of a job, from its start to its end; times in Unix seconds; ``None`` is not known.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class JobAttempt(NamedTuple):
     step
         The last step that is known to be done.
     rule
-        The name of the rule of `supervisor.rules` that its end is after.
+        The name of the rule of `supervisor.failure_rules` that matched.
     verdict
         ``done``, ``continue``, ``exclude`` (and continue) or ``stop``.
     excluded

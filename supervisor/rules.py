@@ -1,4 +1,4 @@
-"""The form of a rule about the end of a job; `supervisor.judging` has the table of rules.
+"""The form of a rule about the end of a job; `supervisor.failure_rules` has the table.
 
 A rule is of the job's ``end``, a line of facts::
 
@@ -6,7 +6,7 @@ A rule is of the job's ``end``, a line of facts::
 
 which are the exit code of its tasks; ``JobState``, ``Reason``, ``PreemptTime`` and ``Requeue`` of
 ``scontrol show job``; what the job was sent while they ran; and by which signal its payload is told to save.
-``-`` is not known. While the script of a job lives that Slurm ends, its state is COMPLETING, and only the
+``-`` is not known. While Slurm ends a job whose script still runs, its state is COMPLETING, and only the
 reason tells why; of a job that leaves in time at a preemption not even that, but ``PreemptTime`` does.
 
 Or it is of its ``log``, where the first line counts that matches; what ranks left when they failed comes

@@ -1,6 +1,6 @@
 """Slurm's commands as a job calls them: each with a time-out, none of which raises.
 
-A Slurm that does not answer is answered for by ``None`` or an empty text: the training goes on without.
+If Slurm does not answer, the result is ``None`` or an empty text: the training goes on without.
 """
 
 import os

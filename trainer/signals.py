@@ -4,8 +4,8 @@
 a signal comes        this process
 ====================  ==================================================================================
 before the first step has nothing to save, and leaves at once: after SIGUSR1 with exit code 75, after
-                      SIGTERM with 1, for srun sends that to all when one rank has left with a mistake,
-                      and the job's exit code is the highest of all ranks'
+                      SIGTERM with 1, because srun sends it to all ranks when one fails, and the
+                      job's exit code is the highest of all ranks'
 while it trains       finishes its step, saves and leaves with 75: the loop asks :meth:`StopSignals.requested`
 SIGTERM after that    leaves at once with 143, whatever it is doing; a further SIGUSR1
                       asks for nothing new: a user and Slurm may both have it save before its end

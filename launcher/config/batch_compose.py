@@ -38,7 +38,7 @@ from launcher.config.compose import (
     checked,
     chosen,
     compose,
-    follow_gpus,
+    derive_from_gpus,
     settle_directories,
     sources_of,
 )
@@ -109,7 +109,7 @@ class BatchComposer:
             for key in PATH_KEYS:
                 changes.detach([key])
             settle_directories(tree)
-            follow_gpus(tree, overrides, changes.set)
+            derive_from_gpus(tree, overrides, changes.set)
             config, node = checked(
                 resolve=lambda: Resolution(tree).plain(),
                 correct=changes.set,

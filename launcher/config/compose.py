@@ -25,8 +25,8 @@ from launcher.config.overrides import (
     GRES,
     MAIN,
     NODE_GPUS,
-    follows_gpus,
     for_hydra,
+    is_derived_from_gpus,
     keys_for_hydra,
     parse_override,
     without_interpolation,
@@ -109,7 +109,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
     try:
         config, choices, references = compose_checked(overrides)
     except Exception as error:
-        explained = _explained(error, overrides, config_dir, _compose_again, compose_checked)
+        explained = _explained(error, overrides, config_dir, _compose_overrides, compose_checked)
         if explained is error:
             raise
         raise explained from error
@@ -125,7 +125,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composi
 def _compose_checked(
     overrides: Sequence[str], config_dir: Path | None
 ) -> tuple[RunConfig, dict[str, str], dict[str, str]]:
-    tree = _compose_again(overrides)
+    tree = _compose_overrides(overrides)
     choices = dict(tree.hydra.runtime.choices)
     OmegaConf.set_struct(tree, False)
     del tree["hydra"]
@@ -134,7 +134,7 @@ def _compose_checked(
     def change(key: str, value: Any) -> None:
         OmegaConf.update(tree, key, value, force_add=True)
 
-    follow_gpus(tree, overrides, change)
+    derive_from_gpus(tree, overrides, change)
     config, node = checked(
         resolve=lambda: _resolved(tree),
         correct=change,
@@ -305,7 +305,7 @@ def _timestamp() -> str:
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03}"
 
 
-def follow_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[str, Any], None]) -> None:
+def derive_from_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[str, Any], None]) -> None:
     """Let tasks and ``gres`` follow the GPUs of a node that the user typed, whatever the files say of them.
 
     Parameters
@@ -314,7 +314,7 @@ def follow_gpus(tree: DictConfig, overrides: Sequence[str], change: Callable[[st
         Sets a key of the tree.
     """
     parsed = [parse_override(text) for text in overrides]
-    following = [key for key in (DEVICES, GRES) if follows_gpus(key, parsed)]
+    following = [key for key in (DEVICES, GRES) if is_derived_from_gpus(key, parsed)]
     gpus = OmegaConf.select(tree, NODE_GPUS) if following else None
     if type(gpus) is not int or gpus < 1:
         return  # none, or the schema says what is wrong with it
@@ -352,7 +352,7 @@ def _explained(
     return explained
 
 
-def _compose_again(overrides: Sequence[str]) -> DictConfig:
+def _compose_overrides(overrides: Sequence[str]) -> DictConfig:
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return _compose_tree(for_hydra(overrides))
 

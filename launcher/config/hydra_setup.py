@@ -133,7 +133,7 @@ _GPU_GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 
 
 def _node_gpus(gpus_per_node: Any, gres: Any, default: int) -> Any:
-    """Return the GPUs of a node by the cluster's keys, or else the number of tasks."""
+    """Return the GPUs of a node by the cluster's keys, else `default`."""
     named = _GPU_GRES.fullmatch(str(gres))
     return gpus_per_node or (named and int(named[2])) or default
 

@@ -157,7 +157,7 @@ DEVICES, GRES = "training.trainer.devices", "cluster.gres"
 _FOLLOWING = {DEVICES: (DEVICES, "training.trainer"), GRES: (GRES,)}
 
 
-def follows_gpus(key: str, overrides: Sequence[Override]) -> bool:
+def is_derived_from_gpus(key: str, overrides: Sequence[Override]) -> bool:
     """Tell whether a value follows the GPUs of a node, because the user typed these and not the value."""
     typed = {override.key for override in overrides if override.sign != "~"}
     return key in _FOLLOWING and NODE_GPUS in typed and typed.isdisjoint(_FOLLOWING[key])

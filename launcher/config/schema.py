@@ -67,7 +67,11 @@ class GpuRow(StrictModel):
 
 
 class ClusterConfig(StrictModel):
-    """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out."""
+    """The cluster that jobs run on, in Slurm's words; ``None`` leaves an option out.
+
+    A field without a default has it in `conf/`. A new one needs a default here too, if launches that were
+    stored before are to be rendered again.
+    """
 
     scheduler: Literal["slurm", "local", "allocation"]
     engine: Engine

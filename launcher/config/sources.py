@@ -24,7 +24,7 @@ from launcher.config.overrides import (
     MAIN,
     NODE_GPUS,
     Override,
-    follows_gpus,
+    is_derived_from_gpus,
     keys_for_hydra,
     parse_override,
     skipped_groups,
@@ -181,7 +181,7 @@ class Sources:
         return None
 
     def _locate(self, key: str, depth: int) -> str | None:
-        if follows_gpus(key, self._overrides):
+        if is_derived_from_gpus(key, self._overrides):
             key = NODE_GPUS
         setting = _setting_override(key, self._overrides)
         if setting is not None:

@@ -12,7 +12,7 @@ from launcher.jobs.launches import Launch, adopt, by_scheduler, read_launch, sch
 from launcher.jobs.lookup import RunRef
 from launcher.runs.paths import LAUNCHES, launch_numbers
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus, Scheduler
-from launcher.schedulers.chains import from_marks_alone, may_go_on
+from launcher.schedulers.chain_status import from_marks_alone, may_go_on
 from launcher.slurm.hostlists import compress_tasks
 from launcher.slurm.states import State
 from supervisor.marks import chain_end, read_attempts

@@ -16,8 +16,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 class RawShell(str):
     """Text that is meant to be expanded in the job, such as ``${SLURM_JOB_ID}``.
 
-    Only our own constants are wrapped in it. Everything else is quoted: being a subclass, and not an alias,
-    is what protects.
+    Only our own constants, and text that is quoted already, are wrapped in it. Everything else is quoted:
+    being a subclass, and not an alias, is what protects.
     """
 
     __slots__ = ()

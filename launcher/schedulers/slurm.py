@@ -14,7 +14,7 @@ from launcher.runs.paths import submitted_name
 from launcher.runs.provenance import user
 from launcher.runs.write import link_or_copy
 from launcher.schedulers.base import JobRef, JobStatus, PendingSubmission
-from launcher.schedulers.chains import status_of_chain
+from launcher.schedulers.chain_status import status_of_chain
 from launcher.schedulers.job_status import status_of_job
 from launcher.slurm import job_actions as actions
 from launcher.slurm.commands import (

@@ -39,7 +39,7 @@ _TAKEN = re.compile(
 _TAKEN_BY = {
     "bash": "bash has its own use for this variable",
     "slurm": "Slurm sets this variable in the job",
-    "rendezvous": "the job script sets this variable for each task",
+    "rendezvous": "the job sets this variable for each task",
     "ours": "names that begin with SLIPWAY_ are Slipway's own",
 }
 
@@ -73,7 +73,7 @@ def launch_paths(stage: str, run: RunConfigNode, cluster: ClusterConfig, number:
 
 
 def resources(cluster: ClusterConfig, run: RunConfigNode, *, nodes: int, tasks: int) -> Resources:
-    """Return the resources of a job that uses the cluster's GPUs, `tasks` to a node."""
+    """Return the resources of a job on this cluster, with `tasks` tasks per node."""
     request, table = _gpu_request(cluster), _gpu_types(cluster)
     return Resources(
         nodes=nodes,

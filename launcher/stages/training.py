@@ -14,7 +14,7 @@ from launcher.config.schema import ResumeNode, RunConfig, TrainerNode, TrainingC
 from launcher.errors import Mistakes, UserError, shown
 from launcher.plan import Job, Payload, Resources
 from launcher.runs.paths import LaunchPaths
-from launcher.stages import chains, common
+from launcher.stages import common, resilience
 from launcher.stages.common import config_arguments
 from launcher.stages.containers import container
 from launcher.stages.megatron_lm import megatron_lm_environment, megatron_lm_payload
@@ -23,7 +23,7 @@ from launcher.stages.nemo import adapt_to_nemo, nemo_payload
 
 def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths) -> Job:
     """Plan the pretraining of one model."""
-    chains.check_range(config)
+    resilience.check_range(config)
     trainer = parse(TrainerNode, training.trainer, "training.trainer")
     written = _launch_config(training, paths, config.engine, _node_range(config))
     resources = _resources(config, training, trainer)
@@ -32,7 +32,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         engine=config.engine,
         resources=resources,
         queue=replace(
-            common.queue(config.cluster, training.run), signal=chains.save_signal(config, training.run)
+            common.queue(config.cluster, training.run), signal=resilience.save_signal(config, training.run)
         ),
         payload=_payload(config, training, written, paths),
         container=container(
@@ -44,7 +44,7 @@ def training_job(config: RunConfig, training: TrainingConfig, paths: LaunchPaths
         environment={**_environment(config, training, written, resources), **common.environment(config)},
         srun_args=tuple(config.cluster.srun_args),
         merge_stderr=config.cluster.stderr_to_stdout,
-        chain=chains.chain(config, _checkpoints(written)),
+        chain=resilience.chain(config, _checkpoints(written)),
         directories=(paths.results, paths.checkpoints),
     )
 

@@ -12,7 +12,7 @@ from launcher.rendering.render import render
 from launcher.sandbox import Sandbox
 from launcher.stages.planning import plan_launch
 
-# One of each kind; the last is the header of all that clusters can ask for, as far as the sandbox has it.
+# One of each kind. "many flags" has most of what a cluster can ask for, as far as the sandbox has it.
 FURTHER = {
     "cluster=p4d": ["training=gpt3/5b", "cluster=p4d"],
     "cluster=p5en": ["training=llama/llama3_8b", "cluster=p5en"],

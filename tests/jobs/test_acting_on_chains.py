@@ -16,7 +16,7 @@ from launcher.errors import UserError
 from launcher.runs.manifest import read_manifest, write_manifest
 from launcher.runs.provenance import user
 from launcher.schedulers.base import JobRef, JobStatus, NoAnswer, PendingSubmission
-from launcher.schedulers.chains import status_of_chain
+from launcher.schedulers.chain_status import status_of_chain
 from launcher.slurm.job_actions import one_by_one
 from launcher.slurm.states import State
 from supervisor.marks import cancelled_by, chain_end, claim, link_jobs

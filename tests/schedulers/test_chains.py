@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.base import ChainJobs, JobRef, JobStatus
-from launcher.schedulers.chains import from_marks_alone, may_go_on, status_of_chain
+from launcher.schedulers.chain_status import from_marks_alone, may_go_on, status_of_chain
 from launcher.schedulers.job_status import ANOTHER_JOB, from_marks
 from launcher.slurm.states import State
 from supervisor.marks import (

@@ -1,6 +1,7 @@
 """The status of a chain, whose jobs continue one another, from the statuses of its jobs and their marks.
 
-Pending or cancelled successors do not change the state of a chain.
+Successors that are pending or cancelled do not change the state of a chain whose work is done, or that
+has ended.
 """
 
 from __future__ import annotations
