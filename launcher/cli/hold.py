@@ -34,21 +34,6 @@ examples:
   slipway release 4711                  only this job
 """
 
-_RELEASE = """\
-Let the jobs of runs start that `slipway hold` kept from starting. A job that is not held just waits on; a job
-that an administrator holds only an administrator can release.
-
-examples:
-  slipway release gpt3_126m             all held launches of the run
-  slipway release 4711                  only this job
-
-exit code:
-  0  released
-  1  the scheduler refused
-  2  there is no such run, or nothing of it waits
-  3  the state of some job is not known, or the scheduler did not answer
-  4  jobs were released, and the output could not be written: stderr names them"""
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add both verbs."""

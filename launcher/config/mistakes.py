@@ -30,6 +30,7 @@ from launcher.config.placeholders import Placeholder, placeholder_in
 from launcher.config.sources import locate_text
 from launcher.config.tree_mistakes import MissingValue, broken_trees, explain_value, mistakes_of_root
 from launcher.errors import Mistakes, UserError, did_you_mean, nearest, one_line
+from launcher.slurm.sbatch_options import key_hint
 
 # NeMo's own nodes may be given keys that our tree does not show.
 _OPEN = ("image.versions",)  # what a template of the user's own may build
@@ -310,6 +311,9 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
     node = OmegaConf.select(tree, parent) if parent else tree
     if not isinstance(node, DictConfig):
         hint = f"{parent} is not there, or holds no keys"
+        # As NeMo's documentation and the notes of a stage name it.
+        if f"training.{key}" in attempt.keys:
+            hint = f"did you mean 'training.{key}'?"
         if key.startswith("image.") and attempt.primary == MAIN:
             hint = f"keys of a recipe go to `slipway image build NAME {one_line(attempt.override_of(key))}`"
         return UserError(start, key=key, hint=hint)
@@ -317,6 +321,8 @@ def _no_such_key(start: str, key: str, attempt: Attempt) -> UserError:
 
 
 def _near_keys(parent: str, name: str, valid: Sequence[str], attempt: Attempt) -> str:
+    if parent == "cluster" and (option := key_hint(name)):
+        return option
     hint = did_you_mean(name, valid) or "it holds no keys yet"
     # Of the same name, and of a longer one: of nodes training.trainer.num_nodes too.
     elsewhere = [key for end in (f".{name}", f"_{name}") for key in attempt.keys if key.endswith(end)]

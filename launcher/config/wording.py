@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from launcher.attained import InvalidConstant
 from launcher.errors import UserError, did_you_mean, nearest, one_line, shown
 from launcher.secrecy import MASK, hidden
+from launcher.slurm.sbatch_options import key_hint
 
 _SEVERAL = "a list, such as [a, b]"
 _KEYS = "keys below it, as in {key: value}"
@@ -53,6 +54,8 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     key = ".".join(str(part) for part in ([path] if path else []) + location)
     if detail["type"] == "extra_forbidden":
         near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
+        if key.rpartition(".")[0] == "cluster":
+            near = key_hint(str(location[-1])) or near
         return UserError(f"{one_line(key)}: there is no such key", key=key, hint=near)
     if detail["type"] == "missing":
         return UserError(f"{one_line(key)}: this key is needed", key=key)

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from launcher.errors import UserError, did_you_mean, shown
 
 _GPUS = "cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"
-_TASKS = "trainer.num_nodes and trainer.devices of the stage"
+_TASKS = "training.trainer.num_nodes and training.trainer.devices"
 _LOG = "base_results_dir, and cluster.stderr_to_stdout"
 _SUBMITTING = "the launcher, which submits the script and reads the job's id"
 
 _SUBMITTERS = "clusters help parsable quiet test-only usage verbose version wait wrap"
 
-# Slipway sets these, or could not follow the job without them: the key to use instead.
+# Slipway sets these, or could not follow the job without them: the key to use instead; of another stage than
+# the training it is that of the stage, as in `data_preparation.run.time_limit`.
 SET_BY: Mapping[str, str] = {
     "account": "cluster.account",
     "begin": "cluster.begin",
@@ -25,7 +26,7 @@ SET_BY: Mapping[str, str] = {
     "constraint": "cluster.constraint",
     "cpus-per-task": "cluster.cpus_per_task",
     "deadline": "cluster.deadline",
-    "dependency": "run.dependency of the stage",
+    "dependency": "training.run.dependency",
     "error": _LOG,
     "exclude": "cluster.exclude",
     "exclusive": "cluster.exclusive",
@@ -33,7 +34,7 @@ SET_BY: Mapping[str, str] = {
     "gpus-per-node": "cluster.gpus_per_node",
     "gpus-per-task": "cluster.gpus_per_task",
     "gres": "cluster.gres",
-    "job-name": "run.name of the stage, and cluster.job_name_prefix",
+    "job-name": "training.run.name and cluster.job_name_prefix",
     "licenses": "cluster.licenses",
     "mail-type": "cluster.mail_type",
     "mail-user": "cluster.mail_user",
@@ -51,7 +52,7 @@ SET_BY: Mapping[str, str] = {
     "reservation": "cluster.reservation",
     "signal": "cluster.signal",
     "switches": "cluster.switches",
-    "time": "run.time_limit of the stage",
+    "time": "training.run.time_limit",
     **dict.fromkeys(_SUBMITTERS.split(), _SUBMITTING),
 }
 
@@ -67,6 +68,14 @@ stepmgr thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid us
 wckey
 """
 _FREE = frozenset(_NAMES.split())
+
+
+def key_hint(name: str) -> str | None:
+    """Return which key sets the option of sbatch that a mistaken key of `cluster` has the name of."""
+    flag = name.replace("_", "-")
+    if flag in SET_BY:
+        return f"--{flag} is set by {SET_BY[flag]}"
+    return f"sbatch has --{flag}: cluster.sbatch.{flag.replace('-', '_')}=..." if flag in _FREE else None
 
 
 def checked_name(name: str) -> str:

@@ -228,3 +228,29 @@ def test_what_only_looks_like_a_secret(override: str) -> None:
 
 def test_keys_of_the_nemo_launcher_that_say_nothing() -> None:
     compose(["cluster_type=bcm", "debug=False", "bcp_no_redirect=False", "wandb_api_bcp_secret_key=null"])
+
+
+@pytest.mark.parametrize(
+    "override, hint",
+    [
+        ("cluster.time=2:00:00", "--time is set by training.run.time_limit"),
+        ("cluster.nodes=2", "--nodes is set by training.trainer.num_nodes and training.trainer.devices"),
+        ("cluster.gpus=8", "--gpus is set by cluster.gpus_per_node, cluster.gpus_per_task or cluster.gres"),
+        ("cluster.nice=100", "sbatch has --nice: cluster.sbatch.nice=..."),
+        ("cluster.core-spec=2", "sbatch has --core-spec: cluster.sbatch.core_spec=..."),
+        ("run.time_limit=2:00:00", "did you mean 'training.run.time_limit'?"),
+    ],
+)
+def test_a_word_of_slurms_leads_to_its_key(override: str, hint: str) -> None:
+    with pytest.raises(UserError) as raised:
+        compose(["training=gpt3/126m", "cluster=bcm", override])
+    assert raised.value.hint == hint
+
+
+def test_a_word_of_slurms_in_a_file_leads_to_its_key(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_text("defaults: [bcm, _self_]\nnice: 100\n")
+    with pytest.raises(UserError) as raised:
+        compose(["training=gpt3/126m", "cluster=mine"], config_dir=tmp_path)
+    (mistake,) = raised.value.mistakes
+    assert mistake.hint == "sbatch has --nice: cluster.sbatch.nice=..."

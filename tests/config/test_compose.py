@@ -135,7 +135,7 @@ MISTAKES = [
     (["cluster.mem=1.5G"], ["not an amount of memory"]),
     (["cluster.requeue=maybe"], ["cluster.requeue='maybe'", "true or false"]),
     (["cluster.sbatch.partition=x"], ["--partition is set by cluster.partition"]),
-    (["cluster.sbatch.ntasks_per_node=8"], ["--ntasks-per-node is set by trainer.num_nodes"]),
+    (["cluster.sbatch.ntasks_per_node=8"], ["--ntasks-per-node is set by training.trainer.num_nodes"]),
     (["cluster.sbatch.spread_jobs=true"], ["no option --spread-jobs", "did you mean 'spread-job'"]),
     (["cluster.sbatch.wrap=x"], ["--wrap is set by the launcher"]),
     (["cluster.sbatch.nice=[1]"], ["cluster.sbatch.nice=[1]: expected text, a number, or true"]),
