@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from launcher import __version__
-from launcher.errors import UserError, did_you_mean, explain_refusal, one_line
+from launcher.errors import UserError, did_you_mean, explain_refusal, nearest, one_line
 from launcher.exit_codes import MISTAKE, UNDER_WAY, WATCHING_ENDED
 from launcher.runs.receipts import acts, forget_jobs, submitted_jobs
 from launcher.secrecy import MASK, printable, recorded, redacted, secrets_of
@@ -305,6 +305,8 @@ def _has_current_directory() -> bool:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     verb = words[0]
     if not verb.startswith("-") and verb not in _VERBS:
         message = f"{one_line(redacted(verb))}: there is no such verb"
@@ -329,14 +331,21 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         # argparse gives up on positionals after an option: `training=gpt3/5b --dry-run cluster=bcm`.
         if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
-            parser.error(f"unrecognized arguments: {' '.join(recorded(rest))}{_without_dashes(rest)}")
+            raise _unknown_arguments(rest, subparsers.choices[verb])
         args.overrides.extend(rest)
     return args
 
 
-def _without_dashes(words: Sequence[str]) -> str:
+def _unknown_arguments(words: Sequence[str], parser: argparse.ArgumentParser) -> UserError:
+    """Return the mistake of arguments that a verb does not take, with the nearest option."""
+    message = f"unrecognized arguments: {' '.join(recorded(words))}"
     overrides = [redacted(word.lstrip("-")) for word in words if word.startswith("-") and "=" in word]
-    return f"; write overrides without dashes: {' '.join(overrides)}" if overrides else ""
+    if overrides:
+        return UserError(message, hint=f"write overrides without dashes: {' '.join(overrides)}")
+    options = [option for action in parser._actions for option in action.option_strings]
+    near = [match for word in words if word.startswith("--") for match in nearest(word, options)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"{parser.prog} --help lists the options"
+    return UserError(message, hint=hint)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ OTHER_VERBS: Rows = [
     (["launch", "--cluster=bcm"], ["--cluster=bcm", "write overrides without dashes: cluster=bcm"]),
     (["launch", "-training=gpt3/5b"], ["write overrides without dashes: training=gpt3/5b"]),
     (["launch", "--nodes"], ["unrecognized arguments: --nodes"]),
+    (["launch", "--dryrun"], ["unrecognized arguments: --dryrun", "did you mean --dry-run?"]),
 ]
 
 ROWS = [*((["launch", *row], words) for row, words in LAUNCHING), *OTHER_VERBS]
