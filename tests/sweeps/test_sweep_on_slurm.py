@@ -263,7 +263,7 @@ def test_each_point_is_a_run_of_its_own(site: Site, under_way: dict[str, Any]) -
         assert log.count("the payload got") == 1
         assert f"--vocab-size={size} " in log
     assert "exit code 3" in site.slipway("history", "vocab_size=2000").stdout
-    assert "name one, such as" in site.slipway("logs", "prepared", code=2).stderr
+    assert "name one of them, such as" in site.slipway("logs", "prepared", code=2).stderr
     once = ["squeue", "--noheader", "--states=all", "--Format=JobArrayID:|", f"--jobs={array}"]
     assert len(site.run(*once).stdout.split()) == 4, "there was one job for each point"
 

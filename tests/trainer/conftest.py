@@ -206,7 +206,7 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 # Below those of sandboxes, jobs and outgoing connections, which could take one before rank 0 listens.
-_PORTS = count(10000 + 2000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3))
+_PORTS = count(10000 + 750 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8))
 
 
 def free_port() -> int:

@@ -101,7 +101,7 @@ def test_tensorboard_is_needed_only_if_it_is_asked_for(
 def test_a_module_of_ours_that_is_missing_is_a_bug(tmp_path: Path, installed: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
-    for path in (*(REPOSITORY / "arithmetic").iterdir(), *(REPOSITORY / "trainer").rglob("*.py")):
+    for path in (*(REPOSITORY / "arithmetic").glob("*.*"), *(REPOSITORY / "trainer").rglob("*.py")):
         target = copy / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(path.read_text())
