@@ -3,8 +3,8 @@
 
 An import inside a function counts like one at the top of a module; an import for types alone does not.
 The column `docstrings` counts those that begin with a relative clause or a genitive ("What a plan
-needs", "Of a run"). `--verbose` lists what the columns count. Exit code 1: a package has an import
-circle or two classes of one name.
+needs", "Of a run"). `--verbose` lists what the columns count. Exit code 1: there is such a
+docstring, or the launcher or the supervisor has an import circle or two classes of one name.
 """
 
 import ast
@@ -57,12 +57,13 @@ def main() -> int:
         if "--verbose" in sys.argv:
             print("".join(f"    {module}  (by {importer})\n" for module, importer in alone.items()), end="")
             print("".join(f"    {text}\n" for text in inverted), end="")
+        faults += [f"docstring: {text}" for text in inverted]
         if package in _CIRCLES_FORBIDDEN:
             if circle := find_circle(graph):
                 faults.append(f"import circle: {' -> '.join(circle)}")
             for name, paths in duplicate_classes(modules).items():
                 faults.append(f"class {name} is defined {len(paths)} times: {', '.join(paths)}")
-    print("\n".join(faults) or "No import circle, no class name twice.")
+    print("\n".join(faults) or "No import circle, no class name twice, no inverted docstring.")
     return 1 if faults else 0
 
 

@@ -1,4 +1,4 @@
-"""What is known of files and of the cluster when a plan is checked."""
+"""The facts about files and the cluster that a plan is checked against."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LocalPath(NamedTuple):
 
 
 class LocalPaths(NamedTuple):
-    """What lies on file systems of this machine alone: the directory of the run, and what the job reads."""
+    """Paths on file systems of this machine alone: the directory of the run, and what the job reads."""
 
     results: tuple[LocalPath, ...]
     inputs: tuple[LocalPath, ...]
@@ -109,7 +109,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarlierTraining:
-    """What the newest launch of the run was, beside the one that is planned.
+    """The newest launch of the run, compared with the one that is planned.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class SubmissionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What is known to be in the job's image; `missing` says why nothing is."""
+    """The known contents of the job's image; `missing` says why nothing is known."""
 
     contents: Contents | None
     missing: Mapping[str, str] = field(default_factory=dict)

@@ -72,7 +72,7 @@ def has_all(check: Check, facts: Facts) -> bool:
 
 
 class _Missing(NamedTuple):
-    """Why a check has nothing to look at; nothing is told of what nobody asked for."""
+    """The reason why a check has no input; ``None`` where nobody asked for it."""
 
     why: str | None
 

@@ -1,4 +1,4 @@
-"""What `slipway check` has found: for people, and for programs."""
+"""Views of the findings of `slipway check`: for people, and for programs."""
 
 from __future__ import annotations
 

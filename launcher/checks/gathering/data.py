@@ -163,7 +163,7 @@ def _why_no_header(head: bytes, size: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class DataAnswer:
-    """What the trainer's program says.
+    """The answer of the trainer's program about the data.
 
     Attributes
     ----------

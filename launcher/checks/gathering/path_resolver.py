@@ -1,4 +1,4 @@
-"""Where a job's paths are on this machine, and whether this machine can tell that they are not there."""
+"""The resolver of a job's paths on this machine, which may not see what the nodes see."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class PathResolver:
                 yield from (Path(text.output_prefix), Path(text.tokenizer_dir))
 
     def tells_of(self, path: Path) -> bool:
-        """Whether what this machine has at a path, or lacks there, is what the nodes have, or lack.
+        """Return True if the nodes have at a path what this machine has, and lack what it lacks.
 
-        The disks that it has for itself may be other ones there, mounted at the same place.
+        A disk of this machine's own may be another disk there, mounted at the same place.
         """
         return tells_of(path) and (self.nodes_are_here or is_there(path) or is_shared(path))
 
@@ -103,7 +103,7 @@ def is_there(path: Path) -> bool:
 
 
 def tells_of(path: Path) -> bool:
-    """Whether this machine has the directory of a path, so that what it lacks there the nodes lack too."""
+    """Return True if this machine has the directory of a path: what it lacks there, the nodes lack too."""
     try:
         return stat.S_ISDIR(file_mode(path.parent))
     except PermissionError:

@@ -31,7 +31,7 @@ _LIMITS = frozenset(("limits", "safe"))
 
 
 class Asked(NamedTuple):
-    """What a job asks for in all, in Slurm's words for resources, and the key that says it."""
+    """A total that a job asks for, in Slurm's words for resources, and the key that sets it."""
 
     resource: str
     number: int
@@ -99,7 +99,7 @@ def _shut_out(plan: Plan, facts: Facts, account: str) -> Iterator[Finding]:
 
 
 def _is_closed(name: str, taken: Sequence[str] | None, denied: Sequence[str]) -> bool:
-    """Whether a partition that takes some, or all but some, takes nothing of this name."""
+    """Return True if a partition with a list of those allowed, or denied, does not take this name."""
     if taken is not None:
         return name.lower() not in (one.lower() for one in taken)
     return name.lower() in (one.lower() for one in denied)
@@ -150,7 +150,7 @@ def _holding(plan: Plan, facts: Facts) -> list[Qos]:
 
 
 def _left_open(limits: Limits, before: Sequence[Limits]) -> Limits:
-    """Of limits those that nobody before has set: of each the first that is set holds, and no other."""
+    """Return the limits that no earlier ones set: the first that sets a resource decides."""
 
     def left(name: str) -> dict[str, int]:
         told = {resource for one in before for resource in getattr(one, name)}

@@ -22,7 +22,7 @@ _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
 class Wanted(NamedTuple):
-    """What a job wants of each of its nodes; memory in MiB, ``None`` where it is all the same."""
+    """The resources that a job asks of each node; memory in MiB, ``None`` where it asks for none."""
 
     gpus: int | None
     gpu_type: str | None

@@ -39,7 +39,7 @@ JUDGED = ("nemo", "megatron")
 
 
 class Fit(NamedTuple):
-    """Whether an image holds what an engine runs: ``None`` where that is not known."""
+    """The fit of an image to an engine: `fits` is ``None`` where it is not known."""
 
     fits: bool | None
     why: str

@@ -1,4 +1,4 @@
-"""Whether the model fits into the memory of a GPU."""
+"""The rule that a model fits into the memory of its GPUs."""
 
 from __future__ import annotations
 
