@@ -205,11 +205,11 @@ def with_installed(contents: Contents, installed: Mapping[str, str | None]) -> C
     installed
         As `launcher.images.inspecting` reads them.
     """
-    told: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
+    message: dict[str, Any] = {name: installed[name] for name in _ASKED if name in installed}
     if "nemo_models" in installed:
         kinds = [set((installed.get(name) or "").split()) for name in ("nemo_models", "nemo_scripts")]
-        told["pretraining"] = bool(kinds[0] & kinds[1])
-    return replace(contents, was_asked=True, is_certain=True, **told)
+        message["pretraining"] = bool(kinds[0] & kinds[1])
+    return replace(contents, was_asked=True, is_certain=True, **message)
 
 
 def version(text: str | None) -> tuple[int, ...]:

@@ -131,9 +131,9 @@ def _layouts(values: Values, shape: ParallelConfig, search: LayoutSearch) -> str
     else:
         how = f" by arithmetic; none of them fits into the memory of {gpu} with all else as it is"
     shown = good or found
-    told = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in shown[:_LAYOUTS_SHOWN])
+    text = ", ".join(f"{tensor} × {pipeline}" for tensor, pipeline in shown[:_LAYOUTS_SHOWN])
     more = ", ..." if len(shown) > _LAYOUTS_SHOWN else ""
-    return f"tensor × pipeline that would do on {nodes}: {told}{more}{how}"
+    return f"tensor × pipeline that would do on {nodes}: {text}{more}{how}"
 
 
 def _sizes_changed(values: Values, tensor: int, pipeline: int) -> dict[str, Any]:

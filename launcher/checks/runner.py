@@ -57,8 +57,8 @@ def require_known(ids: Iterable[str], others: Sequence[str] = ()) -> None:
     known = [*(check.id for check in CHECKS), *others]
     for name in ids:
         if name not in known:
-            told = f"--no-check={name}: there is no such check"
-            raise UserError(told, hint=did_you_mean(name, known))
+            text = f"--no-check={name}: there is no such check"
+            raise UserError(text, hint=did_you_mean(name, known))
 
 
 def is_applicable(check: Check, facts: Facts) -> bool:
@@ -88,8 +88,8 @@ def _ask(check: Check, plan: Plan, facts: Facts) -> Iterable[Finding]:
     missing = [part for part in parts if part is not None]
     if missing:
         why = missing[0].why
-        told = f"not checked: {check.tells}" + (f" ({why})" if why else "")
-        return [Finding(check.id, Severity.SKIPPED, None, told, why=why or None)]
+        text = f"not checked: {check.tells}" + (f" ({why})" if why else "")
+        return [Finding(check.id, Severity.SKIPPED, None, text, why=why or None)]
     return check.find(plan, facts)
 
 

@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     )
     looked = [_looked(report, args.no_check, only_plan=args.estimate) for report in reports]
     if args.json:
-        told = [content(one) for one in looked]
-        print(json.dumps(told[0] if len(told) == 1 else told, indent=2))
+        text = [content(one) for one in looked]
+        print(json.dumps(text[0] if len(text) == 1 else text, indent=2))
     else:
         for one in looked:
             if len(looked) > 1:
@@ -118,17 +118,17 @@ def _looked(report: CheckReport, skipped: Sequence[str], *, only_plan: bool) -> 
     plan, facts = report.draft.plan, report.facts
     applied = [check.id for check in CHECKS if (has_all if only_plan else is_applicable)(check, facts)]
     mistakes = as_mistakes(report.draft, report.findings)
-    told = [
+    text = [
         Told(one.severity, one.id, one.message, one.key, mistake.source, one.fix, one.why)
         for one, mistake in zip(report.findings, mistakes, strict=True)
     ]
-    told += [Told(Severity.SKIPPED, name, f"--no-check={name}") for name in skipped]
+    text += [Told(Severity.SKIPPED, name, f"--no-check={name}") for name in skipped]
     counted, estimates = gpu_of(plan.job.resources, facts.gpu_types), overview(plan, facts.gpu_types)
     if only_plan and counted.is_assumed and not counted.is_unclear and (estimates.memory or estimates.cost):
         message, fix = f"cluster.gpu=null: the estimates count with {counted.gpu.name}", counted.gpu.name
-        told.append(Told(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={fix}"))
+        text.append(Told(Severity.WARNING, GPUS, message, "cluster.gpu", fix=f"cluster.gpu={fix}"))
     order = list(Severity)
-    return Looked(report.draft, estimates, applied, sorted(told, key=lambda one: order.index(one.severity)))
+    return Looked(report.draft, estimates, applied, sorted(text, key=lambda one: order.index(one.severity)))
 
 
 def _draw(path: Path, looked: Sequence[Looked]) -> bool:
@@ -140,7 +140,7 @@ def _draw(path: Path, looked: Sequence[Looked]) -> bool:
             write_figure(path, one.plan.paths.run_name, one.overview.memory)
             print(f"plot: {path}", file=sys.stderr)
             return True
-    why = next((told for one in looked if (told := why_not_told(one.plan)) is not None), None)
-    told = f" ({why})" if why is not None else ""
-    print(f"slipway: --plot {path}: not drawn: the memory cannot be told{told}", file=sys.stderr)
+    why = next((text for one in looked if (text := why_not_told(one.plan)) is not None), None)
+    text = f" ({why})" if why is not None else ""
+    print(f"slipway: --plot {path}: not drawn: the memory cannot be told{text}", file=sys.stderr)
     return False

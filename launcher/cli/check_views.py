@@ -109,7 +109,7 @@ class Looked:
     draft: Draft
     overview: Overview
     asked: Sequence[str]
-    told: Sequence[Told]
+    report: Sequence[Told]
 
     @property
     def plan(self) -> Plan:
@@ -117,7 +117,7 @@ class Looked:
 
     @property
     def errors(self) -> int:
-        return sum(item.severity is Severity.ERROR for item in self.told)
+        return sum(item.severity is Severity.ERROR for item in self.report)
 
 
 def content(looked: Looked) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def content(looked: Looked) -> dict[str, Any]:
         "amount": asdict(amount) if amount is not None else None,
         "cost": asdict(cost) if cost is not None else None,
         "errors": looked.errors,
-        "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.told],
+        "findings": [{**asdict(item), "severity": item.severity.value} for item in looked.report],
     }
 
 
@@ -142,7 +142,7 @@ def print_screen(looked: Looked) -> None:
     print_styled(_layout_lines(looked.plan), wrap=True)
     _print_memory(looked.overview)
     print_styled(_cost_lines(looked), wrap=True)
-    print_styled(_finding_lines(looked.told))
+    print_styled(_finding_lines(looked.report))
     print_styled([((_verdict(looked), "bold"),)], wrap=True)
 
 
@@ -176,9 +176,9 @@ def _cost_lines(looked: Looked) -> list[Line]:
     return [((f"{name}: ", "bold"), (text, "")) for name, text in lines]
 
 
-def _finding_lines(told: Sequence[Told]) -> list[Line]:
+def _finding_lines(report: Sequence[Told]) -> list[Line]:
     lines: list[Line] = []
-    for item in together(told):
+    for item in together(report):
         lines.append(
             (
                 (f"{item.severity.value}: ", _STYLES[item.severity]),
@@ -191,11 +191,11 @@ def _finding_lines(told: Sequence[Told]) -> list[Line]:
     return lines
 
 
-def together(told: Sequence[Told]) -> list[Told]:
+def together(report: Sequence[Told]) -> list[Told]:
     """Merge checks that were skipped for the same reason, such as a cluster that cannot be asked."""
     found: list[Told] = []
-    for item in told:
-        same = [other for other in told if item.why is not None and other.why == item.why]
+    for item in report:
+        same = [other for other in report if item.why is not None and other.why == item.why]
         if len(same) < 2:
             found.append(item)
         elif item is same[0]:
@@ -205,12 +205,12 @@ def together(told: Sequence[Told]) -> list[Told]:
 
 
 def _verdict(looked: Looked) -> str:
-    told = looked.told
-    counts = {severity: sum(item.severity is severity for item in told) for severity in Severity}
+    report = looked.report
+    counts = {severity: sum(item.severity is severity for item in report) for severity in Severity}
     parts = [
         f"{count} {severity.value}{'s' if count != 1 and severity is not Severity.SKIPPED else ''}"
         for severity, count in counts.items()
         if count
     ]
-    good = len({*looked.asked} - {item.id for item in told})
+    good = len({*looked.asked} - {item.id for item in report})
     return f"{good} of {len(looked.asked)} checks passed" + (f"; {', '.join(parts)}" if parts else "")

@@ -52,9 +52,9 @@ def smoke_first(
     (report,) = reports
     smoke = plan_smoke(report.draft, request, args.no_check)
     if dry:
-        for line in smoke.told:
+        for line in smoke.summary:
             _say(line)
-        print_code(smoke.made.rendered.script, "bash")
+        print_code(smoke.draft.rendered.script, "bash")
         return [report], 0
     if request.number is not None or request.tag is not None:
         raise UserError("--launch-number and --tag render a launch again: they need --dry-run")
@@ -64,8 +64,8 @@ def smoke_first(
     launched = launch_smoke(smoke)
     for warning in launched.warnings:
         print(f"slipway: {warning}", file=sys.stderr)
-    _say(f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {smoke.told[0]}")
-    for line in smoke.told[1:]:
+    _say(f"run {launched.paths.run_name}, job {launched.manifest.job_id}: {smoke.summary[0]}")
+    for line in smoke.summary[1:]:
         _say(line)
     code = _followed(launched, quiet=args.json)
     return [report], _tell(report.draft, launched, code)

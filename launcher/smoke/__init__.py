@@ -29,15 +29,15 @@ class Smoke:
 
     report: CheckReport
     request: Request
-    told: Sequence[str]
+    summary: Sequence[str]
 
     @property
-    def made(self) -> Draft:
+    def draft(self) -> Draft:
         """The draft of the smoke."""
         return self.report.draft
 
 
-def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
+def plan_smoke(drafted: Draft, request: Request, skipped: Sequence[str] = ()) -> Smoke:
     """Plan the smoke of a launch; nothing is written.
 
     Parameters
@@ -51,21 +51,21 @@ def plan_smoke(made: Draft, request: Request, skipped: Sequence[str] = ()) -> Sm
         If one node cannot hold the layout, or the launch is no training.
     """
     try:
-        shrunk = shrink(made)
+        shrunk = shrink(drafted)
     except UserError as error:
-        made.composition.annotate(error)
+        drafted.composition.annotate(error)
         raise
     smaller = replace(request, overrides=[*request.overrides, *shrunk.overrides])
     smoke = draft(smaller)
     # This machine is looked at for the launch itself.
     (report,) = check_drafts([smoke], [*skipped, *_OF_WHOLE_TRAININGS, MACHINE])
     require_passed([report])
-    return Smoke(report, smaller, shrunk.told)
+    return Smoke(report, smaller, shrunk.summary)
 
 
 def launch_smoke(smoke: Smoke) -> Launched:
     """Launch the smoke as any run is launched."""
-    return launch(smoke.made, smoke.request, report=smoke.report)
+    return launch(smoke.draft, smoke.request, report=smoke.report)
 
 
 def checks_of(launched: Launched) -> list[RunCheck]:

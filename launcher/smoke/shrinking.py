@@ -30,10 +30,10 @@ _FIRST_HOST = re.compile(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The further overrides of a smoke; `told` says to people what it is."""
+    """The further overrides of a smoke; `summary` says what it is, for people."""
 
     overrides: list[str]
-    told: list[str]
+    summary: list[str]
 
 
 def shrink(draft: Draft) -> Shrunk:
@@ -65,7 +65,7 @@ def shrink(draft: Draft) -> Shrunk:
     }
     overrides = [_override(config, key, value) for key, value in chosen.items()]
     return Shrunk(
-        [*overrides, *_nodelist(draft), *_one_job(draft)], list(_told(draft, values, shape, small, batch))
+        [*overrides, *_nodelist(draft), *_one_job(draft)], list(_summary(draft, values, shape, small, batch))
     )
 
 
@@ -181,7 +181,7 @@ def _own_cluster(draft: Draft) -> Mapping[str, Any]:
     return own
 
 
-def _told(
+def _summary(
     draft: Draft, values: Values, shape: ParallelConfig, small: ParallelConfig, batch: int
 ) -> Iterator[str]:
     nodes = draft.plan.job.resources.nodes

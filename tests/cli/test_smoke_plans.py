@@ -55,13 +55,13 @@ def shape(made: Draft) -> ParallelConfig:
 )
 def test_each_gpu_does_what_it_will_do(plan: Any, size: str, pipeline: int, batch: int) -> None:
     made, smoke = plan(f"training={size}")
-    whole, small = shape(made), shape(smoke.made)
+    whole, small = shape(made), shape(smoke.draft)
     nodes = made.plan.job.resources.nodes
-    assert smoke.made.plan.job.resources.nodes == 1
+    assert smoke.draft.plan.job.resources.nodes == 1
     assert (small.pipeline, small.batch) == (pipeline, batch)
     assert (small.micro, small.tensor, small.devices) == (whole.micro, whole.tensor, whole.devices)
     assert small.micro_batches(1) == whole.micro_batches(nodes)
-    layers = [node.plan.job.config["model"].get("num_layers") for node in (made, smoke.made)]  # type: ignore[index]
+    layers = [node.plan.job.config["model"].get("num_layers") for node in (made, smoke.draft)]  # type: ignore[index]
     if layers[0] is not None:
         assert layers[0] / whole.pipeline == layers[1] / small.pipeline
 
@@ -75,7 +75,7 @@ def test_a_smoke_is_short_and_keeps_to_itself(plan: Any, tmp_path: Path) -> None
         "training.model.rampup_batch_size=[256,256,1000]",
         "cluster.nodelist='h[07-22,40],x3'",
     )
-    job, paths = smoke.made.plan.job, smoke.made.plan.paths
+    job, paths = smoke.draft.plan.job, smoke.draft.plan.paths
     assert paths.run_dir == tmp_path / "gpt3_5b_smoke"
     assert (job.resources.time_limit, job.queue.nodelist) == ("00:30:00", "h07")
     config = job.config
@@ -90,20 +90,20 @@ def test_a_smoke_is_short_and_keeps_to_itself(plan: Any, tmp_path: Path) -> None
     # What makes the first steps what they are stays.
     assert made.plan.job.config is not None
     assert config["model"]["optim"] == made.plan.job.config["model"]["optim"]
-    assert "the optimizer's states are shared by 8 instead of 128" in " ".join(smoke.told)
+    assert "the optimizer's states are shared by 8 instead of 128" in " ".join(smoke.summary)
 
 
 @pytest.mark.parametrize("where", ["cluster", "stage_cluster.training"])
 def test_of_an_array_one_job_is_tried(plan: Any, where: str) -> None:
     made, smoke = plan("training=gpt3/126m", f"++{where}.sbatch.array=0-4%1")
     assert "#SBATCH --array=0-4%1\n" in made.rendered.script
-    assert "--array" not in smoke.made.rendered.script
-    assert "_%j.out" in smoke.made.rendered.script
+    assert "--array" not in smoke.draft.rendered.script
+    assert "_%j.out" in smoke.draft.rendered.script
 
 
 def test_a_limit_that_is_shorter_stays(plan: Any) -> None:
     _, smoke = plan("training=gpt3/126m", "training.run.time_limit=00:10:00")
-    assert smoke.made.plan.job.resources.time_limit == "00:10:00"
+    assert smoke.draft.plan.job.resources.time_limit == "00:10:00"
 
 
 def test_a_pipeline_shrinks_as_far_as_it_must_and_says_so(plan: Any) -> None:
@@ -112,8 +112,8 @@ def test_a_pipeline_shrinks_as_far_as_it_must_and_says_so(plan: Any) -> None:
         for name, size in (("tensor", 2), ("pipeline", 24))
     ]
     _, smoke = plan("training=gpt3/5b", *layout, "training.trainer.num_nodes=12")
-    assert shape(smoke.made).pipeline == 4
-    assert "pipeline 4 instead of 24, with 4 of the 24 layers" in smoke.told[1]
+    assert shape(smoke.draft).pipeline == 4
+    assert "pipeline 4 instead of 24, with 4 of the 24 layers" in smoke.summary[1]
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ def why_no_data_set(idx: Path, bin_size: int) -> str | None:
         (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
         stream.seek(lengths + (sequences - 1) * _POINTER.size)
         (start,) = _POINTER.unpack(stream.read(_POINTER.size))
-    told = start + length * _TOKEN_BYTES[code]
-    if told != bin_size:
-        return f"its .idx tells of {told:,} bytes of tokens, its .bin has {bin_size:,}"
+    message = start + length * _TOKEN_BYTES[code]
+    if message != bin_size:
+        return f"its .idx tells of {message:,} bytes of tokens, its .bin has {bin_size:,}"
     return None
 
 
@@ -183,17 +183,17 @@ class DataAnswer:
 _NOTHING = DataAnswer([], (), None)
 
 
-def data_identity(made: Draft) -> list[dict[str, Any]]:
+def data_identity(draft: Draft) -> list[dict[str, Any]]:
     """Return the identity of a training's data for the record; empty where it is not known."""
-    if made.plan.job.stage != "training":
+    if draft.plan.job.stage != "training":
         return []
-    answer = ask_identity(made, [])
+    answer = ask_identity(draft, [])
     return answer.identity if answer is not None else []
 
 
-def ask_identity(made: Draft, earlier: Sequence[object]) -> DataAnswer | None:
+def ask_identity(draft: Draft, earlier: Sequence[object]) -> DataAnswer | None:
     """Compare a training's data with an earlier identity; ``None`` if the program does not answer."""
-    wanted = list(_wanted(PathResolver(made)))
+    wanted = list(_wanted(PathResolver(draft)))
     if not wanted:
         return _NOTHING
     state = tuple(_state(item["path"]) for item in wanted)

@@ -48,13 +48,13 @@ _FREE = re.compile(
 )
 
 
-def earlier_training(made: Draft) -> EarlierTraining | None:
+def earlier_training(draft: Draft) -> EarlierTraining | None:
     """Compare a planned training with the newest launch of its run; ``None`` for what is no training."""
-    plan = made.plan
+    plan = draft.plan
     if plan.job.stage != "training" or plan.job.config is None:
         return None
-    paths, manifest = _newest(made) or (None, None)
-    resolver, training = PathResolver(made), made.composition.config.training
+    paths, manifest = _newest(draft) or (None, None)
+    resolver, training = PathResolver(draft), draft.composition.config.training
     goes_on = _goes_on(resolver, manifest)
     earlier = EarlierTraining(
         launch=manifest.launch if manifest is not None else None,
@@ -63,28 +63,28 @@ def earlier_training(made: Draft) -> EarlierTraining | None:
         data=(),
         accepted=training.resume.accept_data if training is not None else None,
     )
-    return _with_data(earlier, made, resolver, manifest) if goes_on else earlier
+    return _with_data(earlier, draft, resolver, manifest) if goes_on else earlier
 
 
-def differences_on_record(made: Draft) -> dict[str, Any] | None:
+def differences_on_record(draft: Draft) -> dict[str, Any] | None:
     """Return how a launch differs from the one before, for its manifest; None if it is the same training."""
-    found = _newest(made)
-    if found is None or made.plan.job.config is None:
+    found = _newest(draft)
+    if found is None or draft.plan.job.config is None:
         return None
     paths, manifest = found
-    changes = _changes(PathResolver(made), paths, manifest)
+    changes = _changes(PathResolver(draft), paths, manifest)
     if not changes:
         return None
-    told = [{"key": full(change.key), "old": change.old, "new": change.new} for change in changes]
-    return {"launch": paths.number, "changes": told}
+    text = [{"key": full(change.key), "old": change.old, "new": change.new} for change in changes]
+    return {"launch": paths.number, "changes": text}
 
 
-def _newest(made: Draft) -> tuple[LaunchPaths, Manifest] | None:
+def _newest(draft: Draft) -> tuple[LaunchPaths, Manifest] | None:
     """Return the newest launch of the run that became a job, if it was a training."""
-    run_dir = made.plan.paths.run_dir
+    run_dir = draft.plan.paths.run_dir
     try:
         number = newest_submitted(run_dir)
-        if made.plan.job.stage != "training" or number is None:
+        if draft.plan.job.stage != "training" or number is None:
             return None
         manifest = read_manifest(run_dir / LAUNCHES / str(number))
     except (OSError, UserError):
@@ -112,12 +112,12 @@ def _goes_on(resolver: PathResolver, manifest: Manifest | None) -> bool:
 
 
 def _with_data(
-    earlier: EarlierTraining, made: Draft, resolver: PathResolver, manifest: Manifest | None
+    earlier: EarlierTraining, draft: Draft, resolver: PathResolver, manifest: Manifest | None
 ) -> EarlierTraining:
     known, since = _trained_on(resolver, manifest)
     if not known:
         return earlier
-    answer = ask_identity(made, known)
+    answer = ask_identity(draft, known)
     if answer is None:
         return replace(earlier, data=None, missing={"data": "the data could not be read"})
     return replace(earlier, data=answer.changed, accept=answer.accept, data_since=since)
@@ -159,7 +159,7 @@ def _same_files(
     resolver: PathResolver, manifest: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> frozenset[str]:
     """Return the keys whose files have the same content elsewhere, or that `data.identity` compares."""
-    answer = ask_identity(resolver.made, [])
+    answer = ask_identity(resolver.draft, [])
     now = answer.identity if answer is not None else []
     moved = _contents(manifest.data) == _contents(now) != []
     prefixes = {key for key in {**old, **new} if _is_prefix(key)}

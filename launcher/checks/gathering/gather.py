@@ -31,7 +31,7 @@ _NEMO_NODES = ("trainer", "exp_manager", "model")
 
 
 def gather(
-    made: Draft,
+    draft: Draft,
     *,
     look: bool = True,
     verdict: str | None = None,
@@ -49,22 +49,22 @@ def gather(
     cluster_of, host_of
         Functions that remember what several drafts share.
     """
-    added, shipped = added_keys(made)
+    added, shipped = added_keys(draft)
     return Facts(
         added_keys=added,
         shipped_keys=shipped,
-        same_job_name=same_job_name(made.plan, Path(made.composition.config.base_results_dir))
+        same_job_name=same_job_name(draft.plan, Path(draft.composition.config.base_results_dir))
         if look
         else None,
-        open_secrets=open_secrets(made.plan) if look else None,
-        missing_secrets=missing_secrets(made) if look else None,
-        paths=path_facts(made) if look else None,
-        image=image_facts(PathResolver(made), look=look),
-        earlier=earlier_training(made) if look else None,
-        cluster=(cluster_of or _cluster)(made.plan) if look else None,
-        node_gpus=_node_gpus(made),
-        lacks_gpus=_lacks_gpus(made.plan) if look else None,
-        host=host_of(made.plan) if look else None,
+        open_secrets=open_secrets(draft.plan) if look else None,
+        missing_secrets=missing_secrets(draft) if look else None,
+        paths=path_facts(draft) if look else None,
+        image=image_facts(PathResolver(draft), look=look),
+        earlier=earlier_training(draft) if look else None,
+        cluster=(cluster_of or _cluster)(draft.plan) if look else None,
+        node_gpus=_node_gpus(draft),
+        lacks_gpus=_lacks_gpus(draft.plan) if look else None,
+        host=host_of(draft.plan) if look else None,
         supervisor_python=supervisor_python_problem() if look else None,
         trainer_verdict=verdict,
     )
@@ -87,20 +87,20 @@ def _lacks_gpus(plan: Plan) -> str | None:
     return "the GPUs of the sandbox are fake" if is_in_sandbox else None
 
 
-def _node_gpus(made: Draft) -> int | None:
+def _node_gpus(draft: Draft) -> int | None:
     """Return the GPUs of a node, from whichever key names them."""
-    config, stage = made.composition.config, made.plan.job.stage
+    config, stage = draft.composition.config, draft.plan.job.stage
     changes = config.stage_cluster.get(stage, {})  # type: ignore[call-overload]  # a name of a stage
     cluster = stage_cluster(config.cluster, stage, changes)
     return gpus_of(cluster.gpus_per_node, cluster.gres)
 
 
-def added_keys(made: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
+def added_keys(draft: Draft) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the keys of NeMo's nodes that the user added to the shipped tree, and those that are known.
 
     Nothing is read where nothing can have been added.
     """
-    training, composition = made.composition.config.training, made.composition
+    training, composition = draft.composition.config.training, draft.composition
     signs = (parse_override(text) for text in composition.overrides)
     adds = any(item.sign.startswith("+") and item.key.startswith("training.") for item in signs)
     if training is None or not (adds or composition.config_dir):

@@ -56,13 +56,13 @@ def _made_by_us(resolver: PathResolver) -> ResolvedImage | None:
     """Return what a file in `images_dir` is made from; None where the user gave its path."""
     container = resolver.plan.job.container
     assert container is not None
-    if resolver.made.composition.config.container == container.image:
+    if resolver.draft.composition.config.container == container.image:
         return None
-    return choice_of(resolver.made.composition, resolver.made.template_dir)
+    return choice_of(resolver.draft.composition, resolver.draft.template_dir)
 
 
 def _made_by(choice: ResolvedImage, resolver: PathResolver) -> str:
-    words = choice.command(resolver.made.composition.config_dir, resolver.made.template_dir)
+    words = choice.command(resolver.draft.composition.config_dir, resolver.draft.template_dir)
     return f"slipway {shlex.join(words)}; or the same launch with --build"
 
 
@@ -87,7 +87,7 @@ def image_facts(resolver: PathResolver, *, look: bool) -> ImageFacts | None:
 def _contents(resolver: PathResolver, image: str, *, look: bool) -> Contents | None:
     if not image.startswith("/"):
         # The job is told of a digest alone where the user named a tag as well.
-        return contents_by_name(resolver.made.composition.config.container or image)
+        return contents_by_name(resolver.draft.composition.config.container or image)
     if look:
         found = _of_file(Path(image))
         if found is not None and found.is_certain:
@@ -107,7 +107,7 @@ def _of_choice(choice: ResolvedImage, resolver: PathResolver) -> Contents | None
     from launcher.images.resolve import cached_recipe, contents_of_recipe, contents_of_reference
 
     if choice.recipe is not None:
-        trees = resolver.made.composition.config_dir, resolver.made.template_dir
+        trees = resolver.draft.composition.config_dir, resolver.draft.template_dir
         return contents_of_recipe(cached_recipe(choice.recipe, choice.flavor, *trees))
     return contents_of_reference(choice.source) if choice.source is not None else None
 
@@ -120,7 +120,7 @@ def fetched_at_once(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
     # The nodes keep what has a name.
     if most < 2 or container.options.name is not None:
         return ()
-    choice = choice_of(resolver.made.composition, resolver.made.template_dir)
+    choice = choice_of(resolver.draft.composition, resolver.draft.template_dir)
     if choice is None or choice.stored is None:
         return ()
     told_of = f"each of the job's {most} nodes fetches and unpacks it by itself, all at once"

@@ -20,12 +20,12 @@ from launcher.sandbox import is_sandbox
 class PathResolver:
     """The job of a draft as it stands on this machine."""
 
-    def __init__(self, made: Draft) -> None:
-        self.made = made
-        self.plan: Plan = made.plan
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.plan: Plan = draft.plan
         # Without Slurm a job runs without its container.
-        self.in_container = made.plan.job.container is not None and made.plan.scheduler != "local"
-        self.nodes_are_here = made.plan.scheduler == "local" or _is_in_sandbox(made)
+        self.in_container = draft.plan.job.container is not None and draft.plan.scheduler != "local"
+        self.nodes_are_here = draft.plan.scheduler == "local" or _is_in_sandbox(draft)
 
     def host(self, given: str) -> Path | None:
         """Return a path of the job as this machine has it; None if it lies in the container's image."""
@@ -57,15 +57,15 @@ class PathResolver:
 
     def makes(self, directory: Path) -> bool:
         """Return True if the launch makes a directory, or one below it, before the job begins."""
-        made = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
-        return any(path.is_relative_to(directory) for path in made)
+        draft = (self.plan.paths.run_dir, *self.plan.job.directories, *self._made_before())
+        return any(path.is_relative_to(directory) for path in draft)
 
     def comes_later(self, path: Path) -> bool:
         """Return True if a previous stage of the same launch is going to write a file."""
-        return any(path.is_relative_to(made) for made in self._made_before())
+        return any(path.is_relative_to(draft) for draft in self._made_before())
 
     def _made_before(self) -> Iterator[Path]:
-        for config in self.made.composition.before:
+        for config in self.draft.composition.before:
             text = config.data_preparation
             if text is not None:
                 yield from (Path(text.output_prefix), Path(text.tokenizer_dir))
@@ -135,9 +135,9 @@ def why_unreadable(error: OSError) -> str:
     return f"it cannot be read: {(error.strerror or str(error)).lower()}"
 
 
-def _is_in_sandbox(made: Draft) -> bool:
+def _is_in_sandbox(draft: Draft) -> bool:
     """Return True if the nodes are a sandbox's, which are this machine."""
-    if made.composition.choices.get("cluster") == "sandbox":
+    if draft.composition.choices.get("cluster") == "sandbox":
         return True
-    conf = made.plan.slurm_conf or os.environ.get("SLURM_CONF")
+    conf = draft.plan.slurm_conf or os.environ.get("SLURM_CONF")
     return conf is not None and is_sandbox(Path(conf).parent.parent)

@@ -29,9 +29,9 @@ MEGATRON_LM_PLACES = ("pretrain_{0}.py", "examples/{0}/pretrain_{0}.py")
 _INSTALLED = ("/bin/", "/opt/", "/usr/")
 
 
-def path_facts(made: Draft) -> PathFacts:
+def path_facts(draft: Draft) -> PathFacts:
     """Find out what this machine has of a job's files and directories."""
-    resolver = PathResolver(made)
+    resolver = PathResolver(draft)
     local, checkpoints = local_paths(resolver), _checkpoints(resolver)
     room = room_at(checkpoints)
     missing = {}
@@ -47,7 +47,7 @@ def path_facts(made: Draft) -> PathFacts:
         fetched=fetched_at_once(resolver),
         script=missing_script(resolver),
         mounts=missing_mounts(resolver),
-        results=_not_writable(made),
+        results=_not_writable(draft),
         local=local,
         free_bytes=room.free_bytes if room is not None else None,
         free_by=room.by if room is not None else "file system",
@@ -74,14 +74,14 @@ def _entries(directory: Path) -> int | None:
         return None
 
 
-def _not_writable(made: Draft) -> tuple[MissingPath, ...]:
+def _not_writable(draft: Draft) -> tuple[MissingPath, ...]:
     """Return why the directory of the run cannot be written: the launcher itself writes it, here."""
-    run_dir, key = made.plan.paths.run_dir, made.results_key
+    run_dir, key = draft.plan.paths.run_dir, draft.results_key
     code = _refusal(existing(run_dir))
     if code is None:
         return ()
-    told = explain_os_error(OSError(code, os.strerror(code)), run_dir, key)
-    return (MissingPath(key, results_value(made), told.message, True, told.hint),)
+    report = explain_os_error(OSError(code, os.strerror(code)), run_dir, key)
+    return (MissingPath(key, results_value(draft), report.message, True, report.hint),)
 
 
 def _refusal(place: Path) -> int | None:
@@ -123,7 +123,7 @@ def _lost(resolver: PathResolver, mount: Mount) -> MissingPath:
 
 def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
     """Return the key that a mount comes from, and a remedy."""
-    config = resolver.made.composition.config
+    config = resolver.draft.composition.config
     for key, given in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
         if path == Path(given):
             return key, f"mkdir -p {shlex.quote(given)}, or {key}=..."
@@ -179,11 +179,11 @@ def open_secrets(plan: Plan) -> dict[str, str]:
     return found
 
 
-def missing_secrets(made: Draft) -> tuple[MissingSecret, ...]:
+def missing_secrets(draft: Draft) -> tuple[MissingSecret, ...]:
     """Return the files of secrets that do not exist, or that the user may not read."""
-    config = made.composition.config
+    config = draft.composition.config
     lost = []
-    for variable, path in made.plan.job.environment_files.items():
+    for variable, path in draft.plan.job.environment_files.items():
         why = _why_lost(path)
         if why is not None:
             key = f"env_files.{variable}" if variable in config.env_files else "wandb_api_key_file"
@@ -220,14 +220,14 @@ def local_paths(resolver: PathResolver) -> LocalPaths | None:
     if mount_of(Path("/")) is None:
         return None
     run_dir = resolver.plan.paths.run_dir
-    results = (resolver.made.results_key, results_value(resolver.made), run_dir)
+    results = (resolver.draft.results_key, results_value(resolver.draft), run_dir)
     return LocalPaths(tuple(_local([results])), tuple(_local(_inputs(resolver))))
 
 
-def results_value(made: Draft) -> str:
+def results_value(draft: Draft) -> str:
     """Return the value of the key that says where the run is."""
-    whole = made.results_key == "base_results_dir"
-    return made.composition.config.base_results_dir if whole else str(made.plan.paths.run_dir)
+    whole = draft.results_key == "base_results_dir"
+    return draft.composition.config.base_results_dir if whole else str(draft.plan.paths.run_dir)
 
 
 def _local(paths: Iterable[tuple[str, str, Path]]) -> Iterator[LocalPath]:

@@ -25,8 +25,8 @@ def trainer_verdicts(plans: Sequence[Plan]) -> list[str | None]:
     A message is empty if the trainer is content or does not train the plan, None if it cannot be asked.
     """
     asked = [plan for plan in plans if _is_asked(plan)]
-    told = iter(_ask(asked) if asked else ())
-    return [next(told) if _is_asked(plan) else "" for plan in plans]
+    message = iter(_ask(asked) if asked else ())
+    return [next(message) if _is_asked(plan) else "" for plan in plans]
 
 
 def _is_asked(plan: Plan) -> bool:

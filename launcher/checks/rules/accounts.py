@@ -49,8 +49,8 @@ def account_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     # What nobody enforces is bookkeeping alone.
     tell = error if settings.enforced & _ASSOCIATIONS else warning
     if given is not None and given.lower() not in names:
-        told = "you have no such account" + (f"; yours: {', '.join(names)}" if names else "")
-        yield tell("cluster.account", _ACCOUNT, given, told, did_you_mean(given, names))
+        message = "you have no such account" + (f"; yours: {', '.join(names)}" if names else "")
+        yield tell("cluster.account", _ACCOUNT, given, message, did_you_mean(given, names))
         return
     found = associations_of(plan, facts)
     if not settings.enforced & _ASSOCIATIONS:
@@ -58,10 +58,10 @@ def account_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if given is None and any(one.is_default is None for one in mine):
         return  # there is a default, and nobody tells which
     if not found:
-        told, fix = _without(mine, given), None
+        message, fix = _without(mine, given), None
         if names and given is None:
             fix = f"{_ACCOUNT}={names[0]}" if len(names) == 1 else f"one of yours: {', '.join(names)}"
-        yield error("cluster.account", _ACCOUNT, given, told, fix)
+        yield error("cluster.account", _ACCOUNT, given, message, fix)
         return
     yield from _shut_out(plan, facts, found[0].account)
     if settings.enforced & _LIMITS:
@@ -88,14 +88,14 @@ def _shut_out(plan: Plan, facts: Facts, account: str) -> Iterator[Finding]:
     closed = [one for one in partitions if _is_closed(account, one.accounts, one.denied_accounts)]
     if partitions and len(closed) == len(partitions):
         first = closed[0]
-        told = f"partition {first.name} takes no jobs of account {account}"
+        message = f"partition {first.name} takes no jobs of account {account}"
         fix = f"its accounts: {', '.join(first.accounts)}" if first.accounts else None
         release = facts.cluster.settings.release if facts.cluster and facts.cluster.settings else None
         is_sure = first.accounts is None or release is None or release < _WITH_ACCOUNTS_BELOW
         if not is_sure:
-            told += ", unless it is one below those that it takes"
+            message += ", unless it is one below those that it takes"
         tell, also = error if is_sure else warning, ("cluster.partition",)
-        yield tell("cluster.account", _ACCOUNT, plan.job.queue.account, told, fix, also)
+        yield tell("cluster.account", _ACCOUNT, plan.job.queue.account, message, fix, also)
 
 
 def _is_closed(name: str, taken: Sequence[str] | None, denied: Sequence[str]) -> bool:
@@ -119,9 +119,9 @@ def qos_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     usable = {name.lower() for one in found for name in one.qos}
     if given is not None and found and given.lower() not in usable:
-        told = f"account {found[0].account} may not use it"
+        message = f"account {found[0].account} may not use it"
         fix = f"it may use: {', '.join(found[0].qos)}" if found[0].qos else None
-        yield tell("cluster.qos", _QOS, given, told, fix, (_ACCOUNT,))
+        yield tell("cluster.qos", _QOS, given, message, fix, (_ACCOUNT,))
         return
     if mine is not None and "qos" in settings.enforced:
         yield from _closed_to(plan, facts, mine.name)
@@ -153,9 +153,9 @@ def _left_open(limits: Limits, before: Sequence[Limits]) -> Limits:
     """Return the limits that no earlier ones set: the first that sets a resource decides."""
 
     def left(name: str) -> dict[str, int]:
-        told = {resource for one in before for resource in getattr(one, name)}
+        message = {resource for one in before for resource in getattr(one, name)}
         return {
-            resource: number for resource, number in getattr(limits, name).items() if resource not in told
+            resource: number for resource, number in getattr(limits, name).items() if resource not in message
         }
 
     return Limits(
@@ -172,9 +172,9 @@ def _closed_to(plan: Plan, facts: Facts, name: str) -> Iterator[Finding]:
     partitions = chosen(plan, facts)
     closed = [one for one in partitions if _is_closed(name, one.qos, one.denied_qos)]
     if partitions and len(closed) == len(partitions):
-        told = f"partition {closed[0].name} takes no jobs of QOS {name}"
+        message = f"partition {closed[0].name} takes no jobs of QOS {name}"
         fix = f"it takes: {', '.join(closed[0].qos)}" if closed[0].qos else None
-        yield error("cluster.qos", _QOS, plan.job.queue.qos, told, fix, also=("cluster.partition",))
+        yield error("cluster.qos", _QOS, plan.job.queue.qos, message, fix, also=("cluster.partition",))
 
 
 def _beyond(check: str, plan: Plan, facts: Facts, who: str, limits: Limits, key: str) -> Iterator[Finding]:
@@ -182,14 +182,14 @@ def _beyond(check: str, plan: Plan, facts: Facts, who: str, limits: Limits, key:
     seconds, limit = wanted_seconds(plan), f"{plan.job.stage}.run.time_limit"
     if seconds is not None and limits.max_seconds is not None and seconds > limits.max_seconds:
         most = format_time_limit(limits.max_seconds)
-        told = f"{who} gives a job {most} at most"
-        yield error(check, limit, plan.job.resources.time_limit, told, f"{limit}={most}", (key,))
+        message = f"{who} gives a job {most} at most"
+        yield error(check, limit, plan.job.resources.time_limit, message, f"{limit}={most}", (key,))
     jobs = submitted_at_once(plan, facts)
     if limits.max_submitted is not None and jobs > limits.max_submitted:
-        told = f"{count(jobs, 'job')} at once, and {who} lets a user submit {limits.max_submitted}"
-        yield error(check, key, _given(plan, key), told)
+        message = f"{count(jobs, 'job')} at once, and {who} lets a user submit {limits.max_submitted}"
+        yield error(check, key, _given(plan, key), message)
     for asked in _asked(plan):
-        told = f"{_amount(asked.resource, asked.number)} in all, and {who}"
+        message = f"{_amount(asked.resource, asked.number)} in all, and {who}"
         for whom, allowed in (
             ("a job", limits.per_job),
             ("a user", limits.per_user),
@@ -197,12 +197,12 @@ def _beyond(check: str, plan: Plan, facts: Facts, who: str, limits: Limits, key:
         ):
             given = allowed.get(asked.resource)
             if given is not None and asked.number > given:
-                text = f"{told} gives {whom} {given} at most"
+                text = f"{message} gives {whom} {given} at most"
                 yield error(check, asked.key, asked.value, text, None, (key,))
                 break
         least = limits.least.get(asked.resource)
         if least is not None and asked.number < least:
-            text = f"{told} is for jobs with {least} at least"
+            text = f"{message} is for jobs with {least} at least"
             yield error(check, asked.key, asked.value, text, None, (key,))
 
 

@@ -71,8 +71,8 @@ def unless_changed(find: Find) -> Find:
         for found in find(plan, facts):
             is_of_names = found.key == _PARTITION or found.id in ("cluster.account", "cluster.qos")
             if has_filters and found.severity is Severity.ERROR and (is_of_names or is_open):
-                told = f"{found.message}; plugins of this Slurm may change what a job asks for"
-                yield replace(found, severity=Severity.WARNING, message=told)
+                text = f"{found.message}; plugins of this Slurm may change what a job asks for"
+                yield replace(found, severity=Severity.WARNING, message=text)
             else:
                 yield found
 
@@ -101,23 +101,23 @@ def partition_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     names, shown = [one.name for one in there], [one.name for one in there if one.is_open]
     for name in _named(plan):
         if name not in names:
-            told = f"this Slurm has no partition {name}, or none that you may see"
-            yield error("cluster.partition", _PARTITION, given, told, did_you_mean(name, shown))
+            text = f"this Slurm has no partition {name}, or none that you may see"
+            yield error("cluster.partition", _PARTITION, given, text, did_you_mean(name, shown))
     partitions = chosen(plan, facts)
     if given is None and not partitions:
-        told = "this Slurm has no default partition"
-        yield error("cluster.partition", _PARTITION, given, told, f"one of: {', '.join(shown)}")
+        text = "this Slurm has no default partition"
+        yield error("cluster.partition", _PARTITION, given, text, f"one of: {', '.join(shown)}")
     if not partitions or any(one.state == "UP" for one in partitions):
         return
     first = min(partitions, key=lambda one: one.state != "DOWN")
     up = [one.name for one in there if one.state == "UP" and one.is_open]
     fix = f"partitions that are up: {', '.join(up)}" if up else None
     if first.state == "DOWN":
-        told = f"partition {first.name} is down: it queues jobs, and starts none"
-        yield warning("cluster.partition", _PARTITION, given, told, fix)
+        text = f"partition {first.name} is down: it queues jobs, and starts none"
+        yield warning("cluster.partition", _PARTITION, given, text, fix)
     else:
-        told = f"partition {first.name} takes no new jobs: its state is {first.state}"
-        yield error("cluster.partition", _PARTITION, given, told, fix)
+        text = f"partition {first.name} takes no new jobs: its state is {first.state}"
+        yield error("cluster.partition", _PARTITION, given, text, fix)
 
 
 def _named(plan: Plan) -> Sequence[str]:
@@ -147,7 +147,7 @@ def time_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if longest.max_seconds is None or wanted <= longest.max_seconds:
         return
     most, key = format_time_limit(longest.max_seconds), f"{plan.job.stage}.run.time_limit"
-    told = f"partition {longest.name} gives a job {most} at most"
+    text = f"partition {longest.name} gives a job {most} at most"
     others = [
         one.name
         for one in facts.cluster.partitions or ()
@@ -156,7 +156,7 @@ def time_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     fix = f"{key}={most}"
     if others:
         fix += f"\npartitions that give as much time: {', '.join(others)} (cluster.partition)"
-    yield error("cluster.time_limit", key, plan.job.resources.time_limit, told, fix, also=(_PARTITION,))
+    yield error("cluster.time_limit", key, plan.job.resources.time_limit, text, fix, also=(_PARTITION,))
 
 
 def _seconds_of(partition: Partition) -> float:
@@ -175,15 +175,15 @@ def array_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     settings, jobs = facts.cluster.settings, submitted_at_once(plan, facts)
     assert settings is not None
     if facts.array_tasks and settings.max_array == 0:
-        told = "this Slurm takes no job arrays: its MaxArraySize is 0"
-        yield Finding("cluster.array", Severity.ERROR, None, told)
+        text = "this Slurm takes no job arrays: its MaxArraySize is 0"
+        yield Finding("cluster.array", Severity.ERROR, None, text)
     if settings.max_jobs is not None and jobs > settings.max_jobs:
-        told = f"{count(jobs, 'job')} at once, and this Slurm has room for {settings.max_jobs} (MaxJobCount)"
+        text = f"{count(jobs, 'job')} at once, and this Slurm has room for {settings.max_jobs} (MaxJobCount)"
         if facts.array_tasks:
-            yield Finding("cluster.array", Severity.ERROR, None, told, "fewer points at a time")
+            yield Finding("cluster.array", Severity.ERROR, None, text, "fewer points at a time")
         else:
             fix = f"resilience.links={settings.max_jobs} at most, or resilience.submit=job"
-            yield error("cluster.array", "resilience.links", plan.job.chain.links, told, fix)
+            yield error("cluster.array", "resilience.links", plan.job.chain.links, text, fix)
 
 
 def pyxis_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -191,6 +191,6 @@ def pyxis_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     assert facts.cluster is not None
     container = plan.job.container
     if container is not None and container.options.runtime == "pyxis" and not facts.cluster.pyxis:
-        told = "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing"
+        text = "srun on this machine knows no --container-image: NVIDIA's Pyxis plugin seems to be missing"
         fix = "container_options.runtime=apptainer, if the nodes have that; container=null runs on bare metal"
-        yield warning("cluster.pyxis", "container", container.image, told, fix)
+        yield warning("cluster.pyxis", "container", container.image, text, fix)

@@ -67,14 +67,14 @@ def node_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     largest = max(partitions, key=lambda one: _or_more(one.max_nodes))
     if nodes > _or_more(largest.max_nodes) and not overrules(plan, facts, "partitionmaxnodes"):
-        told = f"partition {largest.name} gives a job {count(largest.max_nodes or 0, 'node')} at most"
-        yield error("cluster.nodes", key, value, told, _fewer(plan, facts, largest.max_nodes or 0))
+        message = f"partition {largest.name} gives a job {count(largest.max_nodes or 0, 'node')} at most"
+        yield error("cluster.nodes", key, value, message, _fewer(plan, facts, largest.max_nodes or 0))
         return
     smallest = min(partitions, key=lambda one: one.min_nodes)
     too_few = (resources.max_nodes or nodes) < smallest.min_nodes
     if too_few and not overrules(plan, facts, "partitionminnodes"):
-        told = f"partition {smallest.name} gives a job {count(smallest.min_nodes, 'node')} at least"
-        yield error("cluster.nodes", key, value, told, f"{_count_key(plan)}={smallest.min_nodes}")
+        message = f"partition {smallest.name} gives a job {count(smallest.min_nodes, 'node')} at least"
+        yield error("cluster.nodes", key, value, message, f"{_count_key(plan)}={smallest.min_nodes}")
         return
     yield from _counts(plan, facts, partitions)
 
@@ -97,17 +97,17 @@ def _counts(plan: Plan, facts: Facts, partitions: Sequence[Partition]) -> Iterat
     suited = [node for node in there if all(test(node, wanted) for test in _TESTS)]
     if len(suited) < nodes:
         if all(sum(test(node, wanted) for node in there) >= nodes for test in _TESTS):
-            told = f"{among}, and {len(suited)} of them with all that the job asks for"
-            yield error("cluster.nodes", key, value, told, _fewer(plan, facts, len(suited)))
+            message = f"{among}, and {len(suited)} of them with all that the job asks for"
+            yield error("cluster.nodes", key, value, message, _fewer(plan, facts, len(suited)))
         return  # one of the other checks tells what they lack
     usable = [node for node in suited if node.is_usable]
     if len(usable) < nodes and plan.job.queue.reservation is None:
         states = sorted({node.state for node in suited if not node.is_usable})
-        told = (
+        message = (
             f"{among}, of which {len(suited) - len(usable)} cannot be used now ({', '.join(states)}):"
             " the job would wait for them"
         )
-        yield warning("cluster.nodes", key, value, told, _fewer(plan, facts, len(usable), "start now"))
+        yield warning("cluster.nodes", key, value, message, _fewer(plan, facts, len(usable), "start now"))
 
 
 def _names(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -120,15 +120,15 @@ def _names(plan: Plan, facts: Facts) -> Iterator[Finding]:
     features = sorted({feature for node in each for feature in node.features})
     for name in feature_names(constraint or ""):
         if each and name not in features:
-            told = f"no node of {partitions_text(plan, facts)} has the feature {name}"
+            message = f"no node of {partitions_text(plan, facts)} has the feature {name}"
             fix = did_you_mean(name, features) or "cluster.constraint=null: its nodes have no features"
-            yield error("cluster.nodes", "cluster.constraint", constraint, told, fix)
+            yield error("cluster.nodes", "cluster.constraint", constraint, message, fix)
     unknown = sorted((nodelist or frozenset()) - {node.name for node in each})
     if each and unknown:
-        told = f"{partitions_text(plan, facts)} has no node {unknown[0]}"
+        message = f"{partitions_text(plan, facts)} has no node {unknown[0]}"
         names = [node.name for node in each]
         fix = "its nodes: " + (", ".join(names) if len(names) <= _KINDS else f"{names[0]} ... {names[-1]}")
-        yield error("cluster.nodes", "cluster.nodelist", plan.job.queue.nodelist, told, fix)
+        yield error("cluster.nodes", "cluster.nodelist", plan.job.queue.nodelist, message, fix)
 
 
 def gpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -154,19 +154,19 @@ def cpu_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if value is None:
         key, value = DEVICES, resources.tasks_per_node
     what = f"{cpus} CPUs for {count(resources.tasks_per_node, 'task')}"
-    told = (key, value, what)
-    yield from _lacking("cluster.cpus", plan, facts, _has_cpus, lambda node: f"{node.cpus} CPUs", told)
+    message = (key, value, what)
+    yield from _lacking("cluster.cpus", plan, facts, _has_cpus, lambda node: f"{node.cpus} CPUs", message)
 
 
 def memory_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Find too few nodes with the requested memory."""
     resources = plan.job.resources
-    told = ("cluster.mem", resources.memory, f"{wanted_of(plan.job).memory}M of memory")
+    message = ("cluster.mem", resources.memory, f"{wanted_of(plan.job).memory}M of memory")
 
     def has(node: Node) -> str:
         return f"{node.memory}M"
 
-    yield from _lacking("cluster.memory", plan, facts, _has_memory, has, told)
+    yield from _lacking("cluster.memory", plan, facts, _has_memory, has, message)
 
 
 def _has_cpus(node: Node, wanted: Wanted) -> bool:
@@ -187,11 +187,11 @@ def _lacking(
     facts: Facts,
     test: Callable[[Node, Wanted], bool],
     has: Callable[[Node], str],
-    told: tuple[str, object, str],
+    message: tuple[str, object, str],
     also: Sequence[str] = (),
 ) -> Iterator[Finding]:
     """Report that fewer nodes than requested have something, with what they have."""
-    nodes, wanted, (key, value, what) = plan.job.resources.nodes, wanted_of(plan.job), told
+    nodes, wanted, (key, value, what) = plan.job.resources.nodes, wanted_of(plan.job), message
     partitions = chosen(plan, facts)
     if not partitions:
         return
@@ -225,8 +225,10 @@ def _other_gpu(plan: Plan, facts: Facts) -> Iterator[Finding]:
     only = Resources(resources.nodes, resources.tasks_per_node, gpu_types=resources.gpu_types)
     there = gpu_of(only, facts.gpu_types)
     if not there.is_assumed and there.gpu.name != resources.gpu:
-        told = f"estimates count with it, and the GPUs of {partitions_text(plan, facts)} are {there.gpu.name}"
-        yield warning("cluster.gpus", "cluster.gpu", resources.gpu, told, f"cluster.gpu={there.gpu.name}")
+        message = (
+            f"estimates count with it, and the GPUs of {partitions_text(plan, facts)} are {there.gpu.name}"
+        )
+        yield warning("cluster.gpus", "cluster.gpu", resources.gpu, message, f"cluster.gpu={there.gpu.name}")
 
 
 def _gpu_request(resources: Resources) -> tuple[str, object]:
@@ -264,9 +266,9 @@ def _candidates(plan: Plan, facts: Facts, partition: Partition) -> list[Node]:
 
 def _that_are(plan: Plan) -> str:
     queue = plan.job.queue
-    told = [f"with {queue.constraint}"] if queue.constraint else []
-    told += [f"without {queue.exclude}"] if queue.exclude else []
-    return f" ({', '.join(told)})" if told else ""
+    message = [f"with {queue.constraint}"] if queue.constraint else []
+    message += [f"without {queue.exclude}"] if queue.exclude else []
+    return f" ({', '.join(message)})" if message else ""
 
 
 def _restricting(plan: Plan) -> list[str]:

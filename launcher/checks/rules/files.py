@@ -27,14 +27,14 @@ def missing_path_problems(check: str, of: Callable[[PathFacts], Sequence[Missing
     def find(plan: Plan, facts: Facts) -> Iterator[Finding]:
         for alike in _alike((of(facts.paths) if facts.paths is not None else None) or ()):
             first, *rest = alike
-            told = first.why
+            text = first.why
             others = list(dict.fromkeys(_other(lack, first) for lack in rest))
             if others:
                 more = f" and {len(others) - _NAMED + 1} more" if len(others) >= _NAMED else ""
-                told += f"; likewise {', '.join(others[: _NAMED - 1])}{more}"
+                text += f"; likewise {', '.join(others[: _NAMED - 1])}{more}"
             also = tuple(dict.fromkeys(lack.key for lack in rest if lack.key != first.key))
             tell = error if first.certain else warning
-            yield tell(check, first.key, first.path, told, first.fix, also)
+            yield tell(check, first.key, first.path, text, first.fix, also)
 
     return find
 
@@ -59,15 +59,15 @@ def shared_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     nodes = count(most, "node")
     for first in local.results:
-        told = f"{_where(first)}; the job's {nodes} write to this directory together"
+        text = f"{_where(first)}; the job's {nodes} write to this directory together"
         fix = f"a directory that all nodes share: {full(first.key)}=..."
-        yield warning("path.shared", first.key, first.path, told, fix)
+        yield warning("path.shared", first.key, first.path, text, fix)
     for first in local.inputs[:1]:
         others = tuple(dict.fromkeys(one.key for one in local.inputs if one.key != first.key))
         likewise = f" (likewise {', '.join(map(full, others))})" if others else ""
-        told = f"{_where(first)}; each of the job's {nodes} must have it{likewise}"
+        text = f"{_where(first)}; each of the job's {nodes} must have it{likewise}"
         fix = "put it where all nodes share it, or a copy on each of them"
-        yield warning("path.shared", first.key, first.path, told, fix, others)
+        yield warning("path.shared", first.key, first.path, text, fix, others)
 
 
 def _where(found: LocalPath) -> str:
@@ -81,15 +81,15 @@ def file_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         if lost.certain:
             yield error("secret.file", lost.key, lost.path, lost.why, fix)
         else:
-            told = f"{lost.why} on this machine; every node must have it"
-            yield warning("secret.file", lost.key, lost.path, told, fix)
+            text = f"{lost.why} on this machine; every node must have it"
+            yield warning("secret.file", lost.key, lost.path, text, fix)
 
 
 def permission_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Find files of secrets that others may read."""
     for variable, path in (facts.open_secrets or {}).items():
-        told = f"{one_line(path)}, which {variable} is read from, may be read by others than its owner"
-        yield Finding("secret.permissions", Severity.WARNING, None, told, f"chmod 600 {shlex.quote(path)}")
+        text = f"{one_line(path)}, which {variable} is read from, may be read by others than its owner"
+        yield Finding("secret.permissions", Severity.WARNING, None, text, f"chmod 600 {shlex.quote(path)}")
 
 
 def checkpoint_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:

@@ -74,8 +74,8 @@ def _for_our_trainer(contents: Contents) -> Fit:
             return Fit(False, f"{contents.origin} has no megatron-core; {wanted}", fix)
         return Fit(None, f"which megatron-core {contents.origin} has is not known; {wanted}", fix)
     fits = version(core)[:2] == TRAINER_CORE
-    told = f"{contents.origin} has megatron-core {core}"
-    return Fit(fits, told if fits else f"{told}; {wanted}", None if fits else fix)
+    message = f"{contents.origin} has megatron-core {core}"
+    return Fit(fits, message if fits else f"{message}; {wanted}", None if fits else fix)
 
 
 def engine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -126,13 +126,13 @@ def _unknown_optimizer(values: Values, contents: Contents) -> Iterator[Finding]:
     """Find the name of an optimizer that NeMo before 2.0 does not know."""
     if values.raw(_OPTIMIZER) != _NEW_OPTIMIZER or contents.mcore_optimizer is not False:
         return
-    told = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
+    message = f"the NeMo of {contents.origin} does not know this optimizer, which is new with 24.05"
     fix = (
         f"{full(_OPTIMIZER)}={_OLD_OPTIMIZER}; or the newest image that has the scripts:"
         f" container={for_pyxis(newest_with_pretraining())}"
     )
     tell = error if contents.is_certain else warning
-    yield tell(_ENGINE, _OPTIMIZER, _NEW_OPTIMIZER, _told(contents, told), fix, also=("container",))
+    yield tell(_ENGINE, _OPTIMIZER, _NEW_OPTIMIZER, _told(contents, message), fix, also=("container",))
 
 
 def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
@@ -143,10 +143,10 @@ def _lost_stages(job: Job, contents: Contents) -> Iterator[Finding]:
     if _is_mounted(job, job.payload.working_dir):
         return
     best = newest_with_core((0, 1), _NO_ENCODER_STAGES)
-    told = f"{contents.origin} has megatron-core {contents.megatron_core}, which has no pipeline for a T5"
+    message = f"{contents.origin} has megatron-core {contents.megatron_core}, which has no pipeline for a T5"
     fix = f"1; or the newest image that has one: container={for_pyxis(best)}"
     tell = error if contents.is_certain else warning
-    yield tell(_ENGINE, PIPELINE, stages, _told(contents, told), fix, also=("container",))
+    yield tell(_ENGINE, PIPELINE, stages, _told(contents, message), fix, also=("container",))
 
 
 def network_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -162,14 +162,14 @@ def network_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     chosen = job.environment.get(_PLUGIN)
     if contents.nccl_net_plugin == "spcx" and chosen is None and _PLUGIN not in job.environment_files:
-        told = f"{contents.origin} sets it to spcx, which does not drive EFA: NCCL would use TCP unnoticed"
+        message = f"{contents.origin} sets it to spcx, which does not drive EFA: NCCL would use TCP unnoticed"
         fix = f"env_vars.{_PLUGIN}={contents.efa_plugin}"
         if contents.efa_plugin is None:
             fix = f"the image has no aws-ofi-nccl: add it, and env_vars.{_PLUGIN}=PATH of its libnccl-net.so"
-        yield warning(_NETWORK, f"env_vars.{_PLUGIN}", None, told, fix, also=("container",))
+        yield warning(_NETWORK, f"env_vars.{_PLUGIN}", None, message, fix, also=("container",))
     if contents.aws_ofi_nccl == _LEAKING and not (chosen or "").startswith("/"):
-        told = f"aws-ofi-nccl {_LEAKING} of {contents.origin} leaks memory: long jobs get slower"
+        message = f"aws-ofi-nccl {_LEAKING} of {contents.origin} leaks memory: long jobs get slower"
         fix = (
             f"an image with aws-ofi-nccl {_MENDED}, such as image.versions.aws_ofi_nccl={_MENDED} of a recipe"
         )
-        yield warning(_NETWORK, "container", job.container.image, told, fix)
+        yield warning(_NETWORK, "container", job.container.image, message, fix)

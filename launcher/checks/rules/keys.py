@@ -146,8 +146,8 @@ def number_problems(values: Values) -> Iterator[Finding]:
         value = values.raw(key)
         if value is not None and not (is_number(value) and valid.holds(value)):
             endless = isinstance(value, float) and not is_number(value)
-            told = f"expected {valid}{', and not infinite' if endless else ''}"
-            yield error("type.number", key, value, told)
+            text = f"expected {valid}{', and not infinite' if endless else ''}"
+            yield error("type.number", key, value, text)
     yield from _rate_needed(values)
 
 
@@ -156,11 +156,11 @@ def _rate_needed(values: Values) -> Iterator[Finding]:
     if values.node("model") is None:
         return
     if values.node("model.optim") is None:
-        told = "an optimizer is needed: its name, lr and sched"
-        yield error("type.number", "model.optim", values.raw("model.optim"), told)
+        text = "an optimizer is needed: its name, lr and sched"
+        yield error("type.number", "model.optim", values.raw("model.optim"), text)
     elif values.raw("model.optim.lr") is None:
-        told = f"a learning rate is needed{_if_absent(values, 'model.optim.lr')}"
-        yield error("type.number", "model.optim.lr", None, told, "such as 1e-4")
+        text = f"a learning rate is needed{_if_absent(values, 'model.optim.lr')}"
+        yield error("type.number", "model.optim.lr", None, text, "such as 1e-4")
 
 
 def trainer_problems(facts: Facts) -> Iterator[Finding]:
@@ -183,8 +183,8 @@ def key_problems(values: Values, facts: Facts) -> Iterator[Finding]:
     for key in facts.added_keys or ():
         near = nearest_key(key, facts.shipped_keys or ())
         if near is not None:
-            told = "no shipped configuration has this key"
-            yield warning("keys.unknown", key, values.raw(key), told, f"did you mean {full(near)}?")
+            text = "no shipped configuration has this key"
+            yield warning("keys.unknown", key, values.raw(key), text, f"did you mean {full(near)}?")
 
 
 def nearest_key(key: str, shipped: Iterable[str]) -> str | None:

@@ -149,9 +149,9 @@ def tensor_problems(values: Values) -> Iterator[Finding]:
         if value % tensor
     ]
     if odd:
-        told = f"does not divide {', nor '.join(text for _, text in odd)}"
+        text = f"does not divide {', nor '.join(text for _, text in odd)}"
         fix = f"valid tensor sizes: {listed(tensor_sizes(values))}"
-        yield error("layout.tensor", keys.TENSOR, tensor, told, fix, also=[key for key, _ in odd])
+        yield error("layout.tensor", keys.TENSOR, tensor, text, fix, also=[key for key, _ in odd])
 
 
 def tensor_sizes(values: Values) -> list[int]:
@@ -221,8 +221,8 @@ def _uneven(values: Values, stack: Stack, how: str) -> Finding:
         key, what = keys.SPLIT_RANK, f"pipeline stages of the {stack.node.removeprefix('model.')}"
         fix = f"{stack.node}.num_layers by the {stack.stages} stages that it has"
     value = values.raw(key)
-    told = f"{what} {stack.stages} does not divide {how} ({full(stack.node + '.num_layers')})"
-    return error("layout.layers", key, value, told, fix, also=(f"{stack.node}.num_layers",))
+    text = f"{what} {stack.stages} does not divide {how} ({full(stack.node + '.num_layers')})"
+    return error("layout.layers", key, value, text, fix, also=(f"{stack.node}.num_layers",))
 
 
 def _counting_ends(values: Values, stack: Stack) -> str:
@@ -263,8 +263,8 @@ def virtual_problems(values: Values, engine: str) -> Iterator[Finding]:
     if virtual is None or virtual == 1 or pipeline is None:
         return
     if is_encoder_decoder(values):
-        told = "Megatron has no virtual stages for an encoder-decoder, whose decoder attends to its encoder"
-        yield error("layout.virtual", keys.VIRTUAL, virtual, told, f"{full(keys.VIRTUAL)}=null")
+        text = "Megatron has no virtual stages for an encoder-decoder, whose decoder attends to its encoder"
+        yield error("layout.virtual", keys.VIRTUAL, virtual, text, f"{full(keys.VIRTUAL)}=null")
         return
     if pipeline == 1:
         yield error(
@@ -308,8 +308,8 @@ def sequence_parallel_problems(values: Values, engine: str) -> Iterator[Finding]
     key = "model.sequence_parallel"
     if tensor == 1:
         tell = warning if engine == "nemo" else error
-        told = "it needs tensor > 1" + (": NeMo switches it off" if engine == "nemo" else "")
-        yield tell("layout.sequence_parallel", key, True, told, f"{full(key)}=False", also=(keys.TENSOR,))
+        text = "it needs tensor > 1" + (": NeMo switches it off" if engine == "nemo" else "")
+        yield tell("layout.sequence_parallel", key, True, text, f"{full(key)}=False", also=(keys.TENSOR,))
         return
     context = values.whole(keys.CONTEXT, 1) or 1
     for length_key in ("model.encoder_seq_length", "model.seq_length", "model.data.seq_length_dec"):
@@ -332,8 +332,8 @@ def context_problems(values: Values, engine: str) -> Iterator[Finding]:
     """
     context, length = values.whole(keys.CONTEXT, 1), values.whole("model.encoder_seq_length")
     if engine == "megatron" and is_encoder_decoder(values) and context != 1:
-        told = "an encoder-decoder's sequences are not cut (engine=megatron)"
-        yield error("layout.context", keys.CONTEXT, context, told, "1")
+        text = "an encoder-decoder's sequences are not cut (engine=megatron)"
+        yield error("layout.context", keys.CONTEXT, context, text, "1")
         return
     if context is None or length is None or context_fits(values, context):
         return
@@ -362,13 +362,13 @@ def split_rank_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     if pipeline == 1:
         if engine == "megatron" and split not in (None, 0):
-            told = "there is one pipeline stage (engine=megatron)"
-            yield error("layout.split_rank", keys.SPLIT_RANK, split, told, "0 or null")
+            text = "there is one pipeline stage (engine=megatron)"
+            yield error("layout.split_rank", keys.SPLIT_RANK, split, text, "0 or null")
         return
     if engine == "megatron":
-        told = "megatron-core 0.16 has no pipeline for an encoder-decoder (engine=megatron)"
+        text = "megatron-core 0.16 has no pipeline for an encoder-decoder (engine=megatron)"
         valid = f"1, and a larger {full(keys.TENSOR)}; or engine=nemo"
-        yield error("layout.split_rank", keys.PIPELINE, pipeline, told, valid, also=(keys.SPLIT_RANK,))
+        yield error("layout.split_rank", keys.PIPELINE, pipeline, text, valid, also=(keys.SPLIT_RANK,))
         return
     if isinstance(split, int) and 1 <= split < pipeline:
         return

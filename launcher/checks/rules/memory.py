@@ -77,8 +77,8 @@ def _not_told(values: Values) -> Iterator[Finding]:
     """Say what is not counted; what is wrong with a value, or with the layout, other checks say."""
     why = uncounted(values)
     if why is not None and values.raw("trainer.accelerator") != "cpu":
-        told = f"not checked: the model fits into the memory of a GPU ({why})"
-        yield Finding(CHECK, Severity.SKIPPED, None, told, why=why)
+        text = f"not checked: the model fits into the memory of a GPU ({why})"
+        yield Finding(CHECK, Severity.SKIPPED, None, text, why=why)
 
 
 def _blamed(config: Mapping[str, Any], stage: StageMemory) -> tuple[str, Any]:

@@ -54,8 +54,8 @@ def expert_layout_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     if expert is not None and experts is not None and experts % expert:
         valid = f"valid expert sizes: {listed(divisors(experts))}"
-        told = f"does not divide {experts} experts"
-        yield error("layout.experts", keys.EXPERT, expert, told, valid, also=(EXPERTS,))
+        message = f"does not divide {experts} experts"
+        yield error("layout.experts", keys.EXPERT, expert, message, valid, also=(EXPERTS,))
     yield from _cut_experts(values)
     yield from _uncut_sequences(values)
     if engine == "nemo":
@@ -70,36 +70,36 @@ def _cut_experts(values: Values) -> Iterator[Finding]:
     width = values.whole(key)
     if tensor is not None and width is not None and width % tensor:
         named = keys.TENSOR if values.raw(keys.EXPERT_TENSOR) is None else keys.EXPERT_TENSOR
-        told = f"does not divide {width} hidden units of an expert ({full(key)})"
+        message = f"does not divide {width} hidden units of an expert ({full(key)})"
         valid = f"valid expert tensor sizes: {listed(divisors(width))}"
-        yield error("layout.experts", named, tensor, told, valid, also=(key,))
+        yield error("layout.experts", named, tensor, message, valid, also=(key,))
 
 
 def _uncut_sequences(values: Values) -> Iterator[Finding]:
     """Find tensor parallel without sequence parallel (megatron/core: moe/moe_layer.py raises)."""
     tensor = values.whole(keys.TENSOR, 1)
     if tensor is not None and tensor > 1 and not values.flag(_SEQUENCE):
-        told = f"experts with tensor {tensor} need sequence parallel"
+        message = f"experts with tensor {tensor} need sequence parallel"
         valid = f"True, or {full(keys.TENSOR)}=1"
-        yield error("layout.experts", _SEQUENCE, values.raw(_SEQUENCE), told, valid, also=(keys.TENSOR,))
+        yield error("layout.experts", _SEQUENCE, values.raw(_SEQUENCE), message, valid, also=(keys.TENSOR,))
 
 
 def _layout_of_nemo(values: Values, expert: int) -> Iterator[Finding]:
     """Find what NeMo 2.4 lacks (nlp_overrides.py, and what megatron_gpt_model.py raises)."""
     cut, tensor = values.whole(keys.EXPERT_TENSOR), values.whole(keys.TENSOR, 1)
     if cut is not None and tensor is not None and cut != tensor:
-        told = f"NeMo cuts experts by the tensor size, {tensor}"
+        message = f"NeMo cuts experts by the tensor size, {tensor}"
         valid = f"{tensor} or null; or engine=megatron_lm"
-        yield error("layout.experts", keys.EXPERT_TENSOR, cut, told, valid, also=(keys.TENSOR,))
+        yield error("layout.experts", keys.EXPERT_TENSOR, cut, message, valid, also=(keys.TENSOR,))
     if expert == 1:
         return
     if values.raw("model.megatron_amp_O2") is False:
-        told = f"NeMo has expert parallel {expert} with it alone"
-        yield error("layout.experts", "model.megatron_amp_O2", False, told, "True", also=(keys.EXPERT,))
+        message = f"NeMo has expert parallel {expert} with it alone"
+        yield error("layout.experts", "model.megatron_amp_O2", False, message, "True", also=(keys.EXPERT,))
     if values.raw("model.optim.name") == "distributed_fused_adam":
-        key, told = "model.optim.name", f"NeMo has no expert parallel {expert} with Apex's optimizer"
+        key, message = "model.optim.name", f"NeMo has no expert parallel {expert} with Apex's optimizer"
         valid = "mcore_distributed_optim"
-        yield error("layout.experts", key, "distributed_fused_adam", told, valid, also=(keys.EXPERT,))
+        yield error("layout.experts", key, "distributed_fused_adam", message, valid, also=(keys.EXPERT,))
 
 
 def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
@@ -109,8 +109,8 @@ def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
         return
     kind = model_type_of(values)
     if kind != "gpt":
-        told = f"a model of the type {kind} has no experts"
-        yield _problem(EXPERTS, experts, told, "null, or training.run.model_type=gpt")
+        message = f"a model of the type {kind} has no experts"
+        yield _problem(EXPERTS, experts, message, "null, or training.run.model_type=gpt")
         return
     topk = values.whole(_TOPK, 2)
     if topk is not None and topk > experts:
@@ -118,13 +118,13 @@ def expert_problems(values: Values, engine: str) -> Iterator[Finding]:
             _TOPK, topk, f"a token goes to as many of {experts} experts", f"1 to {experts}", EXPERTS
         )
     if not has_layer_flags(values, "moe_layer_freq", True):
-        told = "expected a whole number N, for every N-th layer, or a list of a 0 or 1 for each layer"
-        yield _problem(_LAYERS, values.raw(_LAYERS), told, None, "model.num_layers")
+        message = "expected a whole number N, for every N-th layer, or a list of a 0 or 1 for each layer"
+        yield _problem(_LAYERS, values.raw(_LAYERS), message, None, "model.num_layers")
     yield from _groups(values, experts)
     yield from _options(values)
     if values.raw(_LAYERS) not in (None, 1) and _lacks_specification(values, engine):
-        told = f"NeMo has no {full(_LAYERS)} without it"
-        yield _problem("model.name", values.raw("model.name"), told, _SPECIFICATION, _LAYERS)
+        message = f"NeMo has no {full(_LAYERS)} without it"
+        yield _problem("model.name", values.raw("model.name"), message, _SPECIFICATION, _LAYERS)
 
 
 def _groups(values: Values, experts: int) -> Iterator[Finding]:
@@ -134,8 +134,8 @@ def _groups(values: Values, experts: int) -> Iterator[Finding]:
         valid = listed(divisors(experts))
         yield _problem(key, groups, f"does not divide {experts} experts", valid, EXPERTS)
     if chosen is not None and groups is None and values.raw(key) is None:
-        told = f"{full(chosen_key)}={chosen} needs a number of groups here"
-        yield _problem(key, None, told, listed(divisors(experts)), chosen_key)
+        message = f"{full(chosen_key)}={chosen} needs a number of groups here"
+        yield _problem(key, None, message, listed(divisors(experts)), chosen_key)
     elif chosen is not None and groups is not None and chosen > groups:
         yield _problem(chosen_key, chosen, f"there are {groups} groups", f"1 to {groups}", key)
 
@@ -145,9 +145,9 @@ def _options(values: Values) -> Iterator[Finding]:
     if values.flag(bias) and values.raw(score) != "sigmoid":
         yield _problem(score, values.raw(score), f"{full(bias)}=True needs sigmoid", "sigmoid", bias)
     if values.flag("model.moe_grouped_gemm") and values.flag("model.bias", True):
-        told = "experts whose products are grouped have no biases"
+        message = "experts whose products are grouped have no biases"
         valid = f"False, or {full('model.moe_grouped_gemm')}=False"
-        yield _problem("model.bias", values.raw("model.bias"), told, valid, "model.moe_grouped_gemm")
+        yield _problem("model.bias", values.raw("model.bias"), message, valid, "model.moe_grouped_gemm")
     padded, capacity = "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"
     if values.flag(padded) and values.raw(capacity) is None:
         yield _problem(capacity, None, f"{full(padded)}=True needs a capacity", "such as 1.0", padded)
@@ -163,8 +163,8 @@ def attention_problems(values: Values, engine: str) -> Iterator[Finding]:
     if values.flag(_LATENT):
         yield from _latent_problems(values)
         if _lacks_specification(values, engine):
-            told = f"NeMo has no {full(_LATENT)} without it"
-            yield _attention("model.name", values.raw("model.name"), told, _SPECIFICATION, _LATENT)
+            message = f"NeMo has no {full(_LATENT)} without it"
+            yield _attention("model.name", values.raw("model.name"), message, _SPECIFICATION, _LATENT)
     if values.raw(_WINDOW) is not None:
         yield from _window_problems(values, engine)
 
@@ -173,39 +173,41 @@ def _latent_problems(values: Values) -> Iterator[Finding]:
     """Find missing sizes: megatron-core's configuration and Megatron-LM's options have different defaults."""
     for name in LATENT:
         if values.raw(f"model.{name}") is None:
-            told = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
-            yield _attention(f"model.{name}", None, told, "a whole number", _LATENT)
+            message = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
+            yield _attention(f"model.{name}", None, message, "a whole number", _LATENT)
     if LATENT_QUERY not in (values.node("model") or {}):
-        told = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
+        message = f"{full(_LATENT)}=True needs it, and the engines differ in what they assume"
         valid = "a whole number, or null for queries without a narrow vector"
-        yield _attention(f"model.{LATENT_QUERY}", None, told, valid, _LATENT)
+        yield _attention(f"model.{LATENT_QUERY}", None, message, valid, _LATENT)
 
 
 def _window_problems(values: Values, engine: str) -> Iterator[Finding]:
     window = values.raw(_WINDOW)
     is_pair = isinstance(window, (list, tuple)) and len(window) == 2
     if not is_pair or not all(is_whole(size) and size >= -1 for size in window):
-        told = "expected the tokens before and behind, -1 for all"
-        yield _attention(_WINDOW, window, told, "such as [4095, 0]")
+        message = "expected the tokens before and behind, -1 for all"
+        yield _attention(_WINDOW, window, message, "such as [4095, 0]")
     elif engine == "megatron_lm":
-        told = "Megatron-LM has no option for it (core_v0.12.3)"
-        yield _attention(_WINDOW, window, told, "null, or engine=nemo")
+        message = "Megatron-LM has no option for it (core_v0.12.3)"
+        yield _attention(_WINDOW, window, message, "null, or engine=nemo")
     elif engine == "nemo" and not values.flag("model.transformer_engine"):
-        told = "megatron-core has sliding windows with Transformer Engine alone"
+        message = "megatron-core has sliding windows with Transformer Engine alone"
         valid = f"null, or {full('model.transformer_engine')}=True"
-        yield _attention(_WINDOW, window, told, valid, "model.transformer_engine")
+        yield _attention(_WINDOW, window, message, valid, "model.transformer_engine")
     if not has_layer_flags(values, "window_attn_skip_freq", True):
         key = "model.window_attn_skip_freq"
-        told = "expected a whole number N, for each N-th layer without, or a list of a 0 or 1 for each layer"
-        yield _attention(key, values.raw(key), told, None, "model.num_layers")
+        message = (
+            "expected a whole number N, for each N-th layer without, or a list of a 0 or 1 for each layer"
+        )
+        yield _attention(key, values.raw(key), message, None, "model.num_layers")
 
 
-def _problem(key: str, value: Any, told: str, valid: str | None, *also: str) -> Finding:
-    return error("model.experts", key, value, told, valid, also=also)
+def _problem(key: str, value: Any, message: str, valid: str | None, *also: str) -> Finding:
+    return error("model.experts", key, value, message, valid, also=also)
 
 
-def _attention(key: str, value: Any, told: str, valid: str | None, *also: str) -> Finding:
-    return error("model.attention", key, value, told, valid, also=also)
+def _attention(key: str, value: Any, message: str, valid: str | None, *also: str) -> Finding:
+    return error("model.attention", key, value, message, valid, also=also)
 
 
 def sequence_problems(values: Values) -> Iterator[Finding]:
@@ -220,12 +222,12 @@ def sequence_problems(values: Values) -> Iterator[Finding]:
         return
     data = values.whole(_DATA)
     if data is not None and data != length:
-        told = f"the model is built for sequences of {length} tokens ({full(key)})"
-        yield error("model.sequence", _DATA, data, told, f"{length}, or ${{{full(key)}}}", also=(key,))
+        message = f"the model is built for sequences of {length} tokens ({full(key)})"
+        yield error("model.sequence", _DATA, data, message, f"{length}, or ${{{full(key)}}}", also=(key,))
     positions = values.whole(_POSITIONS)
     if positions is not None and positions < length and _learned(values):
-        told = f"there are learned positions for fewer tokens than {full(key)}={length} has"
-        yield error("model.sequence", _POSITIONS, positions, told, f"{length} or more", also=(key,))
+        message = f"there are learned positions for fewer tokens than {full(key)}={length} has"
+        yield error("model.sequence", _POSITIONS, positions, message, f"{length} or more", also=(key,))
 
 
 def _learned(values: Values) -> bool:
@@ -249,8 +251,8 @@ def decoder_problems(values: Values, engine: str) -> Iterator[Finding]:
         least = _written(length, masked or 0, values.number("model.data.mean_ngram_size") or _MEAN_SPAN)
         why = f"{least}, what is masked of a full encoder, the sentinels and the end"
     if decoder < least:
-        told = f"shorter than {why}: it would not hold what is masked"
-        yield error("model.sequence", _DECODER_DATA, decoder, told, f"{least} or more", also=(_DATA,))
+        message = f"shorter than {why}: it would not hold what is masked"
+        yield error("model.sequence", _DECODER_DATA, decoder, message, f"{least} or more", also=(_DATA,))
 
 
 def _written(length: int, density: float, mean_span: float) -> int:
@@ -299,11 +301,11 @@ def recompute_problems(values: Values) -> Iterator[Finding]:
 def _full(values: Values, start: str) -> Iterator[Finding]:
     method = values.raw(f"{start}_method")
     if method not in _METHODS:
-        told = "activations_checkpoint_granularity=full needs block or uniform here"
-        yield _recompute_problem(f"{start}_method", method, told, f"{start}_granularity")
+        message = "activations_checkpoint_granularity=full needs block or uniform here"
+        yield _recompute_problem(f"{start}_method", method, message, f"{start}_granularity")
     if values.raw(f"{start}_num_layers") is None:
-        told = "activations_checkpoint_granularity=full needs a number of layers here, such as 1"
-        yield _recompute_problem(f"{start}_num_layers", None, told, f"{start}_granularity")
+        message = "activations_checkpoint_granularity=full needs a number of layers here, such as 1"
+        yield _recompute_problem(f"{start}_num_layers", None, message, f"{start}_granularity")
 
 
 def _partial(values: Values, node: str) -> Iterator[Finding]:
@@ -311,8 +313,8 @@ def _partial(values: Values, node: str) -> Iterator[Finding]:
     for name in _PARTIAL:
         value = values.raw(f"{node}.{name}")
         if value:
-            told = "memory and time are estimated without it, as if all micro batches recomputed alike"
-            yield warning("model.recompute", f"{node}.{name}", value, told)
+            message = "memory and time are estimated without it, as if all micro batches recomputed alike"
+            yield warning("model.recompute", f"{node}.{name}", value, message)
 
 
 def _selective(values: Values, start: str) -> Iterator[Finding]:
@@ -320,8 +322,8 @@ def _selective(values: Values, start: str) -> Iterator[Finding]:
     if method is not None and method not in _METHODS:
         yield _recompute_problem(f"{start}_method", method, "expected block, uniform or null")
     if layers is not None:
-        told = "activations_checkpoint_granularity=selective is for all layers; null is needed here"
-        yield _recompute_problem(f"{start}_num_layers", layers, told, f"{start}_granularity")
+        message = "activations_checkpoint_granularity=selective is for all layers; null is needed here"
+        yield _recompute_problem(f"{start}_num_layers", layers, message, f"{start}_granularity")
 
 
 def _modules(values: Values) -> Iterator[Finding]:
@@ -336,5 +338,5 @@ def _modules(values: Values) -> Iterator[Finding]:
             yield _recompute_problem(_NAMED, named, f"{name} needs {full(key)}=True", key)
 
 
-def _recompute_problem(key: str, value: Any, told: str, *also: str) -> Finding:
-    return error("model.recompute", key, value, told, also=also)
+def _recompute_problem(key: str, value: Any, message: str, *also: str) -> Finding:
+    return error("model.recompute", key, value, message, also=also)

@@ -62,16 +62,16 @@ def python_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
 def _type(resources: Resources, counted: CountedGpu) -> Iterator[Finding]:
     """Find a type of GPU that is not known, or not asked for."""
     if counted.is_unclear:
-        told = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
+        message = f"{counted.source.removeprefix('assumed: ')}; estimates count with {counted.gpu.name}"
         fix = f"cluster.gpu={counted.gpu.name}, or another of docs/memory.md; cluster.gpu_types adds one"
-        yield warning(CHECK, "cluster.gpu", None, told, fix)
+        yield warning(CHECK, "cluster.gpu", None, message, fix)
     asked = resources.gpus_per_node if resources.gpus_per_task is None else resources.gpus_per_task
     if resources.gpu_type is not None and resources.gres is None and asked is not None:
         key = "gpus_per_node" if resources.gpus_per_task is None else "gpus_per_task"
-        told = f"the job asks with cluster.{key}={asked}, of any type"
+        message = f"the job asks with cluster.{key}={asked}, of any type"
         also = (f"cluster.{key}",)
         shown = f"gpu:{resources.gpu_type}"
-        yield warning(CHECK, "cluster.gres", shown, told, "cluster.gpu_request=gres", also)
+        yield warning(CHECK, "cluster.gres", shown, message, "cluster.gpu_request=gres", also)
 
 
 def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
@@ -80,18 +80,18 @@ def _precision(values: Values, counted: CountedGpu) -> Iterator[Finding]:
     if is_assumed:
         return
     if values.flag("model.fp8") and not gpu.has_fp8:
-        told = (
+        message = (
             f"{gpu.name} ({source}) has no FP8: Transformer Engine refuses it below compute capability 8.9,"
             " which L4, L40S and H100 have"
         )
-        yield error(CHECK, "model.fp8", True, told, f"{full('model.fp8')}=False")
+        yield error(CHECK, "model.fp8", True, message, f"{full('model.fp8')}=False")
     precision = values.raw("trainer.precision")
     if precision_of(values) == "bf16" and not gpu.has_bf16:
-        told = (
+        message = (
             f"{gpu.name} ({source}) has no bf16, which is new with the A100: fused kernels refuse it, and"
             " others are slow"
         )
-        yield warning(CHECK, "trainer.precision", precision, told, f"{full('trainer.precision')}=16")
+        yield warning(CHECK, "trainer.precision", precision, message, f"{full('trainer.precision')}=16")
 
 
 def gpus_of(gpus_per_node: int | None, gres: str | None) -> int | None:
@@ -105,17 +105,17 @@ def _per_task(tasks: int, each: int, node: int | None) -> Iterator[Finding]:
     if each == 0:
         yield error(CHECK, _PER_TASK, each, "tasks without a GPU", f"{_PER_TASK}=1")
     elif node is not None and tasks * each > node:
-        told = (
+        message = (
             f"{count(tasks, 'task')} to a node ({full(DEVICES)}) need {tasks * each} GPUs, and it has {node}"
         )
         ways = [f"{_PER_TASK}=1"] * (each > 1) + [f"{full(DEVICES)}={node}"] * (0 < node < tasks)
-        yield error(CHECK, _PER_TASK, each, told, " and ".join(ways) or None, also=(DEVICES,))
+        yield error(CHECK, _PER_TASK, each, message, " and ".join(ways) or None, also=(DEVICES,))
     elif each > 1:
-        told = f"a task uses one GPU: {count(tasks * (each - 1), 'GPU')} of each node would be idle"
-        yield warning(CHECK, _PER_TASK, each, told, f"{_PER_TASK}=1")
+        message = f"a task uses one GPU: {count(tasks * (each - 1), 'GPU')} of each node would be idle"
+        yield warning(CHECK, _PER_TASK, each, message, f"{_PER_TASK}=1")
     elif node is not None and tasks < node:
-        told = f"{count(node - tasks, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
-        yield warning(CHECK, _PER_TASK, each, told, f"{full(DEVICES)}={node}", also=(DEVICES,))
+        message = f"{count(node - tasks, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
+        yield warning(CHECK, _PER_TASK, each, message, f"{full(DEVICES)}={node}", also=(DEVICES,))
 
 
 def _per_node(resources: Resources) -> Iterator[Finding]:
@@ -125,12 +125,12 @@ def _per_node(resources: Resources) -> Iterator[Finding]:
         return
     shown = resources.gres if key == "cluster.gres" else given
     if given < tasks:
-        told = f"{count(tasks, 'task')} to a node ({full(DEVICES)}), and {count(given, 'GPU')} for them"
-        yield error(CHECK, key, shown, told, f"{full(DEVICES)}={given or 1}", also=(DEVICES,))
+        message = f"{count(tasks, 'task')} to a node ({full(DEVICES)}), and {count(given, 'GPU')} for them"
+        yield error(CHECK, key, shown, message, f"{full(DEVICES)}={given or 1}", also=(DEVICES,))
     else:
         idle = given - tasks
-        told = f"{count(idle, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
-        yield warning(CHECK, key, shown, told, f"{full(DEVICES)}={given}", also=(DEVICES,))
+        message = f"{count(idle, 'GPU')} of each node would be idle: {full(DEVICES)}={tasks}"
+        yield warning(CHECK, key, shown, message, f"{full(DEVICES)}={given}", also=(DEVICES,))
 
 
 def count_problems(plan: Plan) -> Iterator[Finding]:
@@ -143,14 +143,14 @@ def count_problems(plan: Plan) -> Iterator[Finding]:
     if not wrong:
         return
     nodes, first = next(iter(wrong.items()))
-    told = f"with {count(nodes, 'node')}, which Slurm may give it, {first.message}"
+    message = f"with {count(nodes, 'node')}, which Slurm may give it, {first.message}"
     ways = _ways_out(values, shape, counts, [nodes for nodes in counts if nodes not in wrong])
     also = [key for key in (first.key, *first.also) if key not in (None, full(keys.NODES))]
     yield error(
         "elastic.counts",
         ELASTIC_NODES,
         _range_of(counts),
-        told,
+        message,
         "\n".join(ways),
         [key for key in also if key],
     )
@@ -160,10 +160,12 @@ def request_problems(plan: Plan) -> Iterator[Finding]:
     """Find what Slurm 22.05 refuses: "--gpus-per-task used without either --gpus or -n/--ntasks"."""
     resources = plan.job.resources
     if resources.is_elastic and resources.gpus_per_task is not None:
-        told = f"sbatch takes it for a fixed number of tasks only, and with {ELASTIC_NODES} it is not fixed"
+        message = (
+            f"sbatch takes it for a fixed number of tasks only, and with {ELASTIC_NODES} it is not fixed"
+        )
         key, tasks = "cluster.gpus_per_task", resources.gpus_per_task * resources.tasks_per_node
         fix = f"cluster.gpus_per_task=null cluster.gpus_per_node={tasks}"
-        yield error("elastic.gpus", key, resources.gpus_per_task, told, fix, (ELASTIC_NODES,))
+        yield error("elastic.gpus", key, resources.gpus_per_task, message, fix, (ELASTIC_NODES,))
 
 
 def _problem(values: Values, shape: ParallelConfig, nodes: int) -> Finding | None:
@@ -219,5 +221,7 @@ def rank_problems(plan: Plan) -> Iterator[Finding]:
         return
     beyond = [rank for rank in profile.ranks if rank >= tasks]
     if beyond:
-        told = f"there is no rank {beyond[0]} among {count(tasks, 'task')}"
-        yield error("profile.ranks", _RANKS, list(profile.ranks), told, f"ranks 0 to {tasks - 1}", (NODES,))
+        message = f"there is no rank {beyond[0]} among {count(tasks, 'task')}"
+        yield error(
+            "profile.ranks", _RANKS, list(profile.ranks), message, f"ranks 0 to {tasks - 1}", (NODES,)
+        )

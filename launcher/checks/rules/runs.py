@@ -28,13 +28,13 @@ def training_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     grave = [change for change in earlier.changes if change.is_grave]
     if grave and earlier.goes_on:
-        told = f"launch {earlier.launch} of this run trains another model or tokenizer: {_told(grave)}"
-        yield error("run.training", _RUN, plan.paths.run_name, told, _ELSEWHERE, _keys(grave))
+        text = f"launch {earlier.launch} of this run trains another model or tokenizer: {_told(grave)}"
+        yield error("run.training", _RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(grave))
         return
-    told = f"launch {earlier.launch} of this run was another training: {_told(earlier.changes)}"
+    text = f"launch {earlier.launch} of this run was another training: {_told(earlier.changes)}"
     if earlier.goes_on:
-        told += "; this one goes on from its checkpoints"
-    yield warning("run.training", _RUN, plan.paths.run_name, told, _ELSEWHERE, _keys(earlier.changes))
+        text += "; this one goes on from its checkpoints"
+    yield warning("run.training", _RUN, plan.paths.run_name, text, _ELSEWHERE, _keys(earlier.changes))
 
 
 def data_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -44,19 +44,19 @@ def data_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     files = "; ".join(earlier.data)
     if earlier.accept is not None and earlier.accepted == earlier.accept:
-        told = f"accepted are other data than those of {earlier.data_since}: {files}"
-        yield warning("data.identity", _ACCEPT, earlier.accepted, told)
+        text = f"accepted are other data than those of {earlier.data_since}: {files}"
+        yield warning("data.identity", _ACCEPT, earlier.accepted, text)
         return
-    told = f"{earlier.data_since} was trained on other data: {files}"
+    text = f"{earlier.data_since} was trained on other data: {files}"
     accept = f"{_ACCEPT}={earlier.accept}"
     fix = f"put the files back\nto go on with the new ones: {accept}\nor a training of its own: {_RUN}=..."
-    yield error("data.identity", _ACCEPT, earlier.accepted, told, fix)
+    yield error("data.identity", _ACCEPT, earlier.accepted, text, fix)
 
 
 def _told(changes: Sequence[Change]) -> str:
-    told = [f"{full(change.key)} {shown(change.old)} → {shown(change.new)}" for change in changes[:_TOLD]]
+    text = [f"{full(change.key)} {shown(change.old)} → {shown(change.new)}" for change in changes[:_TOLD]]
     more = f", and {len(changes) - _TOLD} more" if len(changes) > _TOLD else ""
-    return f"{', '.join(told)}{more}"
+    return f"{', '.join(text)}{more}"
 
 
 def _keys(changes: Sequence[Change]) -> list[str]:

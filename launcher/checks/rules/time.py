@@ -68,9 +68,9 @@ def max_time_problems(plan: Plan) -> Iterator[Finding]:
     if not times or ends is None or min(times.values()) < ends:
         return
     first = min(times, key=lambda name: times[name])
-    told = f"not before the job's time limit, {limit}: the job would end without a last checkpoint"
+    text = f"not before the job's time limit, {limit}: the job would end without a last checkpoint"
     fix = f"'{format_days(max(1, ends - margin_of(ends)))}' or less, or a longer {key}"
-    yield warning("time.max_time", _as_written(values, first), values.raw(first), told, fix, also=(key,))
+    yield warning("time.max_time", _as_written(values, first), values.raw(first), text, fix, also=(key,))
 
 
 def _as_written(values: Values, name: str) -> str:
@@ -127,8 +127,8 @@ def _not_told(plan: Plan) -> Iterator[Finding]:
         return
     key = "model.num_moe_experts"
     why = f"{full(key)}={values.raw(key)}: how long experts take is not modelled: estimates.mfu=... says it"
-    told = f"not checked: how long the training takes ({why})"
-    yield Finding("time.training", Severity.SKIPPED, None, told, why=why)
+    text = f"not checked: how long the training takes ({why})"
+    yield Finding("time.training", Severity.SKIPPED, None, text, why=why)
 
 
 def _length(cost: Cost) -> str:
@@ -153,14 +153,14 @@ def requeue_problems(plan: Plan) -> Iterator[Finding]:
         return
     key, fix = ("cluster.sbatch.requeue", "null") if by_flag else ("cluster.requeue", "False")
     given = True if by_flag else queue.requeue
-    told = (
+    text = (
         "whatever the site's default is" if given is None else "Slurm would start a job again that it ended"
     )
     yield error(
         "chain.requeue",
         key,
         given,
-        f"{told}, and so does the chain of {links} jobs: there can be one of them",
+        f"{text}, and so does the chain of {links} jobs: there can be one of them",
         f"{key}={fix}, or {_LINKS}=1",
         also=(_LINKS,),
     )
@@ -170,8 +170,8 @@ def dependency_problems(plan: Plan) -> Iterator[Finding]:
     """Find alternatives in the dependency of a chain, whose next job must wait for the one before it."""
     dependency, key = plan.job.queue.dependency, f"{plan.job.stage}.run.dependency"
     if plan.job.chain.links > 1 and dependency is not None and "?" in dependency:
-        told = "alternatives (?) cannot be waited for together with the job before in a chain"
-        yield error("chain.dependency", key, dependency, told, f"{key}=singleton", also=(_LINKS,))
+        text = "alternatives (?) cannot be waited for together with the job before in a chain"
+        yield error("chain.dependency", key, dependency, text, f"{key}=singleton", also=(_LINKS,))
 
 
 def resume_problems(plan: Plan) -> Iterator[Finding]:
@@ -181,8 +181,8 @@ def resume_problems(plan: Plan) -> Iterator[Finding]:
         return
     for key in _NEEDED:
         if values.raw(key) is False:
-            told = f"each of the {plan.job.chain.links} jobs of the chain would begin anew"
-            yield error("chain.resume", key, False, told, f"True, or {_LINKS}=1", also=(_LINKS,))
+            text = f"each of the {plan.job.chain.links} jobs of the chain would begin anew"
+            yield error("chain.resume", key, False, text, f"True, or {_LINKS}=1", also=(_LINKS,))
 
 
 def save_problems(plan: Plan) -> Iterator[Finding]:

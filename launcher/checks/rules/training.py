@@ -58,8 +58,8 @@ def rampup_problems_at(values: Values, shape: ParallelConfig, nodes: int) -> Ite
     way = shape.batch - start
     if way <= 0:
         more = "is more than" if way < 0 else "is already"
-        told = f"the first batch, {start}, {more} the global batch, {shape.batch}: nothing would grow"
-        yield error("batch.rampup", RAMPUP, rampup, told, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
+        text = f"the first batch, {start}, {more} the global batch, {shape.batch}: nothing would grow"
+        yield error("batch.rampup", RAMPUP, rampup, text, _rampup_fix(shape.batch, step), (keys.GLOBAL,))
         return
     if way % increment:
         yield error(
@@ -96,8 +96,8 @@ def accumulation_problems(values: Values) -> Iterator[Finding]:
     """Find accumulated batches: NeMo accumulates itself (megatron_gpt_model.py, _validate_trainer)."""
     given = values.raw(_ACCUMULATE)
     if is_whole(given) and given > 1:
-        told = "the micro batches of a global batch are accumulated already"
-        yield error("batch.accumulation", _ACCUMULATE, given, told, f"1, and a larger {full(keys.GLOBAL)}")
+        text = "the micro batches of a global batch are accumulated already"
+        yield error("batch.accumulation", _ACCUMULATE, given, text, f"1, and a larger {full(keys.GLOBAL)}")
 
 
 def warmup_problems(values: Values) -> Iterator[Finding]:
@@ -110,29 +110,29 @@ def warmup_problems(values: Values) -> Iterator[Finding]:
     steps = values.whole(_MAX_STEPS)
     for key, ratio in _RATIOS.items():
         if values.raw(key) is not None and values.raw(ratio) is not None:
-            told = f"NeMo takes this or {ratio.rpartition('.')[2]}, and not both"
+            text = f"NeMo takes this or {ratio.rpartition('.')[2]}, and not both"
             yield error(
-                "schedule.warmup", key, values.raw(key), told, f"~{full(ratio)}, or ~{full(key)}", (ratio,)
+                "schedule.warmup", key, values.raw(key), text, f"~{full(ratio)}, or ~{full(key)}", (ratio,)
             )
     if values.raw(f"{_SCHED}.name") == "WarmupAnnealing":
         for key in (_CONSTANT, _RATIOS[_CONSTANT]):
             if values.raw(key):
-                told = "WarmupAnnealing falls until its last step: NeMo's class knows no constant end"
-                yield error("schedule.warmup", key, values.raw(key), told, f"null, or ~{full(key)}")
+                text = "WarmupAnnealing falls until its last step: NeMo's class knows no constant end"
+                yield error("schedule.warmup", key, values.raw(key), text, f"null, or ~{full(key)}")
     if warmup is None or constant is None or steps is None or warmup + constant <= steps:
         return
     least = warmup + constant
     if warmup >= steps:
-        told = f"the training has no more steps than the warm-up: {full(_MAX_STEPS)}={steps}"
+        text = f"the training has no more steps than the warm-up: {full(_MAX_STEPS)}={steps}"
     else:
-        told = (
+        text = (
             f"warm-up {warmup} + constant {constant} steps are more than {full(_MAX_STEPS)}={steps}:"
             " after the warm-up the learning rate is min_lr at once"
         )
     fix = (
         f"fewer of them, or {full(_MAX_STEPS)} of more than warm-up {warmup} + constant {constant} = {least}"
     )
-    yield warning("schedule.warmup", _WARMUP, warmup, told, fix, also=(_CONSTANT, _MAX_STEPS))
+    yield warning("schedule.warmup", _WARMUP, warmup, text, fix, also=(_CONSTANT, _MAX_STEPS))
 
 
 def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
@@ -146,8 +146,8 @@ def rate_problems(values: Values, engine: str) -> Iterator[Finding]:
     if rate is None or least is None or not (is_cosine or engine == "megatron"):
         return
     if least > rate or (is_cosine and least == rate and constant):
-        told = f"not below the learning rate {rate:g} that it falls from"
-        yield error("schedule.min_lr", f"{_SCHED}.min_lr", least, told, also=("model.optim.lr",))
+        text = f"not below the learning rate {rate:g} that it falls from"
+        yield error("schedule.min_lr", f"{_SCHED}.min_lr", least, text, also=("model.optim.lr",))
 
 
 def validation_problems(values: Values) -> Iterator[Finding]:
@@ -157,11 +157,11 @@ def validation_problems(values: Values) -> Iterator[Finding]:
         return
     if values.raw("trainer.limit_val_batches") == 0:  # none is wanted
         return
-    told = f"longer than the training, {full(_MAX_STEPS)}={steps}: there is no validation"
+    text = f"longer than the training, {full(_MAX_STEPS)}={steps}: there is no validation"
     if values.raw(f"{_CALLBACK}.every_n_train_steps") is None:
-        told += ", and so no checkpoint before the end"
+        text += ", and so no checkpoint before the end"
     fix = f"{steps} or less; {full(_CALLBACK)}.every_n_train_steps writes checkpoints between validations"
-    yield warning("schedule.validation", _INTERVAL, interval, told, fix, also=(_MAX_STEPS,))
+    yield warning("schedule.validation", _INTERVAL, interval, text, fix, also=(_MAX_STEPS,))
 
 
 def prefix_problems(values: Values) -> Iterator[Finding]:
@@ -179,8 +179,8 @@ def prefix_problems(values: Values) -> Iterator[Finding]:
         return
     for split in given:
         if split not in _SPLITS:
-            told = "expected the splits train, validation and test"
-            yield error("data.prefix", f"{_PREFIX}.{split}", given[split], told, _FORMS)
+            text = "expected the splits train, validation and test"
+            yield error("data.prefix", f"{_PREFIX}.{split}", given[split], text, _FORMS)
     for split in _SPLITS:
         if split == "train" or given.get(split) is not None:
             yield from _problems(f"{_PREFIX}.{split}", given.get(split))
