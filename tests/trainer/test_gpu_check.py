@@ -21,7 +21,7 @@ from trainer.config.load import flatten
 from trainer.config.settings import read_settings
 from trainer.gpu_check import checks
 from trainer.gpu_check.checks import LAYOUTS, Row, check_devices, check_versions, compared, measured, resumed
-from trainer.gpu_check.machine import SMALL, Machine, Trained
+from trainer.gpu_check.machine import SMALL, Machine, Trained, _free_port
 
 pytestmark = pytest.mark.trainer
 
@@ -226,3 +226,8 @@ def run_check() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
 
     return run
+
+
+def test_ports_are_below_those_of_outgoing_connections() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 < _free_port() < first for _ in range(50))
