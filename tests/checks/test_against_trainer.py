@@ -1,4 +1,4 @@
-"""What the checks let pass with engine=megatron, our trainer accepts: asked of the trainer itself."""
+"""Configurations that pass the checks with engine=megatron are accepted by the trainer itself."""
 
 from __future__ import annotations
 

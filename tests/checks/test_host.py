@@ -1,4 +1,4 @@
-"""What a launch needs of this machine."""
+"""Requirements of a launch on this machine."""
 
 from __future__ import annotations
 

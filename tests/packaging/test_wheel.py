@@ -32,7 +32,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def checkout(source: Path) -> dict[str, bytes]:
-    """What the wheel should hold, by name: the four packages, and the trees that are linked into them."""
+    """Return the files of the wheel by name: the four packages, and the trees linked into them."""
     tops = {name: name for name in ("arithmetic", "launcher", "supervisor", "trainer")} | TREES
     return {
         str(Path(target) / path.relative_to(source / top)): path.read_bytes()
