@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,18 @@ def test_a_slurm_that_hangs_is_left(tmp_path: Path, commands: Path, monkeypatch:
     play(commands, "scontrol", 'sleep 100 & echo $! >"$0.pid"; wait')
     assert slurm(tmp_path).show_job("17") is None
     pid = int((commands / "scontrol.pid").read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    # A killed process that waits for a processor is still there.
+    deadline = time.monotonic() + 30
+    while not has_ended(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_without_slurms_commands_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
