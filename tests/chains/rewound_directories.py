@@ -29,7 +29,7 @@ def gone_back(engine: str, yard: Yard, run: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     command = shlex.join([sys.executable, recorded_directories.__file__, str(recording)])
-    settings = [f"engine={engine}", "container=null", f"{engine}_path={source}"]
+    settings = [f"engine={engine}", "container=null", f"{engine}_path={source}", f"data_dir={source}/data"]
     yard.chain(run, _BODY.format(lay=command, links=LINKS), *settings, nodes="n1")
     yard.until_over(run)
     lay(moments(recording)[1], yard.directory / "results" / run / "checkpoints")
