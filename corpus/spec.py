@@ -68,8 +68,8 @@ class MinHash:
 
 
 @dataclass(frozen=True)
+class TokenizerSource:
     """Origin of an existing tokenizer, if it is not in `tokenizer_dir` already.
-    """Where an existing tokenizer comes from, if it is not in `tokenizer_dir` already.
 
     Attributes
     ----------
