@@ -128,7 +128,7 @@ def fetch_all(
 
 @dataclass(frozen=True)
 class _State:
-    """What is known of a download between two runs."""
+    """Version and synced bytes of a download, kept between two runs."""
 
     version: Version
     synced: int = 0
