@@ -89,7 +89,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Options:
-    """What is checked.
+    """Options of the checks.
 
     Attributes
     ----------
