@@ -12,7 +12,7 @@ STAND_IN = Path(__file__).resolve().parents[1] / "nemo" / "cpu"
 
 
 def stand_in_for_fused_adam() -> None:
-    """Have this process shard optimizer states, with the stand-in for the fused Adam of NeMo's tests."""
+    """Have this process shard optimizer states, with a stand-in for the fused Adam."""
     sys.path.insert(0, str(STAND_IN))
     import megatron.core.optimizer as optimizers
     from megatron.core.optimizer import distrib_optimizer
