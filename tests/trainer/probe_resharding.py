@@ -168,7 +168,12 @@ def _beside(training: Training, directory: Path, name: str) -> dict[str, Any]:
     gate.set()
     found = pending.finish()
     # The first loss does not depend on the optimizer's states.
-    return {"losses": [loss, training.step()], "written_early": written_early, "step": found.marker.step}
+    return {
+        "losses": [loss, training.step()],
+        "written_early": written_early,
+        "step": found.marker.step,
+        "format": found.marker.optimizer,
+    }
 
 
 def _digests(path: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ import yaml
 from tests.trainer.conftest import edited, environment, free_port
 from tests.trainer.ranks import Run
 from tests.trainer.sabotage import SABOTAGE
+from trainer.checkpoint.marker import FULLY_RESHARDABLE
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -36,6 +37,8 @@ LAUNCHES: list[tuple[int, Stages]] = [
     ),
     (1, [("one", {}, "tensor2-again")]),
 ]
+# Buckets of which the last rank has padding alone: such states are gathered, and saved for all sizes.
+BUCKETS = {"model.optim.overlap_grad_sync": True, "model.optim.ddp_bucket_size": 1}
 # Optimizer states in shards are loaded by other data- and context-parallel sizes; by others after a copy.
 SHARDED: list[tuple[int, Stages]] = [
     (4, [("data4", {}, None)]),
@@ -48,6 +51,7 @@ SHARDED: list[tuple[int, Stages]] = [
             ("tensor2", TENSOR, "both2-resharded"),
             ("pipeline2", PIPELINE, "both2-resharded"),
             ("whole", {}, "both2-resharded"),
+            ("buckets", BUCKETS, "both2-resharded"),
         ],
     ),
 ]
@@ -105,6 +109,8 @@ def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
     kinds = {name.split(".")[2] for name in told["data4"]["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq", "param"}
     hold_equal(told, NEAR["llama"])
+    gathered = {name for name, one in told.items() if one["format"] == FULLY_RESHARDABLE}
+    assert gathered == {"buckets"}
     assert told["data4"]["gathered"] == told["data4"]["tensors"]
     assert told["data4-again"]["losses"] == told["data4"]["losses"]
     assert told["whole"]["losses"] == told["data2"]["losses"]
