@@ -107,8 +107,10 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
     counts = manifest["counts"]
     dropped, bad = counts["dropped"], counts["bad"]
     prefix = plan.preparation.output_prefix
+    text = (
         f"{prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of a vocabulary of "
         f"{plan.tokenizer.vocabulary_size:,}, from {counts['bytes']:,} bytes"
+    )
     if dropped:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
