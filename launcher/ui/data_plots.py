@@ -30,7 +30,7 @@ _LONGEST_REASON = 40
 
 @dataclass(frozen=True)
 class DataCounts:
-    """What a manifest tells of its documents.
+    """Counts of the documents that a manifest holds.
 
     Attributes
     ----------
