@@ -49,8 +49,8 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     path
         The node that the model describes, such as ``training.trainer``; empty for the root.
     """
-    # "[key]": a mapping's key, not its value, is wrong.
-    location = [part for part in detail["loc"] if part != "[key]"]
+    # "[key]": a mapping's key, not its value, is wrong; other words in brackets are forms that a value may have.
+    location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
     if detail["type"] == "extra_forbidden":
         near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))

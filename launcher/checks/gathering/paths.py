@@ -20,6 +20,7 @@ from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
+from launcher.stages.data_preparation import directory_of, local_inputs
 
 _WHY = "there is no such file or directory to mount"
 _KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
@@ -127,8 +128,8 @@ def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
     for key, given in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
         if path == Path(given):
             return key, f"mkdir -p {shlex.quote(given)}, or {key}=..."
-    text = config.data_preparation
-    if text is not None and path in {Path(given).absolute() for given in text.inputs}:
+    preparation = config.data_preparation
+    if preparation is not None and path in map(directory_of, local_inputs(preparation)):
         return "data_preparation.inputs", nearest_files(path)
     return "container_mounts", None
 
