@@ -58,7 +58,19 @@ def _write_bad(directory: Path) -> None:
     def idx(name: str) -> Path:
         return directory / f"bad_{name}.idx"
 
-    for name in ("magic", "version", "code", "many", "short", "header", "order", "longer", "cut", "empty"):
+    for name in (
+        "magic",
+        "version",
+        "code",
+        "many",
+        "short",
+        "header",
+        "order",
+        "longer",
+        "cut",
+        "empty",
+        "ends",
+    ):
         indexed_files.write(directory / f"bad_{name}", [[[1, 2, 3]], [[4, 5]]], "uint16")
     indexed_files.write(directory / "bad_float", [[[1, 2, 3]]], "float32")
     right = bytearray(idx("magic").read_bytes())
@@ -70,6 +82,8 @@ def _write_bad(directory: Path) -> None:
     idx("header").write_bytes(right[:20])
     # The second sequence's offset: it would begin a token later.
     idx("order").write_bytes(right[:50] + b"\x08" + right[51:])
+    # The last boundary: the last document would end a sequence earlier.
+    idx("ends").write_bytes(right[:-8] + b"\x01" + right[-7:])
     (directory / "bad_longer.bin").write_bytes(bytes(12))
     (directory / "bad_cut.bin").write_bytes(bytes(8))
     (directory / "bad_empty.bin").write_bytes(b"")
@@ -96,16 +110,17 @@ def test_written_files_follow_the_format_byte_for_byte(directory: Path, read: di
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("magic", "bad header"),
-        ("version", "bad version"),
-        ("code", "99 is not a valid DType"),
-        ("many", ""),
-        ("short", "buffer"),
-        ("header", "requires a buffer"),
+        ("magic", "not Megatron's: it does not begin with MMIDIDX"),
+        ("version", "does not read: version 2, type 8"),
+        ("code", "does not read: version 1, type 99"),
+        ("many", "cut short"),
+        ("short", "cut short: 62 bytes of 82"),
+        ("header", "cut short"),
         ("order", "sequence 1 does not begin where the one before ends"),
         ("longer", "its .idx tells of 10 bytes of tokens, its .bin has 12"),
         ("cut", "its .idx tells of 10 bytes of tokens, its .bin has 8"),
         ("empty", "empty file"),
+        ("ends", "its documents do not end at its last sequence, number 2"),
         ("float", "tokens are whole numbers, but these are float32"),
     ],
 )

@@ -7,14 +7,16 @@ checks that sequences are contiguous.
 
 from __future__ import annotations
 
+import bisect
 import itertools
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from arithmetic import indexed
 from trainer.data.files import why_missing
 from trainer.errors import UserError, suggest
 
@@ -81,6 +83,75 @@ def split_documents(weights: Weights, documents: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
+@dataclass(frozen=True)
+class Tables:
+    """The tables of an ``.idx``, mapped into memory.
+
+    Attributes
+    ----------
+    dtype
+        Name of the numpy type of the tokens.
+    lengths
+        Tokens of each sequence, ``[sequences]``.
+    pointers
+        The byte of the ``.bin`` at which each begins, ``[sequences]``.
+    boundaries
+        The first sequence of each document, and after them the number of sequences, ``[documents + 1]``.
+    """
+
+    dtype: str
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+    boundaries: npt.NDArray[np.int64]
+
+    def start(self, document: int) -> int:
+        """Return the tokens before a document; the number of documents stands for the end."""
+        sequence = int(self.boundaries[document])
+        itemsize = np.dtype(self.dtype).itemsize
+        if sequence < len(self.pointers):
+            return int(self.pointers[sequence]) // itemsize
+        return int(self.pointers[-1]) // itemsize + int(self.lengths[-1]) if len(self.pointers) else 0
+
+    def document_at(self, token: int) -> int:
+        """Return the document that holds a token, by bisection; the last of several that begin there."""
+        return bisect.bisect_right(range(len(self.boundaries) - 1), token, key=self.start) - 1
+
+
+def read_tables(prefix: Path) -> Tables:
+    """Map the tables of ``prefix.idx`` into memory.
+
+    Raises
+    ------
+    UserError
+        If a file is missing, or is not of this format.
+    """
+    check_files(prefix)
+    path = Path(f"{prefix}.idx")
+    with path.open("rb") as file:
+        head = file.read(indexed.HEADER.size)
+        size = file.seek(0, 2)
+    if not Path(f"{prefix}.bin").stat().st_size:
+        raise _wrong(prefix, "its .bin is an empty file")
+    try:
+        header = indexed.parse_header(head, size)
+    except ValueError as error:
+        raise _wrong(prefix, str(error)) from None
+    content: Any = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def table(start: int, count: int, dtype: str) -> Any:
+        return np.frombuffer(content, dtype, count, start)
+
+    tables = Tables(
+        header.dtype,
+        table(indexed.HEADER.size, header.sequences, "<i4"),
+        table(header.pointers_at, header.sequences, "<i8"),
+        table(header.boundaries_at, header.boundaries, "<i8"),
+    )
+    if not header.boundaries or tables.boundaries[-1] != header.sequences:
+        raise _wrong(prefix, f"its documents do not end at its last sequence, number {header.sequences:,}")
+    return tables
+
+
 def build_index(prefix: Path, weights: Weights) -> SampleIndex:
     """Compute the index of ``prefix.bin`` and ``prefix.idx``.
 
@@ -89,12 +160,11 @@ def build_index(prefix: Path, weights: Weights) -> SampleIndex:
     UserError
         If a file is missing, is not of this format, or holds something else than tokens one after the other.
     """
-    dataset = _open(prefix)
-    lengths, boundaries = dataset.sequence_lengths, dataset.document_indices
-    dtype = np.dtype(dataset.index.dtype)
+    tables = read_tables(prefix)
+    lengths, boundaries, dtype = tables.lengths, tables.boundaries, np.dtype(tables.dtype)
     if dtype.kind not in "ui":
         raise _wrong(prefix, f"tokens are whole numbers, but these are {dtype}")
-    _check_order(prefix, lengths, dataset.index.sequence_pointers, dtype.itemsize)
+    _check_order(prefix, lengths, tables.pointers, dtype.itemsize)
     splits = []
     for first, last in split_documents(weights, len(boundaries) - 1):
         begin, end = int(boundaries[first]), int(boundaries[last])
@@ -133,23 +203,6 @@ def check_size(prefix: Path, index: SampleIndex) -> None:
     found = Path(f"{prefix}.bin").stat().st_size
     if found != index.size:
         raise _wrong(prefix, f"its .idx tells of {index.size:,} bytes of tokens, its .bin has {found:,}")
-
-
-def _open(prefix: Path) -> Any:
-    # Only the process that reads the .idx needs it, and importing it takes seconds.
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    check_files(prefix)
-    if not Path(f"{prefix}.bin").stat().st_size:
-        raise _wrong(prefix, "its .bin is an empty file")
-    try:
-        dataset: Any = IndexedDataset.__new__(IndexedDataset)
-        # If it cannot be opened, its __del__ would print a traceback for want of these.
-        dataset.bin_reader = dataset.index = None
-        dataset.__init__(str(prefix), mmap=True)
-        return dataset
-    except (AssertionError, ValueError, OverflowError, IndexError, AttributeError, struct.error) as error:
-        raise _wrong(prefix, str(error)) from None
 
 
 def _check_order(prefix: Path, lengths: Any, pointers: Any, itemsize: int) -> None:

@@ -1,0 +1,104 @@
+"""The layout of Megatron's ``.idx`` files, and of the ``.origins`` beside those that Slipway writes.
+
+An ``.idx`` is little-endian (megatron/core/datasets/indexed_dataset.py, ``_IndexWriter``): a header, the
+sequences' lengths in tokens (int32), where each begins in the ``.bin`` in bytes (int64), and the boundaries of
+documents (int64): the first sequence of each, and after them the number of sequences. Data sets of several
+kinds of sequences have a byte for each of them besides.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+HEADER = struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+_OLD_MAGIC = b"TNTIDX\x00\x00"
+# ``DType`` there: the name and the bytes of a token by the type's code.
+TOKEN_TYPES = {
+    1: ("uint8", 1),
+    2: ("int8", 1),
+    3: ("int16", 2),
+    4: ("int32", 4),
+    5: ("int64", 8),
+    6: ("float64", 8),
+    7: ("float32", 4),
+    8: ("uint16", 2),
+}
+LENGTH, POINTER, BOUNDARY = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<q")
+
+# A record of an ``.origins`` file: the number of the document's source file in the manifest, and the place in
+# it: the byte of a line, or the number of a row or a record.
+ORIGIN = struct.Struct("<IQ")
+
+
+@dataclass(frozen=True)
+class IndexHeader:
+    """The header of an ``.idx``: the type of the tokens, and the sizes of the tables.
+
+    Attributes
+    ----------
+    dtype
+        Name of the tokens' type, as numpy calls it.
+    token_bytes
+        Bytes of a token.
+    sequences, boundaries
+        Entries of the tables; there is one boundary more than there are documents.
+    """
+
+    dtype: str
+    token_bytes: int
+    sequences: int
+    boundaries: int
+
+    @property
+    def pointers_at(self) -> int:
+        """The byte at which the table of pointers begins; that of the lengths begins after the header."""
+        return HEADER.size + self.sequences * LENGTH.size
+
+    @property
+    def boundaries_at(self) -> int:
+        """The byte at which the table of boundaries begins."""
+        return self.pointers_at + self.sequences * POINTER.size
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file; those of several kinds of sequences have `sequences` more."""
+        return self.boundaries_at + self.boundaries * BOUNDARY.size
+
+
+def parse_header(head: bytes, size: int) -> IndexHeader:
+    """Parse the first bytes of an ``.idx``.
+
+    Parameters
+    ----------
+    head
+        At least as many bytes as `HEADER` has, or the whole file if it is shorter.
+    size
+        Bytes of the file.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file or not a whole one; the message begins with "its .idx".
+    """
+    if not size:
+        raise ValueError("its .idx is an empty file")
+    if head.startswith(_OLD_MAGIC):
+        raise ValueError("its .idx is of an older format (TNTIDX), which Megatron reads no more")
+    if not head.startswith(MAGIC):
+        raise ValueError("its .idx is not Megatron's: it does not begin with MMIDIDX")
+    if len(head) < HEADER.size:
+        raise ValueError("its .idx is cut short")
+    _, version, code, sequences, boundaries = HEADER.unpack(head[: HEADER.size])
+    if version != VERSION or code not in TOKEN_TYPES:
+        raise ValueError(
+            f"its .idx is of a format that Megatron does not read: version {version}, type {code}"
+        )
+    header = IndexHeader(*TOKEN_TYPES[code], sequences, boundaries)
+    if size < header.size:
+        raise ValueError(f"its .idx is cut short: {size:,} bytes of {header.size:,}")
+    if size not in (header.size, header.size + sequences):
+        raise ValueError(f"its .idx has {size:,} bytes, and should have {header.size:,}")
+    return header
