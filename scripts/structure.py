@@ -16,7 +16,7 @@ from pathlib import Path
 import grimp
 
 _ROOT = Path(__file__).resolve().parents[1]
-_CIRCLES_FORBIDDEN = ("arithmetic", "launcher", "supervisor")
+_CIRCLES_FORBIDDEN = ("arithmetic", "corpus", "launcher", "supervisor")
 _SUBORDINATE = frozenset(
     [
         "what",

@@ -30,10 +30,10 @@ TASK_SCRIPT = "task.sh"
 ROOT_CONFIG = "root_config.yaml"
 TEMPLATES = "templates"
 CODE = "code"
-# What a task of our trainer runs, and a launch has its own copy of. It lies beside the launcher, in a
-# checkout and in an installation.
+# What a task of our trainer or of a data preparation runs, and a launch has its own copy of. It lies beside
+# the launcher, in a checkout and in an installation.
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
-TASK_PACKAGES = (TRAINER, TRAINER.with_name("arithmetic"))
+TASK_PACKAGES = (TRAINER, TRAINER.with_name("arithmetic"), TRAINER.with_name("corpus"))
 RESULTS = "results"
 CHECKPOINTS = "checkpoints"
 SUBMITTED = "submitted"

@@ -130,7 +130,7 @@ def test_what_pyxis_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -
     assert re.fullmatch(r"/opt/slipway on n\d\n", done.stdout)
     here = project.directory
     mounts = [f"{here}/results:{here}/results", f"{here}/data:{here}/data:ro"]
-    mounts += [f"{REPOSITORY}/{name}:/opt/slipway/{name}" for name in ("trainer", "arithmetic")]
+    mounts += [f"{REPOSITORY}/{name}:/opt/slipway/{name}" for name in ("trainer", "arithmetic", "corpus")]
     assert seen.read_text().splitlines() == [
         "--container-image=nvcr.io#nvidia/nemo:24.07",
         f"--container-mounts={','.join(mounts)}",

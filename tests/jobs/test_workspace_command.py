@@ -183,7 +183,7 @@ def test_whoever_ends_the_process_ends_the_session(desk: Desk) -> None:
 def test_the_trainer_as_it_is_now(desk: Desk) -> None:
     made = drafted("engine=megatron", "training=gpt3/tiny", "container=/apps/x.sqsh", "cluster.srun_args=[]")
     assert made.plan.job.container is not None
-    for name in ("arithmetic", "trainer"):
+    for name in ("arithmetic", "corpus", "trainer"):
         assert Mount(str(REPOSITORY / name), f"/opt/slipway/{name}") in made.plan.job.container.mounts
     desk.run(made.rendered.script)
     assert desk.words("srun")[-4:] == ["bash", "/opt/slipway", "/opt/slipway", "bash"]

@@ -32,8 +32,8 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def checkout(source: Path) -> dict[str, bytes]:
-    """Return the files of the wheel by name: the four packages, and the trees linked into them."""
-    tops = {name: name for name in ("arithmetic", "launcher", "supervisor", "trainer")} | TREES
+    """Return the files of the wheel by name: the five packages, and the trees linked into them."""
+    tops = {name: name for name in ("arithmetic", "corpus", "launcher", "supervisor", "trainer")} | TREES
     return {
         str(Path(target) / path.relative_to(source / top)): path.read_bytes()
         for top, target in tops.items()
@@ -78,7 +78,7 @@ def test_the_source_distribution_has_no_results_and_no_tests(dist: Path) -> None
     (path,) = dist.glob("slipway-*.tar.gz")
     with tarfile.open(path) as archive:
         tops = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
-    packages = {"arithmetic", "launcher", "supervisor", "trainer"}
+    packages = {"arithmetic", "corpus", "launcher", "supervisor", "trainer"}
     assert packages | {"setup.cfg", "pyproject.toml", "LICENSE", "README.md"} <= tops
     assert not {"tests", "results", "benchmarks"} & tops
 

@@ -57,7 +57,7 @@ def status(cwd: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
 def assert_complete(launch: Path) -> None:
     """Whatever was killed, a launch that can be seen is whole."""
     source = Path(__file__).resolve().parents[2]
-    for package in ("arithmetic", "trainer"):
+    for package in ("arithmetic", "corpus", "trainer"):
         for path in (source / package).rglob("*.py"):
             copy = launch / "code" / path.relative_to(source)
             assert copy.read_bytes() == path.read_bytes()

@@ -5,7 +5,8 @@ signal has been taken, ``tidy:RANK:SECONDS`` for how long it takes to remove che
 milliseconds that each step waits, ``full:RANK:BYTES`` for the largest file that can be written,
 ``draw:RANK:STEP`` for a step that draws one random number more than the other ranks'. ``cuda:RANK:0`` takes
 the exchange between pipeline stages that a GPU would have, and ``clock:RANK:0`` tells of each completed
-save if the clock of the steps was paused.
+save if the clock of the steps was paused. ``shard:RANK:0`` spreads optimizer states over the ranks, with a
+stand-in for the fused Adam of GPUs, and tells of each global batch if forward passes gather weights.
 """
 
 from __future__ import annotations
@@ -100,6 +101,22 @@ def sabotage() -> None:
         transformer._parallel_options = lambda settings, rank_context: options(
             settings, replace(rank_context, device=torch.device("cuda"))
         )
+        return
+    if kind == "shard":
+        from tests.trainer.fused_adam import stand_in_for_fused_adam
+
+        stand_in_for_fused_adam()
+
+        def telling(name: str, compute: Any) -> Any:
+            def computed(settings: Any, model: Any, batches: Any, micro_batches: int) -> Any:
+                hooks = {bool(chunk.remove_forward_pre_hook_handles) for chunk in model.chunks}
+                print(f"{name} with hooks {hooks}", flush=True)
+                return compute(settings, model, batches, micro_batches)
+
+            return computed
+
+        run.train_losses = telling("training", run.train_losses)
+        run.evaluate_losses = telling("validation", run.evaluate_losses)
         return
     if kind == "draw":
         import torch

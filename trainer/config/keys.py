@@ -48,8 +48,8 @@ _FP16_OFF = Irrelevant("loss scaling is for fp16")
 _PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
 _NEMO_ARCHIVE = "a .nemo archive needs NeMo"
 _STAGES = Irrelevant("megatron-core chooses how pipeline stages exchange, by `overlap_p2p_comm`")
-_BUCKETS = Irrelevant("megatron-core sizes its gradient buffers itself")
-_NO_OVERLAP = Irrelevant("gradients are reduced after the backward pass")
+_BUCKETS = Irrelevant("model.optim.ddp_bucket_size says how many parameters a bucket of gradients has")
+_NO_GATHER = "only the distributed optimizer gathers weights, and every rank has whole optimizer states"
 _LEGACY = Irrelevant("an option of NeMo's old model classes, not of megatron-core's")
 
 _ROPE_SCALING = "megatron-core scales rotary positions with Llama 3.1's numbers"
@@ -237,8 +237,12 @@ KEYS: dict[str, Status] = {
     "model.optim.bucket_cap_mb": _BUCKETS,
     "model.optim.contiguous_grad_buffer": _BUCKETS,
     "model.optim.contiguous_param_buffer": _BUCKETS,
-    "model.optim.overlap_grad_sync": _NO_OVERLAP,
-    "model.optim.overlap_param_sync": _NO_OVERLAP,
+    "model.optim.overlap_grad_sync": _IMPLEMENTED,
+    "model.optim.overlap_param_sync": Implemented(on_cpu=_NO_GATHER),
+    "model.optim.ddp_bucket_size": _IMPLEMENTED,
+    "model.optim.align_grad_reduce": _IMPLEMENTED,
+    "model.optim.align_param_gather": Implemented(on_cpu=_NO_GATHER),
+    "model.optim.average_in_collective": Implemented(on_cpu="gloo has sums alone"),
     **dict.fromkeys(("model.batch_p2p_comm", "model.sync_batch_comm"), _STAGES),
     "model.overlap_p2p_comm": Implemented(on_cpu="gloo exchanges between pipeline stages one after another"),
     "model.sharp": Refused((False, None), "SHARP is not in this version"),

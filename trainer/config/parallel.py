@@ -28,6 +28,36 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """Communication of the data-parallel ranks beside the computation, as NeMo's ``model.optim`` asks for it.
+
+    Attributes
+    ----------
+    gradients
+        Whether a bucket of gradients is reduced as soon as the backward pass has filled it, rather than all
+        gradients after it.
+    parameters
+        Whether a bucket of weights is gathered when the next forward pass needs it, rather than all weights
+        after the optimizer's step. Only the distributed optimizer gathers weights.
+    bucket_size
+        Parameters of a bucket; None for megatron-core's choice, the larger of 40 million and 1 million for
+        each rank.
+    align_gradients, align_parameters
+        Whether all pipeline stages reduce, or gather, at the same time rather than each as soon as it can.
+    average
+        Whether the reduction takes the mean, where the backend has one (NCCL), rather than the sum of
+        gradients that were divided before.
+    """
+
+    gradients: bool
+    parameters: bool
+    bucket_size: int | None
+    align_gradients: bool
+    align_parameters: bool
+    average: bool
+
+
+@dataclass(frozen=True)
 class Parallel:
     """Parallel sizes, as in Megatron; 1 means not at all.
 
@@ -81,6 +111,30 @@ def read_parallel(values: Values) -> Parallel:
         # It shares what tensor parallelism leaves whole: NeMo switches it off too where there is none.
         sequence=sequence and tensor > 1,
         overlap_p2p=values.flag("model.overlap_p2p_comm", False),
+    )
+
+
+def read_overlap(values: Values) -> Overlap:
+    """Read NeMo's keys, with NeMo's defaults.
+
+    Raises
+    ------
+    UserError
+        If weights are gathered early and gradients are not reduced early, which megatron-core cannot do.
+    """
+    node = "model.optim"
+    gradients = values.flag(f"{node}.overlap_grad_sync", False)
+    parameters = values.flag(f"{node}.overlap_param_sync", False)
+    if parameters and not gradients:
+        values.fail(f"{node}.overlap_param_sync", f"False, or {node}.overlap_grad_sync=True beside it")
+    size = f"{node}.ddp_bucket_size"
+    return Overlap(
+        gradients=gradients,
+        parameters=parameters,
+        bucket_size=values.integer(size, minimum=1) if values.is_set(size) else None,
+        align_gradients=values.flag(f"{node}.align_grad_reduce", True),
+        align_parameters=values.flag(f"{node}.align_param_gather", False),
+        average=values.flag(f"{node}.average_in_collective", True),
     )
 
 

@@ -11,7 +11,14 @@ from typing import Any, Literal
 from trainer.config.architecture import Architecture, read_architecture
 from trainer.config.data import Data, read_data
 from trainer.config.optimization import Optimization, read_optimization
-from trainer.config.parallel import Parallel, Timeouts, read_parallel, read_timeouts
+from trainer.config.parallel import (
+    Overlap,
+    Parallel,
+    Timeouts,
+    read_overlap,
+    read_parallel,
+    read_timeouts,
+)
 from trainer.config.rampup import Rampup, read_rampup
 from trainer.config.resume import Resume, read_resume
 from trainer.config.saving import Saving, read_saving
@@ -55,6 +62,7 @@ class Settings:
     precision: Literal["bf16", "fp32"]
     seed: int
     parallel: Parallel
+    overlap: Overlap
     micro_batch: int
     global_batch: int
     rampup: Rampup | None
@@ -111,6 +119,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         precision=_precision(values),
         seed=values.integer("model.seed", 1234, minimum=0),
         parallel=read_parallel(values),
+        overlap=read_overlap(values),
         micro_batch=values.integer("model.micro_batch_size", minimum=1),
         global_batch=global_batch,
         rampup=read_rampup(values, global_batch),

@@ -73,7 +73,8 @@ def train(session: Session, stopping: Stopping, stop_after: int | None) -> str:
             last = _steps(session, saver, stopping, feed, stop_after)
         validated = last.validated
         if validated is None and session.heldout_batches and stopping.agreed() is None:
-            validated = _validate(session, stopping)
+            with session.model.gathered():
+                validated = _validate(session, stopping)
     saver.end(last.loss, validated)
     reporter.end(progress.step, last.reason, is_stopped=last.reason in REASONS)
     return last.reason
@@ -86,13 +87,14 @@ def _steps(
     device, is_first = session.rank_context.device, True
     clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
     while True:
-        loss = _step(session, feed, clock)
+        with session.model.ungathered() if is_first else contextlib.nullcontext():
+            loss = _step(session, feed, clock)
         if is_first:
             shorten_timeouts(settings.timeouts)
             is_first = False
         validated = None
         if session.heldout_batches and progress.step % settings.val_interval == 0:
-            with clock.paused():
+            with clock.paused(), session.model.gathered():
                 validated = _validate(session, stopping)
         if settings.gc_interval and progress.step % settings.gc_interval == 0:
             gc.collect()

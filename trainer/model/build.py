@@ -50,15 +50,47 @@ def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) 
     seed_training(settings.seed)
     wrapped = [_wrap(config, chunk, settings, rank_context, number) for number, chunk in enumerate(chunks)]
     config.finalize_model_grads_func = finalize_model_grads
+    _set_communication(config, wrapped, settings)
     return Model(wrapped, config)
 
 
-def _wrap(config: Any, chunk: Any, settings: Settings, rank_context: RankContext, number: int) -> Any:
-    ddp = DistributedDataParallelConfig(
+def data_parallel_config(settings: Settings, device: Any) -> DistributedDataParallelConfig:
+    """Translate the settings into megatron-core's configuration of data parallelism on a device."""
+    overlap, is_distributed = settings.overlap, uses_distributed_optimizer(settings, device)
+    return DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        use_distributed_optimizer=uses_distributed_optimizer(settings, rank_context.device),
-        overlap_grad_reduce=False,
+        use_distributed_optimizer=is_distributed,
+        overlap_grad_reduce=overlap.gradients,
+        overlap_param_gather=overlap.parameters and is_distributed,
+        align_param_gather=overlap.align_parameters,
+        bucket_size=overlap.bucket_size,
+        average_in_collective=overlap.average and device.type == "cuda",
     )
+
+
+def _wrap(config: Any, chunk: Any, settings: Settings, rank_context: RankContext, number: int) -> Any:
+    ddp = data_parallel_config(settings, rank_context.device)
+    # What the chunks after the first communicate is hidden behind the first one's computation anyway.
     wrapped = DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
     wrapped.broadcast_params()
     return wrapped
+
+
+def _set_communication(config: Any, chunks: list[Any], settings: Settings) -> None:
+    """Tell megatron-core's schedules when to reduce gradients, and when to gather weights.
+
+    As Megatron-LM 0.16.1 does (training.py, `train`): without `no_sync_func` each micro batch would reduce.
+    """
+    overlap = settings.overlap
+    if not overlap.gradients:
+        return
+
+    def functions(name: str) -> Any:
+        bound = [getattr(chunk, name) for chunk in chunks]
+        return bound if len(bound) > 1 else bound[0]
+
+    config.no_sync_func = functions("no_sync")
+    if overlap.align_gradients:
+        config.grad_sync_func = functions("start_grad_sync")
+    if overlap.align_parameters and chunks[0].use_forward_hook:
+        config.param_sync_func = functions("start_param_sync")

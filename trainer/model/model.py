@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,55 @@ class Model:
         for chunk in self.chunks:
             yield from chunk.named_parameters()
 
+    @property
+    def gathers_late(self) -> bool:
+        """Return whether weights are gathered in the forward pass after the optimizer's step.
+
+        Until then a rank has the step's result only in the part of the weights that it updates itself.
+        """
+        return any(chunk.use_forward_hook for chunk in self.chunks)
+
+    def gather(self) -> None:
+        """Gather what the last step made of the weights now; every rank calls this."""
+        if self.gathers_late:
+            for chunk in self.chunks:
+                chunk.start_param_sync(force_sync=True)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Gather the weights now, and let forward passes inside use them as they are; every rank calls this.
+
+        Hooks that gather would have collectives of their own in a validation, which one rank may leave early.
+        """
+        if not self.gathers_late:
+            yield
+            return
+        for chunk in self.chunks:
+            chunk.disable_forward_pre_hook(param_sync=True)
+        yield
+        for chunk in self.chunks:
+            chunk.enable_forward_pre_hook()
+
+    @contextlib.contextmanager
+    def ungathered(self) -> Iterator[None]:
+        """Let the forward passes inside, those of the first step, use the weights as they are.
+
+        As in Megatron-LM: weights that one rank restored wrongly are not spread to the others.
+        """
+        if not self.gathers_late:
+            yield
+            return
+        for chunk in self.chunks:
+            chunk.disable_forward_pre_hook(param_sync=False)
+        start, self.config.param_sync_func = self.config.param_sync_func, None
+        yield
+        for chunk in self.chunks:
+            chunk.enable_forward_pre_hook()
+        self.config.param_sync_func = start
+
     def sharded_state_dict(self) -> dict[str, Any]:
-        """Return the weights by chunk, as megatron-core's sharded tensors, which know their place."""
+        """Return the weights by chunk, as megatron-core's sharded tensors; every rank calls this."""
+        self.gather()
         return {str(number): chunk.module.sharded_state_dict() for number, chunk in enumerate(self.chunks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

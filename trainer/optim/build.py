@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from megatron.core import optimizer as mcore_optimizer
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from trainer import cpu_shim
 from trainer.config.settings import Settings
@@ -40,6 +41,9 @@ class Optimizer:
             self.inner = get_megatron_optimizer(
                 _config(settings, device), model.chunks, use_gloo_process_groups=False
             )
+        for part in getattr(self.inner, "chained_optimizers", [self.inner]):
+            if isinstance(part, DistributedOptimizer):
+                _keep_padding(part)
 
     def step(self, lr: float) -> float:
         """Apply the gradients with learning rate `lr`; return their global L2 norm before clipping."""
@@ -64,8 +68,42 @@ class Optimizer:
         return cpu_shim.cuda_type_names() if self._on_cpu else contextlib.nullcontext()
 
 
+def _keep_padding(optimizer: DistributedOptimizer) -> None:
+    """Have the states of several buckets saved with the padding between them.
+
+    megatron-core 0.16.1 leaves it out of what it gathers for ``fully_reshardable``, and then cuts the
+    parameters out at their places with the padding: those of the second bucket on are saved with others'
+    values, in silence (distrib_optimizer.py, `sharded_param_state_fully_reshardable`).
+    """
+    gather = optimizer.get_parameter_state_dp_zero
+
+    def gather_padded(*args: Any, **kwargs: Any) -> Any:
+        state = gather(*args, **kwargs)
+        if state is None:
+            return None
+        for index, buffer in enumerate(optimizer.buffers):
+            for tensors in state[index].values():
+                for key in ("param", "exp_avg", "exp_avg_sq"):
+                    tensors[key] = _padded(tensors[key], buffer)
+        return state
+
+    optimizer.get_parameter_state_dp_zero = gather_padded
+
+
+def _padded(packed: Any, buffer: Any) -> Any:
+    """Return ``[numel]``, each bucket at its place in the buffer, from ``[numel_unpadded]``."""
+    if len(buffer.buckets) == 1:
+        return packed
+    whole, start = packed.new_zeros(buffer.numel), 0
+    for bucket in buffer.buckets:
+        size = bucket.numel_unpadded
+        whole[bucket.offset : bucket.offset + size] = packed[start : start + size]
+        start += size
+    return whole
+
+
 def _config(settings: Settings, device: Any) -> OptimizerConfig:
-    chosen = settings.optimization
+    chosen, is_distributed = settings.optimization, uses_distributed_optimizer(settings, device)
     return OptimizerConfig(
         optimizer="adam",
         lr=chosen.lr,
@@ -78,5 +116,6 @@ def _config(settings: Settings, device: Any) -> OptimizerConfig:
         clip_grad=chosen.gradient_clip or math.inf,
         bf16=settings.precision == "bf16",
         params_dtype=torch.bfloat16 if settings.precision == "bf16" else torch.float32,
-        use_distributed_optimizer=uses_distributed_optimizer(settings, device),
+        use_distributed_optimizer=is_distributed,
+        overlap_param_gather=settings.overlap.parameters and is_distributed,
     )

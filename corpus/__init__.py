@@ -1,0 +1,1 @@
+"""Data preparation: from a raw dump to tokens in Megatron's format."""

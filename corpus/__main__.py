@@ -1,0 +1,97 @@
+"""Prepare data: ``python -m corpus PHASE --config-path DIR --config-name FILE``.
+
+Exit codes: 0 done or nothing to do, 2 a mistake of the user, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from corpus import errors, spec
+
+_EXAMPLES = """examples:
+  python -m corpus run --config-path . --config-name preparation.yaml
+  python -m corpus fetch --config-path . --config-name preparation.yaml
+  python -m corpus tokenize --config-path . --config-name preparation.yaml --task 0 --tasks 50
+  python -m corpus merge --config-path . --config-name preparation.yaml
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a phase; return the exit code."""
+    options = _parse(arguments)
+    # The environment is how tokenizers is told; a spawned worker inherits it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        preparation = spec.load(options.config_path, options.config_name)
+        _PHASES[options.phase](preparation, options)
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return errors.EXIT_USER_ERROR
+    return errors.EXIT_OK
+
+
+def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    raise NotImplementedError("corpus fetch")
+
+
+def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    raise NotImplementedError("corpus tokenize")
+
+
+def _merge(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    raise NotImplementedError("corpus merge")
+
+
+def _run(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    _fetch(preparation, options)
+    _tokenize(preparation, options)
+    _merge(preparation, options)
+
+
+_PHASES: dict[str, Callable[[spec.Preparation, argparse.Namespace], None]] = {
+    "fetch": _fetch,
+    "tokenize": _tokenize,
+    "merge": _merge,
+    "run": _run,
+}
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m corpus",
+        description="Prepare data: from text, JSONL, Parquet, Wikipedia dumps or tar shards to tokens.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    phases = parser.add_subparsers(dest="phase", required=True, metavar="PHASE")
+    for name, text in (
+        ("fetch", "find or download the sources and the tokenizer, and list the units of work"),
+        ("tokenize", "encode units into shards; done ones are skipped"),
+        ("merge", "deduplicate, and join the shards"),
+        ("run", "all three on this machine"),
+    ):
+        phase = phases.add_parser(name, help=text, description=text)
+        phase.add_argument("--config-path", type=Path, required=True, help="directory of the configuration")
+        phase.add_argument("--config-name", required=True, help="its file")
+        if name == "tokenize":
+            phase.add_argument("--task", type=_count, default=0, help="task of an array, from 0")
+            phase.add_argument("--tasks", type=_count, default=1, help="tasks that the array has")
+    options = parser.parse_args(arguments)
+    if options.phase == "tokenize" and options.task >= options.tasks:
+        parser.error(f"argument --task: {options.task}: expected less than --tasks {options.tasks}")
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

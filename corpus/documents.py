@@ -1,0 +1,28 @@
+"""Documents: the unit of text that is cleaned, deduplicated and encoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Text of one document, and its place in the sources.
+
+    Attributes
+    ----------
+    text
+        Never empty.
+    file
+        Number of the source file.
+    offset
+        Byte offset of the line in the uncompressed file; number of the row, page or member otherwise; 0 if
+        the file is the document.
+    id
+        Identifier within the source, if it has one.
+    """
+
+    text: str
+    file: int
+    offset: int
+    id: str | None = None

@@ -1,0 +1,48 @@
+"""Errors that end a data preparation, records that cannot be read, and exit codes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+
+
+class UserError(Exception):
+    """Mistake that the user can correct; shown without a traceback, exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """Record of a source that is no document.
+
+    Attributes
+    ----------
+    file
+        Number of the source file.
+    offset
+        Byte offset of a line, else number of the row or record.
+    reason
+        Short text that is the same for all records with this defect, such as ``not UTF-8``.
+    """
+
+    file: int
+    offset: int
+    reason: str
+
+
+def suggest(word: str, valid: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the valid spelling nearest to `word`, or an empty string."""
+    near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def missing_library(name: str, purpose: str) -> UserError:
+    """Return the error for a library of the extra `data` that is not installed."""
+    return UserError(
+        f"{purpose} needs the library {name}, which is not installed: install Slipway with the extra `data` "
+        "(pip install 'PATH[data]', where PATH is Slipway's checkout or wheel)"
+    )

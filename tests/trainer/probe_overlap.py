@@ -1,0 +1,63 @@
+"""Run by test_overlap.py in processes forked from a warm one: steps with communication beside them.
+
+``probe_overlap CONFIG CASES``: for each case of the JSON, a name with what changes in the configuration, take
+steps and tell their losses, and the digests of the weights on this rank and in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from megatron.core import parallel_state
+
+from tests.trainer.fused_adam import stand_in_for_fused_adam
+from tests.trainer.probe_resharding import Training, _digests
+from trainer.checkpoint.state import Progress
+from trainer.config.layout import make_layout
+from trainer.config.load import flatten
+from trainer.config.settings import read_settings
+from trainer.distributed import make_rank_context, process_group
+from trainer.world import World
+
+STEPS = 3
+
+
+def main(arguments: list[str]) -> int:
+    config = Path(arguments[0])
+    base, world = flatten(yaml.safe_load(config.read_text())), World.from_environment(os.environ)
+    stand_in_for_fused_adam()
+    results: dict[str, Any] = {}
+    with process_group(world, "auto") as device:
+        for name, changes in json.loads(arguments[1]).items():
+            settings = read_settings({**base, **changes})
+            rank_context = make_rank_context(world, make_layout(settings, world.size), device)
+            training = Training(settings, rank_context, Progress())
+            losses = [training.step() for _ in range(STEPS)]
+            stale = weights(training)
+            training.save(config.parent, name).finish()
+            results[name] = {
+                "losses": losses,
+                "buckets": [len(chunk.bucket_groups) for chunk in training.model.chunks],
+                "gathered by the save": stale != weights(training),
+                "after": training.step(),
+            }
+            parallel_state.destroy_model_parallel()
+    if world.is_main:
+        for name in results:
+            results[name]["tensors"] = _digests(config.parent / name)
+        print(json.dumps(results))
+    return 0
+
+
+def weights(training: Training) -> str:
+    """Return a digest of the weights as this rank has them."""
+    digest = hashlib.sha256()
+    for parameter in training.model.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
