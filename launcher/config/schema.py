@@ -290,6 +290,7 @@ class MinHashConfig(StrictModel):
     ngram: Whole = Field(5, ge=1)
     buckets: Whole = Field(14, ge=1)
     hashes_per_bucket: Whole = Field(8, ge=1)
+    language: Line | None = None
 
 
 class DeduplicationConfig(StrictModel):
@@ -309,6 +310,7 @@ class TokenizerConfig(StrictModel):
     vocab_sha256: Sha256 | None
     merges_url: Line | None
     merges_sha256: Sha256 | None
+    end_of_document: Line | None
 
 
 class DataPreparationConfig(StrictModel):
@@ -328,7 +330,7 @@ class DataPreparationConfig(StrictModel):
     splits: Splits | None
     output_prefix: Line
     work_dir: Line
-    shard_bytes: Whole = Field(ge=1)
+    shard_bytes: Whole = Field(ge=1024)
     tasks: Whole = Field(ge=1)
     workers: int = Field(ge=1)
     phase: Literal["fetch", "tokenize", "merge"] | None

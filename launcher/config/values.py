@@ -185,11 +185,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
 
 # datatrove's filters that `corpus` knows by these names (corpus/cleaning.py; a test compares).
 FILTERS = (
-    "c4_quality",
-    "fineweb_quality",
-    "gopher_quality",
-    "gopher_repetition",
-    "language",
+    *("gopher_quality", "gopher_repetition", "c4_quality", "c4_paragraph"),
+    *("fineweb_quality", "regex", "language", "fasttext"),
 )
 
 
