@@ -107,5 +107,5 @@ clean:
 	@touch $@
 
 .venv/test.done: setup.cfg constraints.txt
-	@scripts/venv.sh $(PYTHON) train,plot,dev
+	@scripts/venv.sh $(PYTHON) train,data,cleaning,plot,dev
 	@touch .venv/setup.done $@

@@ -40,9 +40,9 @@ def suggest(word: str, valid: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def missing_library(name: str, purpose: str) -> UserError:
-    """Return the error for a library of the extra `data` that is not installed."""
+def missing_library(name: str, purpose: str, extra: str = "data") -> UserError:
+    """Return the error for a library of an extra that is not installed."""
     return UserError(
-        f"{purpose} needs the library {name}, which is not installed: install Slipway with the extra `data` "
-        "(pip install 'PATH[data]', where PATH is Slipway's checkout or wheel)"
+        f"{purpose} needs the library {name}, which is not installed: install Slipway with the extra "
+        f"`{extra}` (pip install 'PATH[{extra}]', where PATH is Slipway's checkout or wheel)"
     )

@@ -60,11 +60,16 @@ class Filter:
 
 @dataclass(frozen=True)
 class MinHash:
-    """Near-duplicate detection: words per shingle, buckets, and hashes in each."""
+    """Near-duplicate detection: words per shingle, buckets, and hashes in each.
+
+    `language` is the code of a language whose words datatrove's tokenizer shall find; None takes what stands
+    between spaces.
+    """
 
     ngram: int = 5
     buckets: int = 14
     hashes_per_bucket: int = 8
+    language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -342,6 +347,7 @@ def _deduplication(node: _Node) -> tuple[bool, MinHash | None]:
         options.whole("ngram", 5, least=1),
         options.whole("buckets", 14, least=1),
         options.whole("hashes_per_bucket", 8, least=1),
+        options.optional_text("language"),
     )
     options.end()
     return exact, result

@@ -9,6 +9,7 @@ from tests.chains import break_scenarios
 from tests.chains.chain_training import interrupted, rewound
 from tests.chains.chain_yard import CHAIN, HEADER, Yard
 from tests.chains.elastic_scenarios import FEWER, elastic
+from tests.chains.rewound_directories import REWOUND
 from tests.chains.spoilt_training import SPOILT, spoilt
 from tests.fakes.programs import write_programs
 
@@ -181,6 +182,7 @@ SCENARIOS: dict[str, Scenario] = {
     FEWER: elastic,
     SPOILT: spoilt,
     "rewound": rewound,
+    **REWOUND,
     "bereft": bereft,
     "orphaned": orphaned,
     "limited": limited,

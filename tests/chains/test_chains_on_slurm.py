@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from supervisor.marks import JobAttempt
+from tests.chains.rewound_directories import LINKS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
+
+# In the names of NeMo's checkpoints and of Megatron-LM's.
+STEP = re.compile(r"(?:step=|iter_)(\d+)")
 
 
 def codes(lives: list[JobAttempt]) -> list[int | None]:
@@ -86,6 +91,21 @@ def test_a_chain_that_gets_nowhere_stops_and_says_why(chains: Any) -> None:
     assert end.why.startswith("3 links in a row ended without a new checkpoint")
     assert end.by == f"job {yard.job('crashing', 6)}"
     assert end.why in yard.log("crashing")
+
+
+@pytest.mark.parametrize("engine", ["nemo", "megatron_lm"])
+def test_a_chain_of_another_trainer_that_went_back_goes_on(chains: Any, engine: str) -> None:
+    """Its directories are those of real trainings, in which the highest step is of before the way back."""
+    run = f"rewound_{engine}"
+    yard = chains.ended(run)
+    lives = yard.lives(run)
+    assert verdicts(lives) == ["continue"] * LINKS + ["done"], yard.told(run)
+    assert [life.failures for life in lives] == [0] * (LINKS + 1)
+    directory = yard.directory / "results" / run / "checkpoints"
+    highest = max(int(number) for path in directory.iterdir() for number in STEP.findall(path.name))
+    steps = [life.checkpoint or 0 for life in lives]
+    assert steps == sorted(set(steps)), "each link saved a step of its own"
+    assert steps[-1] < highest
 
 
 def test_a_mistake_is_not_made_again(chains: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from launcher.sandbox import Sandbox
 from supervisor.marks import link_jobs
+from tests.chains.recorded_directories import entries, installed_versions, write_recording
 from tests.megatron_lm.conftest import CPU, HERE, MegatronLm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -54,6 +55,8 @@ _T5 = [
     "training.model.tokenizer.type=BertWordPieceCase",
     "training.model.tokenizer.merge_file=null",
 ]
+
+_EVERY = "training.exp_manager.checkpoint_callback_params.every_n_train_steps=50"
 
 
 def log_of(launch: Path, job: str) -> str:
@@ -149,6 +152,56 @@ def test_it_saves_when_told_and_the_next_link_continues(launch: Launch, sandbox:
         jobs = link_jobs(first_launch)
         if jobs:
             subprocess.run(["scancel", *jobs], env=environment, check=False)
+
+
+def test_a_chain_that_went_back_goes_on(
+    launch: Launch, megatron_lm: MegatronLm, sandbox: Sandbox, data: Path, request: pytest.FixtureRequest
+) -> None:
+    """Its links save lower iterations than those that the first launch left; no link may fail.
+
+    With ``--write-golden`` the directory of its checkpoints is recorded, for the chains of every `make test`.
+    """
+    environment = sandbox.environment()
+    small = [*_GPT, "training.trainer.max_steps=400", "training.trainer.val_check_interval=400", _EVERY]
+    small += ["training.trainer.devices=1", "training.model.tensor_model_parallel_size=1"]
+    run = launch(*small, f"data_dir={data}")
+    follow = [SLIPWAY, "follow", run]
+    done = subprocess.run(follow, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert "COMPLETED" in done.stdout, done.stdout[-4000:] + done.stderr
+    checkpoints, tracker = run / "checkpoints", run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert tracker.read_text() == "400"
+    moments = {"launch 1, 400 iterations": entries(checkpoints)}
+    tracker.write_text("100")
+    moments["back to iteration 100"] = entries(checkpoints)
+
+    launch(*small, f"data_dir={data}", "resilience.links=4", "resilience.max_failures=1")
+    second = run / "launches" / "2"
+    saves = []
+    try:
+        # Each is told to save and leave: after few iterations, and after Megatron-LM has saved by itself.
+        for number, until in enumerate((103, 160, 205), start=1):
+            wait_until(lambda number=number: len(link_jobs(second)) > number)
+            job, successor = link_jobs(second)[number - 1 : number + 1]
+            subprocess.run(["scontrol", "hold", successor], env=environment, check=True)
+            wait_until(
+                lambda job=job, until=until: (
+                    [step for step, _ in steps(second, job) if step >= until] or ended(second, job)
+                )
+            )
+            subprocess.run(["scancel", "--signal=USR1", "--batch", job], env=environment, check=True)
+            wait_until(lambda job=job: ended(second, job).get("verdict"))
+            end = ended(second, job)
+            assert (end["verdict"], end["failures"], end["exit_code"]) == ("continue", 0, 75), end
+            saves.append(int(tracker.read_text()))
+            moments[f"launch 2, link {number}, ended at iteration {saves[-1]}"] = entries(checkpoints)
+            subprocess.run(["scontrol", "release", successor], env=environment, check=True)
+    finally:
+        subprocess.run([SLIPWAY, "cancel", run], env=environment, check=False, timeout=60)
+    assert 100 < saves[0] < saves[1] < saves[2] < 400
+    assert (checkpoints / "iter_0000400").is_dir(), "the newest is not the highest"
+    if request.config.getoption("--write-golden"):
+        versions = {"Megatron-LM": megatron_lm.source.name, **installed_versions(megatron_lm.python, "torch")}
+        write_recording("megatron_lm", versions, " ".join(small), moments)
 
 
 def test_a_t5_trains_and_the_next_launch_continues(

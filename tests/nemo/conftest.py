@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.sandbox import Sandbox
+from tests.chains.recorded_directories import installed_versions
 
 HERE = Path(__file__).parent
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -40,6 +41,10 @@ class Nemo:
             f"nemo_path={self.source}",
             f"env_vars.PYTHONPATH={HERE / 'cpu'}",
         ]
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what its trainers and their checkpoints are made of."""
+        return installed_versions(self.python, "nemo_toolkit", "megatron-core", "lightning", "torch")
 
 
 @pytest.fixture(scope="session")

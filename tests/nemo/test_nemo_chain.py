@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from launcher.sandbox import Sandbox
+from supervisor.checkpoints import step_of
 from supervisor.marks import link_jobs
-from tests.nemo.conftest import SLIPWAY, Submit, Train
+from tests.chains.recorded_directories import entries, write_recording
+from tests.nemo.conftest import SLIPWAY, Nemo, Submit, Train
 from tests.nemo.shrinking import GPT
 from tests.nemo.test_nemo_trains import newest_checkpoint, progress, wait_until
 
@@ -131,3 +133,53 @@ def test_a_range_of_nodes_is_what_nemo_gets(train: Train) -> None:
     assert len(json.loads(started.read_text())["nodes"].split(",")) == 2
     assert progress(run / "launches" / "2")[-1] == (3, 16)
     assert newest_checkpoint(run) == "megatron_gpt--step=4-consumed_samples=16.0-last"
+
+
+def test_a_chain_that_went_back_goes_on(
+    train: Train, submit: Submit, sandbox: Sandbox, slurm: Any, nemo: Nemo, request: pytest.FixtureRequest
+) -> None:
+    """Its links save lower steps than those that the first launch left; no link may fail.
+
+    With ``--write-golden`` the directory of its checkpoints is recorded, for the chains of every `make test`.
+    """
+    steps = ["training.trainer.max_steps=400", "training.trainer.val_check_interval=50"]
+    small = [*GPT, "training.trainer.devices=1", *steps]
+    run = train(*small)
+    checkpoints = run / "checkpoints"
+    moments = {"launch 1, 400 steps": entries(checkpoints)}
+    (early,) = checkpoints.glob("*-step=100-*")
+    (last,) = checkpoints.glob("*-last")
+    last.rename(run / last.name)
+    # As the documentation has it: a copy with the time of now, or the tidying takes a higher step for newer.
+    subprocess.run(["cp", "-r", early, f"{early}-last"], check=True)
+    moments["back to step 100"] = entries(checkpoints)
+
+    submit(*small, "resilience.links=4", "resilience.max_failures=1")
+    launch = run / "launches" / "2"
+    saves = []
+    try:
+        # Each is told to save and leave: after few steps, and after NeMo has saved by itself.
+        for number, until in enumerate((103, 160, 205), start=1):
+            wait_until(lambda number=number: len(link_jobs(launch)) > number)
+            job, successor = link_jobs(launch)[number - 1 : number + 1]
+            slurm("scontrol", "hold", successor)
+            wait_until(
+                lambda job=job, until=until: (
+                    [step for step, _ in told(launch, job) if step >= until] or ended(launch, job)
+                )
+            )
+            slurm("scancel", "--signal=USR1", "--batch", job)
+            wait_until(lambda job=job: ended(launch, job).get("verdict"))
+            end = ended(launch, job)
+            assert (end["verdict"], end["failures"], end["exit_code"]) == ("continue", 0, 75), end
+            # NeMo leaves the `-last` that it began with too; the next link sets that aside.
+            newest = max(checkpoints.glob("*-last"), key=lambda path: path.stat().st_mtime_ns)
+            saves.append(step_of(str(newest)))
+            moments[f"launch 2, link {number}, ended at step {saves[-1]}"] = entries(checkpoints)
+            slurm("scontrol", "release", successor)
+    finally:
+        subprocess.run([SLIPWAY, "cancel", run], env=sandbox.environment(), check=False, timeout=60)
+    assert 100 < saves[0] < saves[1] < saves[2] < 400
+    assert list(checkpoints.glob("*-step=400-*")), "the highest step is not that of the newest checkpoint"
+    if request.config.getoption("--write-golden"):
+        write_recording("nemo", nemo.versions(), " ".join(small), moments)

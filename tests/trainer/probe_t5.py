@@ -58,8 +58,9 @@ def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
 
 def batches(settings: Settings) -> list[Any]:
     """Return the four micro batches of the first eight samples."""
-    from trainer.data.denoising import T5BatchBuilder, sample_lengths
+    from trainer.data.denoising import T5BatchBuilder
     from trainer.data.source import MockSource
+    from trainer.data.spans import sample_lengths
     from trainer.data.vocabulary import Vocabulary
 
     assert settings.denoising is not None

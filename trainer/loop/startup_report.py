@@ -9,8 +9,8 @@ import torch
 from trainer.config.data import Data
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
-from trainer.data.denoising import sample_lengths
 from trainer.data.source import BlendedSource, IndexedSource
+from trainer.data.spans import sample_lengths
 from trainer.loop.session import Session
 from trainer.model.backends import (
     attention_backend,

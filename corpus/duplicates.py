@@ -1,0 +1,263 @@
+"""Duplicates: exact ones by a hash of the text, near ones by datatrove's MinHash.
+
+Each unit leaves hashes and signatures, and the merge decides over all of them at once. Of documents that are
+the same, the first in the order of the sources stays. Documents have numbers here: their position among all
+that the units kept, from 0.
+
+Signatures lie in a directory per unit, a file for each bucket of hashes, sorted, as datatrove writes them:
+``hashes_per_bucket`` numbers of 8 bytes and the document's position in the unit in 4.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from corpus.cleaning import DropCounts, load_datatrove, load_words
+
+if TYPE_CHECKING:
+    from corpus.spec import MinHash
+
+HASH_BYTES = 16
+EXACT, NEAR = "exact_duplicate", "near_duplicate"
+# Shingles of a long document are hashed in parts: datatrove's matrix has 8 bytes per shingle and hash.
+_SHINGLES = 4096
+# Documents of one sorted file of signatures; datatrove opens all files of a bucket at once.
+_DOCUMENTS_PER_FILE = 1_000_000
+# Below this, starting processes costs more than they save.
+_DOCUMENTS_FOR_PROCESSES = 100_000
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Documents to drop.
+
+    Attributes
+    ----------
+    numbers
+        Numbers of the documents, ascending.
+    originals
+        For each, the number of the document that stays in its place.
+    are_exact
+        For each, True for an exact duplicate.
+    """
+
+    numbers: Numbers
+    originals: Numbers
+    are_exact: npt.NDArray[np.bool_]
+
+    def count(self, place: Callable[[int], tuple[int, int]]) -> DropCounts:
+        """Return counts and samples; `place` tells source file and offset of a document."""
+        drops = DropCounts()
+        for number, original, is_exact in zip(self.numbers, self.originals, self.are_exact, strict=True):
+            file, offset = place(int(original))
+            reason = EXACT if is_exact else NEAR
+            drops.add(reason, *place(int(number)), same_as={"file": file, "offset": offset})
+        return drops
+
+
+class Signatures:
+    """Writer of the signatures of one unit.
+
+    Parameters
+    ----------
+    directory
+        Of the unit's signatures; one that is there is replaced.
+    options
+        Shingles and buckets.
+    """
+
+    def __init__(self, directory: Path, options: MinHash) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        self._block = _signature_block(directory, options)
+        self._paths = [_bucket(directory, number) for number in range(options.buckets)]
+        self._files = [path.open("wb") for path in self._paths]
+        self._row = _row(options)
+        self._documents = 0
+
+    def add(self, text: str) -> None:
+        """Add the next document; one that is shorter than a shingle is like no other."""
+        shingles = self._block.get_shingles(text)
+        if shingles.size:
+            parts = range(0, len(shingles), _SHINGLES)
+            hashes = [self._block.get_signature(shingles[part : part + _SHINGLES]) for part in parts]
+            smallest = np.array(hashes, "<u8").min(axis=0)
+            for file, values in zip(self._files, smallest, strict=True):
+                file.write(values.tobytes() + self._documents.to_bytes(4, "little"))
+        self._documents += 1
+
+    def close(self) -> None:
+        """Sort each bucket and bring it to the disk."""
+        for path, file in zip(self._paths, self._files, strict=True):
+            file.close()
+            _write_sorted(path, np.fromfile(path, self._row))
+
+
+def find(
+    counts: Sequence[int],
+    hashes: Sequence[Path] | None,
+    signatures: Sequence[Path] | None,
+    options: MinHash | None,
+    scratch: Path,
+    workers: int = 1,
+) -> Duplicates:
+    """Find the documents to drop.
+
+    Parameters
+    ----------
+    counts
+        Number of documents of each unit.
+    hashes
+        File of each unit with 16 bytes per document; None does not look for exact duplicates.
+    signatures
+        Directory of each unit; None does not look for near duplicates.
+    options
+        As the signatures were made.
+    scratch
+        Directory for temporary files, removed at the end.
+    workers
+        Processes.
+    """
+    total = sum(counts)
+    # The document that stays, for each; itself if it stays.
+    original = np.arange(total)
+    if hashes is not None:
+        original = _first_of_equals(hashes, total)
+    are_exact = original != np.arange(total)
+    if signatures is not None and options is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            near = _clusters(counts, signatures, options, scratch, workers)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        # The first of a cluster is no exact duplicate: its double would be in the cluster, before it.
+        for number, first in near:
+            if number != first and not are_exact[number]:
+                original[number] = first
+    numbers = np.flatnonzero(original != np.arange(total))
+    return Duplicates(numbers, original[numbers], are_exact[numbers])
+
+
+def _first_of_equals(paths: Sequence[Path], total: int) -> Numbers:
+    """Return for each document the number of the first one with the same hash."""
+    hashes = np.empty((total, 2), "<u8")
+    start = 0
+    for path in paths:
+        values = np.fromfile(path, "<u8").reshape(-1, 2)
+        hashes[start : start + len(values)] = values
+        start += len(values)
+    if start != total:
+        raise ValueError(f"{start:,} hashes of {total:,} documents")
+    # Stable: equal hashes remain in the order of their numbers.
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    hashes = hashes[order]
+    begins = np.ones(total, bool)
+    begins[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+    first = np.empty(total, np.int64)
+    first[order] = order[begins][np.cumsum(begins) - 1] if total else order
+    return first
+
+
+def _clusters(
+    counts: Sequence[int], directories: Sequence[Path], options: MinHash, scratch: Path, workers: int
+) -> list[tuple[int, int]]:
+    """Return each document that has near duplicates, with the first document of its cluster."""
+    parallel = sum(counts) >= _DOCUMENTS_FOR_PROCESSES and workers > 1
+    jobs = [(counts, directories, options, scratch, bucket) for bucket in range(options.buckets)]
+    if parallel:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            list(pool.map(_match, jobs))
+    else:
+        for job in jobs:
+            _match(job)
+    minhash = load_datatrove("pipeline.dedup.minhash")
+    found = scratch / "clusters"
+    minhash.MinhashDedupCluster(
+        str(scratch / "pairs"), str(found), _config(minhash, options), save_cluster_id=True
+    ).run()
+    files = [np.fromfile(path, "<u4").reshape(-1, 2) for path in sorted(found.glob("*.clusters"))]
+    if not files:
+        return []
+    members, ids = np.concatenate(files).astype(np.int64).T
+    first = np.full(ids.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, ids, members)
+    return list(zip(members.tolist(), first[ids].tolist(), strict=True))
+
+
+def _match(job: tuple[Sequence[int], Sequence[Path], MinHash, Path, int]) -> None:
+    """Find pairs of documents that agree in a bucket."""
+    counts, directories, options, scratch, bucket = job
+    signatures, pairs = scratch / "signatures", scratch / "pairs"
+    for number, rows in enumerate(_joined(counts, directories, options, bucket)):
+        path = signatures / f"bucket_{bucket:03d}" / f"{number:05d}.minhash.sig"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_sorted(path, rows)
+    minhash = load_datatrove("pipeline.dedup.minhash")
+    minhash.MinhashDedupBuckets(
+        str(signatures), str(pairs), config=_config(minhash, options), lines_to_buffer=1000
+    ).run(rank=bucket, world_size=options.buckets)
+    shutil.rmtree(signatures / f"bucket_{bucket:03d}", ignore_errors=True)
+
+
+def _joined(counts: Sequence[int], directories: Sequence[Path], options: MinHash, bucket: int) -> Any:
+    """Yield the signatures of many units at a time, with the documents' numbers."""
+    parts: list[npt.NDArray[Any]] = []
+    held = start = 0
+    for count, directory in zip(counts, directories, strict=True):
+        rows = np.fromfile(_bucket(directory, bucket), _row(options))
+        rows["document"] += start
+        parts.append(rows)
+        start += count
+        held += count
+        if held >= _DOCUMENTS_PER_FILE:
+            yield np.concatenate(parts)
+            parts, held = [], 0
+    if parts:
+        yield np.concatenate(parts)
+
+
+def _signature_block(directory: Path, options: MinHash) -> Any:
+    minhash = load_datatrove("pipeline.dedup.minhash")
+    words = load_datatrove("utils.word_tokenizers")
+    if options.language:
+        tokenizer = load_words("data_preparation.deduplicate.minhash", options.language)
+    else:
+        # datatrove has normalized the text before: no punctuation is left. spaCy takes six times as long.
+        tokenizer = words.WhitespaceTokenizer()
+        tokenizer.word_tokenize = str.split
+    return minhash.MinhashDedupSignature(str(directory), _config(minhash, options), tokenizer)
+
+
+def _config(minhash: Any, options: MinHash) -> Any:
+    return minhash.MinhashConfig(
+        n_grams=options.ngram, num_buckets=options.buckets, hashes_per_bucket=options.hashes_per_bucket
+    )
+
+
+def _row(options: MinHash) -> np.dtype[Any]:
+    fields = [(f"hash{number}", "<u8") for number in range(options.hashes_per_bucket)]
+    return np.dtype([*fields, ("document", "<u4")])
+
+
+def _bucket(directory: Path, number: int) -> Path:
+    return directory / f"bucket_{number:03d}"
+
+
+def _write_sorted(path: Path, rows: npt.NDArray[Any]) -> None:
+    rows.sort(order=rows.dtype.names)
+    with path.open("wb") as file:
+        rows.tofile(file)
+        file.flush()
+        os.fsync(file.fileno())

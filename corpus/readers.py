@@ -1,0 +1,300 @@
+"""Readers of source files: documents, and the records that are none, in the order of the file.
+
+All of them stream: a file is never in memory as a whole but a text file, which is one document.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+from xml.etree import ElementTree
+
+from corpus.documents import Document
+from corpus.errors import BadRecord, UserError, missing_library
+from corpus.formats import DamagedError, open_stream
+from corpus.units import Piece, SourceFile
+from corpus.wikitext import plain_text
+
+Record = Document | BadRecord
+
+# A longer line is no document of anyone: it would be held in memory.
+_LONGEST_LINE = 1 << 26
+_ROWS = 256
+_BOM = b"\xef\xbb\xbf"
+
+
+def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
+    """Yield the documents of a piece of a file.
+
+    Raises
+    ------
+    UserError
+        If the file is gone, has another size than when it was listed, or a library is missing.
+    """
+    try:
+        size = file.path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{file.name}: {file.path}: {error.strerror}; `fetch` has listed it") from None
+    if size != file.size:
+        raise UserError(
+            f"{file.name}: it has {size:,} bytes, and had {file.size:,} when `fetch` listed it: fetch again"
+        )
+    if size == 0:
+        yield BadRecord(file.number, 0, "empty file")
+        return
+    yield from _READERS[file.format](piece, file)
+
+
+def parquet_row_groups(path: Path, name: str, text_key: str) -> tuple[int, ...]:
+    """Return the bytes of each row group.
+
+    Raises
+    ------
+    UserError
+        If the file is no Parquet, or has no column of texts named `text_key`.
+    """
+    file = _open_parquet(path, name)
+    schema = file.schema_arrow
+    if text_key not in schema.names:
+        raise UserError(
+            f"{name}: no column '{text_key}'; it has {', '.join(schema.names)}: choose one with "
+            "data_preparation.text_key"
+        )
+    kind = str(schema.field(text_key).type)
+    if "string" not in kind:
+        raise UserError(f"{name}: its column '{text_key}' holds {kind}, not texts: choose another text_key")
+    metadata = file.metadata
+    return tuple(metadata.row_group(row).total_byte_size for row in range(metadata.num_row_groups))
+
+
+def _read_text(piece: Piece, file: SourceFile) -> Iterator[Record]:
+    try:
+        with open_stream(file.path, file.compression) as stream:
+            content = stream.read()
+    except DamagedError:
+        yield _damaged(file, 0)
+        return
+    yield _decoded(content, file.number, 0)
+
+
+def _decoded(content: bytes, file: int, offset: int, name: str | None = None) -> Record:
+    """Return a text with the newlines of Unix, as Python reads text files."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return BadRecord(file, offset, "not UTF-8")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return Document(text, file, offset, name)
+
+
+def _read_lines(piece: Piece, file: SourceFile) -> Iterator[Record]:
+    parse = _object_parser(file)
+    offset = piece.start
+    try:
+        with open_stream(file.path, file.compression) as stream:
+            if piece.start:
+                stream.seek(piece.start - 1)
+                offset += _skip_line(stream) - 1
+            while piece.end is None or offset < piece.end:
+                line = stream.readline(_LONGEST_LINE)
+                if not line:
+                    return
+                begin, offset = offset, offset + len(line)
+                if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                    offset += _skip_line(stream)
+                    yield BadRecord(file.number, begin, f"line longer than {_LONGEST_LINE:,} bytes")
+                    continue
+                if begin == 0:
+                    line = line.removeprefix(_BOM)
+                if not line.isspace():
+                    yield parse(line, begin)
+    except DamagedError:
+        yield _damaged(file, offset)
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    """Read to the end of a line, however long; return the bytes."""
+    size = 0
+    while part := stream.readline(_LONGEST_LINE):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def _object_parser(file: SourceFile) -> Callable[[bytes, int], Record]:
+    """Return the function that makes a document of a JSON object."""
+    try:
+        from orjson import JSONDecodeError, loads
+    except ImportError:
+        raise missing_library("orjson", f"reading {file.name}") from None
+    number, key = file.number, file.text_key or "text"
+
+    def parse(content: bytes, offset: int) -> Record:
+        try:
+            record = loads(content)
+        except JSONDecodeError:
+            return BadRecord(number, offset, "not JSON" if _is_utf8(content) else "not UTF-8")
+        if not isinstance(record, dict):
+            return BadRecord(number, offset, "not a JSON object")
+        if key not in record:
+            return BadRecord(number, offset, f"no key '{key}'")
+        text, name = record[key], record.get("id")
+        if not isinstance(text, str):
+            return BadRecord(number, offset, f"'{key}' is no text")
+        return Document(text, number, offset, None if name is None else str(name))
+
+    return parse
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _open_parquet(path: Path, name: str) -> Any:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise missing_library("pyarrow", f"reading {name}") from None
+    try:
+        # Without a buffer of its own, it would read the column of a whole row group at once.
+        return parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(
+            f"{name}: not a Parquet file, or not a whole one: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _read_parquet(piece: Piece, file: SourceFile) -> Iterator[Record]:
+    table = _open_parquet(file.path, file.name)
+    import pyarrow
+
+    key = file.text_key or "text"
+    groups = range(piece.start, table.num_row_groups if piece.end is None else piece.end)
+    row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
+    columns = [key, "id"] if "id" in table.schema_arrow.names else [key]
+    try:
+        for batch in table.iter_batches(_ROWS, row_groups=list(groups), columns=columns, use_threads=False):
+            ids = batch.column("id").to_pylist() if "id" in columns else itertools.repeat(None)
+            for text, name in zip(_texts(batch.column(key)), ids, strict=False):
+                if isinstance(text, str):
+                    yield Document(text, file.number, row, None if name is None else str(name))
+                else:
+                    yield BadRecord(file.number, row, "not UTF-8" if text is False else f"'{key}' is null")
+                row += 1
+    except (pyarrow.ArrowException, OSError):
+        yield BadRecord(file.number, row, "damaged Parquet data: the rest of its row group is not read")
+
+
+def _texts(column: Any) -> list[str | bool | None]:
+    """Return the texts of a column: None for a null, False for bytes that are not UTF-8."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        pass
+    texts: list[str | bool | None] = []
+    for value in column:
+        try:
+            texts.append(value.as_py())
+        except UnicodeDecodeError:
+            texts.append(False)
+    return texts
+
+
+def _read_wikipedia(piece: Piece, file: SourceFile) -> Iterator[Record]:
+    """Yield the articles: pages of namespace 0 that redirect nowhere; `offset` counts all pages."""
+    number = 0
+    try:
+        with open_stream(file.path, file.compression) as stream:
+            events = ElementTree.iterparse(stream, events=("start", "end"))
+            _, root = next(events)
+            for event, element in events:
+                if event == "end" and _tag(element) == "page":
+                    document = _article(element, file.number, number)
+                    number += 1
+                    # All that was parsed would stay in memory.
+                    root.clear()
+                    if document is not None:
+                        yield document
+    except DamagedError:
+        yield _damaged(file, number)
+    except (ElementTree.ParseError, StopIteration):
+        yield BadRecord(file.number, number, "not well-formed XML: the rest of the file is not read")
+
+
+def _tag(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _article(page: ElementTree.Element, file: int, number: int) -> Document | None:
+    fields = {_tag(child): child for child in page}
+    if "redirect" in fields or "ns" not in fields or (fields["ns"].text or "").strip() != "0":
+        return None
+    texts = [child.text or "" for child in fields.get("revision", ()) if _tag(child) == "text"]
+    name = fields["id"].text if "id" in fields else None
+    return Document(plain_text("".join(texts)), file, number, name)
+
+
+def _read_tar(piece: Piece, file: SourceFile) -> Iterator[Record]:
+    """Yield the texts of a shard: members ``*.txt``, and ``*.json`` where a sample has no ``*.txt``.
+
+    A sample is the members of one name up to its first dot, one after the other, as in WebDataset; `offset`
+    is the number of the member.
+    """
+    parse = _object_parser(file)
+    members = 0
+    try:
+        with (
+            open_stream(file.path, file.compression) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as archive,
+        ):
+            for _, sample in itertools.groupby(_members(archive), key=lambda member: member[1]):
+                texts = [(number, suffix, content) for number, _, suffix, content in sample]
+                members += len(texts)
+                kinds = {suffix for _, suffix, _ in texts}
+                for number, suffix, content in texts:
+                    if suffix == "txt":
+                        yield _decoded(content, file.number, number)
+                    elif "txt" not in kinds:
+                        yield parse(content, number)
+    except (DamagedError, tarfile.TarError):
+        yield BadRecord(file.number, members, "damaged tar data: the rest of the file is not read")
+        return
+    if not members:
+        yield BadRecord(file.number, 0, "no member *.txt or *.json")
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, str, str, bytes]]:
+    """Yield number, name, suffix and content of the members with text."""
+    for number, member in enumerate(archive):
+        path = Path(member.name)
+        name, _, suffix = path.name.partition(".")
+        if not member.isfile() or suffix not in ("txt", "json"):
+            continue
+        content = archive.extractfile(member)
+        assert content is not None
+        yield number, str(path.with_name(name or ".")), suffix, content.read()
+
+
+def _damaged(file: SourceFile, offset: int) -> BadRecord:
+    return BadRecord(
+        file.number, offset, f"damaged {file.compression} data: the rest of the file is not read"
+    )
+
+
+_READERS: dict[str, Callable[[Piece, SourceFile], Iterator[Record]]] = {
+    "txt": _read_text,
+    "jsonl": _read_lines,
+    "parquet": _read_parquet,
+    "wikipedia": _read_wikipedia,
+    "tar": _read_tar,
+}

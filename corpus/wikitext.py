@@ -1,0 +1,75 @@
+"""Plain text of MediaWiki's markup, by rules.
+
+Left out: comments, references, templates, tables, files and categories, formulas, galleries and HTML tags.
+Links and emphasis leave their text; headings and items of lists become lines without their marks. Markup that
+is not closed stays. Rules instead of a parser: they take about a hundredth of the time of mwparserfromhell,
+and an article is text, not a page to be shown.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+_COMMENTS = re.compile(r"<!--.*?-->", re.DOTALL)
+_ELEMENTS = re.compile(
+    r"<(ref|math|gallery|timeline|syntaxhighlight|source|score|imagemap|templatestyles|chem|hiero)\b"
+    r"(?:[^<>]*?/>|[^<>]*>.*?</\1\s*>)",
+    re.DOTALL | re.IGNORECASE,
+)
+_TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
+_TABLE = re.compile(r"\{\|(?:(?!\{\||\|\}).)*\|\}", re.DOTALL)
+_FILE_LINK = re.compile(
+    r"\[\[ *:?(?:file|image|category|datei|bild|kategorie|fichier|catégorie|archivo|categoría)"
+    r" *:[^\[\]]*\]\]",
+    re.IGNORECASE,
+)
+_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
+_WEB_LINK = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]+ *([^\[\]]*)\]")
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_EMPHASIS = re.compile(r"'{2,5}")
+_HEADING = re.compile(r"^=+ *(.*?) *=+ *$", re.MULTILINE)
+_ITEM = re.compile(r"^[*#:;]+ *", re.MULTILINE)
+_SWITCH = re.compile(r"__[A-Z]+__")
+_SPACES = re.compile(r"[ \t\u00a0]+")
+_BLANK_LINES = re.compile(r" *\n *(?:\n *)+")
+_EMPTY_BRACKETS = re.compile(r" ?\( *[,;]? *\)")
+# Deeper nesting stays as it is.
+_DEPTH = 12
+
+
+def plain_text(markup: str) -> str:
+    """Return the text of an article."""
+    text = _COMMENTS.sub("", markup)
+    text = _ELEMENTS.sub("", text)
+    text = _repeat(_TEMPLATE, "", text)
+    text = _repeat(_TABLE, "", text)
+    # Links within the caption of a file come first, the innermost ones.
+    text = _innermost_links(text)
+    text = _WEB_LINK.sub(r"\1", text)
+    text = _TAG.sub("", text)
+    text = _EMPHASIS.sub("", text)
+    text = _HEADING.sub(r"\1", text)
+    text = _ITEM.sub("", text)
+    text = _SWITCH.sub("", text)
+    text = html.unescape(text)
+    text = _EMPTY_BRACKETS.sub("", text)
+    text = _SPACES.sub(" ", text)
+    return _BLANK_LINES.sub("\n\n", text).strip()
+
+
+def _innermost_links(text: str) -> str:
+    for _ in range(_DEPTH):
+        shorter = _LINK.sub(r"\1", _FILE_LINK.sub("", text))
+        if shorter == text:
+            break
+        text = shorter
+    return text
+
+
+def _repeat(pattern: re.Pattern[str], replacement: str, text: str) -> str:
+    for _ in range(_DEPTH):
+        text, count = pattern.subn(replacement, text)
+        if not count:
+            break
+    return text
