@@ -17,7 +17,6 @@ from launcher.cli.requests import (
 from launcher.config.stored import config_text
 from launcher.drafting import drafts
 from launcher.errors import UserError
-from launcher.ui.tables import print_code
 
 _EPILOG = """\
 examples:

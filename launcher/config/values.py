@@ -197,7 +197,7 @@ def _sha256(value: str) -> str:
 
 
 def _filter_entry(value: Any) -> Any:
-    name, options = value, {}
+    name, options = value, None
     if isinstance(value, dict) and len(value) == 1:
         ((name, options),) = value.items()
     if not isinstance(name, str) or not isinstance(options or {}, dict):

@@ -49,7 +49,7 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     path
         The node that the model describes, such as ``training.trainer``; empty for the root.
     """
-    # "[key]": a mapping's key, not its value, is wrong; other words in brackets are forms that a value may have.
+    # "[key]": a mapping's key, not its value, is wrong. Other words in brackets are forms of a value.
     location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
     if detail["type"] == "extra_forbidden":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from launcher.monitor.readers import all_events
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
-from supervisor.files import open_regular, read_text, whole
+from supervisor.files import open_regular, whole
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,9 @@ _SUFFIXES = (".bin", ".idx")
 def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
     """Return the files that a data preparation writes by its configuration; ``None`` if it is none."""
     node = config.get("data_preparation")
-    prefix, splits = (node.get("output_prefix"), node.get("splits")) if isinstance(node, dict) else (None, None)
+    if not isinstance(node, dict):
+        return None
+    prefix, splits = node.get("output_prefix"), node.get("splits")
     if not isinstance(prefix, str) or not isinstance(splits, dict | None):
         return None
     if node.get("phase") in ("fetch", "tokenize"):

@@ -81,8 +81,8 @@ def data_preparation_job(config: RunConfig, preparation: DataPreparationConfig, 
     if preparation.tokenizer.file is not None:
         readable[Path(preparation.tokenizer.file).absolute()] = "data_preparation.tokenizer.file"
     # What a cluster of GPUs sets for all its jobs; `stage_cluster` may set it for this stage all the same.
-    own = config.stage_cluster.get(STAGE, {})
-    without = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
+    own = config.stage_cluster.get("data_preparation", {})
+    without: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
     if config.cluster.cpus_per_task is None:
         without["cpus_per_task"] = preparation.workers  # Slurm's default is one core
     cluster = config.cluster.model_copy(update=without)

@@ -339,7 +339,8 @@ def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: Fake
     code, checks = verified(launch)
     assert code == 1
     assert checks["outputs exist"].evidence == f"missing or empty: {data}/corpus.bin"
-    (launch / "gpt3_tiny_hydra.yaml").write_text(json.dumps({"data_preparation": {**config, "phase": "fetch"}}))
+    config["phase"] = "fetch"
+    (launch / "gpt3_tiny_hydra.yaml").write_text(json.dumps({"data_preparation": config}))
     code, checks = verified(launch)
     assert (code, said(checks, RunVerdict.NOT_APPLICABLE)) == (0, ["outputs exist"])
 
