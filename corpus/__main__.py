@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from corpus import errors, spec
+from corpus import errors, sources, spec
 
 _EXAMPLES = """examples:
   python -m corpus run --config-path . --config-name preparation.yaml
@@ -32,11 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_USER_ERROR
+    except errors.OutsideError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return errors.EXIT_FAILURE
     return errors.EXIT_OK
 
 
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    raise NotImplementedError("corpus fetch")
+    sources.collect(preparation)
 
 
 def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:

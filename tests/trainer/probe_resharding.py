@@ -36,7 +36,7 @@ from trainer.data.order import rank_share
 from trainer.data.source import MockSource
 from trainer.distributed import RankContext, make_rank_context, process_group
 from trainer.logs import LOGGER
-from trainer.loop.step import train_losses
+from trainer.loop.step import StepReduction, train_losses
 from trainer.model.build import build_model
 from trainer.optim.build import Optimizer
 from trainer.world import World
@@ -64,14 +64,13 @@ class Training:
         samples = rank_share(
             self.progress.consumed_samples, settings.global_batch, self.rank_context.data_rank, layout.data
         )
-        loss = train_losses(
-            settings, self.model, batch_builder.batches(source, list(samples)), layout.micro_batches
-        )
+        batches = batch_builder.batches(source, list(samples))
+        reduction = StepReduction(train_losses(settings, self.model, batches, layout.micro_batches))
         self.optimizer.step(1e-2)
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.consumed_samples += settings.global_batch
-        return loss
+        return reduction.read()[0]
 
     def save(self, directory: Path, name: str, background: bool = False) -> AsyncSave:
         """Begin to save."""

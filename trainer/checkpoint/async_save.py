@@ -74,10 +74,13 @@ class AsyncSave:
         else:
             self._write()
 
+    def is_writing(self) -> bool:
+        """Return whether this rank's files are still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def is_written(self) -> bool:
         """Return whether every rank has written its files, so that :meth:`finish` waits for none."""
-        writing = self._thread is not None and self._thread.is_alive()
-        return not any_rank(writing, self._rank_context.device)
+        return not any_rank(self.is_writing(), self._rank_context.device)
 
     def finish(self) -> store.Checkpoint:
         """Wait until every rank has its files on disk, and give the checkpoint its name.

@@ -49,9 +49,14 @@ class Saver:
         """Return whether :meth:`step` saves after this step."""
         return bool(self._saving.every) and self._session.progress.step % self._saving.every == 0
 
-    def is_written(self) -> bool:
-        """Return whether :meth:`step` completes a save that was begun, on all ranks alike."""
-        return self._pending is not None and self._pending.is_written()
+    @property
+    def is_pending(self) -> bool:
+        """Return whether a save was begun that is not complete, on all ranks alike."""
+        return self._pending is not None
+
+    def is_writing(self) -> bool:
+        """Return whether this rank has not yet written its part of the save that was begun."""
+        return self._pending is not None and self._pending.is_writing()
 
     def step(self, loss: float, validated: float | None) -> None:
         """Save if a checkpoint is due after this step, else complete the one that is written.
