@@ -40,6 +40,7 @@ from launcher.config.values import (
     Positive,
     Sha256,
     Share,
+    SourceText,
     Splits,
     Text,
     TimeLimit,
@@ -265,8 +266,8 @@ class TrainingConfig(StrictModel):
 class SourceConfig(StrictModel):
     """One source of a data preparation, where a path or URL alone does not say enough."""
 
-    path: Line | None = None
-    url: Line | None = None
+    path: SourceText | None = None
+    url: SourceText | None = None
     sha256: Sha256 | None = None
     format: SourceFormat | None = None
     text_key: Line | None = None
@@ -279,7 +280,7 @@ def _text_or_mapping(value: Any) -> str:
 
 # Told apart by form, so that a mistake in one is not reported as one in the other too.
 Source = Annotated[
-    Annotated[Line, Tag("[text]")] | Annotated[SourceConfig, Tag("[mapping]")],
+    Annotated[SourceText, Tag("[text]")] | Annotated[SourceConfig, Tag("[mapping]")],
     Discriminator(_text_or_mapping),
 ]
 

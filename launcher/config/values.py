@@ -189,11 +189,21 @@ FILTERS = (
     *("fineweb_quality", "regex", "language", "fasttext"),
 )
 
+# Of URLs of sources (corpus/remotes.py).
+SCHEMES = ("https", "http", "s3")
+
 
 def _sha256(value: str) -> str:
     if not _SHA256.fullmatch(value):
         raise ValueError("not a SHA-256, which has 64 hexadecimal digits")
     return value.lower()
+
+
+def _source(value: str) -> str:
+    scheme, found, _ = value.partition("://")
+    if found and scheme not in SCHEMES:
+        raise ValueError(f"no source can be read by {scheme}; valid: {', '.join(SCHEMES)}, or a path")
+    return value
 
 
 def _filter_entry(value: Any) -> Any:
@@ -245,6 +255,7 @@ Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
 Pattern = Annotated[Text, AfterValidator(_pattern)]
 Positive = Annotated[float, AfterValidator(_positive)]
+SourceText = Annotated[Line, AfterValidator(_source)]
 Sha256 = Annotated[Text, AfterValidator(_sha256)]
 FilterEntry = Annotated[str | dict[str, dict[str, Any]], BeforeValidator(_filter_entry)]
 Splits = Annotated[dict[Line, float], AfterValidator(_splits)]
