@@ -324,7 +324,7 @@ def _source_file(number: int, source: Source, local: Fetched, preparation: Prepa
         raise UserError(f"inputs: {source.name}: empty file; on_error=skip leaves it out and counts it")
     place = str(source.place) if isinstance(source.place, Path) else source.place.name
     kind, compression = recognize(local.path, place, entry.format or preparation.format)
-    has_keys = kind in ("jsonl", "parquet")
+    has_keys = kind in ("jsonl", "parquet", "tar")
     text_key = (entry.text_key or preparation.text_key) if has_keys else None
     row_groups: tuple[int, ...] = ()
     if kind == "parquet" and local.size and text_key is not None:
