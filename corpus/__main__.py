@@ -12,6 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from corpus import errors, spec
+from corpus.merging import merge
+from corpus.plan import load_plan
+from corpus.sources import collect
+from corpus.tokenizers import obtain
+from corpus.tokenizing import tokenize
 
 _EXAMPLES = """examples:
   python -m corpus run --config-path . --config-name preparation.yaml
@@ -36,15 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    raise NotImplementedError("corpus fetch")
+    files = collect(preparation)
+    obtain(preparation, files)
 
 
 def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    raise NotImplementedError("corpus tokenize")
+    task, tasks = (options.task, options.tasks) if options.phase == "tokenize" else (0, 1)
+    tokenize(load_plan(preparation), task, tasks)
 
 
 def _merge(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    raise NotImplementedError("corpus merge")
+    merge(load_plan(preparation))
 
 
 def _run(preparation: spec.Preparation, options: argparse.Namespace) -> None:
