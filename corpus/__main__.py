@@ -6,6 +6,7 @@ Exit codes: 0 done or nothing to do, 2 a mistake of the user, 1 anything else.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from corpus.plan import load_plan
 from corpus.sources import collect
 from corpus.tokenizers import obtain
 from corpus.tokenizing import tokenize
+
+# A disk, a quota or a file that is as large as it may be.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """examples:
   python -m corpus run --config-path . --config-name preparation.yaml
@@ -37,6 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_USER_ERROR
+    except errors.OutsideError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return errors.EXIT_FAILURE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        places = f"{preparation.work_dir} or {preparation.output_prefix.parent}"
+        print(
+            f"error: {error.strerror}: {error.filename or places}; what is done stays done: make room and "
+            "run it again",
+            file=sys.stderr,
+            flush=True,
+        )
+        return errors.EXIT_FAILURE
     return errors.EXIT_OK
 
 

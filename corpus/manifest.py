@@ -108,7 +108,8 @@ def summary(plan: Plan, manifest: dict[str, Any]) -> str:
     dropped, bad = counts["dropped"], counts["bad"]
     prefix = plan.preparation.output_prefix
     text = (
-        f"{prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of a vocabulary of {plan.tokenizer.vocabulary_size:,}, from {counts['bytes']:,} bytes"
+        f"{prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of a vocabulary of "
+        f"{plan.tokenizer.vocabulary_size:,}, from {counts['bytes']:,} bytes"
     )
     if dropped:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
