@@ -77,7 +77,7 @@ class FastEncoder:
             raise UnsupportedError(f"gigatoken cannot take this tokenizer: {error}") from None
         self.start("")
         try:
-            self._compare(PROBES)
+            self._compare(list(PROBES))
         except DifferentIdsError as error:
             raise UnsupportedError(str(error)) from None
 
@@ -86,7 +86,7 @@ class FastEncoder:
         self._draw = random.Random(key)
         self._until_sample = 0
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
+    def encode(self, texts: list[str]) -> list[Ids]:
         """Return the ids of each text.
 
         Raises
@@ -111,8 +111,8 @@ class FastEncoder:
             self._compare([text])
         return ids
 
-    def _compare(self, texts: Sequence[str]) -> None:
-        expected = self._reference(list(texts))
+    def _compare(self, texts: list[str]) -> None:
+        expected = self._reference(texts)
         for text, right in zip(texts, expected, strict=True):
             if not np.array_equal(self._encode(text), right):
                 raise DifferentIdsError(f"gigatoken's ids differ from the reference's for {text[:60]!r}")
