@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.cli import data_audit
+from launcher.cli import data_audit, data_lint
 from launcher.cli.launch import draft_and_launch
 from launcher.cli.logs import follow_to_end
 from launcher.cli.requests import add_launch_options
@@ -64,7 +64,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     tokenize.add_argument("--workers", type=int, help="encoding processes (default: 2)")
     add_launch_options(tokenize)
     tokenize.set_defaults(run=run_tokenize)
-    data_audit.add_parsers(verbs)
+    for module in (data_audit, data_lint):
+        module.add_parsers(verbs)
 
 
 def run_tokenize(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from trainer.checkpoint import naming, retention, state, store
 from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.strategies import SaveStrategy
 from trainer.config.saving import Saving
 from trainer.data.identity import to_json
 from trainer.distributed import RankContext, on_all_ranks
@@ -40,6 +41,7 @@ class Saver:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._saving = session.settings.saving
+        self._strategy = SaveStrategy()
         self._pending: AsyncSave | None = None
         self._began, self._saved = 0.0, -1
         # Only those of earlier launches, and only until this one has a checkpoint of its own.
@@ -113,6 +115,7 @@ class Saver:
             session.progress,
             session.rank_context,
             self._marker({name: float(value) for name, value in known.items() if value is not None}),
+            self._strategy,
             background,
         )
         self._saved = session.progress.step

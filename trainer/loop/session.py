@@ -168,6 +168,8 @@ def _resume(session: Session) -> None:
             f"{saving.directory}: True starts from step 0"
         )
     compatible.check(choice.checkpoint, session.shape, session.rank_context.layout)
+    form = state.optimizer_format(session.optimizer.inner, session.rank_context)
+    compatible.check_optimizer(choice, form, session.rank_context.layout)
     accepted = session.settings.data.accepted
     broadcast_from_rank0(lambda: compatible.check_data(choice.checkpoint, session.data_identity, accepted))
     session.progress = state.restore(
