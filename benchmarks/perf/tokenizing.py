@@ -2,7 +2,7 @@
 
     python benchmarks/perf/tokenizing.py [--megabytes N] [--rounds N]
 
-Three commands read the same JSONL with the same tokenizer, in turn, so that a noisy machine slows all of them:
+Commands read the same JSONL with the same tokenizer, in turn, so that a noisy machine slows all of them:
 
 - `corpus tokenize` with one process and with two;
 - the loop of Megatron's script: a pool whose workers parse a line and encode its text, and a parent that
@@ -39,8 +39,7 @@ _DOCUMENT = 4000
 
 # Megatron-LM core_v0.16.1, tools/preprocess_data.py: Encoder.initializer, Encoder.encode and
 # Partition.process_json_file, without the sentence splitter.
-PEER = (
-    """
+PEER = """
 import json, multiprocessing, sys
 from tokenizers import ByteLevelBPETokenizer
 source, prefix, vocab, merges, vocabulary, workers = sys.argv[1:]
@@ -69,8 +68,6 @@ if __name__ == '__main__':
         pool.close()
         pool.join()
 """
-    % VOCABULARY
-)
 
 
 def documents() -> Iterator[str]:
@@ -236,7 +233,8 @@ def report(
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"Medians of {options.rounds} interleaved rounds; {os.cpu_count()} cores, load {load}")
     print(
-        f"{counts['ours']:,} tokens of {options.megabytes} MB; the peer had the first {counts['peer']:,}: same ids\n"
+        f"{counts['ours']:,} tokens of {options.megabytes} MB; "
+        f"the peer encoded the first {counts['peer']:,}, with the same ids\n"
     )
     table = Table(
         "", "processes", "CPU [s]", "M tokens / CPU s", "min-max", "ratio", "wall [s]", "M tokens / s", "MB"
@@ -261,7 +259,8 @@ def report(
         one, two = (statistics.median(cost.wall for cost in costs[who, n]) for n in (1, 2))
         more = [b.cpu / a.cpu for a, b in zip(costs[who, 1], costs[who, 2], strict=True)]
         print(
-            f"{who}: two processes {one / two:.2f} times one by the clock, {statistics.median(more):.2f} times the CPU"
+            f"{who}: two processes {one / two:.2f} times as fast as one by the clock, "
+            f"with {statistics.median(more):.2f} times the CPU seconds"
         )
     table = Table("", "CPU [s]", "wall [s]", "MB/s", "ratio of wall")
     floor = statistics.median(cost.wall for cost in merges["cat"])
@@ -271,7 +270,8 @@ def report(
         table.add_row(name, f"{cpu:.2f}", f"{wall:.2f}", f"{size / wall / 1e6:.0f}", f"{wall / floor:.1f}")
     console.print(table)
     print(
-        f"{options.memory_megabytes} MB of text: peak of a process {peak.memory:.0f} MB, of merge {largest.memory:.0f} MB"
+        f"{options.memory_megabytes} MB of text: peak of a process {peak.memory:.0f} MB, "
+        f"of merge {largest.memory:.0f} MB"
     )
     print(
         "\nAims: 20 times the tokens per CPU-second; two processes 1.9 times one; at most 300 MB a process."
