@@ -101,14 +101,11 @@ class FastEncoder:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise DifferentIdsError(f"gigatoken failed: {error}") from None
             raise
-        self._until_sample -= sum(map(len, texts))
-        if self._until_sample < 0 and texts:
+        size = sum(map(len, texts))
+        self._until_sample -= size
+        if self._until_sample < 0 and size:
             self._until_sample = self._draw.randrange(2 * _SAMPLE_EVERY)
-            text = texts[self._draw.randrange(len(texts))]
-            if len(text) > _SAMPLE:
-                begin = self._draw.randrange(len(text) - _SAMPLE)
-                text = text[begin : begin + _SAMPLE]
-            self._compare([text])
+            self._compare([_part(texts, self._draw.randrange(size))])
         return ids
 
     def _compare(self, texts: list[str]) -> None:
@@ -116,6 +113,16 @@ class FastEncoder:
         for text, right in zip(texts, expected, strict=True):
             if not np.array_equal(self._encode(text), right):
                 raise DifferentIdsError(f"gigatoken's ids differ from the reference's for {text[:60]!r}")
+
+
+def _part(texts: list[str], position: int) -> str:
+    """Return the document that has the character at a position of all texts, or the part around it."""
+    for text in texts:
+        if position < len(text):
+            begin = max(0, min(position - _SAMPLE // 2, len(text) - _SAMPLE))
+            return text[begin : begin + _SAMPLE]
+        position -= len(text)
+    raise IndexError(position)
 
 
 def _open(kind: str, paths: Sequence[Path]) -> Callable[[str], Ids]:

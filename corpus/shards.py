@@ -1,7 +1,7 @@
 """Shards: the tokens of one unit on the disk, complete or not there.
 
 A shard is ``NNNNNN.bin`` and ``.idx`` in Megatron's format, ``.origins`` (`arithmetic.indexed.ORIGIN`),
-``.hashes`` (16 bytes per document, where the merge needs them), ``.minhash`` (signatures, for near duplicates)
+``.hashes`` (16 bytes per document, where the merge needs them), ``.minhash`` (signatures),
 and ``.json``, which is renamed last: it says that the shard is complete, and what it was made from.
 """
 

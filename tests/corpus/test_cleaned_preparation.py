@@ -58,7 +58,7 @@ def prepare(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             "output_prefix": str(prefix),
             "tokenizer_dir": str(tokenizer),
             "vocab_size": 400,
-            "shard_bytes": 2048,
+            "shard_bytes": 4096,
             "workers": 1,
         }
         preparation = read(node | options)
