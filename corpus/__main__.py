@@ -6,12 +6,21 @@ Exit codes: 0 done or nothing to do, 2 a mistake of the user, 1 anything else.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from corpus import errors, sources, spec
+from corpus import errors, spec
+from corpus.merging import merge
+from corpus.plan import load_plan
+from corpus.sources import collect
+from corpus.tokenizers import obtain
+from corpus.tokenizing import tokenize
+
+# A disk, a quota or a file that is as large as it may be.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """examples:
   python -m corpus run --config-path . --config-name preparation.yaml
@@ -35,19 +44,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.OutsideError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_FAILURE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        places = f"{preparation.work_dir} or {preparation.output_prefix.parent}"
+        print(
+            f"error: {error.strerror}: {error.filename or places}; what is done stays done: make room and "
+            "run it again",
+            file=sys.stderr,
+            flush=True,
+        )
+        return errors.EXIT_FAILURE
     return errors.EXIT_OK
 
 
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    sources.collect(preparation)
+    files = collect(preparation)
+    obtain(preparation, files)
 
 
 def _tokenize(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    raise NotImplementedError("corpus tokenize")
+    task, tasks = (options.task, options.tasks) if options.phase == "tokenize" else (0, 1)
+    tokenize(load_plan(preparation), task, tasks)
 
 
 def _merge(preparation: spec.Preparation, options: argparse.Namespace) -> None:
-    raise NotImplementedError("corpus merge")
+    merge(load_plan(preparation))
 
 
 def _run(preparation: spec.Preparation, options: argparse.Namespace) -> None:

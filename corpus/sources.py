@@ -27,6 +27,8 @@ from corpus.units import SourceFile
 _VERSION = 1
 _GLOB = "*?["
 _TIMEOUT = 60.0
+# Of one kind: a log is no list of files.
+_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -324,7 +326,7 @@ def _source_file(number: int, source: Source, local: Fetched, preparation: Prepa
         raise UserError(f"inputs: {source.name}: empty file; on_error=skip leaves it out and counts it")
     place = str(source.place) if isinstance(source.place, Path) else source.place.name
     kind, compression = recognize(local.path, place, entry.format or preparation.format)
-    has_keys = kind in ("jsonl", "parquet")
+    has_keys = kind in ("jsonl", "parquet", "tar")
     text_key = (entry.text_key or preparation.text_key) if has_keys else None
     row_groups: tuple[int, ...] = ()
     if kind == "parquet" and local.size and text_key is not None:
@@ -340,21 +342,30 @@ def _say_changes(files: Sequence[SourceFile], preparation: Preparation) -> None:
         former = {file.name: file for file in read_sources(preparation)}
     except UserError:
         return
+    lines = []
     for file in files:
         old = former.pop(file.name, None)
         if old is not None and old.sha256 != file.sha256:
             sizes = (
                 f"{old.size:,} bytes became {file.size:,}" if old.size != file.size else "of the same size"
             )
-            say(f"{file.name}: changed since the last run, {sizes}: it is tokenized again")
-    for name in former:
-        say(f"{name}: no longer among the sources")
+            lines.append(f"{file.name}: changed since the last run, {sizes}: it is tokenized again")
+    _say_some([*lines, *(f"{name}: no longer among the sources" for name in former)])
 
 
 def _say_copies(files: Sequence[SourceFile]) -> None:
     """Say which files have the same bytes: a shard that is there twice counts twice in training."""
     first: dict[str, str] = {}
+    lines = []
     for file in files:
         original = first.setdefault(file.sha256, file.name)
         if original != file.name and file.size:
-            say(f"{file.name}: the same bytes as {original}; deduplicate.exact=True leaves them out")
+            lines.append(f"{file.name}: the same bytes as {original}; deduplicate.exact=True leaves them out")
+    _say_some(lines)
+
+
+def _say_some(lines: Sequence[str]) -> None:
+    for line in lines[:_LINES]:
+        say(line)
+    if len(lines) > _LINES:
+        say(f"... and {len(lines) - _LINES:,} more files like these")

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.checks.gathering.data import data_sets
 from launcher.checks.gathering.path_resolver import PathResolver
+from launcher.checks.gathering.tokenizers import tokenizer_files
 from launcher.cli.data_programs import ask
 from launcher.cli.runs import add_run, selected_run
 from launcher.drafting import Request, draft
@@ -161,7 +162,16 @@ def _chosen(samples: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 def _add_texts(answer: dict[str, Any], resolver: PathResolver) -> None:
-    raise UserError("--text: not yet")
+    """Put a `text` in the place of the `ids` of each piece."""
+    files = [resolver.host(given) for _, given in tokenizer_files(resolver)]
+    pieces = [piece for sample in answer["samples"] for piece in sample["pieces"]]
+    if not pieces:
+        return
+    if not files or None in files:
+        raise UserError("--text: the tokenizer's files are not known on this machine")
+    question = {"tokenizer": [str(file) for file in files], "ids": [piece.pop("ids") for piece in pieces]}
+    for piece, text in zip(pieces, ask("corpus.decoding", [], question), strict=True):
+        piece["text"] = text
 
 
 def _print(answer: dict[str, Any], *, with_text: bool) -> None:
