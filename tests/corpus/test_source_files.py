@@ -205,7 +205,8 @@ def test_objects_below_a_prefix_and_those_of_a_glob(tmp_path: Path, monkeypatch:
     with s3_server(monkeypatch, tmp_path) as client:
         client.create_bucket(Bucket="data")
         for key in keys:
-            client.put_object(Bucket="data", Key=key, Body=LINE.encode() if key[-1] != "/" else b"")
+            body = LINE.replace("text", key, 1) if key[-1] != "/" else ""
+            client.put_object(Bucket="data", Key=key, Body=body.encode())
         for entry, pattern, expected in [
             ("s3://data/wiki/", "*.jsonl", [0, 1, 3]),
             ("s3://data/wiki/", "*", [0, 1, 2, 3]),
