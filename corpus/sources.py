@@ -27,6 +27,8 @@ from corpus.units import SourceFile
 _VERSION = 1
 _GLOB = "*?["
 _TIMEOUT = 60.0
+# Of one kind: a log is no list of files.
+_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -341,15 +343,15 @@ def _say_changes(files: Sequence[SourceFile], preparation: Preparation) -> None:
         former = {file.name: file for file in read_sources(preparation)}
     except UserError:
         return
+    lines = []
     for file in files:
         old = former.pop(file.name, None)
         if old is not None and old.sha256 != file.sha256:
             sizes = (
                 f"{old.size:,} bytes became {file.size:,}" if old.size != file.size else "of the same size"
             )
-            say(f"{file.name}: changed since the last run, {sizes}: it is tokenized again")
-    for name in former:
-        say(f"{name}: no longer among the sources")
+            lines.append(f"{file.name}: changed since the last run, {sizes}: it is tokenized again")
+    _say_some([*lines, *(f"{name}: no longer among the sources" for name in former)])
 
 
 def _check_copies(files: Sequence[SourceFile], preparation: Preparation) -> None:
@@ -375,3 +377,10 @@ def _check_copies(files: Sequence[SourceFile], preparation: Preparation) -> None
     more = f", and {len(copies) - 1:,} more such files" if len(copies) > 1 else ""
     hint = "their documents are dropped" if preparation.exact else "deduplicate.exact=True leaves them out"
     say(f"{message}{more}: {hint}")
+
+
+def _say_some(lines: Sequence[str]) -> None:
+    for line in lines[:_LINES]:
+        say(line)
+    if len(lines) > _LINES:
+        say(f"... and {len(lines) - _LINES:,} more files like these")

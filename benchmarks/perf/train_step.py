@@ -216,7 +216,7 @@ def main() -> None:
 
     from trainer.distributed import make_rank_context, process_group
 
-    with process_group(World.from_environment({"MASTER_PORT": str(_free_port())})) as device:
+    with process_group(World.from_environment({"MASTER_PORT": str(_free_port())}), "auto") as device:
         shape = Shape(**(GPT3_1_3B if device.type == "cuda" else SMALL), vocabulary=VOCABULARIES[device.type])
         with tempfile.TemporaryDirectory() as directory:
             layout = make_layout(settings_of(shape, "fp32", "auto", directory), 1)

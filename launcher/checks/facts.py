@@ -48,7 +48,7 @@ class PathFacts:
 
     Attributes
     ----------
-    tokenizer, data, checkpoint, image, mounts, script
+    tokenizer, data, checkpoint, image, mounts, script, sources
         What is not there, or not what it should be.
     fetched
         The image of a registry that many nodes would fetch at once.
@@ -74,6 +74,7 @@ class PathFacts:
     fetched: tuple[MissingPath, ...] | None = None
     script: tuple[MissingPath, ...] | None = None
     mounts: tuple[MissingPath, ...] | None = None
+    sources: tuple[MissingPath, ...] | None = None
     results: tuple[MissingPath, ...] | None = None
     local: LocalPaths | None = None
     free_bytes: int | None = None

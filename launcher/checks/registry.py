@@ -260,6 +260,12 @@ CHECKS: tuple[Check, ...] = (
         needs=("paths.data",),
     ),
     Check(
+        "path.sources",
+        "the sources and the tokenizer of a data preparation are there",
+        files.missing_path_problems("path.sources", lambda found: found.sources),
+        needs=("paths.sources",),
+    ),
+    Check(
         "path.checkpoint",
         "the checkpoint that the training is to go on from is there, and whole",
         files.missing_path_problems("path.checkpoint", lambda found: found.checkpoint),

@@ -176,6 +176,8 @@ JOB_CASES = [
         facts=lacking("tokenizer", "model.tokenizer.model"),
     ),
     good("path.tokenizer", {}, facts=replace(KNOWN, paths=PathFacts(tokenizer=()))),
+    bad("path.sources", {}, "'/no/x': there is no such file", facts=lacking("sources", "inputs")),
+    good("path.sources", {}, facts=replace(KNOWN, paths=PathFacts(sources=()))),
     bad("path.data", {}, "data_prefix='/no/x': there is no such file", facts=lacking("data", PREFIX)),
     warns("path.data", {}, "data_prefix='/no/x': there", facts=lacking("data", PREFIX, certain=False)),
     good("path.data", {}, facts=replace(KNOWN, paths=PathFacts(data=()))),

@@ -62,7 +62,8 @@ def data_parallel_config(settings: Settings, device: Any) -> DistributedDataPara
         use_distributed_optimizer=is_distributed,
         overlap_grad_reduce=overlap.gradients,
         overlap_param_gather=overlap.parameters and is_distributed,
-        align_param_gather=overlap.align_parameters,
+        # As in Megatron-LM: the schedule of a plain pipeline does not gather, and each bucket would wait.
+        align_param_gather=overlap.align_parameters and settings.parallel.virtual > 1,
         bucket_size=overlap.bucket_size,
         average_in_collective=overlap.average and device.type == "cuda",
     )
@@ -92,5 +93,5 @@ def _set_communication(config: Any, chunks: list[Any], settings: Settings) -> No
     config.no_sync_func = functions("no_sync")
     if overlap.align_gradients:
         config.grad_sync_func = functions("start_grad_sync")
-    if overlap.align_parameters and chunks[0].use_forward_hook:
+    if chunks[0].ddp_config.align_param_gather and chunks[0].use_forward_hook:
         config.param_sync_func = functions("start_param_sync")
