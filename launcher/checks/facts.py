@@ -108,6 +108,18 @@ class Change(NamedTuple):
     is_grave: bool
 
 
+class SavedShards(NamedTuple):
+    """A checkpoint whose optimizer states are in shards that these parallel sizes alone can load.
+
+    `virtual` is 1 where a pipeline stage held one chunk of layers.
+    """
+
+    checkpoint: str
+    tensor: int
+    pipeline: int
+    virtual: int
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierTraining:
     """The newest launch of the run, compared with the one that is planned.
@@ -128,6 +140,8 @@ class EarlierTraining:
         The value of `training.resume.accept_data` that accepts the exchange.
     accepted
         The value that is given.
+    shards
+        The checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes.
     missing
         By part, why it could not be found out.
     """
@@ -139,6 +153,7 @@ class EarlierTraining:
     data_since: str = ""
     accept: str | None = None
     accepted: str | None = None
+    shards: SavedShards | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -230,6 +230,12 @@ CHECKS: tuple[Check, ...] = (
         needs=("earlier.changes",),
     ),
     Check(
+        "run.shards",
+        "the checkpoint's optimizer states can be loaded by these tensor and pipeline parallel sizes",
+        runs.shard_problems,
+        needs=("earlier.goes_on",),
+    ),
+    Check(
         "data.identity",
         "the data are those that the run was trained on",
         runs.data_problems,
