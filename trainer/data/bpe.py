@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from arithmetic.vocabulary import END_OF_TEXT
 from trainer.data.corpus import TextFile, read_text
-from trainer.data.vocabulary import END_OF_TEXT
 from trainer.errors import UserError
 
 VOCAB = "vocab.json"
