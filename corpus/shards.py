@@ -1,8 +1,8 @@
 """Shards: the tokens of one unit on the disk, complete or not there.
 
 A shard is ``NNNNNN.bin`` and ``.idx`` in Megatron's format, ``.origins`` (`arithmetic.indexed.ORIGIN`),
-``.hashes`` (16 bytes per document, where the merge needs them), a directory ``.minhash`` of signatures, and
-``.json``, which is renamed last: it says that the shard is complete, and what it was made from.
+``.hashes`` (16 bytes per document, where the merge needs them), ``.minhash`` (signatures),
+and ``.json``, which is renamed last: it says that the shard is complete, and what it was made from.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class ShardWriter:
         self._open: dict[str, Any] = {}
 
     @property
-    def minhash_dir(self) -> Path:
-        """Return the directory for signatures."""
+    def minhash(self) -> Path:
+        """Return the file for signatures."""
         return self._directory / ".minhash"
 
     def __enter__(self) -> ShardWriter:
@@ -132,10 +132,7 @@ class ShardWriter:
         # A shard of another key: without its .json it is none.
         self._paths.path(".json").unlink(missing_ok=True)
         for part in self._directory.iterdir():
-            target = self._paths.path(part.name)
-            if part.is_dir():
-                shutil.rmtree(target, ignore_errors=True)
-            part.replace(target)
+            part.replace(self._paths.path(part.name))
         sync_directory(self._paths.directory)
         write_atomically(self._paths.path(".json"), json.dumps(record, sort_keys=True))
 

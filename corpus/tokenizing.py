@@ -11,6 +11,7 @@ from corpus.documents import Document
 from corpus.duplicates import Signatures
 from corpus.encoding import Encoder, token_type
 from corpus.errors import BadRecord, UserError
+from corpus.fast_encoding import DifferentIdsError
 from corpus.manifest import NAMED, is_complete
 from corpus.plan import Plan
 from corpus.progress import Progress, say
@@ -49,7 +50,9 @@ def tokenize(plan: Plan, task: int = 0, tasks: int = 1) -> None:
     size = sum(unit_size(plan, unit) for unit in units)
     say(f"tokenize: {name}{len(mine):,} units, {len(mine) - len(units):,} of them done before")
     progress = Progress("tokenizing", size, len(units), "units")
-    work: Callable[[], Callable[[Unit], dict[str, Any]]] = partial(_Worker, plan)
+    work: Callable[[], Callable[[Unit], dict[str, Any]]] = partial(
+        _Worker, plan, units[0].number if units else 0
+    )
     with progress:
         for record in map_unordered(work, units, preparation.workers):
             progress.advance(unit_size(plan, plan.units[record["unit"]]), 1)
@@ -97,15 +100,26 @@ def _refusal(plan: Plan, bad: BadRecord) -> UserError:
 
 
 class _Worker:
-    """Process that makes shards of units."""
+    """Process that makes shards of units; that of unit `first` says how it encodes."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, first: int) -> None:
+        self._plan, self._first = plan, first
         self._type = token_type(plan.tokenizer.vocabulary_size)
         self._encoder = Encoder(plan.tokenizer, plan.preparation.append_eod)
         self._cleaner = Cleaner(plan.preparation.filters)
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
+        if unit.number == self._first and self._encoder.note:
+            say(f"tokenize: without the fast path: {self._encoder.note}")
+        self._encoder.start(self._plan.unit_key(unit))
+        try:
+            return self._shard(unit)
+        except DifferentIdsError as error:
+            say(f"tokenize: unit {unit.number} is encoded again, without the fast path: {error}")
+            self._encoder.use_reference()
+            return self._shard(unit)
+
+    def _shard(self, unit: Unit) -> dict[str, Any]:
         plan, preparation = self._plan, self._plan.preparation
         drops, skipped, bad, tokens, documents = DropCounts(), [], 0, 0, 0
 
@@ -129,7 +143,7 @@ class _Worker:
 
         records = (record for piece in unit.pieces for record in read(piece, plan.files[piece.file]))
         with ShardWriter(plan.shard(unit), self._type, preparation.needs_hashes) as shard:
-            signatures = Signatures(shard.minhash_dir, preparation.minhash) if preparation.minhash else None
+            signatures = Signatures(shard.minhash, preparation.minhash) if preparation.minhash else None
             for batch in _batches(documents_of(records)):
                 texts = [document.text for document in batch]
                 for document, ids in zip(batch, self._encoder.encode_batch(texts), strict=True):

@@ -118,8 +118,8 @@ def test_long_document_has_the_signature_of_datatrove(
     writer.add(document)
     writer.close()
     expected = writer._block.get_signature(writer._block.get_shingles(document))
-    for bucket, values in enumerate(expected):
-        row = np.fromfile(tmp_path / "signatures" / f"bucket_{bucket:03d}", "<u4")
+    rows = np.fromfile(tmp_path / "signatures", "<u4").reshape(len(expected), -1)
+    for row, values in zip(rows, expected, strict=True):
         assert row[-1] == 1
         assert row[:-1].view("<u8").tolist() == values
 

@@ -197,14 +197,15 @@ def _encoded(directory: Path, text: str) -> list[int]:
 
 
 def test_a_document_is_decoded_with_its_origin(tmp_path: Path, tokenizer: Path) -> None:
-    texts, prefix = ["one\ntwo", "größe 日本", ""], tmp_path / "data"
+    texts, prefix = ["one\ntwo", "größe 日本", ""], tokenizer.parent / "data"
     indexed_files.write(prefix, [[_encoded(tokenizer, text)] for text in texts], "uint16")
     answer = show(prefix, 1, tokenizer)
     assert (answer["text"], answer["documents"], answer["source"]) == ("größe 日本<|endoftext|>", 3, None)
     assert show(prefix, -3, tokenizer)["text"] == "one\ntwo<|endoftext|>"
     assert show(prefix, 0, None)["text"] is None
-    files = [str(tokenizer / name) for name in ("vocab.json", "merges.txt")]
-    manifest = {"sources": [{"name": "s3://raw/a.jsonl"}], "tokenizer": {"files": files}}
+    names = ["vocab.json", "merges.txt"]
+    digest = hashlib.sha256(b"".join((tokenizer / name).read_bytes() for name in names)).hexdigest()
+    manifest = {"sources": [{"name": "s3://raw/a.jsonl"}], "tokenizer": {"files": names, "sha256": digest}}
     Path(f"{prefix}.manifest.json").write_text(json.dumps(manifest))
     Path(f"{prefix}.origins").write_bytes(b"".join(ORIGIN.pack(0, 7 * number) for number in range(3)))
     answer = show(prefix, 1, None)

@@ -74,6 +74,16 @@ def test_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> 
     ]
 
 
+def test_other_tensor_parallel_size_is_refused_for_a_checkpoint_in_shards(tmp_path: Path) -> None:
+    sizes = {f"{name}_model_parallel_size": 1 for name in ("tensor", "pipeline", "virtual_pipeline")}
+    saved = checkpoint(tmp_path, "m-step=1", optimizer="dp_reshardable", **sizes)
+    tensor = ("training.model.tensor_model_parallel_size=2", "training.trainer.devices=2")
+    said = launch(tmp_path, MOCK, *tensor, code=2)
+    assert "the optimizer states of the checkpoint m-step=1 are in shards of 1 [run.shards]" in said
+    assert f"python -m trainer.checkpoint.reshard {saved}" in said
+    launch(tmp_path, MOCK, *tensor, "training.resume.load_optimizer=False")
+
+
 @pytest.mark.parametrize(
     "changed",
     [
