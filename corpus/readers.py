@@ -43,7 +43,8 @@ def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
             f"{file.name}: it has {size:,} bytes, and had {file.size:,} when `fetch` listed it: fetch again"
         )
     if size == 0:
-        yield BadRecord(file.number, 0, "empty file")
+        is_text = file.format == "txt"
+        yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
     yield from _READERS[file.format](piece, file)
 

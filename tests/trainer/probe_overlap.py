@@ -48,11 +48,39 @@ def main(arguments: list[str]) -> int:
                 "after": training.step(),
             }
             parallel_state.destroy_model_parallel()
+        results["extra states"] = extra_states(base, config, world, device)
     if world.is_main:
-        for name in results:
+        for name in set(results) - {"extra states"}:
             results[name]["tensors"] = _digests(config.parent / name)
         print(json.dumps(results))
     return 0
+
+
+def extra_states(base: dict[str, Any], config: Path, world: World, device: Any) -> list[list[int]]:
+    """Return what layers kept of their own at a save, and what they were given at its restoration.
+
+    Transformer Engine's layers keep the largest values of earlier steps so, by the same two methods.
+    """
+    from megatron.core.tensor_parallel import layers
+
+    given: list[list[int]] = [[], []]
+    originals = {}
+    for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+        originals[kind] = kind.get_extra_state, kind.set_extra_state
+        kind.get_extra_state = lambda layer: torch.tensor([layer.input_size, layer.output_size])
+        kind.set_extra_state = lambda layer, state: given[len(given) - 1].extend(state.tolist())
+    settings = read_settings(base)
+    rank_context = make_rank_context(world, make_layout(settings, world.size), device)
+    training = Training(settings, rank_context, Progress())
+    for module in training.model.chunks[0].modules():
+        if isinstance(module, tuple(originals)):
+            given[0].extend(module.get_extra_state().tolist())
+    training.save(config.parent, "extra").finish()
+    training.restore(config.parent / "extra")
+    for kind, (get, take) in originals.items():
+        kind.get_extra_state, kind.set_extra_state = get, take
+    parallel_state.destroy_model_parallel()
+    return given
 
 
 def weights(training: Training) -> str:
