@@ -70,9 +70,14 @@ def _check_libraries() -> None:
 
 # Libraries are imported by the phases: `--help`, and what is wrong with a configuration, need none.
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    from corpus import duplicates
+    from corpus.cleaning import Cleaner
     from corpus.sources import collect
     from corpus.tokenizers import obtain
 
+    # A mistake ends the first job rather than each task of the next.
+    Cleaner(preparation.filters)
+    duplicates.check(preparation.minhash)
     files = collect(preparation)
     obtain(preparation, files)
 

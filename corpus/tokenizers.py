@@ -132,9 +132,9 @@ def describe(preparation: Preparation) -> TokenizerFiles:
 def open_tokenizer(files: TokenizerFiles) -> BatchEncoder:
     """Return the function that encodes texts to ids, without special tokens."""
     if files.kind == "sentencepiece":
-        processor = _load_pieces(files.paths[0])
+        processor = load_pieces(files.paths[0])
         return lambda texts: list(processor.encode(texts, out_type=int))
-    tokenizer = _load_fast(files.paths[0]) if files.kind == "tokenizer.json" else _load_bpe(files.paths)
+    tokenizer = load_fast(files.paths[0]) if files.kind == "tokenizer.json" else load_bpe(files.paths)
 
     def encode(texts: list[str]) -> list[Any]:
         return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -199,7 +199,7 @@ def _write_config(directory: Path, end: str | None) -> None:
     """Name the end-of-document token as Hugging Face does, so that the trainer finds it beside the file."""
     path = directory / "tokenizer_config.json"
     if not path.exists():
-        ids = _load_fast(directory / FAST).get_vocab(with_added_tokens=True)
+        ids = load_fast(directory / FAST).get_vocab(with_added_tokens=True)
         token = _end_token(directory / FAST, ids, end)
         config = {"eos_token": token, "tokenizer_class": "PreTrainedTokenizerFast"}
         write_atomically(path, json.dumps(config, indent=1) + "\n")
@@ -225,7 +225,7 @@ def _of_vocab(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
 
 def _of_fast(path: Path, end: str | None) -> tuple[int, int]:
     """Return size and end token of a ``tokenizer.json``; the size is the highest id's, added tokens too."""
-    ids: dict[str, int] = _load_fast(path).get_vocab(with_added_tokens=True)
+    ids: dict[str, int] = load_fast(path).get_vocab(with_added_tokens=True)
     if not ids:
         raise UserError(f"tokenizer: {path}: its vocabulary is empty")
     return max(ids.values()) + 1, ids[_end_token(path, ids, end)]
@@ -259,7 +259,7 @@ def _of_pieces(path: Path, content: bytes, end: str | None) -> tuple[int, int]:
     """Return size and end token of a SentencePiece model."""
     if not content:
         raise UserError(f"tokenizer: {path}: empty file")
-    processor = _load_pieces(path)
+    processor = load_pieces(path)
     number = processor.eos_id() if end is None else processor.piece_to_id(end)
     if number < 0 or (end is not None and processor.id_to_piece(number) != end):
         missing = f"the piece {end}" if end else "a piece that ends a document, such as </s>"
@@ -271,7 +271,8 @@ def _is_json(content: bytes) -> bool:
     return content[:256].lstrip().startswith(b"{")
 
 
-def _load_bpe(paths: Sequence[Path]) -> Any:
+def load_bpe(paths: Sequence[Path]) -> Any:
+    """Load GPT-2's two files."""
     try:
         from tokenizers import ByteLevelBPETokenizer
     except ImportError:
@@ -282,7 +283,8 @@ def _load_bpe(paths: Sequence[Path]) -> Any:
         raise UserError(f"tokenizer: {paths[0]} and {paths[1].name}: not GPT-2's: {error}") from None
 
 
-def _load_fast(path: Path) -> Any:
+def load_fast(path: Path) -> Any:
+    """Load a ``tokenizer.json``."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -297,7 +299,8 @@ def _load_fast(path: Path) -> Any:
     return tokenizer
 
 
-def _load_pieces(path: Path) -> Any:
+def load_pieces(path: Path) -> Any:
+    """Load a SentencePiece model."""
     try:
         import sentencepiece
     except ImportError:

@@ -223,6 +223,30 @@ RULES: tuple[Rule, ...] = (
         lambda gpu: gpu.optimizer.use_distributed_optimizer is gpu.ddp.use_distributed_optimizer,
     ),
     Rule(
+        "core/fp8_utils.py, get_fp8_recipe: one of the formats and recipes",
+        lambda gpu: gpu.settings.fp8,
+        lambda gpu: (
+            gpu.model.fp8 in ("e4m3", "hybrid")
+            and gpu.model.fp8_recipe in ("delayed", "tensorwise", "blockwise", "mxfp8")
+            and gpu.model.bf16
+        ),
+    ),
+    Rule(
+        "656: weights in FP8 need the distributed optimizer",
+        lambda gpu: gpu.settings.fp8,
+        lambda gpu: not gpu.ddp.fp8_param_gather and not gpu.model.fp8_param,
+    ),
+    Rule(
+        "Transformer Engine, pytorch/utils.py, assert_dim_for_fp8_exec: sides of matrices",
+        lambda gpu: gpu.settings.fp8,
+        lambda gpu: (
+            gpu.model.hidden_size % 16 == 0
+            and gpu.model.ffn_hidden_size // gpu.layout.tensor % 16 == 0
+            and gpu.model.kv_channels * gpu.model.num_attention_heads // gpu.layout.tensor % 16 == 0
+            and gpu.settings.seq_length * gpu.settings.micro_batch // gpu.layout.context % 16 == 0
+        ),
+    ),
+    Rule(
         "seen over gloo: a send that is not waited for is not freed",
         lambda gpu: gpu.model.overlap_p2p_comm,
         lambda gpu: not gpu.model.deallocate_pipeline_outputs,

@@ -1,4 +1,4 @@
-"""Run by test_gpu_layouts.py from a warm process: what a GPU would get for each size and for drawn layouts."""
+"""Run by test_gpu_layouts.py from a warm process: what a GPU would get for sizes and for drawn layouts."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def layouts(draw: Any) -> tuple[int, dict[str, Any]]:
     gathers = draw(st.booleans())
     is_half = draw(st.sampled_from((True, True, False)))
     recompute = draw(st.sampled_from((None, "selective", "full")))
+    has_fp8 = is_half and draw(st.booleans())
     keys: dict[str, Any] = {
         "trainer.devices": None,
         "trainer.num_nodes": None,
@@ -48,7 +49,10 @@ def layouts(draw: Any) -> tuple[int, dict[str, Any]]:
         "model.apply_rope_fusion": draw(st.booleans()),
         "model.activation": draw(st.sampled_from(("gelu", "swiglu", "squared-relu"))),
         "model.bias": draw(st.booleans()),
-        "model.transformer_engine": draw(st.booleans()),
+        "model.transformer_engine": has_fp8 or draw(st.booleans()),
+        "model.fp8": has_fp8,
+        "model.fp8_hybrid": True,
+        "model.fp8_recipe": draw(st.sampled_from((None, "tensorwise", "mxfp8"))),
         "model.overlap_p2p_comm": draw(st.booleans()),
         "model.cross_entropy_loss_fusion": draw(st.booleans()),
         "model.deterministic_mode": draw(st.sampled_from((True, False, False))),

@@ -24,7 +24,11 @@ ALLOWED = [size for size in SIZES if size != "t5/41b"]
 def results(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory, composer = tmp_path_factory.mktemp("layouts"), BatchComposer(["engine=megatron"])
     base = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
-    shape = {"model.hidden_size": 128, "model.num_attention_heads": 8}
+    shape = {
+        "model.hidden_size": 128,
+        "model.num_attention_heads": 8,
+        "model.encoder_seq_length": 256,
+    }
     (directory / "base.yaml").write_text(yaml.safe_dump(edited({**base, **shape})))
     sizes = {size: flatten(written(composer, size)) for size in ALLOWED}
     (directory / "sizes.json").write_text(json.dumps(sizes, default=str))

@@ -17,6 +17,7 @@ from trainer.model.gpt import gpt_chunks
 from trainer.model.model import Model
 from trainer.model.seeding import seed_training, seed_weights
 from trainer.model.t5 import t5_chunks
+from trainer.model.transformer import check_fp8
 from trainer.optim.build import uses_distributed_optimizer
 
 
@@ -41,6 +42,7 @@ def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) 
     Model
         With identical weights on all data-parallel ranks.
     """
+    check_fp8(settings, rank_context.device)
     seed_weights(settings.seed)
     build = t5_chunks if settings.encoder else gpt_chunks
     config, chunks = build(settings, rank_context, vocabulary)
