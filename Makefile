@@ -83,6 +83,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/status.py
 	$(BIN)/python benchmarks/perf/reading.py
 	$(BIN)/python benchmarks/perf/job_start.py
+	$(BIN)/python benchmarks/perf/tokenizing.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 
