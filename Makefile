@@ -86,6 +86,7 @@ bench: .venv/test.done
 	$(BIN)/python benchmarks/perf/status.py
 	$(BIN)/python benchmarks/perf/reading.py
 	$(BIN)/python benchmarks/perf/job_start.py
+	$(BIN)/python benchmarks/perf/tokenizing.py
 	@scripts/system-packages.sh mksquashfs:squashfs-tools
 	$(BIN)/python benchmarks/perf/squashfs.py
 
@@ -106,7 +107,7 @@ clean:
 	rm -rf .cache .venv .venv-nemo build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/setup.done: setup.cfg constraints.txt
-	@scripts/venv.sh $(PYTHON) train,plot
+	@scripts/venv.sh $(PYTHON) train,data,plot
 	@touch $@
 
 .venv/test.done: setup.cfg constraints.txt

@@ -1,15 +1,18 @@
 """The layout of Megatron's ``.idx`` files, and of the ``.origins`` beside those that Slipway writes.
 
 An ``.idx`` is little-endian (megatron/core/datasets/indexed_dataset.py, ``_IndexWriter``): a header, the
-sequences' lengths in tokens (int32), where each begins in the ``.bin`` in bytes (int64), and the boundaries of
-documents (int64): the first sequence of each, and after them the number of sequences. Data sets of several
-kinds of sequences have a byte for each of them besides.
+sequences' lengths in tokens (int32), where each begins in the ``.bin`` in bytes (int64), and the boundaries
+of documents (int64): the first sequence of each, and after them the number of sequences. Data sets of
+several kinds of sequences have a byte for each of them besides.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00"
@@ -31,6 +34,8 @@ LENGTH, POINTER, BOUNDARY = struct.Struct("<i"), struct.Struct("<q"), struct.Str
 # A record of an ``.origins`` file: the number of the document's source file in the manifest, and the place in
 # it: the byte of a line, or the number of a row or a record.
 ORIGIN = struct.Struct("<IQ")
+# The data sets of a data preparation with splits, which share its manifest.
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -102,3 +107,65 @@ def parse_header(head: bytes, size: int) -> IndexHeader:
     if size not in (header.size, header.size + sequences):
         raise ValueError(f"its .idx has {size:,} bytes, and should have {header.size:,}")
     return header
+
+
+class Origin(NamedTuple):
+    """The source of a document: the name of the file as the user gave it, and the place in it."""
+
+    source: str
+    offset: int
+
+
+class Origins:
+    """The sources of a data set's documents, read from ``PREFIX.origins`` and the manifest beside it.
+
+    Parameters
+    ----------
+    prefix
+        Path of the ``.bin`` without its suffix.
+    documents
+        Number of documents of the data set.
+
+    Raises
+    ------
+    ValueError
+        If the files are not those of the data set; the message begins with the file's name.
+    OSError
+        If one cannot be read.
+    """
+
+    def __init__(self, prefix: Path, documents: int) -> None:
+        self._path = origins_path(prefix)
+        manifest = manifest_path(prefix)
+        try:
+            content = json.loads(manifest.read_text(encoding="utf-8"))
+            self._sources = [str(source["name"]) for source in content["sources"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{manifest}: not a manifest of data: {error!r}") from None
+        size = self._path.stat().st_size
+        if size != documents * ORIGIN.size:
+            raise ValueError(
+                f"{self._path}: {size:,} bytes, but {documents:,} documents have {documents * ORIGIN.size:,}"
+            )
+
+    def __getitem__(self, document: int) -> Origin:
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(document * ORIGIN.size)
+            number, offset = ORIGIN.unpack(file.read(ORIGIN.size))
+        if number >= len(self._sources):
+            raise ValueError(
+                f"{self._path}: document {document} is of source {number}, which the manifest lacks"
+            )
+        return Origin(self._sources[number], offset)
+
+
+def origins_path(prefix: Path) -> Path:
+    """Return the file with the sources of a data set's documents; only data prepared by Slipway have one."""
+    return Path(f"{prefix}.origins")
+
+
+def manifest_path(prefix: Path) -> Path:
+    """Return the manifest of a data set: its own, or for a split that of the whole preparation."""
+    own = Path(f"{prefix}.manifest.json")
+    whole, _, split = str(prefix).rpartition("_")
+    return Path(f"{whole}.manifest.json") if split in SPLITS and not own.exists() else own

@@ -4,8 +4,8 @@ Each unit leaves hashes and signatures, and the merge decides over all of them a
 the same, the first in the order of the sources stays. Documents have numbers here: their position among all
 that the units kept, from 0.
 
-Signatures lie in a directory per unit, a file for each bucket of hashes, sorted, as datatrove writes them:
-``hashes_per_bucket`` numbers of 8 bytes and the document's position in the unit in 4.
+The signatures of a unit are in one file, bucket after bucket, with rows as datatrove has them:
+``hashes_per_bucket`` numbers of 8 bytes, and the document's position in the unit in 4.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corpus.cleaning import DropCounts, load_datatrove, load_words
+from corpus.workers import map_unordered
 
 if TYPE_CHECKING:
     from corpus.spec import MinHash
@@ -72,19 +72,18 @@ class Signatures:
 
     Parameters
     ----------
-    directory
-        Of the unit's signatures; one that is there is replaced.
+    path
+        File of the unit's signatures.
     options
         Shingles and buckets.
     """
 
-    def __init__(self, directory: Path, options: MinHash) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        self._block = _signature_block(directory, options)
-        self._paths = [_bucket(directory, number) for number in range(options.buckets)]
-        self._files = [path.open("wb") for path in self._paths]
+    def __init__(self, path: Path, options: MinHash) -> None:
+        self._path, self._options = path, options
+        self._block = _signature_block(path.parent, options)
         self._row = _row(options)
+        self._rows_path = path.with_name(f"{path.name}-by-document")
+        self._file = self._rows_path.open("wb", buffering=1 << 20)
         self._documents = 0
 
     def add(self, text: str) -> None:
@@ -93,16 +92,36 @@ class Signatures:
         if shingles.size:
             parts = range(0, len(shingles), _SHINGLES)
             hashes = [self._block.get_signature(shingles[part : part + _SHINGLES]) for part in parts]
-            smallest = np.array(hashes, "<u8").min(axis=0)
-            for file, values in zip(self._files, smallest, strict=True):
-                file.write(values.tobytes() + self._documents.to_bytes(4, "little"))
+            rows = np.empty(self._options.buckets, self._row)
+            rows["hashes"] = np.array(hashes, "<u8").min(axis=0)
+            rows["document"] = self._documents
+            self._file.write(rows.data)
         self._documents += 1
 
     def close(self) -> None:
-        """Sort each bucket and bring it to the disk."""
-        for path, file in zip(self._paths, self._files, strict=True):
-            file.close()
-            _write_sorted(path, np.fromfile(path, self._row))
+        """Write the file, and bring it to the disk."""
+        self._file.close()
+        count = self._rows_path.stat().st_size // self._row.itemsize
+        with self._path.open("wb") as file:
+            if count:
+                rows = np.memmap(self._rows_path, self._row, "r").reshape(-1, self._options.buckets)
+                for bucket in range(self._options.buckets):
+                    np.ascontiguousarray(rows[:, bucket]).tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        self._rows_path.unlink()
+
+
+def check(options: MinHash | None) -> None:
+    """Check that near duplicates can be found.
+
+    Raises
+    ------
+    UserError
+        If a library is missing, or the language unknown.
+    """
+    if options is not None:
+        _signature_block(Path(), options)
 
 
 def find(
@@ -122,7 +141,7 @@ def find(
     hashes
         File of each unit with 16 bytes per document; None does not look for exact duplicates.
     signatures
-        Directory of each unit; None does not look for near duplicates.
+        File of each unit; None does not look for near duplicates.
     options
         As the signatures were made.
     scratch
@@ -171,17 +190,13 @@ def _first_of_equals(paths: Sequence[Path], total: int) -> Numbers:
 
 
 def _clusters(
-    counts: Sequence[int], directories: Sequence[Path], options: MinHash, scratch: Path, workers: int
+    counts: Sequence[int], paths: Sequence[Path], options: MinHash, scratch: Path, workers: int
 ) -> list[tuple[int, int]]:
     """Return each document that has near duplicates, with the first document of its cluster."""
-    parallel = sum(counts) >= _DOCUMENTS_FOR_PROCESSES and workers > 1
-    jobs = [(counts, directories, options, scratch, bucket) for bucket in range(options.buckets)]
-    if parallel:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_match, jobs))
-    else:
-        for job in jobs:
-            _match(job)
+    processes = workers if sum(counts) >= _DOCUMENTS_FOR_PROCESSES else 1
+    work: Callable[[], Callable[[int], None]] = partial(_Matcher, counts, paths, options, scratch)
+    for _ in map_unordered(work, range(options.buckets), processes):
+        pass
     minhash = load_datatrove("pipeline.dedup.minhash")
     found = scratch / "clusters"
     minhash.MinhashDedupCluster(
@@ -196,27 +211,40 @@ def _clusters(
     return list(zip(members.tolist(), first[ids].tolist(), strict=True))
 
 
-def _match(job: tuple[Sequence[int], Sequence[Path], MinHash, Path, int]) -> None:
-    """Find pairs of documents that agree in a bucket."""
-    counts, directories, options, scratch, bucket = job
-    signatures, pairs = scratch / "signatures", scratch / "pairs"
-    for number, rows in enumerate(_joined(counts, directories, options, bucket)):
-        path = signatures / f"bucket_{bucket:03d}" / f"{number:05d}.minhash.sig"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_sorted(path, rows)
-    minhash = load_datatrove("pipeline.dedup.minhash")
-    minhash.MinhashDedupBuckets(
-        str(signatures), str(pairs), config=_config(minhash, options), lines_to_buffer=1000
-    ).run(rank=bucket, world_size=options.buckets)
-    shutil.rmtree(signatures / f"bucket_{bucket:03d}", ignore_errors=True)
+@dataclass(frozen=True)
+class _Matcher:
+    """Process that finds the pairs of documents that agree in a bucket, and leaves them in files."""
+
+    counts: Sequence[int]
+    paths: Sequence[Path]
+    options: MinHash
+    scratch: Path
+
+    def __call__(self, bucket: int) -> None:
+        signatures = self.scratch / "signatures"
+        directory = signatures / f"bucket_{bucket:03d}"
+        directory.mkdir(parents=True)
+        for number, rows in enumerate(_joined(self.counts, self.paths, self.options, bucket)):
+            columns = [rows["document"], *reversed(rows["hashes"].T)]
+            rows[np.lexsort(columns)].tofile(directory / f"{number:05d}.minhash.sig")
+        minhash = load_datatrove("pipeline.dedup.minhash")
+        minhash.MinhashDedupBuckets(
+            str(signatures),
+            str(self.scratch / "pairs"),
+            config=_config(minhash, self.options),
+            lines_to_buffer=1000,
+        ).run(rank=bucket, world_size=self.options.buckets)
+        shutil.rmtree(directory)
 
 
-def _joined(counts: Sequence[int], directories: Sequence[Path], options: MinHash, bucket: int) -> Any:
+def _joined(counts: Sequence[int], paths: Sequence[Path], options: MinHash, bucket: int) -> Any:
     """Yield the signatures of many units at a time, with the documents' numbers."""
+    row = _row(options)
     parts: list[npt.NDArray[Any]] = []
     held = start = 0
-    for count, directory in zip(counts, directories, strict=True):
-        rows = np.fromfile(_bucket(directory, bucket), _row(options))
+    for count, path in zip(counts, paths, strict=True):
+        each = path.stat().st_size // (row.itemsize * options.buckets)
+        rows = np.fromfile(path, row, each, offset=bucket * each * row.itemsize)
         rows["document"] += start
         parts.append(rows)
         start += count
@@ -247,17 +275,4 @@ def _config(minhash: Any, options: MinHash) -> Any:
 
 
 def _row(options: MinHash) -> np.dtype[Any]:
-    fields = [(f"hash{number}", "<u8") for number in range(options.hashes_per_bucket)]
-    return np.dtype([*fields, ("document", "<u4")])
-
-
-def _bucket(directory: Path, number: int) -> Path:
-    return directory / f"bucket_{number:03d}"
-
-
-def _write_sorted(path: Path, rows: npt.NDArray[Any]) -> None:
-    rows.sort(order=rows.dtype.names)
-    with path.open("wb") as file:
-        rows.tofile(file)
-        file.flush()
-        os.fsync(file.fileno())
+    return np.dtype([("hashes", "<u8", (options.hashes_per_bucket,)), ("document", "<u4")])

@@ -15,6 +15,10 @@ class UserError(Exception):
     """Mistake that the user can correct; shown without a traceback, exit code 2."""
 
 
+class OutsideError(Exception):
+    """Failure of the network, a server or a disk; shown without a traceback, exit code 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class BadRecord:
     """Record of a source that is no document.

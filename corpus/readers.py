@@ -43,7 +43,8 @@ def read(piece: Piece, file: SourceFile) -> Iterator[Record]:
             f"{file.name}: it has {size:,} bytes, and had {file.size:,} when `fetch` listed it: fetch again"
         )
     if size == 0:
-        yield BadRecord(file.number, 0, "empty file")
+        is_text = file.format == "txt"
+        yield Document("", file.number, 0) if is_text else BadRecord(file.number, 0, "empty file")
         return
     yield from _READERS[file.format](piece, file)
 
@@ -255,7 +256,7 @@ def _read_tar(piece: Piece, file: SourceFile) -> Iterator[Record]:
     try:
         with (
             open_stream(file.path, file.compression) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as archive,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeMember) as archive,
         ):
             for _, sample in itertools.groupby(_members(archive), key=lambda member: member[1]):
                 texts = [(number, suffix, content) for number, _, suffix, content in sample]
@@ -271,6 +272,20 @@ def _read_tar(piece: Piece, file: SourceFile) -> Iterator[Record]:
         return
     if not members:
         yield BadRecord(file.number, 0, "no member *.txt or *.json")
+
+
+class _WholeMember(tarfile.TarInfo):
+    """Header of a member; a file that ends without the blocks of zeros that end an archive is cut short.
+
+    The library takes it for whole, and the members that are missing for none.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _WholeMember:
+        """Read a header."""
+        if len(buf) != tarfile.BLOCKSIZE:
+            raise DamagedError("no end of the archive")
+        return super().frombuf(buf, encoding, errors)
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, str, str, bytes]]:

@@ -20,7 +20,7 @@ COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 SMALLEST_VOCABULARY = 257
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Keys of the launcher alone.
-_OF_THE_LAUNCHER = ("run",)
+_OF_THE_LAUNCHER = ("run", "phase")
 
 
 @dataclass(frozen=True)

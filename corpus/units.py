@@ -124,6 +124,13 @@ def divide(files: Sequence[SourceFile], shard_bytes: int) -> list[Unit]:
     return units
 
 
+def size_of(piece: Piece, file: SourceFile) -> int:
+    """Return the bytes of a piece; those of row groups are not compressed."""
+    if piece.end is None:
+        return file.size
+    return sum(file.row_groups[piece.start : piece.end]) if file.row_groups else piece.end - piece.start
+
+
 def _pieces(file: SourceFile, target: int) -> list[tuple[Piece, int]]:
     """Return the parts of a file and the size of each."""
     if file.format in _DIVISIBLE and file.compression is None and file.size > target:

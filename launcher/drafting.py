@@ -25,7 +25,7 @@ from launcher.runs import provenance
 from launcher.runs.manifest import read_manifest, read_stored_text
 from launcher.runs.paths import LAUNCHES, ROOT_CONFIG, LaunchPaths, next_launch_number
 from launcher.runs.trust import why_untrusted
-from launcher.stages.planning import by_stage, plan_launch, run_directory
+from launcher.stages.planning import by_stage, plan_launch, run_directory, stage_name
 from launcher.stages.workspace import STAGE as WORKSPACE
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def drafts(request: Request, staged: Sequence[Composition] | None = None) -> lis
         return [_stored_draft(request.launch_dir, request.number, request.tag)]
     staged = compose_stages(request) if staged is None else staged
     if len(staged) > 1 and (request.number is not None or request.tag is not None):
-        names = [composition.config.stages[0] for composition in staged]
+        names = [stage_name(composition.config) for composition in staged]
         raise UserError(
             f"stages=[{','.join(names)}]: --launch-number and --tag are those of one launch",
             key="stages",
@@ -178,7 +178,7 @@ def compose_stages(request: Request) -> list[Composition]:
     try:
         composition = _with_workspace_image(composition)
         configs = by_stage(composition.config)
-        names = [config.stages[0] for config in configs]
+        names = [stage_name(config) for config in configs]
         if stage is not None and stage not in names:
             raise UserError(
                 f"--stage={stage}: not one of stages=[{','.join(names)}]", hint=did_you_mean(stage, names)
@@ -187,12 +187,12 @@ def compose_stages(request: Request) -> list[Composition]:
         composition.annotate(error)
         raise
     if len(configs) == 1:
-        return [composition]
+        return [replace(composition, config=configs[0])]
     return [
         replace(
             composition,
             config=config,
-            choices=_choices_of(composition, name),
+            choices=_choices_of(composition, config.stages[0]),
             before=tuple(configs[:position]),
         )
         for position, (config, name) in enumerate(zip(configs, names, strict=True))

@@ -140,7 +140,8 @@ class Payload:
 
     `python_path` is put in front of what the container or the user already has. `save_signal` is what the
     payload takes as: save now, the job is about to end. `nodes_key` is what the payload is told the number of
-    nodes by, in a last argument, where it is known in the job alone.
+    nodes by, in a last argument, where it is known in the job alone. `array_key` is the option by which it is
+    told the number of its task in a job array.
     """
 
     argv: tuple[str, ...]
@@ -148,6 +149,7 @@ class Payload:
     python_path: tuple[str, ...] = ()
     save_signal: Literal["USR1", "TERM"] = "USR1"
     nodes_key: str | None = None
+    array_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,9 @@ class Job:
     Attributes
     ----------
     config
-        The interpolated configuration that the payload reads, or ``None`` if it reads none.
+        The interpolated configuration that a training reads, or ``None`` for another job.
+    preparation
+        What a data preparation reads, or ``None`` for another job.
     environment
         Exported before the tasks start.
     environment_files
@@ -235,6 +239,7 @@ class Job:
     payload: Payload
     container: Container | None = None
     config: Mapping[str, Any] | None = None
+    preparation: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     environment_files: Mapping[str, str] = field(default_factory=dict)
     gpu_environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -246,6 +251,11 @@ class Job:
     chain: Chain = Chain()
     merge_stderr: bool = True
     directories: tuple[Path, ...] = ()
+
+    @property
+    def payload_config(self) -> Mapping[str, Any] | None:
+        """The configuration that the payload reads, or ``None`` if it reads none."""
+        return self.config if self.config is not None else self.preparation
 
     @property
     def container_variables(self) -> tuple[str, ...]:

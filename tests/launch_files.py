@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.plan import Plan
@@ -14,3 +15,9 @@ def write_files(plan: Plan, template_dir: Path | None = None) -> None:
     for path, content in render(plan, template_dir).files(plan.paths).items():
         raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
         path.write_bytes(raw)
+
+
+def with_argument(plan: Plan, argument: str) -> Plan:
+    """Return the plan with a further argument of its payload."""
+    payload = replace(plan.job.payload, argv=(*plan.job.payload.argv, argument))
+    return replace(plan, job=replace(plan.job, payload=payload))

@@ -16,6 +16,8 @@ import torch
 
 # The modules on GPT's path that spell device="cuda" out.
 _LITERAL_CUDA = (
+    "megatron.core.dist_checkpointing.exchange_utils",
+    "megatron.core.dist_checkpointing.mapping",
     "megatron.core.models.common.embeddings.rope_utils",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.optimizer.clip_grads",

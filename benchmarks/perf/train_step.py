@@ -84,7 +84,7 @@ def settings_of(shape: Any, precision: str, backend: str, directory: str) -> Set
 
 def ours(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) -> tuple[Step, int]:
     """Return our step, and how many parameters it trains."""
-    from trainer.loop.step import train_losses
+    from trainer.loop.step import StepReduction, train_losses
     from trainer.model.build import build_model
     from trainer.model.model import parameter_count
     from trainer.optim.build import Optimizer
@@ -94,9 +94,9 @@ def ours(settings: Settings, rank_context: Any, shape: Any, batches: list[Any]) 
     optimizer = Optimizer(settings, model, rank_context.device)
 
     def step() -> float:
-        loss = train_losses(settings, model, iter(batches), shape.micro_batches)
+        reduction = StepReduction(train_losses(settings, model, iter(batches), shape.micro_batches))
         optimizer.step(1e-4)
-        return loss
+        return reduction.read()[0]
 
     return step, parameter_count(model)
 
@@ -216,7 +216,7 @@ def main() -> None:
 
     from trainer.distributed import make_rank_context, process_group
 
-    with process_group(World.from_environment({"MASTER_PORT": str(_free_port())})) as device:
+    with process_group(World.from_environment({"MASTER_PORT": str(_free_port())}), "auto") as device:
         shape = Shape(**(GPT3_1_3B if device.type == "cuda" else SMALL), vocabulary=VOCABULARIES[device.type])
         with tempfile.TemporaryDirectory() as directory:
             layout = make_layout(settings_of(shape, "fp32", "auto", directory), 1)

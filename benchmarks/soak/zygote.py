@@ -271,7 +271,7 @@ def hold_steps(control: str) -> None:
         except (OSError, ValueError):
             return None
 
-    def held(session: Any, feed: Any, clock: Any) -> float:
+    def held(session: Any, *arguments: Any) -> Any:
         time.sleep(read("pace") or 0)
         while (after := read("hold")) is not None and session.progress.step >= after:
             if session.rank_context.is_main:
@@ -280,10 +280,10 @@ def hold_steps(control: str) -> None:
             if any(each.requested() for each in listening) and read("deaf") is None:
                 break
             time.sleep(0.02)
-        return step(session, feed, clock)
+        return step(session, *arguments)
 
     signals.StopSignals.install = install  # type: ignore[method-assign]
-    run._step = held
+    run._step = held  # type: ignore[assignment]
 
 
 def _kill_before(number: int) -> None:

@@ -48,7 +48,7 @@ class PathFacts:
 
     Attributes
     ----------
-    tokenizer, data, checkpoint, image, mounts, script
+    tokenizer, data, checkpoint, image, mounts, script, sources
         What is not there, or not what it should be.
     fetched
         The image of a registry that many nodes would fetch at once.
@@ -74,6 +74,7 @@ class PathFacts:
     fetched: tuple[MissingPath, ...] | None = None
     script: tuple[MissingPath, ...] | None = None
     mounts: tuple[MissingPath, ...] | None = None
+    sources: tuple[MissingPath, ...] | None = None
     results: tuple[MissingPath, ...] | None = None
     local: LocalPaths | None = None
     free_bytes: int | None = None
@@ -107,6 +108,18 @@ class Change(NamedTuple):
     is_grave: bool
 
 
+class SavedShards(NamedTuple):
+    """A checkpoint whose optimizer states are in shards that these parallel sizes alone can load.
+
+    `virtual` is 1 where a pipeline stage held one chunk of layers.
+    """
+
+    checkpoint: str
+    tensor: int
+    pipeline: int
+    virtual: int
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierTraining:
     """The newest launch of the run, compared with the one that is planned.
@@ -127,6 +140,8 @@ class EarlierTraining:
         The value of `training.resume.accept_data` that accepts the exchange.
     accepted
         The value that is given.
+    shards
+        The checkpoint to resume from, if its optimizer states are loaded, and only by some parallel sizes.
     missing
         By part, why it could not be found out.
     """
@@ -138,6 +153,7 @@ class EarlierTraining:
     data_since: str = ""
     accept: str | None = None
     accepted: str | None = None
+    shards: SavedShards | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -230,6 +230,12 @@ CHECKS: tuple[Check, ...] = (
         needs=("earlier.changes",),
     ),
     Check(
+        "run.shards",
+        "the checkpoint's optimizer states can be loaded by these tensor and pipeline parallel sizes",
+        runs.shard_problems,
+        needs=("earlier.goes_on",),
+    ),
+    Check(
         "data.identity",
         "the data are those that the run was trained on",
         runs.data_problems,
@@ -258,6 +264,12 @@ CHECKS: tuple[Check, ...] = (
         "the data sets are there, each .idx and .bin of as many tokens",
         files.missing_path_problems("path.data", lambda found: found.data),
         needs=("paths.data",),
+    ),
+    Check(
+        "path.sources",
+        "the sources and the tokenizer of a data preparation are there",
+        files.missing_path_problems("path.sources", lambda found: found.sources),
+        needs=("paths.sources",),
     ),
     Check(
         "path.checkpoint",

@@ -98,7 +98,7 @@ def _chosen(run_dir: Path, launch: int | None) -> int:
 def _differences(manifest: Manifest, draft: Draft) -> Iterator[str]:
     # Under the names that they had then: the run's or the job's name may be what changed.
     old = LaunchPaths(draft.plan.paths.run_dir, manifest.run, manifest.job_name, manifest.launch)
-    config = draft.plan.job.config
+    config = draft.plan.job.payload_config
     for path, text in (
         (old.script, draft.rendered.script),
         (old.task_script, draft.rendered.task),

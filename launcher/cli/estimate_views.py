@@ -27,12 +27,14 @@ def cost_lines(plan: Plan, cost: Cost) -> Iterator[tuple[str, str]]:
     yield "time", _time(plan, cost)
     yield "compute", _compute(plan, cost)
     yield "space", _space(cost)
+    yield from _save(cost)
 
 
 def amount_lines(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
     """Yield the lines without the time, for a training whose step time is not modelled."""
     yield "compute", _amount(amount)
     yield "space", _space(amount)
+    yield from _save(amount)
 
 
 def _time(plan: Plan, cost: Cost) -> str:
@@ -72,6 +74,11 @@ def _space(cost: TrainingAmount) -> str:
     if kept == 1:
         return size_of_one
     return f"{size_of_one}, {kept} kept: {told_bytes(kept * cost.checkpoint_bytes)}"
+
+
+def _save(amount: TrainingAmount) -> Iterator[tuple[str, str]]:
+    if amount.save_bytes:
+        yield "save", f"a checkpoint takes {size(amount.save_bytes)} of a node's memory, and none of a GPU's"
 
 
 GIB = 2**30

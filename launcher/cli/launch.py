@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     return _follow(launched) if args.follow else 0
 
 
-def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched | None:
-    """Launch a single stage, or print its script and return ``None`` on a dry run.
+def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> list[Launched]:
+    """Launch the jobs of a stage, or print their scripts and return none on a dry run.
 
     Raises
     ------
@@ -130,8 +130,7 @@ def draft_and_launch(args: argparse.Namespace, overrides: list[str]) -> Launched
     """
     request = request_of(args, overrides)
     drafted = drafts(request)
-    launched = _launch(args, drafted, _checked(args, drafted, request), request)
-    return launched[0] if launched else None
+    return _launch(args, drafted, _checked(args, drafted, request), request)
 
 
 def _checked(args: argparse.Namespace, drafted: Sequence[Draft], request: Request) -> list[CheckReport]:

@@ -17,7 +17,6 @@ from launcher.cli.requests import (
 from launcher.config.stored import config_text
 from launcher.drafting import drafts
 from launcher.errors import UserError
-from launcher.ui.tables import print_code
 
 _EPILOG = """\
 examples:
@@ -64,12 +63,15 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("--task: a workspace has no tasks", key="stages")
         print_drafts(launches, [draft.rendered.task for draft in launches], "bash")
     elif args.config:
-        configs = [draft.plan.job.config for draft in launches if draft.plan.job.config is not None]
-        if not configs:
+        texts = [
+            (draft, config_text(config))
+            for draft in launches
+            if (config := draft.plan.job.payload_config) is not None
+        ]
+        if not texts:
             stage = launches[0].plan.job.stage
             raise UserError(f"stages=[{stage}]: a job of this stage reads no configuration")
-        for config in configs:  # of all stages only one reads a configuration
-            print_code(config_text(config), "yaml")
+        print_drafts([draft for draft, _ in texts], [text for _, text in texts], "yaml")
     else:
         print_drafts(launches, [draft.rendered.script for draft in launches], "bash")
     sys.stdout.flush()

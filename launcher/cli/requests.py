@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.drafting import Draft, Request
 from launcher.errors import UserError
+from launcher.stages.planning import stage_name
 from launcher.stages.workspace import STAGE as WORKSPACE
 from launcher.ui.tables import print_code
 
@@ -105,5 +106,8 @@ def print_drafts(drafts: Sequence[Draft], texts: Sequence[str], language: str) -
     for position, (draft, text) in enumerate(zip(drafts, texts, strict=True)):
         if len(drafts) > 1:
             path = draft.plan.paths.script
-            print_code(f"{chr(10) * (position > 0)}# --- {draft.plan.job.stage}: {path} ---\n", language)
+            print_code(
+                f"{chr(10) * (position > 0)}# --- {stage_name(draft.composition.config)}: {path} ---\n",
+                language,
+            )
         print_code(text, language)

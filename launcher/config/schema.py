@@ -9,13 +9,24 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+)
 
 from launcher.config.values import (
     Arguments,
     Constants,
     Debug,
+    ErrorLimit,
     Exclusive,
+    FilterEntry,
     Flags,
     GpuCount,
     Line,
@@ -27,7 +38,10 @@ from launcher.config.values import (
     Option,
     Pattern,
     Positive,
+    Sha256,
     Share,
+    SourceText,
+    Splits,
     Text,
     TimeLimit,
     UniqueOutputDir,
@@ -40,6 +54,7 @@ from launcher.errors import Mistakes
 Model = TypeVar("Model", bound=BaseModel)
 Engine = Literal["nemo", "megatron", "megatron_lm"]
 ModelType = Literal["gpt", "t5", "bert"]
+SourceFormat = Literal["auto", "txt", "jsonl", "parquet", "wikipedia", "tar"]
 StageName = Literal["data_preparation", "training", "workspace", "image"]
 
 
@@ -248,18 +263,82 @@ class TrainingConfig(StrictModel):
     restore_from_path: Line | None = None
 
 
-class TextPreparationConfig(StrictModel):
-    """The `data_preparation` node: text files to a tokenizer and Megatron's .bin/.idx."""
+class SourceConfig(StrictModel):
+    """One source of a data preparation, where a path or URL alone does not say enough."""
+
+    path: SourceText | None = None
+    url: SourceText | None = None
+    sha256: Sha256 | None = None
+    format: SourceFormat | None = None
+    text_key: Line | None = None
+    name: Line | None = None
+
+
+def _text_or_mapping(value: Any) -> str:
+    return "[mapping]" if isinstance(value, (Mapping, SourceConfig)) else "[text]"
+
+
+# Told apart by form, so that a mistake in one is not reported as one in the other too.
+Source = Annotated[
+    Annotated[SourceText, Tag("[text]")] | Annotated[SourceConfig, Tag("[mapping]")],
+    Discriminator(_text_or_mapping),
+]
+
+
+class MinHashConfig(StrictModel):
+    """The near duplicates that are dropped: see datatrove's `MinhashConfig`."""
+
+    ngram: Whole = Field(5, ge=1)
+    buckets: Whole = Field(14, ge=1)
+    hashes_per_bucket: Whole = Field(8, ge=1)
+    language: Line | None = None
+
+
+class DeduplicationConfig(StrictModel):
+    """The duplicate documents that are dropped."""
+
+    exact: bool
+    minhash: MinHashConfig | None
+
+
+class TokenizerConfig(StrictModel):
+    """The tokenizer of a data preparation, where it is neither in `tokenizer_dir` nor trained."""
+
+    file: Line | None
+    url: Line | None
+    sha256: Sha256 | None
+    vocab_url: Line | None
+    vocab_sha256: Sha256 | None
+    merges_url: Line | None
+    merges_sha256: Sha256 | None
+    end_of_document: Line | None
+
+
+class DataPreparationConfig(StrictModel):
+    """The `data_preparation` node: sources to a tokenizer and Megatron's .bin/.idx."""
 
     run: RunConfigNode
-    inputs: list[Line] = Field(min_length=1)
+    inputs: list[Source] = Field(min_length=1)
     pattern: Line
-    output_prefix: Line
+    format: SourceFormat
+    text_key: Line
+    filters: list[FilterEntry]
+    deduplicate: DeduplicationConfig
     tokenizer_dir: Line
     vocab_size: int = Field(ge=257)
+    tokenizer: TokenizerConfig
+    append_eod: bool
+    splits: Splits | None
+    output_prefix: Line
+    work_dir: Line
+    shard_bytes: Whole = Field(ge=1024)
+    tasks: Whole = Field(ge=1)
+    workers: int = Field(ge=1)
+    phase: Literal["fetch", "tokenize", "merge"] | None
+    on_error: Literal["raise", "skip"]
+    max_errors: ErrorLimit
     max_files: int | None = Field(ge=1)
     max_bytes: int | None = Field(ge=1)
-    workers: int = Field(ge=1)
     seed: int
 
 
@@ -309,7 +388,7 @@ class RunConfig(StrictModel):
     bcp_no_redirect: bool
     wandb_api_bcp_secret_key: NemoSecret
     training: TrainingConfig | None = None
-    data_preparation: TextPreparationConfig | None = None
+    data_preparation: DataPreparationConfig | None = None
     workspace: WorkspaceConfig | None = None
 
 

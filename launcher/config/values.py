@@ -8,11 +8,16 @@ from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from launcher.attained import attained
+from launcher.errors import did_you_mean
 from launcher.slurm.sbatch_options import check_array, checked_name
 from launcher.slurm.times import parse_time_limit
 
 # How long before the time limit Slurm can send a signal, in seconds: ``sbatch --signal``.
 _LONGEST_WARNING = 65535
+
+# Part of the names of files.
+_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_ROUNDING = 1e-6
 
 
 def _drop_nulls(value: Any) -> Any:
@@ -176,6 +181,57 @@ def _if_percent(value: float) -> str:
     return f"; did you mean {value / 100:g}?" if 1 <= value <= 100 else ""
 
 
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
+
+# datatrove's filters that `corpus` knows by these names (corpus/cleaning.py; a test compares).
+FILTERS = (
+    *("gopher_quality", "gopher_repetition", "c4_quality", "c4_paragraph"),
+    *("fineweb_quality", "regex", "language", "fasttext"),
+)
+
+# Of URLs of sources (corpus/remotes.py).
+SCHEMES = ("https", "http", "s3")
+
+
+def _sha256(value: str) -> str:
+    if not _SHA256.fullmatch(value):
+        raise ValueError("not a SHA-256, which has 64 hexadecimal digits")
+    return value.lower()
+
+
+def _source(value: str) -> str:
+    scheme, found, _ = value.partition("://")
+    if found and scheme not in SCHEMES:
+        raise ValueError(f"no source can be read by {scheme}; valid: {', '.join(SCHEMES)}, or a path")
+    return value
+
+
+def _filter_entry(value: Any) -> Any:
+    name, options = value, None
+    if isinstance(value, dict) and len(value) == 1:
+        ((name, options),) = value.items()
+    if not isinstance(name, str) or not isinstance(options or {}, dict):
+        raise ValueError("expected the name of a filter, or {NAME: {OPTION: VALUE}}")
+    if name not in FILTERS:
+        raise ValueError(f"there is no filter {name}; {did_you_mean(name, FILTERS)}")
+    return {name: options} if options else name
+
+
+def _splits(value: dict[str, float]) -> dict[str, float]:
+    if not value or not all(_SPLIT.fullmatch(name) for name in value):
+        raise ValueError("expected names and shares, such as {train: 0.98, validation: 0.01, test: 0.01}")
+    if not all(0 < share <= 1 for share in value.values()) or abs(sum(value.values()) - 1) > _ROUNDING:
+        raise ValueError(f"the shares are {sum(value.values()):g} in all, and must be 1")
+    return value
+
+
+def _error_limit(value: Any) -> Any:
+    is_count = type(value) is int and value >= 0
+    if is_count or (type(value) is float and 0 <= value < 1):
+        return value
+    raise ValueError("expected a share of the documents below 1, such as 0.001, or a whole number of them")
+
+
 # Every text of ours reaches a script, where it is part of a line.
 Line = Annotated[str, AfterValidator(_one_line)]
 Text = Annotated[Line, BeforeValidator(_as_text)]
@@ -199,6 +255,11 @@ Share = Annotated[float, AfterValidator(_share)]
 GpuCount = Annotated[int, BeforeValidator(_gpu_count)]
 Pattern = Annotated[Text, AfterValidator(_pattern)]
 Positive = Annotated[float, AfterValidator(_positive)]
+SourceText = Annotated[Line, AfterValidator(_source)]
+Sha256 = Annotated[Text, AfterValidator(_sha256)]
+FilterEntry = Annotated[str | dict[str, dict[str, Any]], BeforeValidator(_filter_entry)]
+Splits = Annotated[dict[Line, float], AfterValidator(_splits)]
+ErrorLimit = Annotated[int | float, BeforeValidator(_error_limit)]
 Memory = Annotated[Text, AfterValidator(_memory)]
 FlagName = Annotated[Line, AfterValidator(checked_name)]
 Flags = Annotated[

@@ -49,8 +49,8 @@ def explain(detail: Any, model: type[BaseModel], path: str) -> UserError:
     path
         The node that the model describes, such as ``training.trainer``; empty for the root.
     """
-    # "[key]": a mapping's key, not its value, is wrong.
-    location = [part for part in detail["loc"] if part != "[key]"]
+    # "[key]": a mapping's key, not its value, is wrong. Other words in brackets are forms of a value.
+    location = [part for part in detail["loc"] if not str(part).startswith("[")]
     key = ".".join(str(part) for part in ([path] if path else []) + location)
     if detail["type"] == "extra_forbidden":
         near = did_you_mean(str(location[-1]), _fields_at(model, location[:-1]))
@@ -99,7 +99,12 @@ def _fields_at(model: type[BaseModel], location: list[Any]) -> Iterator[str]:
     for part in location:
         if part not in model.model_fields:
             continue  # a name in a mapping of nodes
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        model = next(_models_in(model.model_fields[part].annotation))
     yield from model.model_fields
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _models_in(part)

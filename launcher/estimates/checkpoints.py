@@ -1,10 +1,13 @@
-"""The disk space of checkpoints: of one, and of all that lie there at a time."""
+"""The disk space of checkpoints, of one and of all that lie there at a time, and the memory of a save."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from launcher.estimates.memory import bytes_per_parameter
 from launcher.estimates.model import ModelSize
+from launcher.estimates.training import parameters_of, stages_of, training_of
 from launcher.estimates.values import Values, is_whole
 
 _CALLBACK = "exp_manager.checkpoint_callback_params"
@@ -44,6 +47,27 @@ def checkpoints_of(values: Values, model: ModelSize, engine: str) -> Checkpoints
     best, beside = _best(values, engine), _beside(values, engine)
     kept = None if best is None else best + beside
     return Checkpoints(_size(values, model, engine), kept, beside, saves)
+
+
+def bytes_of_save(config: Mapping[str, Any], nodes: int, engine: str) -> int | None:
+    """Return the bytes of a node's memory that a save takes: of our trainer, on the fullest node.
+
+    Each rank copies its share of the state to the host, and of a GPU nothing more is taken
+    (trainer/checkpoint/async_save.py, `take_snapshot`). Ranks that hold the same weights and optimizer states
+    have equal shares of them (megatron-core's FullyParallelSaveStrategyWrapper, exchange_utils.py,
+    `distribute_shards_to_ranks`), those of a sharded optimizer have their own. PyTorch's allocator of pinned
+    memory rounds each tensor up to a power of two (CachingHostAllocator.h): that is not counted.
+
+    None for other engines, and where the memory of a GPU is unknown.
+    """
+    training = training_of(config, nodes, engine) if engine == "megatron" else None
+    stages = stages_of(training) if training is not None else None
+    if training is None or stages is None:
+        return None
+    each, tensor = bytes_per_parameter(training), training.parallel.tensor
+    largest = max(parameters_of(training.parts, stage).on_rank(tensor) for stage in stages)
+    copies = training.data * training.parallel.context
+    return training.parallel.devices * -(-largest * (each.weight + each.optimizer) // copies)
 
 
 def _size(values: Values, model: ModelSize, engine: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from arithmetic.layout import ParallelConfig, fits, is_rampup
 from launcher.attained import assumed, attained
-from launcher.estimates.checkpoints import checkpoints_of
+from launcher.estimates.checkpoints import bytes_of_save, checkpoints_of
 from launcher.estimates.gpus import gpu_of
 from launcher.estimates.layout import layout_of
 from launcher.estimates.model import ModelSize, model_size
@@ -30,7 +30,8 @@ class TrainingAmount:
 
     `tokens` are all that it reads; `flops` the model's own, without recomputing; `flops_per_token` those of
     one of the tokens. `checkpoint_bytes` are those of one checkpoint; `kept_checkpoints` lie on the disk at
-    most, None where all of them are kept; both are 0 where none is written.
+    most, None where all of them are kept; both are 0 where none is written. `save_bytes` are those that the
+    save of a checkpoint takes of a node's memory, None if unknown.
     """
 
     parameters: int
@@ -41,6 +42,7 @@ class TrainingAmount:
     gpus: int
     checkpoint_bytes: int
     kept_checkpoints: int | None
+    save_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def _sized_training(plan: Plan) -> _SizedTraining | None:
         gpus=job.resources.nodes * parallel.devices,
         checkpoint_bytes=saved.size if saved is not None else 0,
         kept_checkpoints=saved.kept if saved is not None else 0,
+        save_bytes=bytes_of_save(job.config or {}, job.resources.nodes, job.engine) if saved else None,
     )
     return _SizedTraining(values, model, parallel, samples, amount)
 

@@ -33,6 +33,7 @@ from launcher.schedulers import scheduler_for
 from launcher.schedulers.base import NoAnswer, PendingSubmission, Scheduler
 from launcher.slurm.sbatch_options import combined_dependency
 from launcher.stages.image import STAGE as IMAGE
+from launcher.stages.planning import stage_name
 from supervisor.excluded import ExcludedNode, read_excluded
 from supervisor.marks import GIVEN_UP, claim, claimant
 
@@ -62,7 +63,8 @@ class _Ready:
 
     @property
     def stage(self) -> str:
-        return self.draft.plan.job.stage
+        """The stage, with its part if it is several jobs."""
+        return stage_name(self.draft.composition.config)
 
     @property
     def dependency(self) -> str | None:
@@ -71,10 +73,12 @@ class _Ready:
 
     def depending_on(self, job_id: str, stage: str) -> str:
         """Return the dependency of this stage on the previous stage's job."""
-        # Without its image it cannot run, whatever is asked of other stages.
-        after_stage = self.draft.composition.config.resilience.after_stage
-        condition = "afterok" if stage == IMAGE else after_stage
-        return combined_dependency(self.dependency, f"{condition}:{job_id}", f"{self.stage}.run.dependency")
+        config = self.draft.composition.config
+        # Without its image it cannot run, whatever is asked of other stages; nor without the part before it.
+        is_part = config.data_preparation is not None and config.data_preparation.phase not in (None, "fetch")
+        condition = "afterok" if stage == IMAGE or is_part else config.resilience.after_stage
+        key = f"{self.draft.plan.job.stage}.run.dependency"
+        return combined_dependency(self.dependency, f"{condition}:{job_id}", key)
 
 
 def launch(draft: Draft, request: Request, *, report: CheckReport | None = None) -> Launched:
@@ -292,12 +296,13 @@ def _keep(paths: LaunchPaths, manifest: Manifest) -> None:
 
 def _after(before: Launched, stage: _Ready, error: UserError) -> UserError:
     """Return the error of a stage with what to do, since the previous stage is a job already."""
-    job_id, name = str(before.manifest.job_id), stage.stage
+    job_id, (name, _, phase) = str(before.manifest.job_id), stage.stage.partition(".")
+    part = f" {name}.phase={phase}" if phase else ""
     advice = [
         f"{before.manifest.stage} is job {job_id}, and goes on",
-        f"once this is mended: the same command with stages=[{name}]"
+        f"once this is mended: the same command with stages=[{name}]{part}"
         f" {name}.run.dependency={shlex.quote(stage.depending_on(job_id, before.manifest.stage))}",
     ]
     kind = NoAnswer if isinstance(error, NoAnswer) else UserError
     hint = "\n".join([*([error.hint] if error.hint else []), *advice])
-    return kind(f"{name}: {error.message}", key=error.key, hint=hint)
+    return kind(f"{stage.stage}: {error.message}", key=error.key, hint=hint)

@@ -92,7 +92,7 @@ def _familiar_names(paths: LaunchPaths) -> list[str]:
 
 def files_of(draft: Draft, manifest: Manifest, request: Request) -> dict[Path, str | bytes]:
     """Return the content of each file of a launch's directory."""
-    paths, config = draft.plan.paths, draft.plan.job.config
+    paths, config = draft.plan.paths, draft.plan.job.payload_config
     files: dict[Path, str | bytes] = {
         **draft.rendered.files(paths),
         paths.directory / names.COMMAND_LOG: _pasteable(request, draft),

@@ -32,6 +32,7 @@ class Start:
     data: int | None
     parameters: int | None
     tokens_per_step: int | None
+    consumed_samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def _event(content: Mapping[str, Any]) -> Event | None:
     if kind == "end":
         return End(time, step, str(content.get("reason")))
     sizes = ("tensor", "pipeline", "virtual", "context", "data")
-    keys = ("max_steps", *sizes, "parameters", "tokens_per_step")
+    keys = ("max_steps", *sizes, "parameters", "tokens_per_step", "consumed_samples")
     return Start(time, step, *(_whole(content, key) for key in keys))
 
 

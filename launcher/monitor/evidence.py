@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from launcher.monitor.readers import all_events
 from launcher.runs.manifest import read_yaml
 from launcher.runs.paths import launch_numbers
 from launcher.schedulers.base import JobStatus
-from supervisor.files import open_regular, read_text, whole
+from supervisor.files import open_regular, whole
 
 
 @dataclass(frozen=True)
@@ -71,30 +70,23 @@ class Evidence:
         return self.status.state.is_final
 
 
-# Beside its prefix, and in the tokenizer's directory.
-_SUFFIXES = (".bin", ".idx", ".json")
-_TOKENIZER = ("vocab.json", "merges.txt")
+# Beside its prefix.
+_SUFFIXES = (".bin", ".idx")
 
 
-def expected_outputs(script: Path) -> list[Path] | None:
-    """Return the files that a data preparation's script names; ``None`` if it names none."""
-    values = {}
-    try:
-        lines = read_text(script).splitlines()
-    except (OSError, ValueError):
+def expected_outputs(config: Mapping[str, Any]) -> list[Path] | None:
+    """Return the files that a data preparation writes by its configuration; ``None`` if it is none."""
+    node = config.get("data_preparation")
+    if not isinstance(node, dict):
         return None
-    for line in lines:
-        option = re.match(r"\s*(?P<word>'?--(?:output-prefix|tokenizer-dir)=.*?)(?: \\| &)?$", line)
-        if option:
-            try:
-                name, _, value = shlex.split(option["word"])[0].partition("=")
-            except ValueError:  # a quotation that does not end: not one of our scripts
-                return None
-            values[name] = value
-    if len(values) != 2:
+    prefix, splits = node.get("output_prefix"), node.get("splits")
+    if not isinstance(prefix, str) or not isinstance(splits, dict | None):
         return None
-    prefix, tokenizer = values["--output-prefix"], Path(values["--tokenizer-dir"])
-    return [*(Path(f"{prefix}{suffix}") for suffix in _SUFFIXES), *(tokenizer / name for name in _TOKENIZER)]
+    if node.get("phase") in ("fetch", "tokenize"):
+        return []  # what they write is removed when it is merged
+    prefixes = [f"{prefix}_{split}" for split in splits] if splits else [prefix]
+    data = [Path(f"{name}{suffix}") for name in prefixes for suffix in _SUFFIXES]
+    return [*data, Path(f"{prefix}.manifest.json")]
 
 
 _ERROR_LOG = "nemo_error_log.txt"
@@ -161,7 +153,7 @@ def _read_training(launch: Launch, status: JobStatus) -> Evidence:
 
 
 def _read_data_preparation(launch: Launch, status: JobStatus) -> Evidence:
-    outputs = expected_outputs(launch.paths.script)
+    outputs = expected_outputs(_config(launch))
     missing = [path for path in outputs or () if not path.is_file() or not path.stat().st_size]
     return Evidence(
         stage=launch.manifest.stage,

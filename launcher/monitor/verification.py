@@ -198,7 +198,10 @@ def saved(seen: Evidence) -> RunCheck:
 def outputs(seen: Evidence) -> RunCheck:
     """Check that the output files of a data preparation exist and are not empty."""
     if seen.outputs is None:
-        return _check("outputs exist", None, "the script does not name the output files")
+        return _check("outputs exist", None, "the configuration does not name the output files")
+    if not seen.outputs:
+        evidence = "the merge that follows writes the files"
+        return RunCheck("outputs exist", RunVerdict.NOT_APPLICABLE, evidence)
     if seen.missing_outputs:
         evidence = f"missing or empty: {_listed(seen.missing_outputs)}"
         return _check("outputs exist", _failed_if_over(seen), evidence)

@@ -168,8 +168,13 @@ def _starts_megatron_lm(plan: Plan) -> bool:
 
 
 def _arguments(plan: Plan) -> tuple[Any, ...]:
-    """Return the payload's arguments, which may tell it how many of a range of nodes the job got."""
+    """Return the payload's arguments, with those whose values only the job knows.
+
+    They are the number of a task in an array, and how many of a range of nodes the job got.
+    """
     resources, payload = plan.job.resources, plan.job.payload
+    if payload.array_key is not None:
+        return (*payload.argv, RawShell(f'"{payload.array_key}=$SLURM_ARRAY_TASK_ID"'))
     if resources.max_nodes is None or payload.nodes_key is None:
         return payload.argv
     return (*payload.argv, RawShell(f'"{payload.nodes_key}=$SLURM_JOB_NUM_NODES"'))

@@ -1,14 +1,28 @@
-"""The data preparation stage: text files to a tokenizer and Megatron's .bin/.idx."""
+"""The data preparation stage: raw sources to tokens, as a single job or as three that follow each other.
+
+The three are launches of runs of their own, ``NAME_fetch``, ``NAME`` (the job array) and ``NAME_merge``: each
+has a log, a state and a history that the verbs about jobs show, and can be launched again alone.
+"""
 
 from __future__ import annotations
 
+import glob
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from launcher.config.schema import RunConfig, TextPreparationConfig
-from launcher.plan import Chain, Job, Payload
+from launcher.config.schema import DataPreparationConfig, RunConfig, SourceConfig
+from launcher.errors import UserError
+from launcher.plan import Chain, Job, Payload, Queue
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.containers import container
+
+STAGE = "data_preparation"
+# The parts, in their order, with what is added to the name of the run.
+PHASES = {"fetch": "_fetch", "tokenize": "", "merge": "_merge"}
 
 WITHOUT_GPUS = {
     "gpus_per_node": None,
@@ -17,43 +31,143 @@ WITHOUT_GPUS = {
     "gpu_request": None,
     "exclusive": False,
 }
+# What NVIDIA's hook of the container reads: no driver is looked for, so that nodes without GPUs do as well.
+_NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def data_preparation_job(config: RunConfig, text: TextPreparationConfig, paths: LaunchPaths) -> Job:
-    """Plan the tokenizing of a text corpus: one task on one node, without GPUs."""
+def by_phase(config: RunConfig) -> list[RunConfig]:
+    """Return one configuration for each job that a stage takes: several for an array of tasks.
+
+    Without a queue in which a job could wait, a single process does the work of all tasks.
+    """
+    preparation = config.data_preparation
+    if config.stages != [STAGE] or preparation is None:
+        return [config]
+    if preparation.phase is not None:
+        return [_of_phase(config, preparation, preparation.phase)]
+    if preparation.tasks == 1 or config.cluster.scheduler != "slurm":
+        return [config]
+    return [_of_phase(config, preparation, phase) for phase in PHASES]
+
+
+def _of_phase(config: RunConfig, preparation: DataPreparationConfig, phase: str) -> RunConfig:
+    run, suffix = preparation.run, PHASES[phase]
+    changes: dict[str, Any] = {"name": f"{run.name}{suffix}"}
+    if suffix:
+        changes["results_dir"] = f"{run.results_dir.rstrip('/')}{suffix}"
+    if preparation.phase is None and phase != "fetch":
+        changes["dependency"] = None  # what the first part waits for, the others wait for with it
+    own = preparation.model_copy(update={"phase": phase, "run": run.model_copy(update=changes)})
+    return config.model_copy(update={STAGE: own})
+
+
+def data_preparation_job(config: RunConfig, preparation: DataPreparationConfig, paths: LaunchPaths) -> Job:
+    """Plan a preparation, or a part of it: one task on one node, or an array of such, without GPUs."""
     writable = {
         Path(config.base_results_dir): "base_results_dir",
         paths.run_dir: "data_preparation.run.results_dir",
-        Path(text.output_prefix).parent: "data_preparation.output_prefix",
-        Path(text.tokenizer_dir): "data_preparation.tokenizer_dir",
+        Path(preparation.output_prefix).parent: "data_preparation.output_prefix",
+        Path(preparation.work_dir).parent: "data_preparation.work_dir",
+        Path(preparation.tokenizer_dir): "data_preparation.tokenizer_dir",
     }
-    outputs = sorted({Path(text.output_prefix).parent, Path(text.tokenizer_dir)})
-    inputs = {Path(path).absolute(): "data_preparation.inputs" for path in text.inputs}
+    outputs = {
+        Path(preparation.output_prefix).parent,
+        Path(preparation.work_dir).parent,
+        Path(preparation.tokenizer_dir),
+    }
+    readable = {directory_of(path): "data_preparation.inputs" for path in local_inputs(preparation)}
+    if preparation.tokenizer.file is not None:
+        readable[Path(preparation.tokenizer.file).absolute()] = "data_preparation.tokenizer.file"
     # What a cluster of GPUs sets for all its jobs; `stage_cluster` may set it for this stage all the same.
     own = config.stage_cluster.get("data_preparation", {})
-    cluster = config.cluster.model_copy(
-        update={key: value for key, value in WITHOUT_GPUS.items() if key not in own}
-    )
+    without: dict[str, Any] = {key: value for key, value in WITHOUT_GPUS.items() if key not in own}
+    if config.cluster.cpus_per_task is None:
+        without["cpus_per_task"] = preparation.workers  # Slurm's default is one core
+    cluster = config.cluster.model_copy(update=without)
+    image = container(config, writable, readable=readable)
+    environment = common.environment(config)
+    if image is not None and not any(own.get(key) for key in WITHOUT_GPUS):
+        name, nothing = _NO_GPUS
+        environment = {name: nothing, **environment}
     return Job(
-        stage="data_preparation",
+        stage=STAGE,
         engine="megatron",
-        resources=common.resources(cluster, text.run, nodes=1, tasks=1),
-        queue=common.queue(cluster, text.run),
+        resources=common.resources(cluster, preparation.run, nodes=1, tasks=1),
+        queue=_queue(common.queue(cluster, preparation.run), preparation),
         payload=Payload(
-            argv=(common.python(config), "-u", "-m", "trainer.data.tokenize", *_arguments(text)),
+            argv=(common.python(config), "-u", "-m", "corpus", *_arguments(preparation, paths)),
             working_dir=str(paths.code),
             python_path=(str(paths.code),),
+            array_key="--task" if _is_array(preparation) else None,
         ),
-        container=container(config, writable, readable=inputs),
-        environment=common.environment(config),
+        container=image,
+        preparation={STAGE: _absolute(preparation)},
+        environment=environment,
         srun_args=tuple(cluster.srun_args),
         merge_stderr=cluster.stderr_to_stdout,
         chain=Chain(exclude_hours=config.resilience.exclude_hours),
-        directories=tuple(outputs),
+        directories=tuple(sorted(outputs)),
     )
 
 
-def _arguments(text: TextPreparationConfig) -> list[str]:
-    options = text.model_dump(exclude={"run", "inputs"}).items()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options if value is not None]
-    return ["--input", *(str(Path(path).absolute()) for path in text.inputs), *flags]
+def _is_array(preparation: DataPreparationConfig) -> bool:
+    return preparation.phase == "tokenize" and preparation.tasks > 1
+
+
+def _queue(queue: Queue, preparation: DataPreparationConfig) -> Queue:
+    """Return the queue options, with the array of tasks if there is one."""
+    given = queue.further.get("array")
+    if given is not None:
+        raise UserError(
+            f"cluster.sbatch.array={given}: the tasks of an array would all prepare the same data",
+            key="cluster.sbatch.array",
+            hint="data_preparation.tasks=N is an array whose tasks share the work",
+        )
+    if not _is_array(preparation):
+        return queue
+    return replace(queue, further={**queue.further, "array": f"0-{preparation.tasks - 1}"})
+
+
+def _arguments(preparation: DataPreparationConfig, paths: LaunchPaths) -> list[str]:
+    arguments = [preparation.phase or "run", *common.config_arguments(paths)]
+    if preparation.phase != "tokenize":
+        return arguments
+    task = [] if _is_array(preparation) else ["--task=0"]
+    return [*arguments, f"--tasks={preparation.tasks}", *task]
+
+
+def _absolute(preparation: DataPreparationConfig) -> dict[str, Any]:
+    """Return the node as the job reads it: its paths do not depend on the directory that it starts in."""
+    node = preparation.model_dump(exclude={"run"})
+    node["inputs"] = [_absolute_source(source) for source in preparation.inputs]
+    for key in ("output_prefix", "work_dir", "tokenizer_dir"):
+        node[key] = str(Path(node[key]).absolute())
+    if preparation.tokenizer.file is not None:
+        node["tokenizer"]["file"] = str(Path(preparation.tokenizer.file).absolute())
+    return node
+
+
+def _absolute_source(source: str | SourceConfig) -> str | dict[str, Any]:
+    if isinstance(source, str):
+        return source if _URL.match(source) else str(Path(source).absolute())
+    node = source.model_dump(exclude_none=True)
+    if source.path is not None:
+        node["path"] = _absolute_source(source.path)
+    return node
+
+
+def local_inputs(preparation: DataPreparationConfig) -> Iterator[Path]:
+    """Yield the sources that are files, directories or globs, as absolute paths."""
+    for source in preparation.inputs:
+        text = source if isinstance(source, str) else source.path
+        if text is not None and not _URL.match(text):
+            yield Path(text).absolute()
+
+
+def directory_of(path: Path) -> Path:
+    """Return the directory above the first wildcard of a glob, or the path itself without one."""
+    while glob.has_magic(str(path)):
+        path = path.parent
+    return path

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from launcher.config.overrides import STAGES
 from launcher.config.schema import (
+    DataPreparationConfig,
     RunConfig,
     RunConfigNode,
-    TextPreparationConfig,
     TrainingConfig,
     WorkspaceConfig,
 )
@@ -18,7 +18,7 @@ from launcher.plan import Assumptions, Job, Plan
 from launcher.runs.paths import LaunchPaths
 from launcher.stages import common
 from launcher.stages.common import stage_cluster
-from launcher.stages.data_preparation import data_preparation_job
+from launcher.stages.data_preparation import by_phase, data_preparation_job
 from launcher.stages.job_environment import add_environment
 from launcher.stages.training import training_job
 from launcher.stages.workspace import STAGE as WORKSPACE
@@ -31,33 +31,49 @@ def run_directory(config: RunConfig) -> Path:
 
 
 def by_stage(config: RunConfig) -> list[RunConfig]:
-    """Return one configuration for each requested stage, in that order.
+    """Return one configuration for each job of each requested stage, in that order.
 
     Raises
     ------
     UserError
         If the stages cannot be launched one after the other.
     """
-    if len(config.stages) == 1:
-        return [config]
-    _check_order(config)
-    # What does not belong to a stage is taken out: nothing later on has to know that there are others.
-    nodes = {stage: getattr(config, stage) for stage in STAGES}
-    configs = [
-        config.model_copy(
-            update={"stages": [stage], **{name: nodes[name] if name == stage else None for name in STAGES}}
-        )
-        for stage in config.stages
-    ]
-    directories = [run_directory(stage_config) for stage_config in configs]
+    configs = [part for stage in _apart(config) for part in by_phase(stage)]
+    directories = [run_directory(part) for part in configs] if len(configs) > 1 else []
     if len(set(directories)) < len(directories):
         raise UserError(
-            f"stages=[{','.join(config.stages)}]: both would be launches of {directories[0]}",
+            f"stages=[{','.join(config.stages)}]: both would be launches of {_first_double(directories)}",
             key=f"{config.stages[-1]}.run.results_dir",
             also=(f"{config.stages[-1]}.run.name",),
             hint=f"another name for one of them: {config.stages[-1]}.run.name=...",
         )
     return configs
+
+
+def stage_name(config: RunConfig) -> str:
+    """Return the name of a launch among those of one command: its stage, with the part of a preparation."""
+    (stage,) = config.stages
+    phase = config.data_preparation.phase if config.data_preparation is not None else None
+    return f"{stage}.{phase}" if phase is not None else stage
+
+
+def _first_double(directories: list[Path]) -> Path:
+    return next(path for position, path in enumerate(directories) if path in directories[:position])
+
+
+def _apart(config: RunConfig) -> list[RunConfig]:
+    """Return one configuration for each requested stage."""
+    if len(config.stages) == 1:
+        return [config]
+    _check_order(config)
+    # What does not belong to a stage is taken out: nothing later on has to know that there are others.
+    nodes = {stage: getattr(config, stage) for stage in STAGES}
+    return [
+        config.model_copy(
+            update={"stages": [stage], **{name: nodes[name] if name == stage else None for name in STAGES}}
+        )
+        for stage in config.stages
+    ]
 
 
 def _check_order(config: RunConfig) -> None:
@@ -108,7 +124,7 @@ def _run_node(config: RunConfig) -> tuple[str, RunConfigNode]:
         If there is no such group in the configuration.
     """
     (stage,) = config.stages
-    node: TrainingConfig | TextPreparationConfig | WorkspaceConfig | None = getattr(config, stage)
+    node: TrainingConfig | DataPreparationConfig | WorkspaceConfig | None = getattr(config, stage)
     if node is None:
         message = f"stages=[{stage}]: the group {stage} is not in the configuration"
         raise UserError(message, key="stages", also=(stage,), hint=f"choose: {stage}=...")

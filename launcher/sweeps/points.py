@@ -147,6 +147,10 @@ def _require_one_job(config: RunConfig) -> None:
         message = f"resilience.links={config.resilience.links}: a point of a sweep is one job, and no chain"
         hint = "resilience.links=1; sweeping again goes on from the checkpoints"
         raise UserError(message, key="resilience.links", hint=hint)
+    preparation = config.data_preparation
+    if preparation is not None and preparation.tasks > 1:
+        message = f"data_preparation.tasks={preparation.tasks}: a point of a sweep is one job"
+        raise UserError(message, key="data_preparation.tasks", hint="data_preparation.tasks=1")
     if config.cluster.sbatch.get("array") is not None:
         message = f"cluster.sbatch.array={config.cluster.sbatch['array']}: a sweep is an array already"
         raise UserError(message, key="cluster.sbatch.array", hint="--throttle N is what %N says there")

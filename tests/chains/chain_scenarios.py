@@ -165,7 +165,7 @@ def fatherless(yard: Yard, run: str) -> None:
     payload.chmod(0o755)
     stages = [
         "stages=[data_preparation,training]",
-        "data_preparation.inputs=[/nonexistent]",
+        "data_preparation.inputs=[/etc/hostname]",
         f"data_preparation.run.name={run}_data",
         f"training.run.name={run}",
         f"cluster.python={payload}",

@@ -15,6 +15,7 @@ from launcher.checks.facts import (
     MissingPath,
     MissingSecret,
     PathFacts,
+    SavedShards,
 )
 from launcher.checks.findings import Severity
 from launcher.plan import Container
@@ -102,6 +103,12 @@ def earlier(*changes: Change, data: tuple[str, ...] = (), **accept: str) -> Fact
     """An earlier launch of the run, whose checkpoints are gone on from."""
     found = EarlierTraining(2, goes_on=True, changes=changes, data=data, data_since="launch 2", **accept)  # type: ignore[arg-type]
     return replace(KNOWN, earlier=found)
+
+
+def sharded(checkpoint: str, tensor: int, pipeline: int, virtual: int) -> Facts:
+    """A checkpoint to resume from, whose optimizer states are in shards."""
+    shards = SavedShards(checkpoint, tensor, pipeline, virtual)
+    return replace(KNOWN, earlier=EarlierTraining(2, goes_on=True, shards=shards))
 
 
 def on_disks(results: int, inputs: int) -> Facts:

@@ -19,6 +19,7 @@ from tests.checks.cases import (
     lacking,
     lost,
     on_disks,
+    sharded,
     warns,
     with_array,
 )
@@ -176,6 +177,8 @@ JOB_CASES = [
         facts=lacking("tokenizer", "model.tokenizer.model"),
     ),
     good("path.tokenizer", {}, facts=replace(KNOWN, paths=PathFacts(tokenizer=()))),
+    bad("path.sources", {}, "'/no/x': there is no such file", facts=lacking("sources", "inputs")),
+    good("path.sources", {}, facts=replace(KNOWN, paths=PathFacts(sources=()))),
     bad("path.data", {}, "data_prefix='/no/x': there is no such file", facts=lacking("data", PREFIX)),
     warns("path.data", {}, "data_prefix='/no/x': there", facts=lacking("data", PREFIX, certain=False)),
     good("path.data", {}, facts=replace(KNOWN, paths=PathFacts(data=()))),
@@ -215,6 +218,20 @@ JOB_CASES = [
         facts=earlier(data=("x.bin",), accept="data-1", accepted="data-1"),
     ),
     good("data.identity", {}, facts=earlier()),
+    bad(
+        "run.shards",
+        {"model.tensor_model_parallel_size": 2},
+        "training.model.tensor_model_parallel_size=2: the optimizer states of the checkpoint step=5 are in",
+        "python -m trainer.checkpoint.reshard '/r/a b/step=5'",
+        facts=sharded("/r/a b/step=5", 1, 1, 1),
+    ),
+    bad(
+        "run.shards",
+        {},
+        "training.resume.load_optimizer=False",
+        facts=sharded("/r/step=5", 1, 1, 2),
+    ),
+    good("run.shards", {}, facts=sharded("/r/step=5", 1, 1, 1)),
     bad("path.image", {}, "container='/no/x': there is no such file", facts=lacking("image", "container")),
     good("path.image", {}, facts=replace(KNOWN, paths=PathFacts(image=()))),
     warns(

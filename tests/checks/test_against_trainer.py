@@ -17,7 +17,7 @@ from trainer.config.check import check_keys
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import read_settings
-from trainer.data.denoising import sample_lengths
+from trainer.data.spans import sample_lengths
 from trainer.errors import UserError
 
 LENGTHS = (64, 96, 2048)

@@ -163,7 +163,7 @@ COST = Cost(
     parameters=175_000_000_000, steps=143_051, tokens=300_000_000_000, flops_per_token=1.05e12, flops=3.15e23,
     gpus=1024, peak=312e12, mfu=0.45, mfu_source="estimates.mfu", seconds_per_step=20.54,
     seconds=34 * 86400.0, gpu_hours=835_584.0, price=None, links=35, checkpoint_bytes=2345 * GIB,
-    kept_checkpoints=11,
+    kept_checkpoints=11, save_bytes=None,
 )  # fmt: skip
 
 

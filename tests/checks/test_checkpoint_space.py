@@ -11,7 +11,7 @@ from launcher.checks.facts import Facts, LocalPath, LocalPaths, PathFacts
 from launcher.checks.findings import Finding, Severity
 from launcher.checks.rules.files import checkpoint_problems
 from launcher.checks.runner import run_checks
-from launcher.estimates.checkpoints import Checkpoints, checkpoints_of
+from launcher.estimates.checkpoints import Checkpoints, bytes_of_save, checkpoints_of
 from launcher.estimates.model import model_size
 from launcher.estimates.values import Values
 from tests.checks.plans import GPT, changed, plan_of
@@ -51,6 +51,18 @@ def test_bytes_of_a_checkpoint(changes: dict[str, Any], engine: str, each: int) 
     found = saved(changes, engine)
     assert found is not None
     assert found.size == each * PARAMETERS
+
+
+@pytest.mark.parametrize("name", ["adamw", "mcore_distributed_optim"])
+@pytest.mark.parametrize("context", [1, 2])
+def test_the_nodes_together_hold_one_checkpoint_in_memory_during_a_save(name: str, context: int) -> None:
+    changes = {"model.optim.name": name, "model.context_parallel_size": context}
+    config = changed(GPT, {**SIZES, **changes, "model.tensor_model_parallel_size": 1})
+    nodes = 2
+    held = bytes_of_save(config, nodes, "megatron")
+    assert held is not None
+    assert nodes * held == pytest.approx(14 * PARAMETERS, rel=1e-6)
+    assert bytes_of_save(config, nodes, "nemo") is None
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,27 @@ def test_tokenizer_files_that_are_not_there(here: Path) -> None:
     assert one.fix is not None
     assert one.fix.splitlines() == [
         f"in {path.parent}: merge.txt",
-        "`slipway data tokenize` writes vocab.json and merges.txt",
+        "it is made together with vocab.json: with merges of another tokenizer the ids are others",
     ]
+
+
+@pytest.mark.parametrize("change", ["not there", "not set"])
+def test_a_missing_vocabulary_names_both_ways_to_one_and_how_they_differ(here: Path, change: str) -> None:
+    (here / "data/bpe/vocab.json").unlink()
+    values = () if change == "not there" else (f"{TOKENIZER}.vocab_file=null",)
+    (one,) = found(*LOCAL, *values)
+    assert one.key == f"{TOKENIZER}.vocab_file"
+    assert one.fix is not None
+    ways = one.fix.splitlines()[-3:]
+    assert "`slipway data tokenize` trains vocab.json and merges.txt on your own text" in ways[0]
+    assert "data_preparation.tokenizer.vocab_url and merges_url): 50,257 tokens" in ways[1]
+    assert ways[2].startswith("their ids differ")
+
+
+def test_a_sentencepiece_model_that_is_not_set_names_what_it_is(here: Path) -> None:
+    (one,) = found(*LOCAL, f"{TOKENIZER}.library=sentencepiece", f"{TOKENIZER}.model=null")
+    assert one.fix is not None
+    assert one.fix.startswith("a SentencePiece model")
 
 
 def test_where_the_directory_is_not_here_the_nodes_may_have_it() -> None:

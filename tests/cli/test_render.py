@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.cli.app import main
 from launcher.errors import UserError
@@ -53,12 +54,12 @@ def test_the_script_is_that_of_a_dry_run(here: Path, capsys: Capsys) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_a_stage_without_a_configuration_has_none_to_print(capsys: Capsys) -> None:
+def test_the_configuration_of_a_data_preparation_is_printed(capsys: Capsys) -> None:
     words = ["stages=[data_preparation]", "data_preparation.inputs=[/x]", "cluster=local"]
     assert main(["render", *words]) == 0
-    assert "trainer.data.tokenize" in capsys.readouterr().out or main(["render", *words, "--task"]) == 0
-    assert main(["render", *words, "--config"]) == 2
-    assert "reads no configuration" in capsys.readouterr().err
+    assert "    corpus \\\n    run \\\n" in capsys.readouterr().out
+    assert main(["render", *words, "--config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["data_preparation"]["inputs"] == ["/x"]
 
 
 def test_one_file_at_a_time() -> None:

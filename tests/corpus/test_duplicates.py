@@ -51,7 +51,8 @@ def search(
                 writer.add(entry)
             writer.close()
     counts = [len(texts) for texts in units]
-    found = find(counts, hashes if exact else None, signatures or None, options, directory / "scratch")
+    scratch = directory / "scratch"
+    found = find(counts, hashes if exact else None, signatures or None, options, scratch, workers=2)
     assert not (directory / "scratch").exists()
     return found
 
@@ -104,6 +105,9 @@ def test_several_files_of_signatures_give_the_same(tmp_path: Path, monkeypatch: 
     whole = search(tmp_path, units, exact=False)
     assert len(whole.numbers) == 23
     monkeypatch.setattr(corpus.duplicates, "_DOCUMENTS_PER_FILE", 10)
+    # Spawned workers have the constants of the module.
+    assert pairs(search(tmp_path, units, exact=False)) == pairs(whole)
+    monkeypatch.setattr(corpus.duplicates, "_DOCUMENTS_FOR_PROCESSES", 0)
     assert pairs(search(tmp_path, units, exact=False)) == pairs(whole)
 
 
@@ -118,8 +122,8 @@ def test_long_document_has_the_signature_of_datatrove(
     writer.add(document)
     writer.close()
     expected = writer._block.get_signature(writer._block.get_shingles(document))
-    for bucket, values in enumerate(expected):
-        row = np.fromfile(tmp_path / "signatures" / f"bucket_{bucket:03d}", "<u4")
+    rows = np.fromfile(tmp_path / "signatures", "<u4").reshape(len(expected), -1)
+    for row, values in zip(rows, expected, strict=True):
         assert row[-1] == 1
         assert row[:-1].view("<u8").tolist() == values
 

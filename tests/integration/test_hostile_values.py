@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.config.overrides import hydra_value
 from launcher.sandbox import Sandbox
@@ -45,9 +46,11 @@ def test_values_arrive_in_the_tasks_of_a_job(tmp_path: Path, sandbox: Sandbox) -
         log = run_dir / f"log-nemo-megatron-tokenize_text_{told['job_id']}.out"
         assert "the tasks ended with exit code 0" in log.read_text(), log.read_text()
         seen = (place / "record" / "0").read_bytes().decode().split("\0")[:-1]
-        assert seen[:5] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "trainer.data.tokenize"]
-        assert f"--pattern={case}{WITH_BACKSLASH}" in seen
-        assert f"{place}/{case}/input" in seen
+        assert seen[:6] == [case, f"{run_dir}/launches/1/code", "-u", "-m", "corpus", "run"]
+        assert seen[6:] == [f"--config-path={run_dir}/launches/1", "--config-name=tokenize_text_hydra.yaml"]
+        read = yaml.safe_load((run_dir / "launches" / "1" / "tokenize_text_hydra.yaml").read_text())
+        assert read["data_preparation"]["pattern"] == f"{case}{WITH_BACKSLASH}"
+        assert read["data_preparation"]["inputs"] == [f"{place}/{case}/input"]
     assert not list(tmp_path.rglob("canary*"))
     # The verbs find such runs too.
     runs = [told["run_dir"] for told in launched]
@@ -59,6 +62,7 @@ def test_values_arrive_in_the_tasks_of_a_job(tmp_path: Path, sandbox: Sandbox) -
 def _launch(place: Path, case: str, conf: dict[str, str]) -> dict[str, str]:
     (place / "record").mkdir(parents=True)
     (place / case).mkdir()
+    (place / case / "input").touch()
     recorder = place / case / "recorder"
     recorder.write_text(RECORDER)
     recorder.chmod(0o755)
@@ -122,7 +126,7 @@ def test_a_shells_own_slurm_variables_change_nothing_and_are_told(tmp_path: Path
     }
     stage = [
         "stages=[data_preparation]",
-        "data_preparation.inputs=[/nonexistent]",
+        "data_preparation.inputs=[/etc/hostname]",
         "cluster.python=/bin/true",
     ]
     command = [SLIPWAY, "launch", "cluster=sandbox", *stage]

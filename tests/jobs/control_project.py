@@ -60,7 +60,7 @@ class Project:
 
     def launch(self, *overrides: str, name: str = "run") -> str:
         """Launch the payload as one task; return the job's id."""
-        stage = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]"]
+        stage = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]"]
         return self._launch(*stage, f"data_preparation.run.name={name}", *overrides)
 
     def launch_ranks(self, *overrides: str, name: str = "run") -> str:

@@ -232,7 +232,7 @@ def test_diff_is_of_each_stage(tmp_path: Path, slurm: FakeSlurm, capsys: pytest.
         main(["diff", *stages(tmp_path), "data_preparation.seed=5", "training.run.time_limit=00:20:00"]) == 1
     )
     told = capsys.readouterr().out
-    assert "-    --seed=" in told
+    assert "-  seed: 1234" in told
     assert "+#SBATCH --time=00:20:00" in told
     assert main(["diff", *stages(tmp_path), "--launch=1"]) == 2
     assert "--launch 1: of which stage?" in capsys.readouterr().err

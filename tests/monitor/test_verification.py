@@ -325,13 +325,10 @@ def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: Fake
     launch = runs.launch(stage="data_preparation")
     data = runs.base / "it's data"
     data.mkdir()
-    quoted = str(data).replace("'", "'\"'\"'")
-    words = [f"'--output-prefix={quoted}/corpus'", f"'--tokenizer-dir={quoted}'", "--seed=1 &"]
-    script = "srun \\\n    " + " \\\n    ".join(words) + "\n"
-    assert verified(launch)[0] == 3  # no script, no telling
-    (launch / f"{JOB_NAME}_submission.sh").write_text(script)
-    names = ["corpus.bin", "corpus.idx", "corpus.json", "vocab.json", "merges.txt"]
-    for name in names:
+    config = {"output_prefix": f"{data}/corpus", "splits": None, "phase": None}
+    assert verified(launch)[0] == 3  # no configuration, no telling
+    (launch / "gpt3_tiny_hydra.yaml").write_text(json.dumps({"data_preparation": config}))
+    for name in ["corpus.bin", "corpus.idx", "corpus.manifest.json"]:
         (data / name).write_text("x")
     code, checks = verified(launch)
     assert (code, checks["no error of a rank"].evidence) == (3, "the job has no log")
@@ -342,6 +339,10 @@ def test_a_data_preparation_is_verified_by_its_files(runs: Runs, scheduler: Fake
     code, checks = verified(launch)
     assert code == 1
     assert checks["outputs exist"].evidence == f"missing or empty: {data}/corpus.bin"
+    config["phase"] = "fetch"
+    (launch / "gpt3_tiny_hydra.yaml").write_text(json.dumps({"data_preparation": config}))
+    code, checks = verified(launch)
+    assert (code, said(checks, RunVerdict.NOT_APPLICABLE)) == (0, ["outputs exist"])
 
 
 def test_a_trend_is_told_from_noise() -> None:

@@ -20,7 +20,7 @@ from launcher.rendering.render import TEMPLATE_DIR
 from launcher.stages.planning import plan_launch
 from tests.fakes.programs import write_programs
 from tests.fakes.slurm import JOB_COMMANDS
-from tests.launch_files import write_files
+from tests.launch_files import with_argument, write_files
 from tests.rendering.test_quoting import hostile, names, nasty
 
 STAGE = TEMPLATE_DIR / "stage_image.sh"
@@ -76,21 +76,21 @@ class Job:
         return told, calls[:-1]
 
 
-def job(root: Path, image: Path, *overrides: str) -> Job:
+def job(root: Path, image: Path, *overrides: str, argument: str = "") -> Job:
     """Write a launch whose payload is a recorder."""
     write_programs(root / "bin", TOOLS)
     composed = compose(
         [
             "stages=[data_preparation]",
             "cluster=bcm",
-            "data_preparation.inputs=[/nonexistent]",
+            "data_preparation.inputs=[/etc/hostname]",
             f"base_results_dir={hydra_value(f'{root}/results')}",
             "cluster.python=tool",
             f"container={hydra_value(str(image))}",
             *overrides,
         ]
     )
-    plan = plan_launch(composed.config, number=1, tag="x")
+    plan = with_argument(plan_launch(composed.config, number=1, tag="x"), argument)
     plan.paths.code.mkdir(parents=True)
     write_files(plan)
     return Job(root, plan)
@@ -310,12 +310,12 @@ def test_hostile_values_reach_apptainer_as_they_are(
         shared,
         "container_options.runtime=apptainer",
         f"container_options.workdir={hydra_value(f'/{workdir}')}",
-        f"data_preparation.pattern={hydra_value(pattern)}",
+        argument=pattern,
     ).run()
     started = next(call for call in calls if call[0] == "apptainer")
     assert {str(shared), f"--pwd=/{workdir}"} <= set(started)
     (payload,) = (call for call in calls if call[0] == "payload")
-    assert f"--pattern={pattern}" in payload
+    assert payload[-1] == pattern
     assert not list(base.rglob("canary*"))
 
 

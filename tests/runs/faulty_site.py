@@ -33,7 +33,7 @@ class Site:
     environment: dict[str, str]
 
     def arguments(self, run: str, *overrides: str) -> list[str]:
-        stage = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster=sandbox"]
+        stage = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
         names = [f"data_preparation.run.name={run}", "cluster.job_name_prefix=faulty-"]
         return ["launch", *stage, f"cluster.python={self.directory}/payload", *names, *overrides]
 

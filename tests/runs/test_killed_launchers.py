@@ -19,7 +19,7 @@ from launcher.sandbox import Sandbox
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 # The job itself does nothing: what is tested ends with the submission.
-STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster.python=/bin/true"]
+STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster.python=/bin/true"]
 MOST_STEPS = 200
 
 # An sbatch during which the launcher is killed, before or after Slurm has the job.

@@ -33,7 +33,7 @@ from supervisor.files import write_atomic
 
 
 def local(tmp_path: Path, *overrides: str) -> Request:
-    chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/nonexistent]"]
+    chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/etc/hostname]"]
     return Request([*chosen, f"launcher_scripts_path={tmp_path}", *overrides], ["slipway", "launch", "a b"])
 
 

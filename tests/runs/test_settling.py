@@ -23,7 +23,7 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 def launched(tmp_path: Path) -> Launched:
-    chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/nonexistent]"]
+    chosen = ["stages=[data_preparation]", "cluster=local", "data_preparation.inputs=[/etc/hostname]"]
     request = Request(
         [*chosen, f"base_results_dir={tmp_path}/results", "cluster.python=/bin/true"], ["slipway"]
     )

@@ -34,7 +34,7 @@ case "$* " in
 *--vocab-size=3000" "*) exec sleep 3600 ;;
 esac
 """
-PREPARE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster=sandbox"]
+PREPARE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
 SEEDS = "data_preparation.seed="
 LATER = "cluster.begin=now+5hours"
 TRAIN = [

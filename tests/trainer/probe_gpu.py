@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,20 @@ from trainer import cpu_shim, device
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.parallel import Timeouts
-from trainer.config.settings import Settings, read_settings
+from trainer.config.settings import read_settings
 from trainer.distributed import make_rank_context, process_group, shorten_timeouts
 from trainer.errors import UserError
 from trainer.world import World
 
 CUDA = torch.device("cuda", 0)
-OPTIONS = (
-    "overlap_p2p_comm",
-    "batch_p2p_comm",
-    "deallocate_pipeline_outputs",
-    "cross_entropy_loss_fusion",
-    "deterministic_mode",
-    "use_cpu_initialization",
-)
 
 
 def main(arguments: list[str]) -> int:
     cpu_shim.install()
     base = flatten(yaml.safe_load(Path(arguments[0]).read_text()))
-    cases: list[dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
-    result: dict[str, Any] = {"engine": broken_engine(Path(arguments[3]))}
-    with process_group(World.from_environment({"MASTER_PORT": arguments[2]}), "auto") as cpu:
+    result: dict[str, Any] = {"engine": broken_engine(Path(arguments[2]))}
+    with process_group(World.from_environment({"MASTER_PORT": arguments[1]}), "auto") as cpu:
         rank_context = make_rank_context(World.from_environment({}), make_layout(read_settings(base), 1), cpu)
-        on_cuda = replace(rank_context, device=CUDA)
-        result["options"] = [options(read_settings({**base, **changes}), on_cuda) for changes in cases]
         result["generators"] = generators_that_differ(rank_context)
         shorten_timeouts(Timeouts(30, 7))
         backends = [group._get_backend(cpu) for group in dist.distributed_c10d._world.pg_map]
@@ -53,16 +41,6 @@ def main(arguments: list[str]) -> int:
     result["claims"] = [said(compare, *case) for case in (("cpu", ""), ("cuda", "A"), ("cuda", "B"))]
     print(json.dumps(result))
     return 0
-
-
-def options(settings: Settings, rank_context: Any) -> dict[str, Any]:
-    """Return what of the TransformerConfig depends on the device, and make the optimizer's configuration."""
-    from trainer.model.transformer import transformer_config
-    from trainer.optim.build import _config
-
-    assert _config(settings, rank_context.device).clip_grad > 0
-    config = transformer_config(settings, settings.architecture, rank_context)
-    return {name: getattr(config, name) for name in OPTIONS}
 
 
 def devices() -> dict[str, str]:

@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
         result["decay"] = weight_decay(settings, rank_context)
         result["norm"] = norm_difference()
         result["foreign"] = foreign_token(device)
+        result["waits"] = waits_in_a_step(settings, rank_context)
         result["overflow"] = overflowing_gradient(settings, rank_context)
     print(json.dumps(result))
     return 0
@@ -42,7 +43,7 @@ def one_step(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Build a model, take its loss and gradients on one fixed batch; return numbers that tell it apart."""
     from trainer.data.batches import GPTBatchBuilder
     from trainer.data.source import MockSource
-    from trainer.loop.step import train_losses
+    from trainer.loop.step import StepReduction, train_losses
     from trainer.model.build import build_model
     from trainer.model.model import parameter_count
     from trainer.optim.build import Optimizer
@@ -52,13 +53,15 @@ def one_step(settings: Settings, rank_context: Any) -> dict[str, Any]:
     source = MockSource(settings.architecture.seq_length, 300, 1, False)
     batch_builder = GPTBatchBuilder(300, None, settings.micro_batch, rank_context.device)
     windows: list[int | None] = list(range(settings.global_batch))
-    loss = train_losses(settings, model, batch_builder.batches(source, windows), 4)
+    loss = StepReduction(train_losses(settings, model, batch_builder.batches(source, windows), 4)).read()[0]
     return {
         "loss": loss,
         "grad_norm": optimizer.step(1e-3),
         "parameters": parameter_count(model),
         "names": [name for name, _ in model.named_parameters()],
-        "after": train_losses(settings, model, batch_builder.batches(source, windows), 4),
+        "after": StepReduction(
+            train_losses(settings, model, batch_builder.batches(source, windows), 4)
+        ).read()[0],
     }
 
 
@@ -93,6 +96,45 @@ def foreign_token(device: Any) -> str:
     return ""
 
 
+def waits_in_a_step(settings: Settings, rank_context: Any) -> list[int]:
+    """Return how often a step reads a value from the device, and how many collectives of ours join all ranks.
+
+    A host waits for a GPU by reading. megatron-core reads the norm, which is not counted.
+    """
+    import traceback
+
+    import torch.distributed as dist
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from trainer.loop.run import _feed, _step
+    from trainer.loop.session import open_session
+    from trainer.report.progress import StepClock
+
+    class Counting(TorchDispatchMode):
+        read = 0
+
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if operation is torch.ops.aten._local_scalar_dense.default:
+                names = {frame.name for frame in traceback.extract_stack(limit=12)}
+                self.read += "get_grad_norm_fp32" not in names
+            return operation(*args, **kwargs or {})
+
+    session, joined, reduce = open_session(settings, rank_context), [], dist.all_reduce
+
+    def counted(tensor: Any, *arguments: Any, group: Any = None, **options: Any) -> Any:
+        joined.extend([tensor] * (group is None))
+        return reduce(tensor, *arguments, group=group, **options)
+
+    with contextlib.closing(_feed(session)) as feed:
+        clock = StepClock()
+        _step(session, feed, clock, lambda: [False])
+        dist.all_reduce = counted
+        with Counting() as counting:
+            _step(session, feed, clock, lambda: [False])
+        dist.all_reduce = reduce
+    return [counting.read, len(joined)]
+
+
 def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     """Return what is said of a step whose loss is finite and whose gradient is not."""
     from trainer.errors import DivergedError
@@ -105,7 +147,7 @@ def overflowing_gradient(settings: Settings, rank_context: Any) -> str:
     weight.register_hook(lambda gradient: gradient * float("inf"))
     try:
         with contextlib.closing(_feed(session)) as feed:
-            _step(session, feed, StepClock())
+            _step(session, feed, StepClock(), list)
     except DivergedError as error:
         return str(error)
     return ""

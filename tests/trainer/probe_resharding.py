@@ -1,8 +1,10 @@
 """Run by test_resharding.py in processes forked from a warm one: a training that changes its layout.
 
-``probe_resharding CONFIG STAGES``: the stages are JSON, taken by all ranks one after the other: a name, what
-changes in the configuration, and which stage's checkpoint is restored, if any. Each saves what it has then,
-and takes the next step, whose loss is told. Checkpoints lie beside the configuration.
+``probe_resharding CONFIG OUTPUT STAGES``: the stages are JSON, taken by all ranks one after the other: a
+name, what changes in the configuration, and which stage's checkpoint is restored, if any. Each saves what it
+has then, and takes the next two steps, whose losses are told. Checkpoints lie beside the configuration. Of
+those in shards of the optimizer's buckets the tensors of a resharded copy are told, and the copy stays; what
+the first stage has is saved in megatron-core's own format for all parallel sizes too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -23,11 +26,12 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from trainer.checkpoint import state, store
+from trainer.checkpoint import reshard, state, store
 from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.choice import Choice
-from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, Marker
 from trainer.checkpoint.state import Progress
+from trainer.checkpoint.strategies import SaveStrategy
 from trainer.config.layout import make_layout
 from trainer.config.load import flatten
 from trainer.config.settings import Settings, read_settings
@@ -36,7 +40,7 @@ from trainer.data.order import rank_share
 from trainer.data.source import MockSource
 from trainer.distributed import RankContext, make_rank_context, process_group
 from trainer.logs import LOGGER
-from trainer.loop.step import train_losses
+from trainer.loop.step import StepReduction, train_losses
 from trainer.model.build import build_model
 from trainer.optim.build import Optimizer
 from trainer.world import World
@@ -55,6 +59,7 @@ class Training:
     def __post_init__(self) -> None:
         self.model = build_model(self.settings, self.rank_context, VOCABULARY)
         self.optimizer = Optimizer(self.settings, self.model, self.rank_context.device)
+        self.strategy = SaveStrategy()
 
     def step(self) -> float:
         """Take a step and return its loss."""
@@ -64,14 +69,13 @@ class Training:
         samples = rank_share(
             self.progress.consumed_samples, settings.global_batch, self.rank_context.data_rank, layout.data
         )
-        loss = train_losses(
-            settings, self.model, batch_builder.batches(source, list(samples)), layout.micro_batches
-        )
+        batches = batch_builder.batches(source, list(samples))
+        reduction = StepReduction(train_losses(settings, self.model, batches, layout.micro_batches))
         self.optimizer.step(1e-2)
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.consumed_samples += settings.global_batch
-        return loss
+        return reduction.read()[0]
 
     def save(self, directory: Path, name: str, background: bool = False) -> AsyncSave:
         """Begin to save."""
@@ -88,7 +92,17 @@ class Training:
         )
         progress = Progress(self.progress.step, self.progress.consumed_samples)
         inner = self.optimizer.inner
-        return state.save(directory, name, self.model, inner, progress, self.rank_context, marker, background)
+        return state.save(
+            directory,
+            name,
+            self.model,
+            inner,
+            progress,
+            self.rank_context,
+            marker,
+            self.strategy,
+            background,
+        )
 
     def restore(self, path: Path) -> None:
         """Load a checkpoint."""
@@ -107,7 +121,7 @@ def main(arguments: list[str]) -> int:
     LOGGER.addHandler(logging.StreamHandler())
     LOGGER.setLevel(logging.INFO)
     with process_group(world, "auto") as device:
-        for name, changes, source in json.loads(arguments[1]):
+        for name, changes, source in json.loads(arguments[2]):
             settings = read_settings({**base, **changes})
             rank_context = make_rank_context(world, make_layout(settings, world.size), device)
             training = Training(settings, rank_context, Progress())
@@ -117,13 +131,24 @@ def main(arguments: list[str]) -> int:
                 training.step()
                 training.step()
             training.save(config.parent, name).finish()
+            if (
+                not source
+                and state.optimizer_format(training.optimizer.inner, rank_context) == DP_RESHARDABLE
+            ):
+                # Another structure, for which the plans of the training's strategy do not hold.
+                strategy, training.strategy = training.strategy, SaveStrategy()
+                with patch.object(state, "optimizer_format", lambda *_: FULLY_RESHARDABLE):
+                    training.save(config.parent, f"{name}-gathered").finish()
+                training.strategy = strategy
             told[name] = _beside(training, config.parent, name)
             parallel_state.destroy_model_parallel()
     if world.is_main:
         for name in told:
             told[name]["tensors"] = _digests(config.parent / name)
+            if (gathered := config.parent / f"{name}-gathered").exists():
+                told[name]["gathered"] = _digests(gathered)
             told[name]["beside"] = _digests(config.parent / f"{name}-beside")
-        (config.parent / f"{world.size}.json").write_text(json.dumps(told))
+        Path(arguments[1]).write_text(json.dumps(told))
     return 0
 
 
@@ -142,11 +167,21 @@ def _beside(training: Training, directory: Path, name: str) -> dict[str, Any]:
     written_early = pending.is_written()
     gate.set()
     found = pending.finish()
-    return {"loss": loss, "written_early": written_early, "step": found.marker.step}
+    # The first loss does not depend on the optimizer's states.
+    return {
+        "losses": [loss, training.step()],
+        "written_early": written_early,
+        "step": found.marker.step,
+        "format": found.marker.optimizer,
+    }
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Return a digest of each whole tensor in a checkpoint."""
+    """Return a digest of each whole tensor in a checkpoint, or in its copy for all parallel sizes."""
+    found, wrong = store.open_checkpoint(path)
+    assert found, wrong
+    if found.marker.optimizer == DP_RESHARDABLE:
+        path = reshard.reshard(found).path
     reader = FileSystemReader(str(path))
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

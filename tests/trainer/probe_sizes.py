@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tests.trainer.probe_gpu import CUDA, options
 from trainer.config.layout import make_layout
 from trainer.config.settings import Settings, read_settings
 from trainer.distributed import make_rank_context, process_group
@@ -26,7 +25,7 @@ def _without_numbers() -> None:
 def main(arguments: list[str]) -> int:
     _without_numbers()
     asked: dict[str, dict[str, Any]] = json.loads(Path(arguments[1]).read_text())
-    found, on_gpus = {}, {}
+    found = {}
     with process_group(World.from_environment({"MASTER_PORT": arguments[0]}), "auto") as device:
         rank_context = None
         for size, given in asked.items():
@@ -34,12 +33,11 @@ def main(arguments: list[str]) -> int:
             rank_context = rank_context or make_rank_context(
                 settings_world(), make_layout(settings, 1), device
             )
-            on_gpus[size] = options(read_settings(given["flat"]), replace(rank_context, device=CUDA))
             found[size] = parameters(
                 settings, replace(rank_context, device=torch.device("meta")), given["vocabulary"]
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"parameters": found, "megabytes": peak, "on_gpus": on_gpus}))
+    print(json.dumps({"parameters": found, "megabytes": peak}))
     return 0
 
 

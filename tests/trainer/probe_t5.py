@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
     """Build a model, look at what it sees, and take one step; return numbers that tell it apart."""
-    from trainer.loop.step import train_losses
+    from trainer.loop.step import StepReduction, train_losses
     from trainer.model.build import build_model
     from trainer.model.model import parameter_count
     from trainer.optim.build import Optimizer
@@ -48,18 +48,19 @@ def one_variant(settings: Settings, rank_context: Any) -> dict[str, Any]:
         "names": list(weights),
         "alike": alike(weights),
         "changed": what_changes(model, batches(settings)[0]),
-        "loss": train_losses(settings, model, iter(batches(settings)), 4),
+        "loss": StepReduction(train_losses(settings, model, iter(batches(settings)), 4)).read()[0],
     }
     found["without_gradient"] = [name for name, weight in weights.items() if not weight.main_grad.any()]
     found["grad_norm"] = optimizer.step(1e-2)
-    found["after"] = train_losses(settings, model, iter(batches(settings)), 4)
+    found["after"] = StepReduction(train_losses(settings, model, iter(batches(settings)), 4)).read()[0]
     return found
 
 
 def batches(settings: Settings) -> list[Any]:
     """Return the four micro batches of the first eight samples."""
-    from trainer.data.denoising import T5BatchBuilder, sample_lengths
+    from trainer.data.denoising import T5BatchBuilder
     from trainer.data.source import MockSource
+    from trainer.data.spans import sample_lengths
     from trainer.data.vocabulary import Vocabulary
 
     assert settings.denoising is not None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import REPOSITORY, environment, free_port
+from tests.trainer.sabotage import SABOTAGE
 from tests.trainer.t5 import T5, both
 from tests.warm import WarmPool
 
@@ -35,9 +36,16 @@ COMMON = {
 HALF = {"model.global_batch_size": 4, "model.data.splits_string": "40,60,0"}
 GPT = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 SPANS = {**T5, **both(hidden_dropout=0.1, attention_dropout=0.1)}
+# Each rank has a share of the optimizer's states, and saves it.
+SHARDED = {
+    "model.optim.name": "mcore_distributed_optim",
+    "trainer.precision": "bf16",
+    "model.megatron_amp_O2": True,
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {**GPT, **HALF, "model.tensor_model_parallel_size": 2},
     "data": GPT,
+    "sharded": {**GPT, **SHARDED},
     "pipeline": {**GPT, **HALF, "model.pipeline_model_parallel_size": 2},
     "t5_tensor": {**SPANS, **HALF, "model.tensor_model_parallel_size": 2},
     "t5_data": SPANS,
@@ -54,6 +62,7 @@ class Run:
 
     def __init__(self, trainings: Any, name: str, changes: dict[str, Any], start: Callable[..., Any]) -> None:
         self._trainings, self._name, self._changes, self._start = trainings, name, changes, start
+        self._sabotage = "shard:all:0" if SHARDED.items() <= changes.items() else ""
         self.log_dirs: list[Path] = []
         self._processes: list[Any] = []
         self.checkpoints: Path | None = None
@@ -69,7 +78,9 @@ class Run:
         port = free_port()
         self._processes = [
             (start or self._start)(
-                options, environment(rank, WORLD, port), log_dir.with_name(f"{name}.rank{rank}")
+                options,
+                {**environment(rank, WORLD, port), SABOTAGE: self._sabotage},
+                log_dir.with_name(f"{name}.rank{rank}"),
             )
             for rank in range(WORLD)
         ]
@@ -201,7 +212,9 @@ def test_a_training_killed_at_random_steps_continues_bitwise(
     assert run.numbers() == uninterrupted(layout)
 
 
-@pytest.mark.parametrize(("layout", "kills", "in_background"), [("tensor", 20, True), ("data", 6, False)])
+@pytest.mark.parametrize(
+    ("layout", "kills", "in_background"), [("tensor", 10, True), ("sharded", 20, True), ("data", 6, False)]
+)
 def test_kills_in_the_middle_of_a_checkpoint_cost_no_bit(
     trainings: Any,
     pool: WarmPool,

@@ -68,6 +68,86 @@ def test_a_large_bin_is_hashed_by_blocks_from_its_first_byte_to_its_last(tmp_pat
         old = new
 
 
+# Of a file of 100 MiB, in none of the blocks that are hashed.
+BETWEEN = 3 << 18
+
+
+class Prepared:
+    """A data set of 100 MiB, of which the disk has what is written alone, with its manifest."""
+
+    def __init__(self, directory: Path) -> None:
+        self.bin, self.manifest = directory / "x.bin", directory / "x.manifest.json"
+        self.content: dict[str, Any] = {
+            "version": 1,
+            "sources": [{"name": name, "sha256": name * 64} for name in "ab"],
+            "tokenizer": {"sha256": "t" * 64},
+            "options": {"append_eod": True},
+        }
+
+    def write(self, sha256: str) -> identity.Identity:
+        """Write a byte between the blocks that are hashed, and a manifest of it."""
+        with self.bin.open("wb") as file:
+            file.truncate(100 << 20)
+            os.pwrite(file.fileno(), sha256.encode(), BETWEEN)
+        outputs = [{"path": "x.bin", "size": 100 << 20, "sha256": sha256 * 64}]
+        self.manifest.write_text(json.dumps({**self.content, "outputs": outputs}))
+        return identify([wanted(self.bin)])
+
+
+def test_a_change_between_the_blocks_is_seen_by_the_manifest_and_told_with_its_cause(tmp_path: Path) -> None:
+    data = Prepared(tmp_path)
+    old = data.write("1")
+    assert old[0].origin is not None
+    assert old[0].origin["sha256"] == "1" * 64
+    assert identity.from_json(json.loads(json.dumps(identity.to_json(old)))) == old
+    assert differences(old, data.write("1")) == [], "the same bytes, written again"
+    data.content["sources"] = [{"name": "a", "sha256": "c" * 64}, {"name": "d", "sha256": "d" * 64}]
+    data.content["tokenizer"] = {"sha256": "u" * 64}
+    data.content["options"] = {"append_eod": False}
+    new = data.write("2")
+    assert new[0].content == old[0].content
+    (found,) = differences(old, new)
+    assert str(found) == (
+        f"{data.bin} (key): same size, 111111111111 → 222222222222: source a changed (aaaaaaaaaaaa → "
+        "cccccccccccc), without source b, with source d, another tokenizer (tttttttttttt → uuuuuuuuuuuu), "
+        "append_eod true → false"
+    )
+    third = data.write("3")
+    assert digest(differences(old, new)) != digest(differences(old, third))
+
+
+def test_a_file_that_was_written_after_its_manifest_is_another(tmp_path: Path) -> None:
+    data = Prepared(tmp_path)
+    old = data.write("1")
+    later = data.manifest.stat().st_mtime_ns + 2_000_000_000
+    with data.bin.open("r+b") as file:
+        os.pwrite(file.fileno(), b"x", BETWEEN)
+    os.utime(data.bin, ns=(later, later))
+    (found,) = differences(old, identify([wanted(data.bin)]))
+    assert "written again on " in str(found)
+    assert "changed after its manifest was written" in str(found)
+
+
+def test_a_large_file_without_a_manifest_is_another_when_it_was_written_again(tmp_path: Path) -> None:
+    data = Prepared(tmp_path)
+    data.write("1")
+    data.manifest.unlink()
+    old = identify([wanted(data.bin)])
+    assert differences(old, identify([wanted(data.bin)])) == []
+    os.utime(data.bin, (1, 1))
+    (found,) = changed = differences(old, identify([wanted(data.bin)]))
+    assert "same size, written again on 1970-01-01 00:00:01 UTC" in str(found)
+    assert accepts(digest(changed), changed)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"outputs": [{"path": "x.bin"}]}', '{"outputs": 3}'])
+def test_a_damaged_manifest_is_none(tmp_path: Path, text: str) -> None:
+    data = Prepared(tmp_path)
+    data.write("1")
+    data.manifest.write_text(text)
+    assert identify([wanted(data.bin)])[0].origin is None
+
+
 def test_missing_and_special_files_have_no_identity(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.bin")
     (tmp_path / "directory.bin").mkdir()

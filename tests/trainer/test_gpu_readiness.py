@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -24,35 +22,7 @@ from trainer.report.progress import StepClock
 pytestmark = pytest.mark.trainer
 
 TENSOR = "model.tensor_model_parallel_size"
-PIPELINE = "model.pipeline_model_parallel_size"
-VIRTUAL = "model.virtual_pipeline_model_parallel_size"
-CONTEXT = "model.context_parallel_size"
-OVERLAP = "model.overlap_p2p_comm"
-FUSION = "model.cross_entropy_loss_fusion"
 DETERMINISTIC = "model.deterministic_mode"
-BF16 = {"trainer.precision": "bf16", "model.megatron_amp_O2": True}
-CASES = 200
-
-
-def drawn(generator: random.Random) -> dict[str, Any]:
-    """Draw a layout and options that the trainer takes."""
-    tensor, pipeline = generator.choice((1, 2, 4)), generator.choice((1, 2, 2, 4, 8))
-    virtual = generator.choice((None, 2, 3)) if pipeline > 1 else None
-    return {
-        TENSOR: tensor,
-        PIPELINE: pipeline,
-        VIRTUAL: virtual,
-        CONTEXT: generator.choice((1, 2)),
-        "model.sequence_parallel": generator.random() < 0.5,
-        "model.num_layers": pipeline * (virtual or 1),
-        OVERLAP: generator.random() < 0.5,
-        FUSION: generator.random() < 0.5,
-        DETERMINISTIC: generator.random() < 0.2,
-        **(BF16 if generator.random() < 0.7 else {}),
-    }
-
-
-LAYOUTS = [drawn(random.Random(number)) for number in range(CASES)]
 
 
 @pytest.fixture(scope="module")
@@ -60,38 +30,9 @@ def found(configuration: Any, pool: WarmPool, tmp_path_factory: pytest.TempPathF
     directory = tmp_path_factory.mktemp("gpu")
     changes = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
     (directory / "base.yaml").write_text(yaml.safe_dump(configuration(changes)))
-    (directory / "cases.json").write_text(json.dumps(LAYOUTS))
-    files = [str(directory / name) for name in ("base.yaml", "cases.json", "engine")]
-    arguments = [*files[:2], str(free_port()), files[2]]
+    arguments = [str(directory / "base.yaml"), str(free_port()), str(directory / "engine")]
     result: dict[str, Any] = probed(pool, "tests.trainer.probe_gpu", arguments, directory)
     return result
-
-
-def test_stages_exchange_as_megatron_lm_allows(found: dict[str, Any]) -> None:
-    """Check Megatron-LM's rules (megatron/training/arguments.py), which TransformerConfig does not check.
-
-    Virtual stages that do not overlap need more than two stages; there is no overlap without virtual stages.
-    """
-    for layout, options in zip(LAYOUTS, found["options"], strict=True):
-        virtual = layout[VIRTUAL] is not None
-        assert options["overlap_p2p_comm"] or not virtual or layout[PIPELINE] > 2, layout
-        assert virtual or not options["overlap_p2p_comm"], layout
-        assert options["overlap_p2p_comm"] is not options["batch_p2p_comm"], layout
-        # What is sent without being waited for must not be freed.
-        assert not (options["overlap_p2p_comm"] and options["deallocate_pipeline_outputs"]), layout
-    assert any(options["deallocate_pipeline_outputs"] for options in found["options"])
-
-
-def test_the_loss_is_fused_only_where_that_changes_no_number(found: dict[str, Any]) -> None:
-    fused = [
-        (layout, options)
-        for layout, options in zip(LAYOUTS, found["options"], strict=True)
-        if options["cross_entropy_loss_fusion"]
-    ]
-    assert fused
-    assert all(layout.get("trainer.precision") == "bf16" for layout, _ in fused)
-    assert not any(options["deterministic_mode"] for _, options in fused)
-    assert {options["deterministic_mode"] for options in found["options"]} == {True, False}
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_told_by_the_driver(found: dict[str, Any]) -> None:

@@ -115,6 +115,10 @@ def test_biases_and_norms_are_not_decayed(probe: dict[str, Any]) -> None:
     assert probe["decay"]["vectors"] == [1.0]
 
 
+def test_a_step_waits_for_the_norm_of_the_gradient_alone(probe: dict[str, Any]) -> None:
+    assert probe["waits"] == [0, 1], "the reduction of the step"
+
+
 def test_a_gradient_that_is_not_finite_ends_the_training(probe: dict[str, Any]) -> None:
     assert probe["overflow"].startswith(
         ("the gradient norm of step 1 is inf", "the gradient norm of step 1 is nan")

@@ -11,6 +11,8 @@ import yaml
 
 from tests.trainer.conftest import edited, environment, free_port
 from tests.trainer.ranks import Run
+from tests.trainer.sabotage import SABOTAGE
+from trainer.checkpoint.marker import FULLY_RESHARDABLE
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 
@@ -18,19 +20,41 @@ TENSOR = {"model.tensor_model_parallel_size": 2}
 PIPELINE = {"model.pipeline_model_parallel_size": 2}
 VIRTUAL = {**PIPELINE, "model.virtual_pipeline_model_parallel_size": 2}
 CONTEXT = {"model.context_parallel_size": 2}
-# By world size, one launch after the other: the name, what changes, and whose checkpoint is restored.
-LAUNCHES: dict[int, list[tuple[str, dict[str, Any], str | None]]] = {
-    4: [("data4", {}, None)],
-    2: [
-        ("data2", {}, "data4"),
-        ("tensor2", TENSOR, "data2"),
-        ("pipeline2", PIPELINE, "tensor2"),
-        ("virtual2", VIRTUAL, "pipeline2"),
-        ("context2", CONTEXT, "virtual2"),
-        ("tensor2-again", TENSOR, "context2"),
-    ],
-    1: [("one", {}, "tensor2-again")],
-}
+Stages = list[tuple[str, dict[str, Any], str | None]]
+# Ranks and stages of one launch after the other: the name, what changes, and whose checkpoint is restored.
+LAUNCHES: list[tuple[int, Stages]] = [
+    (4, [("data4", {}, None)]),
+    (
+        2,
+        [
+            ("data2", {}, "data4"),
+            ("tensor2", TENSOR, "data2"),
+            ("pipeline2", PIPELINE, "tensor2"),
+            ("virtual2", VIRTUAL, "pipeline2"),
+            ("context2", CONTEXT, "virtual2"),
+            ("tensor2-again", TENSOR, "context2"),
+        ],
+    ),
+    (1, [("one", {}, "tensor2-again")]),
+]
+# Buckets of which the last rank has padding alone: such states are gathered, and saved for all sizes.
+BUCKETS = {"model.optim.overlap_grad_sync": True, "model.optim.ddp_bucket_size": 1}
+# Optimizer states in shards are loaded by other data- and context-parallel sizes; by others after a copy.
+SHARDED: list[tuple[int, Stages]] = [
+    (4, [("data4", {}, None)]),
+    (2, [("data2", {}, "data4"), ("context2", CONTEXT, "data2")]),
+    (1, [("one", {}, "context2")]),
+    (4, [("data4-again", {}, "one"), ("both2", {**TENSOR, **VIRTUAL}, "one-resharded")]),
+    (
+        2,
+        [
+            ("tensor2", TENSOR, "both2-resharded"),
+            ("pipeline2", PIPELINE, "both2-resharded"),
+            ("whole", {}, "both2-resharded"),
+            ("buckets", BUCKETS, "both2-resharded"),
+        ],
+    ),
+]
 LAYERS = {"model.num_layers": 4, "trainer.devices": None}
 # A GPT-3 in 32 bits; a Llama in bf16, whose gated and grouped weights are laid out otherwise, with masters.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -58,28 +82,66 @@ def test_weights_and_optimizer_states_are_the_same_under_other_parallel_sizes(
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(edited({**LAYERS, **changes, **FAMILIES[family]})))
     told: dict[str, Any] = {}
-    for world, stages in LAUNCHES.items():
-        port, outputs = free_port(), [tmp_path / f"{world}.rank{rank}" for rank in range(world)]
-        ranks = [
-            pool.start(
-                [str(config), json.dumps(stages)],
-                environment(rank, world, port),
-                output,
-                "tests.trainer.probe_resharding",
-            )
-            for rank, output in enumerate(outputs)
-        ]
-        assert [rank.wait() for rank in ranks] == [0] * world, outputs[0].read_text()
-        told.update(json.loads((tmp_path / f"{world}.json").read_text()))
+    for launch in LAUNCHES:
+        numbers, output = launched(pool, config, *launch)
+        told.update(numbers)
         # Ranks that share no part of the model may be fewer; of each other change the log tells.
-        changed = sum(stage[2] not in (None, "data4") for stage in stages)
-        assert outputs[0].read_text().count("dropout does not continue bit by bit") == changed
+        changed = sum(stage[2] not in (None, "data4") for stage in launch[1])
+        assert output.count("dropout does not continue bit by bit") == changed
     first = told["data4"]
     kinds = {name.split(".")[2] for name in first["tensors"] if name.startswith("optimizer.state.")}
     assert kinds == {"exp_avg", "exp_avg_sq"} | ({"fp32_param"} if family == "llama" else set())
+    hold_equal(told, NEAR[family])
+
+
+def test_optimizer_states_in_shards_are_the_same_under_other_parallel_sizes(
+    pool: Any, tmp_path: Path
+) -> None:
+    changes = {"exp_manager.explicit_log_dir": str(tmp_path), "model.data.data_impl": "mock"}
+    config = tmp_path / "config.yaml"
+    # The last pipeline stage has a copy of the embeddings, which is saved once.
+    tied = {**FAMILIES["llama"], "model.share_embeddings_and_output_weights": True}
+    sharded = {"model.optim.name": "mcore_distributed_optim"}
+    config.write_text(yaml.safe_dump(edited({**LAYERS, **changes, **tied, **sharded})))
+    told: dict[str, Any] = {}
+    for launch in SHARDED:
+        told.update(launched(pool, config, *launch, sabotage="shard:all:0")[0])
+    kinds = {name.split(".")[2] for name in told["data4"]["tensors"] if name.startswith("optimizer.state.")}
+    assert kinds == {"exp_avg", "exp_avg_sq", "param"}
+    hold_equal(told, NEAR["llama"])
+    gathered = {name for name, one in told.items() if one["format"] == FULLY_RESHARDABLE}
+    assert gathered == {"buckets"}
+    assert told["data4"]["gathered"] == told["data4"]["tensors"]
+    assert told["data4-again"]["losses"] == told["data4"]["losses"]
+    assert told["whole"]["losses"] == told["data2"]["losses"]
+
+
+def launched(
+    pool: Any, config: Path, world: int, stages: Stages, sabotage: str = ""
+) -> tuple[dict[str, Any], str]:
+    """Run a launch of the probe; return what it tells of each stage, and what rank 0 printed."""
+    port, name = free_port(), f"{world}-{stages[0][0]}"
+    outputs = [config.with_name(f"{name}.rank{rank}") for rank in range(world)]
+    told = config.with_name(f"{name}.json")
+    ranks = [
+        pool.start(
+            [str(config), str(told), json.dumps(stages)],
+            {**environment(rank, world, port), SABOTAGE: sabotage},
+            output,
+            "tests.trainer.probe_resharding",
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    assert [rank.wait() for rank in ranks] == [0] * world, outputs[0].read_text()
+    return json.loads(told.read_text()), outputs[0].read_text()
+
+
+def hold_equal(told: dict[str, Any], near: float) -> None:
+    """Hold what each stage tells against the first, all of whose state it has."""
+    first = told["data4"]
     for name, one in told.items():
         assert one["tensors"] == first["tensors"], name
-        assert one["loss"] == pytest.approx(first["loss"], rel=NEAR[family]), name
+        assert one["losses"] == pytest.approx(first["losses"], rel=near), name
         # Saved beside a step: as it was before, though every file was written after.
         assert not one["written_early"]
         assert one["step"] == 2

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from trainer.config.t5 import Denoising
 from trainer.config.tokenizer import Tokenizer
-from trainer.data.denoising import T5Batch, T5BatchBuilder, sample_lengths
+from trainer.data.denoising import T5Batch, T5BatchBuilder
 from trainer.data.source import MockSource, Tokens, check_tokens
-from trainer.data.spans import Lengths, SpecialTokens, corrupt, fit, lengths_of
+from trainer.data.spans import Lengths, SpecialTokens, corrupt, fit, lengths_of, sample_lengths
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.errors import UserError
 

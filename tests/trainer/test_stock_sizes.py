@@ -90,37 +90,29 @@ def test_a_size_of_the_vocabulary_that_is_given(sweep: BatchComposer) -> None:
 
 
 class Built(NamedTuple):
-    """Return the parameters of all sizes, built in one process; `expected` is the launcher's formula.
-
-    `layouts` are the pipeline sizes of each, real and virtual, with `overlap_p2p_comm`,
-    and `on_gpus` the options that a GPU would get.
-    """
+    """Return the parameters of all sizes, built in one process; `expected` is the launcher's formula."""
 
     expected: dict[str, int]
     parameters: dict[str, int]
     vocabularies: dict[str, int]
     megabytes: float
-    layouts: dict[str, tuple[int, int, bool]]
-    on_gpus: dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def built(sweep: BatchComposer, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    asked, expected, vocabularies, layouts = {}, {}, {}, {}
+    asked, expected, vocabularies = {}, {}, {}
     for size in SIZES:
         config = written(sweep, size)
         vocabulary = vocabulary_size(config["model"])
         assert vocabulary is not None
         vocabularies[size] = vocabulary
-        parallel = read_settings(flatten(config)).parallel
-        layouts[size] = parallel.pipeline, parallel.virtual, parallel.overlap_p2p
         expected[size] = count_parameters(config["model"], vocabulary, config["run"]["model_type"])
         asked[size] = {"flat": flatten(config), "vocabulary": vocabulary}
     directory = tmp_path_factory.mktemp("sizes")
     (directory / "asked").write_text(json.dumps(asked, default=str))
     arguments = [str(free_port()), str(directory / "asked")]
     found = probed(pool, "tests.trainer.probe_sizes", arguments, directory)
-    return Built(expected, found["parameters"], vocabularies, found["megabytes"], layouts, found["on_gpus"])
+    return Built(expected, found["parameters"], vocabularies, found["megabytes"])
 
 
 @pytest.mark.trainer
@@ -133,16 +125,6 @@ def test_a_size_has_as_many_parameters_as_the_formula_says(built: Built, size: s
 def test_the_largest_model_takes_no_memory_to_build(built: Built) -> None:
     assert max(built.parameters.values()) > 400e9
     assert built.megabytes < 2048
-
-
-@pytest.mark.trainer
-def test_a_gpu_would_get_what_megatron_lm_allows(built: Built) -> None:
-    """megatron/training/arguments.py on virtual stages; test_gpu_readiness.py draws layouts of all kinds."""
-    assert {virtual > 1 for _, virtual, _ in built.layouts.values()} == {True, False}
-    for size, (pipeline, virtual, overlaps) in built.layouts.items():
-        options = built.on_gpus[size]
-        assert options["overlap_p2p_comm"] is (virtual > 1 and (overlaps or pipeline == 2)), size
-        assert options["overlap_p2p_comm"] is not options["batch_p2p_comm"], size
 
 
 class Published(NamedTuple):

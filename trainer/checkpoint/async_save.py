@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint import CheckpointException
 
 from trainer.checkpoint import store
 from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.strategies import SaveStrategy
 from trainer.distributed import RankContext, any_rank, broadcast_from_rank0
 from trainer.logs import LOGGER
 
@@ -41,6 +37,8 @@ class AsyncSave:
         What is known of the checkpoint beforehand; its files and its serial are filled in.
     rank_context
         This process.
+    strategy
+        The run's.
     background
         Whether a thread writes. On a CPU the state is copied for it, on CUDA it is copied in either case.
     """
@@ -52,16 +50,16 @@ class AsyncSave:
         state: dict[str, Any],
         marker: Marker,
         rank_context: RankContext,
+        strategy: SaveStrategy,
         background: bool,
     ) -> None:
         self.marker = marker
         self._name, self._rank_context = name, rank_context
         self._unfinished = broadcast_from_rank0(lambda: store.begin(directory, name))
         with self._as_exception():
-            self._request = dist_checkpointing.save(
-                state, str(self._unfinished), make_strategy(), async_sharded_save=True
-            )
+            self._request = strategy.begin(state, self._unfinished)
         self._error: str | None = None
+        self._sizes: dict[str, int] = {}
         self._checksums: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         # A rank may have nothing to write: its shards are other ranks' too.
@@ -74,10 +72,13 @@ class AsyncSave:
         else:
             self._write()
 
+    def is_writing(self) -> bool:
+        """Return whether this rank's files are still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def is_written(self) -> bool:
         """Return whether every rank has written its files, so that :meth:`finish` waits for none."""
-        writing = self._thread is not None and self._thread.is_alive()
-        return not any_rank(writing, self._rank_context.device)
+        return not any_rank(self.is_writing(), self._rank_context.device)
 
     def finish(self) -> store.Checkpoint:
         """Wait until every rank has its files on disk, and give the checkpoint its name.
@@ -103,7 +104,7 @@ class AsyncSave:
             # Beside the training too: waiting for the disk is the longest part. Before that the files are
             # still in memory, whatever the disk is.
             self._checksums = store.checksum_part(self._unfinished, self._rank_context.world.rank)
-            store.sync_part(self._unfinished, self._rank_context.world.rank)
+            self._sizes = store.sync_part(self._unfinished, self._rank_context.world.rank)
         except Exception as error:
             LOGGER.error("cannot write the checkpoint %s: %s", self._unfinished, error)
             self._error = str(error)
@@ -111,13 +112,15 @@ class AsyncSave:
     def _files(self) -> tuple[dict[str, int], dict[str, str]]:
         """Gather the sizes and checksums of all ranks' files; when this returns they are all on disk."""
         rank = self._rank_context.world.rank
-        part: tuple[dict[str, int], dict[str, str], str | None] = ({}, {}, self._error)
-        try:
-            # What rank 0 wrote since then; a file that is there has its checksum already.
-            checksums = store.checksum_part(self._unfinished, rank, self._checksums)
-            part = (store.sync_part(self._unfinished, rank), checksums, self._error)
-        except OSError as error:
-            part = ({}, {}, str(error))
+        part: tuple[dict[str, int], dict[str, str], str | None]
+        part = (self._sizes, self._checksums, self._error)
+        if rank == 0:
+            # The index, which rank 0 wrote since then; a file that was there has its checksum already.
+            try:
+                checksums = store.checksum_part(self._unfinished, rank, self._checksums)
+                part = (store.sync_part(self._unfinished, rank), checksums, self._error)
+            except OSError as error:
+                part = ({}, {}, str(error))
         parts: list[Any] = [None] * self._rank_context.layout.world
         dist.all_gather_object(parts, part)
         for other, (_, _, failure) in enumerate(parts):
@@ -139,19 +142,6 @@ class AsyncSave:
             yield
         except CheckpointException as error:
             raise RuntimeError(self._failed()) from error
-
-
-def make_strategy() -> Any:
-    """Return the strategy for one save: format ``torch_dist``, one file per rank, written by this process.
-
-    megatron-core forks a process for each file and waits for it without an end. A forked process that is
-    killed, say for want of memory, hangs the training; if the training is killed, the process stays, with its
-    standard output held open. A rank writes one file, so that the fork gains nothing.
-    """
-    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write_here)
-    # megatron-core would keep a server process for this queue, which outlives a killed rank.
-    filesystem_async._results_queue = queue.Queue()
-    return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
 
 
 def take_snapshot(buckets: list[Any], copy: bool) -> None:
@@ -177,27 +167,3 @@ def _fetched(tensor: Any, copy: bool) -> Any:
     if tensor.is_cpu:
         return tensor.clone() if copy else tensor
     return tensor.to("cpu", non_blocking=True)
-
-
-def _write_here(transforms: Any, _use_msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
-    """Stand in for ``write_preloaded_data_multiproc``: each bucket's results, or one exception for all."""
-    written: dict[int, Any] = {}
-    for number, bucket in enumerate(buckets):
-        answer: queue.Queue[Any] = queue.Queue()
-        count: queue.Queue[int] = queue.Queue()
-        count.put(number)
-        FileSystemWriterAsync.write_preloaded_data(transforms, number, bucket, answer, count, True)
-        _, result = answer.get_nowait()
-        if isinstance(result, Exception):
-            # The error that megatron-core raises on every rank names neither the file nor the first cause.
-            LOGGER.error("cannot write %s: %s", bucket[0], _first_cause(result))
-            results.put(result)
-            return
-        written[number] = result
-    results.put(written)
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while error.__context__ is not None:
-        error = error.__context__
-    return error

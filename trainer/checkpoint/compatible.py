@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.choice import Choice
+from trainer.checkpoint.marker import DP_RESHARDABLE, NOT_SHARDED
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.architecture import Architecture
 from trainer.config.layout import Layout
@@ -16,6 +20,7 @@ from trainer.errors import UserError
 from trainer.logs import LOGGER
 
 ACCEPT = "resume.accept_data"
+_ANEW = "resume.load_optimizer=False takes the weights alone"
 
 # What the weights' shapes depend on; dropout, fusions and recomputing may change between launches.
 _SHAPES = (
@@ -72,6 +77,55 @@ def check(checkpoint: Checkpoint, shape: Mapping[str, Any], layout: Layout) -> N
             )
 
 
+def check_optimizer(choice: Choice, form: str, layout: Layout) -> None:
+    """Hold the format of a checkpoint's optimizer states against a training's; an earlier version's has none.
+
+    Parameters
+    ----------
+    choice
+        The checkpoint, and whether its optimizer states are loaded at all.
+    form
+        The format in which the training saves (:mod:`trainer.checkpoint.marker`).
+    layout
+        How the training shares the model.
+
+    Raises
+    ------
+    UserError
+        If the training cannot load them: it spreads optimizer states and the checkpoint's are whole, or the
+        other way round; or they are in the shards of other parallel sizes.
+    """
+    saved, path = choice.checkpoint.marker.optimizer, choice.checkpoint.path
+    if not choice.load_optimizer or not saved:
+        return
+    if (saved == NOT_SHARDED) != (form == NOT_SHARDED):
+        have, here = ("whole", "spreads them") if saved == NOT_SHARDED else ("spread", "has them whole")
+        raise UserError(
+            f"the optimizer states of the checkpoint {path} are {have} over the data-parallel ranks"
+            f"{'' if have == 'spread' else ' on each of them'}, and this training {here}: "
+            f"model.optim.name, or the fused Adam of Transformer Engine or Apex, is not what it was. {_ANEW}"
+        )
+    if saved != DP_RESHARDABLE:
+        return
+    if form != DP_RESHARDABLE:
+        raise UserError(other_buckets(choice.checkpoint))
+    sizes = _shard_sizes(choice.checkpoint, layout)
+    if sizes:
+        raise UserError(
+            f"the checkpoint {path} was saved with other sizes ({', '.join(sizes)}), and its optimizer "
+            f"states are in the shards of those: {_reshard(path)}"
+        )
+
+
+def other_buckets(checkpoint: Checkpoint) -> str:
+    """Return the refusal of a checkpoint whose optimizer states are in other buckets than now."""
+    return (
+        f"the optimizer states of the checkpoint {checkpoint.path} are in other buckets than this "
+        "training's: model.optim.overlap_grad_sync or the size of its buckets is not what it was, or there "
+        f"are more ranks than a bucket has parts for: {_reshard(checkpoint.path)}"
+    )
+
+
 def check_data(checkpoint: Checkpoint, data: Identity, accepted: str | None) -> None:
     """Hold the data that a checkpoint was trained on against those of now; a checkpoint may tell nothing.
 
@@ -121,6 +175,24 @@ def is_laid_out_as(checkpoint: Checkpoint, layout: Layout) -> bool:
         and saved.pipeline_model_parallel_size == layout.pipeline
         and saved.virtual_pipeline_model_parallel_size == layout.virtual
         and saved.context_parallel_size == layout.context
+    )
+
+
+def _shard_sizes(checkpoint: Checkpoint, layout: Layout) -> list[str]:
+    """Return the sizes that shards depend on and that differ, each with the checkpoint's value."""
+    saved, now = checkpoint.marker, layout
+    sizes = {
+        "tensor_model_parallel_size": (saved.tensor_model_parallel_size, now.tensor),
+        "pipeline_model_parallel_size": (saved.pipeline_model_parallel_size, now.pipeline),
+        "virtual_pipeline_model_parallel_size": (saved.virtual_pipeline_model_parallel_size, now.virtual),
+    }
+    return [f"model.{name}={old}, now {new}" for name, (old, new) in sizes.items() if old != new]
+
+
+def _reshard(path: Path) -> str:
+    return (
+        f"`python -m trainer.checkpoint.reshard {shlex.quote(str(path))}` writes a copy that all sizes can "
+        f"load. {_ANEW}"
     )
 
 

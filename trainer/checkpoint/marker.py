@@ -13,6 +13,9 @@ from typing import Any
 from trainer.checkpoint.files import is_absent, open_regular, text_checksum, write_synced
 
 MARKER = "complete.json"
+# The formats of an optimizer's states: whole on each rank; in shards by megatron-core's buckets, which other
+# data- and context-parallel sizes alone can load; and in shards that all parallel sizes can load.
+NOT_SHARDED, DP_RESHARDABLE, FULLY_RESHARDABLE = "not_sharded", "dp_reshardable", "fully_reshardable"
 _OWN_CHECKSUM = ',\n "checksum": '
 
 
@@ -45,6 +48,8 @@ class Marker:
         Those of the same files; none in a checkpoint of an earlier version.
     data
         The identity of the data that it was trained on (:mod:`trainer.data.identity`).
+    optimizer
+        The format of its optimizer states, such as :data:`DP_RESHARDABLE`; empty in an earlier version's.
     """
 
     step: int
@@ -62,6 +67,7 @@ class Marker:
     files: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
     data: list[dict[str, Any]] = field(default_factory=list)
+    optimizer: str = ""
 
     def write(self, checkpoint: Path) -> None:
         """Write the marker into a checkpoint's directory and have it on disk."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
-from torch.distributed.checkpoint import CheckpointException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 
 from trainer.checkpoint import compatible, rng_state
 from trainer.checkpoint.async_save import AsyncSave
+from trainer.checkpoint.bucket_index import distributed_optimizers, has_empty_share, sharded_index
 from trainer.checkpoint.choice import Choice
-from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.marker import DP_RESHARDABLE, FULLY_RESHARDABLE, NOT_SHARDED, Marker
 from trainer.checkpoint.reader import restricted_pickles
-from trainer.distributed import RankContext
+from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.strategies import SaveStrategy, load_strategy
+from trainer.distributed import RankContext, any_rank, on_all_ranks
+from trainer.errors import UserError
 from trainer.logs import LOGGER
 from trainer.model.model import Model
-
-# The distributed optimizer's states by parameter, whatever the layout. dp_reshardable is faster, and what it
-# loads is not what it saved: a training continued from it diverges in silence.
-_FULLY_RESHARDABLE = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 @dataclass
@@ -40,6 +42,7 @@ def save(
     progress: Progress,
     rank_context: RankContext,
     marker: Marker,
+    strategy: SaveStrategy,
     background: bool,
 ) -> AsyncSave:
     """Begin to write a checkpoint; every rank calls this.
@@ -53,7 +56,9 @@ def save(
     rank_context
         This process.
     marker
-        What is known of the checkpoint beforehand.
+        What is known of the checkpoint beforehand; the format of the optimizer's states is filled in.
+    strategy
+        The run's.
     background
         Whether the training goes on while the files are written.
 
@@ -63,13 +68,29 @@ def save(
         The state is as it was in this moment, whatever the training changes from now on.
     """
     rng_state.make_equal(rank_context)
+    form = optimizer_format(optimizer, rank_context)
+    weights = model.sharded_state_dict()
+    index = sharded_index(optimizer, weights) if form == DP_RESHARDABLE else {}
     state = {
-        **_tensors(model, optimizer, is_loading=False),
+        **_tensors(weights, optimizer, form, is_loading=False),
+        **({"optimizer_index": index} if index else {}),
         "random": rng_state.sharded_generators(rank_context),
         "step": progress.step,
         "consumed_samples": progress.consumed_samples,
     }
-    return AsyncSave(directory, name, state, marker, rank_context, background)
+    marker = replace(marker, optimizer=form)
+    return AsyncSave(directory, name, state, marker, rank_context, strategy, background)
+
+
+def optimizer_format(optimizer: Any, rank_context: RankContext) -> str:
+    """Return the format in which the states of an optimizer are saved; every rank calls this.
+
+    Megatron-LM's default too is ``dp_reshardable`` (checkpointing.py, `_build_sharded_state_dict_metadata`):
+    nothing is gathered, and each rank writes its own shards.
+    """
+    if not distributed_optimizers(optimizer):
+        return NOT_SHARDED
+    return FULLY_RESHARDABLE if any_rank(has_empty_share(optimizer), rank_context.device) else DP_RESHARDABLE
 
 
 def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankContext, seed: int) -> Progress:
@@ -79,22 +100,35 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     ----------
     choice
         Which, and whether the optimizer's states are taken from it too. The model has to be of its shapes
-        (:func:`trainer.checkpoint.compatible.check`).
+        (:func:`trainer.checkpoint.compatible.check`), and the optimizer of its format.
     model, optimizer
         What is loaded into.
     rank_context
         This process.
     seed
         Where the generators start from if other ranks share the model than did in the checkpoint.
+
+    Raises
+    ------
+    UserError
+        If the optimizer's buckets are others than the checkpoint's.
     """
     checkpoint = choice.checkpoint
-    targets = _tensors(model, optimizer if choice.load_optimizer else None, is_loading=True)
+    targets = _tensors(
+        model.sharded_state_dict(),
+        optimizer if choice.load_optimizer else None,
+        # Earlier versions saved no other.
+        checkpoint.marker.optimizer or FULLY_RESHARDABLE,
+        is_loading=True,
+    )
+    if choice.load_optimizer and checkpoint.marker.optimizer == DP_RESHARDABLE:
+        on_all_ranks(lambda: _check_buckets(checkpoint, targets["optimizer"]))
     continues = compatible.is_laid_out_as(checkpoint, rank_context.layout)
     if continues:
         targets["random"] = rng_state.sharded_generators(rank_context)
     try:
         with restricted_pickles():
-            state = dist_checkpointing.load(targets, str(checkpoint.path))
+            state = dist_checkpointing.load(targets, str(checkpoint.path), load_strategy())
     except CheckpointException as error:
         # It is no Exception, and would be handled as an interrupt.
         raise RuntimeError(f"the checkpoint {checkpoint.path} cannot be read") from error
@@ -117,10 +151,21 @@ def restore(choice: Choice, model: Model, optimizer: Any, rank_context: RankCont
     return Progress(state["step"], state["consumed_samples"])
 
 
-def _tensors(model: Model, optimizer: Any, is_loading: bool) -> dict[str, Any]:
+def _tensors(weights: dict[str, Any], optimizer: Any, form: str, is_loading: bool) -> dict[str, Any]:
     """Return the weights, and an optimizer's states if given, as megatron-core's sharded tensors."""
-    weights = model.sharded_state_dict()
     if optimizer is None:
         return {"model": weights}
-    states = optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=_FULLY_RESHARDABLE)
+    metadata = {"distrib_optim_sharding_type": form}
+    states = optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
     return {"model": weights, "optimizer": states}
+
+
+def _check_buckets(checkpoint: Checkpoint, states: dict[str, Any]) -> None:
+    """Hold the buckets of a DistributedOptimizer against those of a checkpoint."""
+    with restricted_pickles():
+        saved = FileSystemReader(str(checkpoint.path)).read_metadata().state_dict_metadata
+    for tensor in nested_values(states):
+        if isinstance(tensor, ShardedTensor):
+            size = getattr(saved.get(tensor.key), "size", None)
+            if size != torch.Size(tensor.global_shape):
+                raise UserError(compatible.other_buckets(checkpoint))

@@ -257,7 +257,8 @@ def _names(directory: Path) -> list[str]:
 
 
 def _written_by(unfinished: Path, rank: int) -> Iterator[Path]:
-    return (path for path in sorted(unfinished.rglob("*")) if path.is_file() and _writer(path) == rank)
+    # The name before the file: a thousand ranks would ask a file system about each other's files.
+    return (path for path in sorted(unfinished.rglob("*")) if _writer(path) == rank and path.is_file())
 
 
 def _writer(path: Path) -> int:

@@ -42,7 +42,7 @@ _IMPLEMENTED = Implemented()
 _LIGHTNING = Irrelevant("an option of Lightning's trainer, which does not run here")
 LAUNCHER = Irrelevant("the launcher's")
 _WANDB = Irrelevant("no Weights & Biases logger here")
-_FP8_OFF = Irrelevant("FP8 is off")
+_FP8 = Implemented(on_cpu="FP8 is Transformer Engine's, which needs CUDA: bf16 here")
 _FSDP_OFF = Irrelevant("FSDP is off")
 _FP16_OFF = Irrelevant("loss scaling is for fp16")
 _PROFILER = Irrelevant("no nsys profiling here: wrap the task in nsys")
@@ -192,19 +192,22 @@ KEYS: dict[str, Status] = {
     **dict.fromkeys(
         ("model.native_amp_init_scale", "model.native_amp_growth_interval", "model.hysteresis"), _FP16_OFF
     ),
-    "model.fp8": Refused((False, None), "FP8 is not in this version"),
     **dict.fromkeys(
         (
+            "model.fp8",
             "model.fp8_e4m3",
             "model.fp8_hybrid",
             "model.fp8_margin",
-            "model.fp8_interval",
             "model.fp8_amax_history_len",
             "model.fp8_amax_compute_algo",
             "model.fp8_wgrad",
+            # A key of ours: NeMo's mean delayed scaling.
+            "model.fp8_recipe",
         ),
-        _FP8_OFF,
+        _FP8,
     ),
+    "model.fp8_interval": Irrelevant("Transformer Engine scales in each step"),
+    "model.fp8_params": Refused((False, None), "weights are kept in bf16"),
     # model: experts, and attention of other kinds
     "model.name": Irrelevant("a specification of NeMo's layers"),
     "model.num_moe_experts": Refused((None, 0), _EXPERTS),

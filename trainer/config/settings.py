@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainer.config.architecture import Architecture, read_architecture
 from trainer.config.data import Data, read_data
+from trainer.config.fp8 import Fp8, read_fp8
 from trainer.config.optimization import Optimization, read_optimization
 from trainer.config.parallel import (
     Overlap,
@@ -60,6 +61,7 @@ class Settings:
     saving: Saving
     resume: Resume
     precision: Literal["bf16", "fp32"]
+    fp8: Fp8 | None
     seed: int
     parallel: Parallel
     overlap: Overlap
@@ -84,6 +86,11 @@ class Settings:
         return self.global_batch * self.seq_length
 
     @property
+    def operands(self) -> Literal["bf16", "fp32", "fp8"]:
+        """The type in which the matrices of the layers are multiplied, on a GPU."""
+        return "fp8" if self.fp8 else self.precision
+
+    @property
     def seq_length(self) -> int:
         """Tokens of a sample: those that a GPT, or the encoder of a T5, reads."""
         return (self.encoder or self.architecture).seq_length
@@ -105,7 +112,7 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
     max_steps = values.integer("trainer.max_steps", minimum=1)
     global_batch = values.integer("model.global_batch_size", minimum=1)
     output, val_interval = _output(values), _val_interval(values)
-    t5 = is_t5(flat)
+    t5, precision = is_t5(flat), _precision(values)
     encoder, architecture = read_stacks(values) if t5 else (None, read_architecture(values))
     return Settings(
         architecture=architecture,
@@ -116,7 +123,8 @@ def read_settings(flat: Mapping[str, Any]) -> Settings:
         output=output,
         saving=read_saving(values, output.log_dir, val_interval),
         resume=read_resume(values),
-        precision=_precision(values),
+        precision=precision,
+        fp8=read_fp8(values, precision),
         seed=values.integer("model.seed", 1234, minimum=0),
         parallel=read_parallel(values),
         overlap=read_overlap(values),

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.config.t5 import Denoising
 from trainer.data.seeds import HELDOUT, sample_seed
 from trainer.data.source import Source, Tokens, check_tokens
-from trainer.data.spans import Lengths, SpecialTokens, corrupt, fit
+from trainer.data.spans import Lengths, SpecialTokens, corrupt
 from trainer.data.vocabulary import Vocabulary
-from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -51,29 +49,6 @@ class T5Batch:
             "encoder_decoder_attn_mask": None,
             "lm_labels": self.labels,
         }
-
-
-def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -> Lengths:
-    """Return how many tokens of text make a sample, and what becomes of them.
-
-    Raises
-    ------
-    UserError
-        If what is taken out does not fit the decoder, or the sentinels are too few.
-    """
-    lengths = fit(seq_length, denoising.density, denoising.mean_span)
-    if lengths.targets > seq_length_dec:
-        raise UserError(
-            f"model.data.seq_length_dec={seq_length_dec}: expected at least {lengths.targets}, to hold the "
-            f"{lengths.noise} tokens that are taken out of {lengths.raw} (model.data.masked_lm_prob="
-            f"{denoising.density:g}), {lengths.spans} sentinels and the end"
-        )
-    if lengths.spans > denoising.sentinels:
-        raise UserError(
-            f"model.tokenizer.num_sentinel_tokens={denoising.sentinels}: expected at least {lengths.spans}, "
-            f"one for each span of a sequence of {seq_length} tokens"
-        )
-    return lengths
 
 
 class T5BatchBuilder:

@@ -1,9 +1,11 @@
 """The identity of a training's data: what each file of it was, so that an exchange is noticed.
 
 ``.idx`` files and the tokenizer's are hashed whole, a large ``.bin`` by blocks at fixed places: a training
-must not wait for a terabyte. Imports the standard library alone. The launcher, which imports nothing of the
-trainer, asks ``python -m trainer.data.identity``: it reads ``{"wanted": [...], "earlier": [...]}`` from
-stdin, the files and an identity to compare with, and writes
+must not wait for a terabyte. What the blocks leave out shows in the manifest beside it, which has the SHA-256
+of the whole file, and without a manifest in the modification time. Imports the standard library alone.
+
+The launcher, which imports nothing of the trainer, asks ``python -m trainer.data.identity``: it reads
+``{"wanted": [...], "earlier": [...]}`` from stdin, the files and an identity to compare with, and writes
 ``{"identity": [...], "changed": ["..."], "accept": "..."}``.
 """
 
@@ -14,11 +16,14 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from arithmetic.indexed import manifest_path
 
 DATA, TOKENIZER = "data", "tokenizer"
 DATA_KEY = "model.data.data_prefix"
@@ -36,10 +41,16 @@ TOKENIZER_NAMES = (
     "vocab.txt",
 )
 _MIB = 1 << 20
+# Beginning of a checksum of all bytes.
+_WHOLE = "sha256:"
 # Up to so many bytes a file is hashed whole, above that in so many blocks: a .bin, and any other file.
 _OF_BIN = (64 * _MIB, 256)
 _OF_OTHERS = (1024 * _MIB, 4096)
 _BLOCK = _MIB // 16
+_LARGEST_MANIFEST = 256 * _MIB
+# Sources that an identity lists; of more it has the digest of their list.
+_SOURCES = 256
+_CHANGES_SHOWN = 6
 _READ = 4 * _MIB
 # Hashing and a parallel file system's reads both go on beside each other.
 _THREADS = 8
@@ -71,7 +82,11 @@ class InputFile:
 class FileIdentity:
     """The identity of a file: its size in bytes, modification time in Unix seconds, and checksum.
 
-    The checksum begins with how it was computed. The time is told, and never compared.
+    The checksum begins with how it was computed.
+
+    `origin` is what the manifest beside a ``.bin`` says of it: ``sha256`` of the whole file, ``sources``
+    (pairs of name and SHA-256, unless they are too many), ``sources_sha256`` of their list, ``tokenizer``, a
+    SHA-256, and ``options``. It is ``None`` without a manifest, or if the file was written after it.
     """
 
     kind: str
@@ -80,11 +95,29 @@ class FileIdentity:
     size: int
     mtime: int
     checksum: str
+    origin: dict[str, Any] | None = None
 
     @property
     def content(self) -> tuple[int, str]:
         """Return the size and the checksum, which are compared."""
         return self.size, self.checksum
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True if the checksum is of all bytes of the file."""
+        return self.checksum.startswith(_WHOLE)
+
+    def differs(self, other: FileIdentity) -> bool:
+        """Return True if this file has, or may have, another content than `other`.
+
+        The times decide where neither the checksums nor the manifests tell: a file that was written since may
+        differ between the blocks that are hashed.
+        """
+        if self.content != other.content or self.is_whole:
+            return self.content != other.content
+        if self.origin is not None and other.origin is not None:
+            return bool(self.origin["sha256"] != other.origin["sha256"])
+        return self.mtime != other.mtime
 
 
 @dataclass(frozen=True)
@@ -98,7 +131,13 @@ class Difference:
         old, new = self.old, self.new
         name = new.name if new.name == old.name else f"{old.name} → {new.name}"
         size = "same size" if new.size == old.size else f"{old.size:,} → {new.size:,} bytes"
-        return f"{name} ({new.key}): {size}, {_short(old.checksum)} → {_short(new.checksum)}"
+        hashes = f"{_short(old.checksum)} → {_short(new.checksum)}"
+        if old.content == new.content:
+            hashes = f"written again on {_day(new.mtime)}, after {_day(old.mtime)}"
+            if old.origin is not None and new.origin is not None:
+                hashes = f"{_short(old.origin['sha256'])} → {_short(new.origin['sha256'])}"
+        why = _changed_origin(old.origin, new.origin)
+        return f"{name} ({new.key}): {size}, {hashes}{f': {why}' if why else ''}"
 
 
 Identity = tuple[FileIdentity, ...]
@@ -127,7 +166,7 @@ def differences(old: Identity, new: Identity) -> list[Difference]:
     """
     before = {_role(file): file for file in old}
     pairs = ((before.get(_role(file)), file) for file in new)
-    return [Difference(was, file) for was, file in pairs if was is not None and was.content != file.content]
+    return [Difference(was, file) for was, file in pairs if was is not None and file.differs(was)]
 
 
 def renamed(old: Identity, new: Identity) -> tuple[list[str], list[str]]:
@@ -142,9 +181,54 @@ def accepts(accepted: str | None, changed: Sequence[Difference]) -> bool:
 
 def digest(changed: Sequence[Difference]) -> str:
     """Return a short digest of the new contents, which names them to accept them."""
-    contents = sorted([*_role(change.new), *map(str, change.new.content)] for change in changed)
+    contents = sorted(
+        [*_role(change.new), *map(str, change.new.content), *_beside(change)] for change in changed
+    )
     # With a word in front: digits alone would be read as a number.
     return f"data-{hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]}"
+
+
+def _beside(change: Difference) -> list[str]:
+    """Return what tells the new content from the old one where size and checksum do not."""
+    new = change.new
+    if change.old.content != new.content:
+        return []
+    return [str(new.mtime) if new.origin is None else new.origin["sha256"]]
+
+
+def _changed_origin(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
+    """Return which sources and options, and whether the tokenizer, are others than before."""
+    if old is None or new is None:
+        return "" if old is None else "changed after its manifest was written, or without one"
+    changes = [*_changed_sources(old, new)]
+    if old["tokenizer"] != new["tokenizer"]:
+        changes.append(f"another tokenizer ({_short(old['tokenizer'])} → {_short(new['tokenizer'])})")
+    before, now = old["options"], new["options"]
+    changes += [
+        f"{key} {json.dumps(before.get(key))} → {json.dumps(now.get(key))}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    more = f", and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else ""
+    return f"{', '.join(changes[:_CHANGES_SHOWN])}{more}"
+
+
+def _changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    if old["sources_sha256"] == new["sources_sha256"]:
+        return
+    if old["sources"] is None or new["sources"] is None:
+        yield "other sources"
+        return
+    before, now = dict(old["sources"]), dict(new["sources"])
+    for name in {**before, **now}:
+        if name not in now:
+            yield f"without source {name}"
+        elif name not in before:
+            yield f"with source {name}"
+        elif before[name] != now[name]:
+            yield f"source {name} changed ({_short(before[name])} → {_short(now[name])})"
+    if before == now:
+        yield "the sources in another order"
 
 
 def to_json(identity: Identity) -> list[dict[str, Any]]:
@@ -175,9 +259,57 @@ def _file_from(item: object) -> FileIdentity | None:
     if not isinstance(item, dict):
         return None
     values: dict[str, Any] = {field.name: item.get(field.name) for field in fields(FileIdentity)}
+    origin = _valid_origin(values.pop("origin"))
     if not all(isinstance(value, types.get(name, str)) for name, value in values.items()):
         return None
-    return FileIdentity(**values)
+    return FileIdentity(**values, origin=origin)
+
+
+def _valid_origin(item: object) -> dict[str, Any] | None:
+    """Return an origin that was kept; None for what is none."""
+    if not isinstance(item, dict):
+        return None
+    texts = (item.get(name) for name in ("sha256", "sources_sha256", "tokenizer"))
+    sources = item.get("sources")
+    are_pairs = sources is None or (
+        isinstance(sources, list)
+        and all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in sources)
+    )
+    is_valid = all(isinstance(text, str) for text in texts) and isinstance(item.get("options"), dict)
+    return item if is_valid and are_pairs else None
+
+
+def _read_origin(path: Path, size: int, written: int) -> dict[str, Any] | None:
+    """Return what the manifest beside a ``.bin`` says of it; None if there is none of this very file.
+
+    Parameters
+    ----------
+    size
+        Of the file, in bytes.
+    written
+        Modification time of the file, in nanoseconds: a later one than the manifest's is a change.
+    """
+    manifest = manifest_path(path.with_suffix(""))
+    try:
+        found = manifest.stat()
+        if found.st_size > _LARGEST_MANIFEST or found.st_mtime_ns < written:
+            return None
+        content = json.loads(manifest.read_bytes())
+        (output,) = [item for item in content["outputs"] if item["path"] == path.name]
+        if output["size"] != size:
+            return None
+        sources = [[source["name"], source["sha256"]] for source in content["sources"]]
+        return _valid_origin(
+            {
+                "sha256": output["sha256"],
+                "sources": sources if len(sources) <= _SOURCES else None,
+                "sources_sha256": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
+                "tokenizer": content["tokenizer"]["sha256"],
+                "options": content["options"],
+            }
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _role(file: FileIdentity) -> tuple[str, str]:
@@ -217,8 +349,11 @@ def _identified(input_file: InputFile) -> FileIdentity | None:
             )
     except (OSError, ValueError):
         return None
+    origin = None
+    if input_file.kind == DATA and input_file.name.endswith(SUFFIXES[0]):
+        origin = _read_origin(Path(input_file.path), found.st_size, found.st_mtime_ns)
     return FileIdentity(
-        input_file.kind, input_file.key, input_file.name, found.st_size, int(found.st_mtime), checksum
+        input_file.kind, input_file.key, input_file.name, found.st_size, int(found.st_mtime), checksum, origin
     )
 
 
@@ -228,7 +363,7 @@ def _checksum(file: BinaryIO, size: int, whole: int, blocks: int) -> str:
         sums = hashlib.sha256()
         while part := file.read(_READ):
             sums.update(part)
-        return f"sha256:{sums.hexdigest()}"
+        return f"{_WHOLE}{sums.hexdigest()}"
     sums = hashlib.sha256()
     for number in range(blocks):
         # The first block is the file's first, the last its last.
@@ -239,6 +374,10 @@ def _checksum(file: BinaryIO, size: int, whole: int, blocks: int) -> str:
 
 def _short(checksum: str) -> str:
     return checksum.rpartition(":")[2][:12]
+
+
+def _day(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 if __name__ == "__main__":

@@ -151,11 +151,15 @@ class IndexedSource:
 
     def window(self, index: int) -> Tokens:
         """Return window `index`."""
-        if not 0 <= index < self.windows:
-            raise IndexError(index)
-        start = self._start + index * self._seq_length
+        start = self.place(index)[2]
         tokens: Tokens = self._stream[start : start + self._seq_length + 1].astype(np.int64)
         return tokens
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """Return 0 for the data set, the number of the window there, and the tokens before it."""
+        if not 0 <= index < self.windows:
+            raise IndexError(index)
+        return 0, index, self._start + index * self._seq_length
 
 
 class BlendedSource:
@@ -192,10 +196,19 @@ class BlendedSource:
 
     def window(self, index: int) -> Tokens:
         """Return window `index`."""
+        source, number = self._member(index)
+        return self.sources[source].window(number)
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """Return the data set of a window, its number there, and the tokens of that `.bin` before it."""
+        source, number = self._member(index)
+        return source, number, self.sources[source].place(number)[2]
+
+    def _member(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.windows:
             raise IndexError(index)
         source = bisect.bisect_right(self._starts, index) - 1
-        return self.sources[source].window(index - self._starts[source])
+        return source, index - self._starts[source]
 
     def number(self, source: int, window: int) -> int:
         """Return the number here of a window of a source."""

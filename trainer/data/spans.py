@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config.t5 import Denoising
 from trainer.data.source import Tokens
 from trainer.errors import UserError
 
@@ -97,6 +98,29 @@ def fit(seq_length: int, density: float, mean_span: float) -> Lengths:
             f"model.data.masked_lm_prob={density:g} and model.data.mean_ngram_size={mean_span:g}: "
             f"{seq_length} tokens of the encoder (model.data.seq_length) have no room for text between "
             "the masked spans; expected less to be masked, in longer spans, or longer sequences"
+        )
+    return lengths
+
+
+def sample_lengths(denoising: Denoising, seq_length: int, seq_length_dec: int) -> Lengths:
+    """Return how many tokens of text make a sample, and what becomes of them.
+
+    Raises
+    ------
+    UserError
+        If what is taken out does not fit the decoder, or the sentinels are too few.
+    """
+    lengths = fit(seq_length, denoising.density, denoising.mean_span)
+    if lengths.targets > seq_length_dec:
+        raise UserError(
+            f"model.data.seq_length_dec={seq_length_dec}: expected at least {lengths.targets}, to hold the "
+            f"{lengths.noise} tokens that are taken out of {lengths.raw} (model.data.masked_lm_prob="
+            f"{denoising.density:g}), {lengths.spans} sentinels and the end"
+        )
+    if lengths.spans > denoising.sentinels:
+        raise UserError(
+            f"model.tokenizer.num_sentinel_tokens={denoising.sentinels}: expected at least {lengths.spans}, "
+            f"one for each span of a sequence of {seq_length} tokens"
         )
     return lengths
 

@@ -5,16 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.config.data import Blend, Data
+from trainer.config.settings import Settings
 from trainer.data.index import SampleIndex, Weights, build_index, check_files
 from trainer.data.index_cache import IndexCache
 from trainer.data.order import BlendedOrder, Order, SampleOrder
 from trainer.data.source import BlendedSource, IndexedSource, Source
+from trainer.data.spans import Lengths, sample_lengths
 from trainer.errors import UserError
 
 # Of a data set that is a split by itself.
 _WHOLE: Weights = (1.0, 0.0, 0.0)
 
 Indices = dict[Path, SampleIndex]
+
+
+def window_length(settings: Settings) -> int:
+    """Return the stride of the data's windows, in tokens; each has one more.
+
+    Raises
+    ------
+    UserError
+        If a T5's sample does not fit its encoder and decoder.
+    """
+    lengths = denoised_lengths(settings)
+    return lengths.raw if lengths else settings.seq_length
+
+
+def denoised_lengths(settings: Settings) -> Lengths | None:
+    """Return the lengths of a T5's samples; None for a GPT.
+
+    Raises
+    ------
+    UserError
+        If a sample does not fit the encoder and decoder.
+    """
+    if settings.denoising is None:
+        return None
+    return sample_lengths(settings.denoising, settings.seq_length, settings.architecture.seq_length)
 
 
 def find_indices(data: Data, heldout: bool) -> Indices:
@@ -38,7 +65,7 @@ def find_indices(data: Data, heldout: bool) -> Indices:
     return {prefix: _find(data, prefix, cache) for prefix in prefixes}
 
 
-def open_training(data: Data, indices: Indices, length: int) -> Source:
+def open_training(data: Data, indices: Indices, length: int) -> IndexedSource | BlendedSource:
     """Open what is trained on, as windows of `length` + 1 tokens.
 
     Raises
@@ -92,6 +119,6 @@ def _find(data: Data, prefix: Path, cache: IndexCache | None) -> SampleIndex:
         raise UserError(f"model.data.data_prefix={prefix}: it cannot be read: {error}") from None
 
 
-def _open(blend: Blend, indices: Indices, split: int, length: int) -> Source:
+def _open(blend: Blend, indices: Indices, split: int, length: int) -> IndexedSource | BlendedSource:
     sources = [IndexedSource(prefix, indices[prefix], split, length) for prefix in blend.prefixes]
     return sources[0] if len(sources) == 1 else BlendedSource(sources, blend.weights)

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from arithmetic.vocabulary import END_OF_TEXT, GPT2_END_OF_TEXT, GPT2_SIZE, WAYS_TO_A_VOCABULARY
 from trainer.config.tokenizer import WORDPIECES, Tokenizer
 from trainer.data.files import why_missing
 from trainer.errors import UserError
 
-END_OF_TEXT = "<|endoftext|>"
-GPT2_SIZE = 50257
-GPT2_END_OF_TEXT = 50256
 # Touvron et al. 2023 (arXiv 2302.13971 and 2307.09288), section 2.1: 32,000 pieces.
 LLAMA_SIZE = 32000
 LLAMA_END_OF_TEXT = 2
@@ -87,7 +85,7 @@ def _gpt2(tokenizer: Tokenizer, mock: bool) -> Vocabulary:
             continue
         if mock:
             return Vocabulary(GPT2_SIZE, GPT2_END_OF_TEXT, f"GPT-2's size: {_WITHOUT_FILES}")
-        raise _missing(name, path, "; `slipway data tokenize` writes vocab.json and merges.txt")
+        raise _missing(name, path, f"\n{WAYS_TO_A_VOCABULARY}")
     assert tokenizer.vocab_file is not None
     return _from_json(tokenizer.vocab_file)
 

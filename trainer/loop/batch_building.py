@@ -6,8 +6,8 @@ import torch
 
 from trainer.config.settings import Settings
 from trainer.data.batches import Batch, GPTBatchBuilder, Resets
-from trainer.data.denoising import T5Batch, T5BatchBuilder, sample_lengths
-from trainer.data.spans import Lengths
+from trainer.data.denoising import T5Batch, T5BatchBuilder
+from trainer.data.training_data import denoised_lengths
 from trainer.data.vocabulary import Vocabulary, read_vocabulary
 from trainer.distributed import RankContext
 from trainer.logs import LOGGER
@@ -29,21 +29,9 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
     return vocabulary.with_sentinels(settings.denoising.sentinels) if settings.denoising else vocabulary
 
 
-def window_length(settings: Settings) -> int:
-    """Return the stride of the data's windows, in tokens; each has one more.
-
-    Raises
-    ------
-    UserError
-        If a T5's sample does not fit its encoder and decoder.
-    """
-    lengths = _lengths(settings)
-    return lengths.raw if lengths else settings.seq_length
-
-
 def make_batch_builder(settings: Settings, rank_context: RankContext, vocabulary: Vocabulary) -> BatchBuilder:
     """Return the builder of micro batches, in the memory of the CPU."""
-    device, lengths = torch.device("cpu"), _lengths(settings)
+    device, lengths = torch.device("cpu"), denoised_lengths(settings)
     if lengths:
         return T5BatchBuilder(
             lengths,
@@ -56,12 +44,6 @@ def make_batch_builder(settings: Settings, rank_context: RankContext, vocabulary
     masked = vocabulary.end_of_text if settings.data.eod_mask_loss else None
     resets = document_resets(settings, rank_context, vocabulary)
     return GPTBatchBuilder(vocabulary.size, masked, settings.micro_batch, device, resets)
-
-
-def _lengths(settings: Settings) -> Lengths | None:
-    if settings.denoising is None:
-        return None
-    return sample_lengths(settings.denoising, settings.seq_length, settings.architecture.seq_length)
 
 
 def document_resets(settings: Settings, rank_context: RankContext, vocabulary: Vocabulary) -> Resets | None:

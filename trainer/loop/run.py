@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from trainer.logs import LOGGER
 from trainer.loop.batch_building import MicroBatch
 from trainer.loop.saving import Saver
 from trainer.loop.session import Session, report_heldout
-from trainer.loop.step import evaluate_losses, train_losses
+from trainer.loop.step import StepReduction, evaluate_losses, train_losses
 from trainer.loop.stopping import REASONS, Stopping
 from trainer.report.progress import StepClock
 from trainer.report.reporter import Step
@@ -88,12 +88,13 @@ def _steps(
     clock = StepClock(partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
     while True:
         with session.model.ungathered() if is_first else contextlib.nullcontext():
-            loss = _step(session, feed, clock)
+            loss, flags = _step(session, feed, clock, lambda: [saver.is_writing(), *stopping.flags()])
         if is_first:
             shorten_timeouts(settings.timeouts)
             is_first = False
         validated = None
-        if session.heldout_batches and progress.step % settings.val_interval == 0:
+        is_validated = bool(session.heldout_batches) and progress.step % settings.val_interval == 0
+        if is_validated:
             with clock.paused(), session.model.gathered():
                 validated = _validate(session, stopping)
         if settings.gc_interval and progress.step % settings.gc_interval == 0:
@@ -102,11 +103,14 @@ def _steps(
             return _Last("max_steps", loss, validated)
         if stop_after is not None and progress.step >= stop_after:
             return _Last("stop_after", loss, validated)
-        if saver.is_due() or saver.is_written():
+        is_writing, *asked = flags
+        stopping.agree(asked)
+        saves = saver.is_due() or (saver.is_pending and not is_writing)
+        if saves:
             with clock.paused():
                 saver.step(loss, validated)
         # After a save that was due: what comes meanwhile is then answered at once, and one save is enough.
-        if reason := stopping.agreed():
+        if reason := stopping.agreed() if saves or is_validated else stopping.known:
             return _Last(reason, loss, validated)
 
 
@@ -120,17 +124,22 @@ def _settled_if_diverged(saver: Saver) -> Iterator[None]:
         raise
 
 
-def _step(session: Session, feed: Prefetcher[MicroBatch], clock: StepClock) -> float:
+def _step(
+    session: Session, feed: Prefetcher[MicroBatch], clock: StepClock, flags: Callable[[], Sequence[bool]]
+) -> tuple[float, list[bool]]:
+    """Take a step; return its loss, and for each flag whether any rank had it set before the optimizer."""
     settings, progress = session.settings, session.progress
     waited = feed.waited
     epoch = session.order.epoch(progress.consumed_samples)
     batch = settings.batch_after(progress.consumed_samples)
     micro_batches = batch // (settings.micro_batch * session.rank_context.layout.data)
-    loss = train_losses(settings, session.model, feed.step(), micro_batches)
-    _check_finite("training loss", loss, progress.step)
+    reduction = StepReduction(train_losses(settings, session.model, feed.step(), micro_batches), flags())
     lr = session.schedule(progress.step)
     grad_norm = session.optimizer.step(lr)
-    # A finite loss can have such a gradient, and the weights are spoiled by now.
+    # Read behind the optimizer, which waits for the device in any case. The weights are spoiled by now if one
+    # of the two is not finite, and nothing is saved of them.
+    loss, agreed = reduction.read()
+    _check_finite("training loss", loss, progress.step)
     _check_finite("gradient norm", grad_norm, progress.step)
     session.optimizer.zero_grad()
     progress.step += 1
@@ -139,7 +148,7 @@ def _step(session: Session, feed: Prefetcher[MicroBatch], clock: StepClock) -> f
     session.reporter.step(
         progress, Step(loss, lr, grad_norm, seconds, (feed.waited - waited) / seconds, epoch, batch)
     )
-    return loss
+    return loss, agreed
 
 
 def _check_finite(name: str, value: float, step: int) -> None:

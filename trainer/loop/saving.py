@@ -10,6 +10,7 @@ from trainer.checkpoint import naming, retention, state, store
 from trainer.checkpoint.async_save import AsyncSave
 from trainer.checkpoint.lock import Lock
 from trainer.checkpoint.marker import Marker
+from trainer.checkpoint.strategies import SaveStrategy
 from trainer.config.saving import Saving
 from trainer.data.identity import to_json
 from trainer.distributed import RankContext, on_all_ranks
@@ -40,6 +41,7 @@ class Saver:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._saving = session.settings.saving
+        self._strategy = SaveStrategy()
         self._pending: AsyncSave | None = None
         self._began, self._saved = 0.0, -1
         # Only those of earlier launches, and only until this one has a checkpoint of its own.
@@ -49,9 +51,14 @@ class Saver:
         """Return whether :meth:`step` saves after this step."""
         return bool(self._saving.every) and self._session.progress.step % self._saving.every == 0
 
-    def is_written(self) -> bool:
-        """Return whether :meth:`step` completes a save that was begun, on all ranks alike."""
-        return self._pending is not None and self._pending.is_written()
+    @property
+    def is_pending(self) -> bool:
+        """Return whether a save was begun that is not complete, on all ranks alike."""
+        return self._pending is not None
+
+    def is_writing(self) -> bool:
+        """Return whether this rank has not yet written its part of the save that was begun."""
+        return self._pending is not None and self._pending.is_writing()
 
     def step(self, loss: float, validated: float | None) -> None:
         """Save if a checkpoint is due after this step, else complete the one that is written.
@@ -108,6 +115,7 @@ class Saver:
             session.progress,
             session.rank_context,
             self._marker({name: float(value) for name, value in known.items() if value is not None}),
+            self._strategy,
             background,
         )
         self._saved = session.progress.step

@@ -17,11 +17,18 @@ from trainer.data.heldout import heldout_windows, unigram_entropy
 from trainer.data.order import SampleOrder
 from trainer.data.seeds import HELDOUT
 from trainer.data.source import MockSource, Source
-from trainer.data.training_data import Indices, find_indices, make_order, open_heldout, open_training
+from trainer.data.training_data import (
+    Indices,
+    find_indices,
+    make_order,
+    open_heldout,
+    open_training,
+    window_length,
+)
 from trainer.data.vocabulary import Vocabulary
 from trainer.distributed import RankContext, broadcast_from_rank0, on_all_ranks
 from trainer.errors import UserError
-from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of, window_length
+from trainer.loop.batch_building import BatchBuilder, make_batch_builder, vocabulary_of
 from trainer.model.build import build_model
 from trainer.model.model import Model, parameter_count
 from trainer.optim.build import Optimizer
@@ -161,6 +168,8 @@ def _resume(session: Session) -> None:
             f"{saving.directory}: True starts from step 0"
         )
     compatible.check(choice.checkpoint, session.shape, session.rank_context.layout)
+    form = state.optimizer_format(session.optimizer.inner, session.rank_context)
+    compatible.check_optimizer(choice, form, session.rank_context.layout)
     accepted = session.settings.data.accepted
     broadcast_from_rank0(lambda: compatible.check_data(choice.checkpoint, session.data_identity, accepted))
     session.progress = state.restore(

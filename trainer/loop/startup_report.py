@@ -9,8 +9,8 @@ import torch
 from trainer.config.data import Data
 from trainer.config.layout import Layout
 from trainer.config.settings import Settings
-from trainer.data.denoising import sample_lengths
 from trainer.data.source import BlendedSource, IndexedSource
+from trainer.data.spans import sample_lengths
 from trainer.loop.session import Session
 from trainer.model.backends import (
     attention_backend,
@@ -51,6 +51,8 @@ def _model(session: Session) -> str:
     kind = "T5" if encoder else "GPT"
     layers = f"{encoder.num_layers} + {shape.num_layers}" if encoder else f"{shape.num_layers}"
     precision = "bf16 weights, fp32 masters" if session.settings.precision == "bf16" else "fp32"
+    if session.model.config.fp8:
+        precision += f", matrices in FP8 ({session.model.config.fp8}, {session.model.config.fp8_recipe})"
     return (
         f"{kind}: {count(session.parameters)} parameters | {layers} layers, "
         f"hidden {shape.hidden_size}, ffn {shape.ffn_hidden_size}, {shape.num_attention_heads} heads | "
@@ -154,7 +156,7 @@ def _notes(session: Session) -> list[str]:
     shape, name = settings.architecture, settings.optimization.name
     notes = []
     if device.type == "cuda" and (
-        unknown := unknown_peak(torch.cuda.get_device_name(device), settings.precision)
+        unknown := unknown_peak(torch.cuda.get_device_name(device), settings.operands)
     ):
         notes.append(unknown)
     notes += outside_tried()

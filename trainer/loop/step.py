@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +17,63 @@ from trainer.loop.batch_building import MicroBatch
 from trainer.model.model import Model
 
 
-def train_losses(
-    settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int
-) -> float:
-    """Accumulate the gradients of a global batch into the model; return the batch's mean loss on every rank.
+def train_losses(settings: Settings, model: Model, batches: Iterator[MicroBatch], micro_batches: int) -> Any:
+    """Accumulate the gradients of a global batch into the model; return what this rank knows of its loss.
 
     As in NeMo, a micro batch's loss is the mean over its unmasked tokens, and the global loss the mean over
-    micro batches and data-parallel ranks. In nats per token.
+    micro batches and data-parallel ranks, which `StepReduction` takes. In nats per token.
+
+    Returns
+    -------
+    Tensor
+        The mean over this rank's micro batches, on the device and perhaps not computed yet; 0 on all but the
+        last pipeline stage.
     """
     model.train()
     model.zero_grad_buffer()
     sums = _run(settings, model, batches, micro_batches, forward_only=False)
     means = [total / count.clamp(min=1) for total, count in sums]
-    loss = torch.stack(means).mean() if means else torch.zeros((), device=torch.cuda.current_device())
-    return _mean_over_data_parallel(_from_last_stage(loss))
+    return torch.stack(means).mean() if means else torch.zeros((), device=torch.cuda.current_device())
+
+
+class StepReduction:
+    """The one reduction of a step over all ranks: its loss, and what ranks tell each other besides.
+
+    It is launched between the backward pass and the optimizer, which waits for the norm of the gradient in
+    any case: after that the values are on the host, and nobody waits for the device again.
+
+    Parameters
+    ----------
+    loss
+        What `train_losses` returned.
+    flags
+        What this rank tells the others.
+    """
+
+    def __init__(self, loss: Any, flags: Sequence[bool] = ()) -> None:
+        on_cuda = loss.device.type == "cuda"
+        values = torch.tensor([0.0, *map(float, flags)], dtype=torch.float64, pin_memory=on_cuda)
+        sums = values.to(loss.device, non_blocking=True)
+        if _is_first_of_its_share():
+            sums[0] += loss
+        dist.all_reduce(sums)
+        self._host, self._copied = sums, None
+        if on_cuda:
+            self._host = torch.empty_like(values, pin_memory=True).copy_(sums, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> tuple[float, list[bool]]:
+        """Return the mean loss, and for each flag whether any rank has set it, the same on all ranks."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        total, *flags = self._host.tolist()
+        return total / int(parallel_state.get_data_parallel_world_size()), [flag > 0 for flag in flags]
+
+
+def _is_first_of_its_share() -> bool:
+    # Of the ranks that share sequences and the model all have seen the same loss: one counts.
+    return not (parallel_state.get_tensor_model_parallel_rank() or parallel_state.get_context_parallel_rank())
 
 
 def evaluate_losses(
@@ -95,8 +138,3 @@ def _from_last_stage(value: Any) -> Any:
             group=parallel_state.get_pipeline_model_parallel_group(),
         )
     return value
-
-
-def _mean_over_data_parallel(loss: Any) -> float:
-    dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
-    return float(loss.item()) / int(parallel_state.get_data_parallel_world_size())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,22 @@ class Stopping:
         What was agreed upon once stays so, and costs nothing to ask again.
         """
         self._agreed = self._agreed or self._highest(self._asked())
+        return self.known
+
+    @property
+    def known(self) -> str | None:
+        """Return why to stop as far as it was agreed upon, or None; no rank waits for another."""
         return REASONS[self._agreed - 1] if self._agreed else None
+
+    def flags(self) -> list[bool]:
+        """Return for each of :data:`REASONS` whether this rank was asked to stop for it."""
+        asked = self._asked()
+        return [asked == number for number, _ in enumerate(REASONS, start=1)]
+
+    def agree(self, flags: Sequence[bool]) -> None:
+        """Take over what the ranks were asked, each reason that any of them has; on all ranks alike."""
+        highest = max((number for number, flag in enumerate(flags, start=1) if flag), default=0)
+        self._agreed = self._agreed or highest
 
     def _asked(self) -> int:
         if number := self._signals.requested():

@@ -17,6 +17,7 @@ from trainer.model.gpt import gpt_chunks
 from trainer.model.model import Model
 from trainer.model.seeding import seed_training, seed_weights
 from trainer.model.t5 import t5_chunks
+from trainer.model.transformer import check_fp8
 from trainer.optim.build import uses_distributed_optimizer
 
 
@@ -41,6 +42,7 @@ def build_model(settings: Settings, rank_context: RankContext, vocabulary: int) 
     Model
         With identical weights on all data-parallel ranks.
     """
+    check_fp8(settings, rank_context.device)
     seed_weights(settings.seed)
     build = t5_chunks if settings.encoder else gpt_chunks
     config, chunks = build(settings, rank_context, vocabulary)
@@ -62,7 +64,8 @@ def data_parallel_config(settings: Settings, device: Any) -> DistributedDataPara
         use_distributed_optimizer=is_distributed,
         overlap_grad_reduce=overlap.gradients,
         overlap_param_gather=overlap.parameters and is_distributed,
-        align_param_gather=overlap.align_parameters,
+        # As in Megatron-LM: the schedule of a plain pipeline does not gather, and each bucket would wait.
+        align_param_gather=overlap.align_parameters and settings.parallel.virtual > 1,
         bucket_size=overlap.bucket_size,
         average_in_collective=overlap.average and device.type == "cuda",
     )
@@ -92,5 +95,5 @@ def _set_communication(config: Any, chunks: list[Any], settings: Settings) -> No
     config.no_sync_func = functions("no_sync")
     if overlap.align_gradients:
         config.grad_sync_func = functions("start_grad_sync")
-    if overlap.align_parameters and chunks[0].use_forward_hook:
+    if chunks[0].ddp_config.align_param_gather and chunks[0].use_forward_hook:
         config.param_sync_func = functions("start_param_sync")

@@ -11,10 +11,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal
 
 from trainer.config.architecture import Architecture
+from trainer.config.fp8 import NEEDS
 from trainer.config.parallel import Parallel
 from trainer.config.settings import Settings
 from trainer.distributed import RankContext
-from trainer.model.backends import uses_transformer_engine
+from trainer.errors import UserError
+from trainer.model.backends import transformer_engine_problem, uses_transformer_engine
 
 Activation = Callable[[Any], Any]
 
@@ -108,6 +110,7 @@ def transformer_config(
         deterministic_mode=settings.deterministic,
         **_parallel_options(settings, rank_context),
         **_recompute_options(shape),
+        **_fp8_options(settings, rank_context.device),
     )
 
 
@@ -146,6 +149,43 @@ def _parallel_options(settings: Settings, rank_context: RankContext) -> dict[str
         # (schedules.py, warm-up), and over gloo that was seen to change the loss.
         "deallocate_pipeline_outputs": on_cuda and parallel.pipeline > 1 and not overlapped,
     }
+
+
+def _fp8_options(settings: Settings, device: Any) -> dict[str, Any]:
+    fp8 = settings.fp8
+    if fp8 is None or device.type != "cuda":
+        return {}
+    return {
+        "fp8": fp8.format,
+        "fp8_recipe": fp8.recipe,
+        "fp8_margin": fp8.margin,
+        "fp8_amax_history_len": fp8.history,
+        "fp8_amax_compute_algo": fp8.algorithm,
+        "fp8_wgrad": fp8.wgrad,
+    }
+
+
+def check_fp8(settings: Settings, device: Any) -> None:
+    """Check that a GPU has FP8, and that there is a library that multiplies in it.
+
+    Raises
+    ------
+    UserError
+        If it is asked for, and not there.
+    """
+    fp8 = settings.fp8
+    if fp8 is None or device.type != "cuda":
+        return
+    if (problem := transformer_engine_problem()) is not None:
+        raise UserError(f"model.fp8=True: Transformer Engine cannot be imported here: {problem}")
+    found, needed = torch.cuda.get_device_capability(device), NEEDS[fp8.recipe].capability
+    if found < needed:
+        raise UserError(
+            f"model.fp8_recipe={fp8.recipe}: needs compute capability {'.'.join(map(str, needed))} or newer, "
+            f"and {torch.cuda.get_device_name(device)} has {'.'.join(map(str, found))}; expected "
+            f"model.fp8=False"
+            f"{', or another recipe' if found >= NEEDS['delayed'].capability else ''}"
+        )
 
 
 def _recompute_options(shape: Architecture) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.checks.facts import MissingPath
+from launcher.checks.facts import MissingPath, SavedShards
 from launcher.checks.gathering.path_resolver import PathResolver, is_there, opened
 from launcher.errors import did_you_mean, nearest, nearest_files
 from launcher.estimates.values import Values
@@ -27,6 +27,9 @@ _OF_NEMO = (
 _RANKS = ("mp_rank_00", "tp_rank_00_pp_rank_000")
 # What a marker of our trainer is at most: one of thousands of ranks lists as many files.
 _LARGEST_MARKER = 64 << 20
+# The format that trainer/checkpoint/compatible.py refuses under other sizes, and those sizes.
+_SHARDED = "dp_reshardable"
+_SHARDS = ("tensor", "pipeline", "virtual_pipeline")
 # How the trainer fills in what a marker of an earlier version does not tell.
 _RESUME = {"checkpoint": None, "load_optimizer": True, "lr_scale": 1.0, "data_generation": 0}
 
@@ -66,6 +69,19 @@ def chosen_checkpoint(resolver: PathResolver) -> Marked | None:
     path = resolver.host(given) if "/" in given else directory / given if directory is not None else None
     content = _marker(path) if path is not None else None
     return Marked(path, content) if path is not None and content is not None else None
+
+
+def saved_shards(resolver: PathResolver) -> SavedShards | None:
+    """Return the shards of the optimizer states that our trainer would load; None if all sizes can."""
+    chosen = chosen_checkpoint(resolver) if resolver.plan.job.engine == "megatron" else None
+    values = Values(resolver.plan.job.config or {})
+    if chosen is None or chosen.content.get("optimizer") != _SHARDED:
+        return None
+    given = values.node("resume") or {}
+    if not values.flag("resume.load_optimizer", default=True) and not _was_made(given, chosen.content):
+        return None
+    sizes = [_whole(chosen.content, f"{name}_model_parallel_size") for name in _SHARDS]
+    return SavedShards(str(chosen.path), *sizes) if all(sizes) else None
 
 
 def missing_checkpoint(resolver: PathResolver) -> tuple[MissingPath, ...] | None:

@@ -8,7 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.checks.facts import Change, EarlierTraining
-from launcher.checks.gathering.checkpoints import checkpoint_directory, chosen_checkpoint, has_entries
+from launcher.checks.gathering.checkpoints import (
+    checkpoint_directory,
+    chosen_checkpoint,
+    has_entries,
+    saved_shards,
+)
 from launcher.checks.gathering.data import ask_identity
 from launcher.checks.gathering.path_resolver import PathResolver
 from launcher.drafting import Draft
@@ -62,6 +67,7 @@ def earlier_training(draft: Draft) -> EarlierTraining | None:
         changes=_changes(resolver, paths, manifest) if paths is not None and manifest is not None else (),
         data=(),
         accepted=training.resume.accept_data if training is not None else None,
+        shards=saved_shards(resolver) if goes_on else None,
     )
     return _with_data(earlier, draft, resolver, manifest) if goes_on else earlier
 

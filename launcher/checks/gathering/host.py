@@ -18,10 +18,10 @@ from supervisor.settings import OLDEST_PYTHON
 
 HostOf = Callable[[Plan], HostFacts]
 
-# The libraries of the `train` extra that each stage cannot do without.
+# The libraries that each stage cannot do without: of the extra `train`, and of `data`.
 _LIBRARIES = {
     "training": ("torch", "megatron", "numpy", "psutil", "yaml"),
-    "data_preparation": ("torch", "megatron", "numpy", "tokenizers"),
+    "data_preparation": ("numpy", "tokenizers", "yaml"),
 }
 _ANSWER = "missing:"
 _ASK = """\

@@ -66,9 +66,11 @@ class PathResolver:
 
     def _made_before(self) -> Iterator[Path]:
         for config in self.draft.composition.before:
-            text = config.data_preparation
-            if text is not None:
-                yield from (Path(text.output_prefix), Path(text.tokenizer_dir))
+            preparation = config.data_preparation
+            if preparation is not None:
+                prefix = preparation.output_prefix
+                yield from (Path(prefix), Path(preparation.tokenizer_dir))
+                yield from (Path(f"{prefix}_{split}") for split in preparation.splits or ())
 
     def tells_of(self, path: Path) -> bool:
         """Return True if the nodes have at a path what this machine has, and lack what it lacks.

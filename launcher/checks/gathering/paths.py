@@ -20,6 +20,7 @@ from launcher.errors import explain_os_error, nearest_files
 from launcher.file_systems import existing, is_shared, local_mount, mount_of, room_at
 from launcher.plan import SOURCES_WITHOUT_PATH, Mount, Plan
 from launcher.releases import megatron_lm
+from launcher.stages.data_preparation import directory_of, local_inputs
 
 _WHY = "there is no such file or directory to mount"
 _KEYS = {"nemo": "nemo_path", "megatron_lm": "megatron_lm_path"}
@@ -47,6 +48,7 @@ def path_facts(draft: Draft) -> PathFacts:
         fetched=fetched_at_once(resolver),
         script=missing_script(resolver),
         mounts=missing_mounts(resolver),
+        sources=missing_sources(resolver),
         results=_not_writable(draft),
         local=local,
         free_bytes=room.free_bytes if room is not None else None,
@@ -127,10 +129,48 @@ def _named(resolver: PathResolver, path: Path) -> tuple[str, str | None]:
     for key, given in (("data_dir", config.data_dir), ("base_results_dir", config.base_results_dir)):
         if path == Path(given):
             return key, f"mkdir -p {shlex.quote(given)}, or {key}=..."
-    text = config.data_preparation
-    if text is not None and path in {Path(given).absolute() for given in text.inputs}:
+    preparation = config.data_preparation
+    if preparation is not None and path in map(directory_of, local_inputs(preparation)):
         return "data_preparation.inputs", nearest_files(path)
     return "container_mounts", None
+
+
+def missing_sources(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
+    """Return the local sources, and files of the tokenizer, that a data preparation lacks."""
+    preparation = resolver.draft.composition.config.data_preparation
+    if preparation is None or preparation.phase in ("tokenize", "merge"):
+        return None  # the first part looks at them
+    key = "data_preparation.inputs"
+    lost = [
+        resolver.missing(key, str(path), why, certain=resolver.tells_of(place), fix=nearest_files(place))
+        for path in local_inputs(preparation)
+        for place in [directory_of(path)]
+        if not resolver.comes_later(place) and (why := _why_no_source(path, place)) is not None
+    ]
+    file = preparation.tokenizer.file
+    if file is not None and not Path(file).is_file():
+        path = Path(file).absolute()
+        named, fix = "data_preparation.tokenizer.file", nearest_files(path)
+        lost.append(
+            resolver.missing(named, file, "there is no such file", certain=resolver.tells_of(path), fix=fix)
+        )
+    vocab, merges = (Path(preparation.tokenizer_dir) / name for name in ("vocab.json", "merges.txt"))
+    if is_there(vocab) != is_there(merges):
+        there, missing = (vocab, merges) if is_there(vocab) else (merges, vocab)
+        why = f"it has {there.name} and no {missing.name}, and both make a tokenizer"
+        named = "data_preparation.tokenizer_dir"
+        lost.append(resolver.missing(named, str(there.parent), why, certain=True))
+    return tuple(lost)
+
+
+def _why_no_source(path: Path, place: Path) -> str | None:
+    """Return what is wrong with a path or glob; `place` is the directory that a glob looks into."""
+    if not is_there(place):
+        return "there is no such file or directory"
+    if path == place:
+        return None if os.access(path, os.R_OK) else "you may not read it"
+    matches = any(place.glob(str(path.relative_to(place))))
+    return None if matches else "no file has a name of this pattern"
 
 
 def missing_script(resolver: PathResolver) -> tuple[MissingPath, ...] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from arithmetic.vocabulary import WAYS_TO_A_VOCABULARY
 from launcher.checks.facts import MissingPath
 from launcher.checks.gathering.path_resolver import PathResolver, opened, why_unreadable
 from launcher.errors import file_mode, nearest_files
@@ -14,7 +15,12 @@ from launcher.estimates.values import Values
 
 _NODE = "model.tokenizer"
 _WORDPIECES = ("BertWordPieceCase", "BertWordPieceLowerCase")
-_MAKE = "`slipway data tokenize` writes vocab.json and merges.txt"
+_MERGES = "it is made together with vocab.json: with merges of another tokenizer the ids are others"
+_PIECES = (
+    "a SentencePiece model, such as the tokenizer.model of published weights; the text is tokenized with it "
+    "by data_preparation.tokenizer.file=PATH"
+)
+_WORDPIECE = "BERT's vocab.txt has a token in each line"
 # What lies in the place of a large file of a repository until it is fetched.
 _LFS = b"version https://git-lfs"
 
@@ -29,7 +35,7 @@ def missing_tokenizer(resolver: PathResolver) -> tuple[MissingPath, ...] | None:
         return None
     lacks = [_looked_at(resolver, key, given) for key, given in tokenizer_files(resolver)]
     if resolver.plan.job.engine != "nemo":  # which downloads those that are not named
-        lacks += [_not_set(key) for key in _needed(values) if values.raw(key) is None]
+        lacks += [_not_set(key, values) for key in _needed(values) if values.raw(key) is None]
     return tuple(lack for lack in lacks if lack is not None)
 
 
@@ -72,8 +78,14 @@ def _is_absolute(given: Any) -> bool:
     return isinstance(given, str) and Path(given).is_absolute()
 
 
-def _not_set(key: str) -> MissingPath:
-    return MissingPath(key, "null", "it is not set", True, _MAKE)
+def _not_set(key: str, values: Values) -> MissingPath:
+    if values.raw(f"{_NODE}.type") in _WORDPIECES:
+        way_out = _WORDPIECE
+    elif key.endswith(".model"):
+        way_out = _PIECES
+    else:
+        way_out = _MERGES if key.endswith(".merge_file") else WAYS_TO_A_VOCABULARY
+    return MissingPath(key, "null", "it is not set", True, way_out)
 
 
 def _looked_at(resolver: PathResolver, key: str, given: str) -> MissingPath | None:
@@ -84,8 +96,8 @@ def _looked_at(resolver: PathResolver, key: str, given: str) -> MissingPath | No
     if why is None:
         return None
     fix = nearest_files(path, path.suffix)
-    if path.name in ("vocab.json", "merges.txt"):
-        fix += f"\n{_MAKE}"
+    way_out = {"vocab.json": WAYS_TO_A_VOCABULARY, "merges.txt": _MERGES, "tokenizer.model": _PIECES}
+    fix = "\n".join(filter(None, (fix, way_out.get(path.name))))
     return resolver.missing(key, given, why, certain=resolver.tells_of(path), fix=fix)
 
 

@@ -24,7 +24,7 @@ def machine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         message = "not used: cluster.scheduler=local runs without containers"
         yield warning(MACHINE, "container", container.image, message)
     if host.interpreter is not None:
-        yield from _interpreter_problems(host.interpreter)
+        yield from _interpreter_problems(plan, host.interpreter)
     if plan.scheduler != "allocation":
         return
     nodes = plan.job.resources.nodes
@@ -36,14 +36,20 @@ def machine_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield error(MACHINE, NODES, nodes, message, fix)
 
 
-def _interpreter_problems(python: Interpreter) -> Iterator[Finding]:
+# By stage: the libraries in words, the work that needs them, and the extra that has them.
+_NEEDS = {"data_preparation": ("numpy and tokenizers", "a data preparation", "data")}
+_OF_TRAININGS = ("torch and megatron-core", "a training", "train")
+
+
+def _interpreter_problems(plan: Plan, python: Interpreter) -> Iterator[Finding]:
+    libraries, work, extra = _NEEDS.get(plan.job.stage, _OF_TRAININGS)
     name = None if python.is_own else python.name
     if python.problem is not None:
         yield error(MACHINE, _PYTHON, name, python.problem, python.nearest)
     elif python.path is None:
         yield warning(MACHINE, _PYTHON, name, "not on this machine; every node must have it")
     elif python.missing is None:
-        yield warning(MACHINE, _PYTHON, name, "it does not say whether it has torch and megatron-core")
+        yield warning(MACHINE, _PYTHON, name, f"it does not say whether it has {libraries}")
     elif python.missing:
         who = "the launcher's own interpreter" if python.is_own else "it"
         yield error(
@@ -51,7 +57,7 @@ def _interpreter_problems(python: Interpreter) -> Iterator[Finding]:
             _PYTHON,
             name,
             f"{who} does not find {', '.join(python.missing)}",
-            f"install what a training needs there: {python.path} -m pip install 'PATH[train]', where PATH is"
+            f"install what {work} needs there: {python.path} -m pip install 'PATH[{extra}]', where PATH is"
             " Slipway's checkout or wheel\n"
             "or name another interpreter, cluster.python=..., or an image, container=...",
         )

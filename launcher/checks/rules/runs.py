@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from launcher.checks.facts import Change, Facts
 from launcher.checks.findings import Finding, Severity, error, warning
 from launcher.errors import one_line, shown
-from launcher.estimates.values import full
+from launcher.estimates.parallelism import PIPELINE, TENSOR, VIRTUAL
+from launcher.estimates.values import Values, full
 from launcher.plan import Plan
 
 _RUN = "training.run.name"
+_LOAD = "resume.load_optimizer"
 _ACCEPT = "training.resume.accept_data"
 # So many keys are told; the manifest has them all.
 _TOLD = 8
@@ -51,6 +54,29 @@ def data_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
     accept = f"{_ACCEPT}={earlier.accept}"
     fix = f"put the files back\nto go on with the new ones: {accept}\nor a training of its own: {_RUN}=..."
     yield error("data.identity", _ACCEPT, earlier.accepted, text, fix)
+
+
+def shard_problems(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Find parallel sizes under which the checkpoint's optimizer states cannot be loaded.
+
+    Source: trainer/checkpoint/compatible.py. The number of data- and context-parallel ranks may differ.
+    """
+    shards = facts.earlier.shards if facts.earlier is not None else None
+    if shards is None:
+        return
+    values = Values(plan.job.config or {})
+    sizes = {TENSOR: shards.tensor, PIPELINE: shards.pipeline, VIRTUAL: shards.virtual}
+    for key, saved in sizes.items():
+        size = values.whole(key) or 1
+        if size == saved:
+            continue
+        name = shards.checkpoint.rpartition("/")[2]
+        text = f"the optimizer states of the checkpoint {name} are in shards of {saved}"
+        fix = (
+            f"a copy for all sizes: python -m trainer.checkpoint.reshard {shlex.quote(shards.checkpoint)}\n"
+            f"{full(key)}={saved}\nthe weights alone: {full(_LOAD)}=False"
+        )
+        yield error("run.shards", full(key), size, text, fix)
 
 
 def _told(changes: Sequence[Change]) -> str:

@@ -115,7 +115,7 @@ COMPOSING: Rows = [
     (["training.run=null"], ["training.run: expected keys below it", "command line: training.run=null"]),
     (["cluster.exclusive=3", "cluster.mem=[1]"], ["cluster.exclusive=3", "cluster.mem=[1]"]),
     # what is missing, and what refers to it
-    (["stages=[data_preparation]"], ["data_preparation.inputs=???: a value is needed", "text.yaml:8"]),
+    (["stages=[data_preparation]"], ["data_preparation.inputs=???: a value is needed", "_base.yaml:8"]),
     (["training.run.name=???"], ["training.run.name=???: a value is needed", "give one"]),
     (["base_results_dir=null"], ["base_results_dir=null: a directory is needed"]),
     (["~data_dir"], ["data_dir: a directory is needed", "command line: ~data_dir"]),

@@ -16,7 +16,7 @@ import pytest
 from launcher.sandbox import Sandbox
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
-STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster=sandbox"]
+STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
 
 
 class Shell:

@@ -16,7 +16,7 @@ from launcher.sandbox import Sandbox
 from tests.forked_slipway import run_forked
 
 # Nothing is trained: what is looked at is the job around it.
-STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/nonexistent]", "cluster=sandbox"]
+STAGE = ["stages=[data_preparation]", "data_preparation.inputs=[/etc/hostname]", "cluster=sandbox"]
 PREFIX = "zoo-"
 # The launcher asks the interpreter of a job what it has; outside of a job these answer at once.
 HEADER = "#!/bin/bash\n[[ ${SLURM_JOB_ID:-} ]] || exit 0\n"

@@ -20,15 +20,10 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.data.tokenize \
-    --input \
-    /shared/books \
-    '--pattern=*.txt' \
-    --output-prefix=/shared/data/corpus_text_document \
-    --tokenizer-dir=/shared/data/bpe \
-    --vocab-size=2048 \
-    --workers=2 \
-    --seed=1234
+    corpus \
+    run \
+    --config-path=/shared/results/tokenize_text/launches/1 \
+    --config-name=tokenize_text_hydra.yaml
 
 ##### task.sh #####
 #!/bin/bash

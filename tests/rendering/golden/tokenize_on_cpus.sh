@@ -20,6 +20,7 @@ SLIPWAY_PYTHON=/usr/bin/python3
 [[ -x $SLIPWAY_PYTHON ]] || read -r SLIPWAY_PYTHON < <(command -v /usr/libexec/platform-python python3) || slipway_fail "no python3"
 
 # Environment
+export NVIDIA_VISIBLE_DEVICES=void
 export TRANSFORMERS_OFFLINE=0
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 export NCCL_NVLS_ENABLE=0
@@ -33,21 +34,16 @@ exec "$SLIPWAY_PYTHON" -IS "$SLIPWAY_DIR/supervisor.pyz" golden "$@" -- \
     --cpus-per-task=8 \
     '--container-image=nvcr.io#nvidia/nemo:25.07' \
     --container-mounts=/shared/results:/shared/results,/shared/data:/shared/data,/shared/books:/shared/books:ro \
-    --container-env=MASTER_ADDR,MASTER_PORT,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
+    --container-env=MASTER_ADDR,MASTER_PORT,NVIDIA_VISIBLE_DEVICES,TRANSFORMERS_OFFLINE,TORCH_NCCL_AVOID_RECORD_STREAMS,NCCL_NVLS_ENABLE \
     --no-container-mount-home \
     bash "$SLIPWAY_DIR/task.sh" \
     /shared/venv/bin/python \
     -u \
     -m \
-    trainer.data.tokenize \
-    --input \
-    /shared/books \
-    '--pattern=*.txt' \
-    --output-prefix=/shared/data/corpus_text_document \
-    --tokenizer-dir=/shared/data/bpe \
-    --vocab-size=2048 \
-    --workers=2 \
-    --seed=1234
+    corpus \
+    run \
+    --config-path=/shared/results/tokenize_text/launches/1 \
+    --config-name=tokenize_text_hydra.yaml
 
 ##### task.sh #####
 #!/bin/bash

@@ -1,0 +1,124 @@
+"""The manifest of a data set: its origin and its contents, a function of inputs and options alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arithmetic.indexed import manifest_path
+from corpus.cleaning import DropCounts
+from corpus.plan import Plan
+
+VERSION = 1
+# Bad records that are named; all are counted.
+NAMED = 1000
+# Bad records that the last line of a run names.
+_SHOWN = 5
+
+
+def read_manifest(prefix: Path) -> dict[str, Any] | None:
+    """Return the manifest beside the data; None if there is none that can be read."""
+    try:
+        manifest = json.loads(manifest_path(prefix).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
+
+
+def is_complete(plan: Plan) -> bool:
+    """Return True if the outputs of this plan are there, with the sizes that the manifest tells."""
+    prefix = plan.preparation.output_prefix
+    manifest = read_manifest(prefix)
+    if manifest is None or manifest.get("key") != plan.key:
+        return False
+    for output in manifest["outputs"]:
+        path = prefix.parent / output["path"]
+        if not path.is_file() or path.stat().st_size != output["size"]:
+            return False
+    return True
+
+
+def data_manifest(
+    plan: Plan,
+    records: Sequence[dict[str, Any]],
+    drops: DropCounts,
+    outputs: Sequence[dict[str, Any]],
+    per_file: npt.NDArray[np.int64],
+    histogram: npt.NDArray[np.int64],
+) -> dict[str, Any]:
+    """Return the manifest.
+
+    Parameters
+    ----------
+    plan
+        Sources, tokenizer and options.
+    records
+        Of all units.
+    drops
+        Dropped documents by reason.
+    outputs
+        Path, size, SHA-256, documents and tokens of each file.
+    per_file
+        Documents of each source file.
+    histogram
+        Documents by the number of bits of their length in tokens.
+    """
+    skipped = [entry for record in records for entry in record["skipped"]]
+    data = [output for output in outputs if output["path"].endswith(".bin")]
+    return {
+        "version": VERSION,
+        "key": plan.key,
+        "sources": [
+            {
+                "name": file.name,
+                "size": file.size,
+                "sha256": file.sha256,
+                "format": file.format,
+                "documents": int(documents),
+            }
+            for file, documents in zip(plan.files, per_file, strict=True)
+        ],
+        "tokenizer": plan.tokenizer_record,
+        "options": plan.options,
+        "versions": plan.versions,
+        "counts": {
+            "documents": sum(output["documents"] for output in data),
+            "tokens": sum(output["tokens"] for output in data),
+            "bytes": sum(file.size for file in plan.files),
+            "dropped": drops.record()["counts"],
+            "bad": sum(record["bad"] for record in records),
+            "skipped": [
+                {"file": file, "offset": offset, "reason": reason} for file, offset, reason in skipped[:NAMED]
+            ],
+        },
+        "lengths": {str(1 << bits >> 1): int(count) for bits, count in enumerate(histogram) if count},
+        "samples": drops.samples(),
+        "outputs": list(outputs),
+    }
+
+
+def summary(plan: Plan, manifest: dict[str, Any]) -> str:
+    """Return the contents of a manifest in one line."""
+    counts = manifest["counts"]
+    dropped, bad = counts["dropped"], counts["bad"]
+    prefix = plan.preparation.output_prefix
+    text = (
+        f"{prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of a vocabulary of "
+        f"{plan.tokenizer.vocabulary_size:,}, from {counts['bytes']:,} bytes"
+    )
+    if dropped:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
+        text += f"; {sum(dropped.values()):,} documents dropped ({reasons})"
+    if bad:
+        shown = [
+            f"{plan.files[entry['file']].name}:{entry['offset']}: {entry['reason']}"
+            for entry in counts["skipped"][:_SHOWN]
+        ]
+        more = f"; {bad - len(shown):,} more" if bad > len(shown) else ""
+        text += f"; {bad:,} bad records skipped ({'; '.join(shown)}{more})"
+    return text

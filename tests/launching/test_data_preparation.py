@@ -1,0 +1,228 @@
+"""A data preparation as a plan of jobs: one, or three that follow each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.app import main
+from launcher.config.compose import compose
+from launcher.config.values import FILTERS
+from launcher.drafting import Request, drafts
+from launcher.errors import Mistakes, UserError
+from launcher.launching import Launched, launch_stages
+from launcher.plan import Job
+from launcher.runs.manifest import read_manifest
+from launcher.stages.planning import plan_launch
+from tests.launching.fake_slurm import FakeSlurm, install, stages
+
+PREPARE = "stages=[data_preparation]"
+TASKS = "data_preparation.tasks=3"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return install(tmp_path, monkeypatch)
+
+
+def launched(tmp_path: Path, *more: str) -> list[Launched]:
+    request = Request(stages(tmp_path, *more), ["slipway", "launch", *more])
+    return launch_stages(drafts(request), request)
+
+
+def job_of(*overrides: str) -> Job:
+    config = compose([PREPARE, "data_preparation.inputs=[/x]", *overrides]).config
+    return plan_launch(config, number=1, tag="x").job
+
+
+def test_tasks_are_three_jobs_that_each_wait_for_success(tmp_path: Path, slurm: FakeSlurm) -> None:
+    fetch, tokenize, merge, training = launched(tmp_path, TASKS, "resilience.after_stage=afterany")
+    assert [one.paths.run_name for one in (fetch, tokenize, merge, training)] == [
+        "tokenize_text_fetch",
+        "tokenize_text",
+        "tokenize_text_merge",
+        "gpt3_tiny",
+    ]
+    assert [line.split()[0] for line in slurm.submitted()] == [
+        f"{fetch.manifest.tag}.1_submission.sh",
+        "--dependency=afterok:101",
+        "--dependency=afterok:102",
+        "--dependency=afterany:103,singleton",
+    ]
+    scripts = [one.paths.script.read_text() for one in (fetch, tokenize, merge)]
+    assert ["#SBATCH --array=0-2\n" in script for script in scripts] == [False, True, False]
+    assert "    tokenize \\\n" in scripts[1]
+    assert '    --tasks=3 \\\n    "--task=$SLURM_ARRAY_TASK_ID"\n' in scripts[1]
+    node = yaml.safe_load(tokenize.paths.config.read_text())["data_preparation"]
+    assert node["inputs"] == [f"{tmp_path}/text.txt"]
+    assert node["work_dir"] == f"{node['output_prefix']}.work"
+
+
+def test_the_users_dependency_is_that_of_the_first_part(tmp_path: Path, slurm: FakeSlurm) -> None:
+    jobs = launched(tmp_path, PREPARE, TASKS, "data_preparation.run.dependency='afterok:7?afterok:8'")
+    assert [one.manifest.after for one in jobs] == [None, "afterok:101", "afterok:102"]
+    assert "afterok:7?afterok:8" in jobs[0].paths.script.read_text()
+
+
+def test_a_part_can_be_launched_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
+    launched(tmp_path, PREPARE, TASKS)
+    (merge,) = launched(tmp_path, PREPARE, TASKS, "data_preparation.phase=merge")
+    assert (merge.paths.run_name, merge.paths.number, merge.manifest.after) == (
+        "tokenize_text_merge",
+        2,
+        None,
+    )
+    (one,) = launched(tmp_path, PREPARE)
+    assert "    run \\\n" in one.paths.script.read_text()
+
+
+def test_each_part_again_byte_for_byte(
+    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = launched(tmp_path, PREPARE, TASKS)
+    capsys.readouterr()
+    for name, one in zip(("fetch", "tokenize", "merge"), jobs, strict=True):
+        again = (one.paths.directory / "launcher_cmd.log").read_text().splitlines()[2]
+        assert f"--stage=data_preparation.{name}" in again
+        options = ["--dry-run", f"--stage=data_preparation.{name}", f"--tag={one.manifest.tag}"]
+        assert main(["launch", *stages(tmp_path, PREPARE, TASKS), *options, "--launch-number=1"]) == 0
+        assert capsys.readouterr().out == one.paths.script.read_text()
+        assert main(["render", "--launch-dir", str(one.paths.directory)]) == 0
+        assert capsys.readouterr().out == one.paths.script.read_text()
+
+
+def test_where_a_part_is_refused_the_user_is_told_how_to_go_on(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.refuse("--dependency=afterok:102")
+    with pytest.raises(UserError) as raised:
+        launched(tmp_path, TASKS)
+    assert raised.value.message.startswith("data_preparation.merge: Slurm refused the job")
+    assert str(raised.value.hint).splitlines()[-1] == (
+        "once this is mended: the same command with stages=[data_preparation] data_preparation.phase=merge"
+        " data_preparation.run.dependency=afterok:102"
+    )
+    training = read_manifest(tmp_path / "results" / "gpt3_tiny" / "launches" / "1")
+    assert training.error == "the stage before it, data_preparation.merge, has no job"
+
+
+def test_without_a_queue_one_process_does_the_work_of_all_tasks() -> None:
+    drafted = drafts(Request([PREPARE, "data_preparation.inputs=[/x]", TASKS, "cluster=local"], []))
+    assert [one.plan.paths.run_name for one in drafted] == ["tokenize_text"]
+    assert drafted[0].plan.job.payload.argv[4] == "run"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["cluster.sbatch.array=0-3%1"], "cluster.sbatch.array=0-3%1: .* data_preparation.tasks=N"),
+        (["data_preparation.format=josnl"], "format='josnl': expected 'auto'.*did you mean 'jsonl'"),
+        (
+            ["data_preparation.filters=[gopher_qualty]"],
+            "no filter gopher_qualty; did you mean 'gopher_quality'",
+        ),
+        (["data_preparation.filters=[{regex: 3}]"], "filters.0=.*expected the name of a filter"),
+        (["data_preparation.splits={train: 0.9}"], "the shares are 0.9 in all, and must be 1"),
+        (["data_preparation.max_errors=1.5"], "expected a share of the documents below 1"),
+        (
+            ["data_preparation.inputs=[{url: 'https://x/y', sha256: ab}]"],
+            "inputs.0.sha256='ab': not a SHA",
+        ),
+        (["data_preparation.inputs=[{url: x, sha25: ab}]"], "inputs.0.sha25: .*did you mean 'sha256'"),
+        (["data_preparation.inputs=['ftp://x/y']"], "inputs.0='ftp://x/y': .*valid: https, http, s3"),
+        (["data_preparation.tasks=0"], "tasks=0: expected 1 or more"),
+        (["data_preparation.phase=merg"], "did you mean 'merge'"),
+    ],
+)
+def test_mistakes_are_named_with_what_is_valid(overrides: list[str], words: str) -> None:
+    with pytest.raises((UserError, Mistakes)) as raised:
+        job_of("cluster=bcm", *overrides)
+    told = " ".join(f"{one.message} {one.hint}" for one in raised.value.mistakes)
+    assert re.search(words, told), told
+
+
+def test_the_filters_are_those_that_the_job_knows() -> None:
+    from corpus.cleaning import FILTERS as KNOWN
+
+    assert set(FILTERS) == set(KNOWN)
+
+
+@pytest.mark.parametrize("choice", ["text", "jsonl", "parquet", "wikipedia", "mixed"])
+def test_the_job_accepts_every_shipped_choice(choice: str) -> None:
+    from corpus.spec import read
+
+    job = job_of(f"data_preparation={choice}", "cluster=local")
+    assert job.preparation is not None
+    assert read(job.preparation["data_preparation"]).output_prefix.name == "corpus_text_document"
+
+
+def test_all_keys_reach_the_job(tmp_path: Path) -> None:
+    from corpus.spec import read
+
+    job = job_of(
+        "data_preparation.inputs=[{url: 's3://b/x', format: parquet, text_key: body}, a.txt]",
+        "data_preparation.filters=[gopher_quality, {regex: {regex_exp: x}}]",
+        "data_preparation.deduplicate={exact: true, minhash: {ngram: 3}}",
+        "data_preparation.tokenizer.url=https://x/tokenizer.json",
+        "data_preparation.splits={train: 0.9, test: 0.1}",
+        "data_preparation.on_error=skip",
+        "data_preparation.max_errors=7",
+    )
+    assert job.preparation is not None
+    spec = read(job.preparation["data_preparation"])
+    assert [(one.location, one.format, one.text_key) for one in spec.inputs] == [
+        ("s3://b/x", "parquet", "body"),
+        (str(Path("a.txt").absolute()), None, None),
+    ]
+    assert [(one.name, dict(one.options)) for one in spec.filters] == [
+        ("gopher_quality", {}),
+        ("regex", {"regex_exp": "x"}),
+    ]
+    assert (spec.exact, spec.minhash.ngram if spec.minhash else None) == (True, 3)
+    assert (spec.splits, spec.on_error, spec.max_errors) == ((("train", 0.9), ("test", 0.1)), "skip", 7)
+    assert spec.tokenizer.url == "https://x/tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "value"),
+    [
+        ([], "void"),
+        (["env_vars.NVIDIA_VISIBLE_DEVICES=all"], "all"),
+        (["stage_cluster.data_preparation={gres: 'gpu:1'}", "cluster.gpus_per_node=null"], None),
+        (["container=null"], None),
+    ],
+)
+def test_a_container_on_cpu_nodes_looks_for_no_gpu(overrides: list[str], value: str | None) -> None:
+    job = job_of("cluster=bcm", *overrides)
+    assert job.environment.get("NVIDIA_VISIBLE_DEVICES") == value
+    assert value is None or "NVIDIA_VISIBLE_DEVICES" in job.container_variables
+
+
+def checked(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+    """Return the findings of `slipway check` about sources, by severity."""
+    main(["check", "--json", PREPARE, "cluster=local", *overrides])
+    content = json.loads(capsys.readouterr().out)
+    return {one["message"]: one["severity"] for one in content["findings"] if one["id"] == "path.sources"}
+
+
+def test_sources_and_tokenizers_that_are_missing_are_named_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+    assert checked(capsys, "data_preparation.inputs=[a.jsonl, '*.jsonl', 'https://x/y', {path: .}]") == {}
+    told = checked(capsys, "data_preparation.inputs=[b.jsonl, 'c*.jsonl', {path: no/d}]")
+    assert told == {
+        f"data_preparation.inputs='{tmp_path}/b.jsonl': there is no such file or directory; likewise"
+        f" {tmp_path}/no/d": "error",
+        f"data_preparation.inputs='{tmp_path}/c*.jsonl': no file has a name of this pattern": "error",
+    }
+    (tmp_path / "bpe").mkdir()
+    (tmp_path / "bpe" / "vocab.json").touch()
+    half = [f"data_preparation.tokenizer_dir={tmp_path}/bpe", "data_preparation.inputs=[a.jsonl]"]
+    told = checked(capsys, *half, "data_preparation.tokenizer.file=t.json")
+    assert any("it has vocab.json and no merges.txt" in text for text in told)
+    assert any("tokenizer.file='t.json': there is no such file" in text for text in told)

@@ -1,0 +1,56 @@
+"""What a GPU would get holds Megatron-LM's own assertions: for each stock size, and for drawn layouts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.config.batch_compose import BatchComposer
+from tests.trainer.conftest import edited, free_port
+from tests.trainer.megatron_rules import RULES
+from tests.trainer.probing import probed
+from tests.trainer.test_stock_sizes import SIZES, written
+from tests.warm import WarmPool
+from trainer.config.load import flatten
+
+pytestmark = pytest.mark.trainer
+ALLOWED = [size for size in SIZES if size != "t5/41b"]
+
+
+@pytest.fixture(scope="module")
+def results(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory, composer = tmp_path_factory.mktemp("layouts"), BatchComposer(["engine=megatron"])
+    base = {"exp_manager.explicit_log_dir": str(directory), "model.data.data_impl": "mock"}
+    shape = {
+        "model.hidden_size": 128,
+        "model.num_attention_heads": 8,
+        "model.encoder_seq_length": 256,
+    }
+    (directory / "base.yaml").write_text(yaml.safe_dump(edited({**base, **shape})))
+    sizes = {size: flatten(written(composer, size)) for size in ALLOWED}
+    (directory / "sizes.json").write_text(json.dumps(sizes, default=str))
+    arguments = [str(directory / name) for name in ("base.yaml", "sizes.json")]
+    result: dict[str, Any] = probed(
+        pool, "tests.trainer.probe_layouts", [*arguments, str(free_port())], directory
+    )
+    return result
+
+
+def test_every_stock_size_holds_the_rules(results: dict[str, Any]) -> None:
+    assert results["sizes"] == {size: [] for size in ALLOWED}
+
+
+def test_drawn_layouts_hold_the_rules(results: dict[str, Any]) -> None:
+    assert results["drawn"] is None
+    assert results["examples"] >= 200
+
+
+def test_every_rule_applies_to_some_of_them(results: dict[str, Any]) -> None:
+    assert [rule.source for rule in RULES if not results["applied"].get(rule.source)] == []
+
+
+def test_two_stages_that_exchange_in_one_batch_break_a_rule(results: dict[str, Any]) -> None:
+    assert "579: virtual stages that do not overlap need three" in results["swapped"]
