@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from corpus import errors, spec
+from corpus import duplicates, errors, spec
+from corpus.cleaning import Cleaner
 from corpus.merging import merge
 from corpus.plan import load_plan
 from corpus.sources import collect
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fetch(preparation: spec.Preparation, options: argparse.Namespace) -> None:
+    # A mistake ends the first job rather than each task of the next.
+    Cleaner(preparation.filters)
+    duplicates.check(preparation.minhash)
     files = collect(preparation)
     obtain(preparation, files)
 

@@ -112,6 +112,18 @@ class Signatures:
         self._rows_path.unlink()
 
 
+def check(options: MinHash | None) -> None:
+    """Check that near duplicates can be found.
+
+    Raises
+    ------
+    UserError
+        If a library is missing, or the language unknown.
+    """
+    if options is not None:
+        _signature_block(Path(), options)
+
+
 def find(
     counts: Sequence[int],
     hashes: Sequence[Path] | None,
